@@ -1,0 +1,1 @@
+"""Stream Energon/WebDataset training data straight from object storage, with exact resume."""

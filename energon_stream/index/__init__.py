@@ -1,0 +1,1 @@
+"""What is inside the objects: tar indices and dataset metadata, read and written. Knows no order."""

@@ -1,0 +1,1 @@
+"""Worker processes, queues, save and restore per rank."""

@@ -1,0 +1,1 @@
+"""Sample references to raw samples: look-ahead, fetching, assembling, decoding."""

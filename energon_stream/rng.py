@@ -1,0 +1,97 @@
+"""Counter-based random draws: the state of any random stream is an integer.
+
+A draw is a pure function of ``(key, counter)``, so nothing has to be stored but the counter, draws can
+be made in any order, and many at once with NumPy. The mixing function is SplitMix64's finaliser
+(Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). The results do not
+depend on the version of NumPy or PyTorch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["derive_key", "hash_uint64", "permute_indices", "uniform"]
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+_FEISTEL_ROUNDS = 6
+
+UInt64Array = npt.NDArray[np.uint64]
+Int64Array = npt.NDArray[np.int64]
+Float64Array = npt.NDArray[np.float64]
+
+
+def derive_key(*parts: int | str) -> int:
+    """Make a 64-bit key from a path of names and numbers.
+
+    Args:
+        *parts: For example ``(seed, "leaf", 3, "slices", epoch)``. Order and type count.
+
+    Returns:
+        An integer in ``[0, 2**64)``.
+    """
+    text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _mix(values: UInt64Array) -> UInt64Array:
+    with np.errstate(over="ignore"):
+        mixed = (values ^ (values >> np.uint64(30))) * _MIX1
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX2
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def hash_uint64(key: int, counters: Int64Array | UInt64Array) -> UInt64Array:
+    """Draw one 64-bit integer per counter.
+
+    Args:
+        key: The stream, from :func:`derive_key`.
+        counters: Integer array of any shape.
+
+    Returns:
+        ``uint64`` array of the same shape.
+    """
+    with np.errstate(over="ignore"):
+        return _mix(_mix(counters.astype(np.uint64) * _GAMMA + np.uint64(key)) + np.uint64(key))
+
+
+def uniform(key: int, counters: Int64Array | UInt64Array) -> Float64Array:
+    """Draw one ``float64`` in ``[0, 1)`` per counter (53 random bits)."""
+    return (hash_uint64(key, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def permute_indices(key: int, size: int, positions: Int64Array) -> Int64Array:
+    """Look up positions of a pseudo-random permutation of ``range(size)`` without building it.
+
+    A balanced Feistel network over the next even power of two, walked along its cycle until the value
+    falls below ``size`` (Black, Rogaway: "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+
+    Args:
+        key: Which permutation.
+        size: Length of the permuted range.
+        positions: ``int64`` array of positions in ``[0, size)``.
+
+    Returns:
+        ``int64`` array: element ``positions[i]`` of the permutation.
+    """
+    if size <= 1:
+        return np.zeros_like(positions)
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    half = np.uint64(half_bits)
+    mask = np.uint64((1 << half_bits) - 1)
+    values = positions.astype(np.uint64)
+    pending = np.ones(values.shape, dtype=bool)
+    while bool(pending.any()):
+        left, right = values[pending] >> half, values[pending] & mask
+        for round_number in range(_FEISTEL_ROUNDS):
+            with np.errstate(over="ignore"):
+                mixed = _mix((right + np.uint64(round_number) * _GAMMA) ^ np.uint64(key)) & mask
+            left, right = right, left ^ mixed
+        walked = (left << half) | right
+        values[pending] = walked
+        pending[pending] = walked >= np.uint64(size)
+    return values.astype(np.int64)

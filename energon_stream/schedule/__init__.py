@@ -1,0 +1,1 @@
+"""Which sample comes next: integers only, no I/O, no torch."""

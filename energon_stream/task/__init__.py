@@ -1,0 +1,1 @@
+"""The user's vocabulary: task encoders, cookers, ``stateless``, batching helpers."""

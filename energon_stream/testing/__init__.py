@@ -1,0 +1,1 @@
+"""Shipped test tools: dataset builders, S3 servers, fault injection, conformance suites."""
