@@ -1,0 +1,184 @@
+"""The order of one source dataset in one stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+
+from energon_stream.errors import ConfigError
+from energon_stream.rng import Int64Array, derive_key, hash_uint64, permute_indices, uniform
+from energon_stream.schedule.base import Cursor, Refs
+from energon_stream.schedule.slices import SliceTable
+
+__all__ = ["LeafSchedule", "OrderSpec"]
+
+_JITTER_SPREAD = 1.5
+"""Half-width of the shuffle window, in window sizes. A buffer of n samples moves a sample by n places on
+average with an exponential tail; a uniform jitter of +-1.5 n moves it as far for most samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderSpec:
+    """How a source is shuffled.
+
+    Attributes:
+        max_samples_per_sequence: Wanted length of a slice; None takes each shard's share whole.
+        shuffle_window: Samples among which a sample is moved (``shuffle_buffer_size``); 0 or 1 for none.
+        parallel_slices: Slices that are read side by side (``parallel_shard_iters``).
+        shuffle_over_epochs: k permutes the slices of k passes together, -1 draws slices with
+            replacement, None keeps the order of the dataset.
+    """
+
+    max_samples_per_sequence: int | None = None
+    shuffle_window: int = 0
+    parallel_slices: int = 1
+    shuffle_over_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_samples_per_sequence is not None and self.max_samples_per_sequence < 1:
+            raise ConfigError(
+                f"max_samples_per_sequence is {self.max_samples_per_sequence}",
+                hint="use a positive number, or None to keep the shards whole",
+            )
+        if self.shuffle_window < 0:
+            raise ConfigError(f"shuffle_buffer_size is {self.shuffle_window}", hint="use None for no shuffle")
+        if self.parallel_slices < 1:
+            raise ConfigError(f"parallel_shard_iters is {self.parallel_slices}", hint="use 1 or more")
+        if self.shuffle_over_epochs is not None and not (
+            self.shuffle_over_epochs == -1 or self.shuffle_over_epochs > 0
+        ):
+            raise ConfigError(
+                f"shuffle_over_epochs_multiplier is {self.shuffle_over_epochs}",
+                hint="use None, -1, or a positive number of passes",
+            )
+        if self.shuffle_over_epochs is None and self.parallel_slices > 1:
+            raise ConfigError(
+                f"parallel_shard_iters is {self.parallel_slices} but shuffle_over_epochs_multiplier is None",
+                hint="slices that keep their order are read one by one: use parallel_shard_iters=1",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Slices that are merged with each other: the samples in the order they are given out."""
+
+    epoch: int
+    number: int
+    samples: Int64Array
+
+
+@dataclass(slots=True)
+class LeafSchedule:
+    """One source, one stream: permuted slices, merged a group at a time.
+
+    The slices are permuted by a bijection that is evaluated where it is needed. As many consecutive
+    slices as are read side by side (or as the shuffle window needs) form a group. Inside a group each
+    sample gets a key: its relative place in its slice, plus a jitter as wide as the shuffle window; the
+    samples are given out in the order of their keys. So the order is a function of
+    (key, epoch, group, offset), its state is these integers, and neighbours of a slice are wanted at
+    about the same time, which lets the reader fetch them together.
+
+    The cursor is ``(epoch, given_out, group, offset)``.
+
+    Args:
+        leaf: Number of this source in the references.
+        table: Slices of this stream.
+        order: How to shuffle.
+        key: Key of all random draws; different for each source and stream.
+    """
+
+    leaf: int
+    table: SliceTable
+    order: OrderSpec
+    key: int
+    _per_group: int = field(init=False)
+    _cached: list[_Group] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        mean = max(1.0, self.table.num_samples / max(1, len(self.table)))
+        window = self.order.shuffle_window if self.order.shuffle_window > 1 else 0
+        self._per_group = max(self.order.parallel_slices, int(np.ceil(window / mean)))
+
+    @property
+    def _copies(self) -> int:
+        return max(1, self.order.shuffle_over_epochs or 1)
+
+    @property
+    def _slots(self) -> int:
+        return len(self.table) * self._copies
+
+    @property
+    def length(self) -> int | None:
+        """References in one pass. With replacement, what one pass holds depends on the draws; the
+        pass ends after as many references as the source has samples."""
+        return self.table.num_samples * self._copies
+
+    def begin(self, epoch: int = 0) -> Cursor:
+        """Cursor at the start of a pass."""
+        return (epoch, 0, 0, 0)
+
+    def _slices(self, epoch: int, group: int) -> Int64Array:
+        slots = np.arange(group * self._per_group, (group + 1) * self._per_group, dtype=np.int64)
+        if self.order.shuffle_over_epochs == -1:
+            drawn = hash_uint64(derive_key(self.key, "draw", epoch), slots)
+            return (drawn % np.uint64(len(self.table))).astype(np.int64)
+        slots = slots[slots < self._slots]
+        if self.order.shuffle_over_epochs is None:
+            return slots
+        return permute_indices(derive_key(self.key, "slices", epoch), self._slots, slots) % len(self.table)
+
+    def _group(self, epoch: int, number: int) -> _Group:
+        for group in self._cached:
+            if (group.epoch, group.number) == (epoch, number):
+                return group
+        starts, stops = self.table.bounds(self._slices(epoch, number))
+        lengths = stops - starts
+        total = int(lengths.sum())
+        slot = np.repeat(np.arange(len(lengths)), lengths)
+        place = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        samples = starts[slot] + place
+        draw_key = derive_key(self.key, "merge", epoch, number)
+        if self.order.shuffle_over_epochs is None:
+            order_key = np.arange(total, dtype=np.float64)
+        else:
+            phase = uniform(draw_key, np.arange(len(lengths), dtype=np.int64))
+            order_key = (place + phase[slot]) / lengths[slot] * total
+        if self.order.shuffle_window > 1:
+            jitter = uniform(derive_key(draw_key, "jitter"), np.arange(total, dtype=np.int64)) - 0.5
+            order_key += jitter * (2 * _JITTER_SPREAD * self.order.shuffle_window)
+        if self.order.shuffle_over_epochs is not None or self.order.shuffle_window > 1:
+            samples = samples[np.argsort(order_key, kind="stable")]
+        group = _Group(epoch, number, samples)
+        self._cached = [*self._cached[-2:], group]
+        return group
+
+    def _step(self, cursor: Cursor, count: int) -> tuple[list[Int64Array], Cursor]:
+        epoch, given, number, offset = cast("tuple[int, int, int, int]", cursor)
+        left = min(count, cast(int, self.length) - given)
+        given += left
+        parts: list[Int64Array] = []
+        while left > 0:
+            samples = self._group(epoch, number).samples
+            part = samples[offset : offset + left]
+            parts.append(part)
+            left -= len(part)
+            offset += len(part)
+            if offset == len(samples):
+                number, offset = number + 1, 0
+        return parts, (epoch, given, number, offset)
+
+    def take(self, cursor: Cursor, count: int) -> tuple[Refs, Cursor]:
+        """The next references and the cursor after them."""
+        parts, after = self._step(cursor, count)
+        index = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        return Refs(np.full(len(index), self.leaf, dtype=np.int32), index), after
+
+    def advance(self, cursor: Cursor, count: int) -> Cursor:
+        """The cursor after some more references."""
+        return self._step(cursor, count)[1]
+
+    def remaining(self, cursor: Cursor) -> int | None:
+        """References left in this pass."""
+        return cast(int, self.length) - cast("tuple[int, int, int, int]", cursor)[1]

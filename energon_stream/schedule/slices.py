@@ -1,0 +1,74 @@
+"""Slices: runs of consecutive samples inside one shard, the unit that the shuffle moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from energon_stream.rng import Int64Array
+
+__all__ = ["SliceTable"]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceTable:
+    """All slices of one stream's range, computed on demand.
+
+    A range is cut at shard borders; a piece longer than 1.5 times the wanted length is cut in
+    ``round(length / wanted)`` parts. Only the pieces are stored (one per shard), never the slices.
+
+    Attributes:
+        piece_starts: ``int64``, first sample of each piece, in the numbering of the whole split part.
+        piece_lengths: ``int64``, samples of each piece.
+        piece_parts: ``int64``, number of slices of each piece.
+        first_slice: ``int64``, number of the first slice of each piece, and the total at the end.
+    """
+
+    piece_starts: Int64Array
+    piece_lengths: Int64Array
+    piece_parts: Int64Array
+    first_slice: Int64Array
+
+    @classmethod
+    def build(cls, shard_starts: Int64Array, start: int, stop: int, max_length: int | None) -> SliceTable:
+        """Cut the samples ``[start, stop)``.
+
+        Args:
+            shard_starts: ``int64`` array of the first sample of each shard, and the total at the end.
+            start: First sample.
+            stop: One past the last sample.
+            max_length: Wanted length of a slice (``max_samples_per_sequence``); None keeps pieces whole.
+        """
+        if stop <= start:
+            empty = np.zeros(0, dtype=np.int64)
+            return cls(empty, empty, empty, np.zeros(1, dtype=np.int64))
+        first = int(np.searchsorted(shard_starts, start, side="right")) - 1
+        last = int(np.searchsorted(shard_starts, stop, side="left"))
+        bounds = np.clip(shard_starts[first : last + 1], start, stop)
+        lengths = np.diff(bounds)
+        starts, lengths = bounds[:-1][lengths > 0], lengths[lengths > 0]
+        if max_length is None:
+            parts = np.ones_like(lengths)
+        else:
+            parts = np.where(lengths > 1.5 * max_length, np.rint(lengths / max_length), 1).astype(np.int64)
+        return cls(starts, lengths, parts, np.concatenate([[0], np.cumsum(parts)]).astype(np.int64))
+
+    def __len__(self) -> int:
+        return int(self.first_slice[-1])
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all slices together."""
+        return int(self.piece_lengths.sum())
+
+    def bounds(self, slices: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Look up slices by number.
+
+        Returns:
+            Two ``int64`` arrays: first sample, and one past the last sample, of each slice.
+        """
+        piece = np.searchsorted(self.first_slice, slices, side="right") - 1
+        part = slices - self.first_slice[piece]
+        length, parts, base = self.piece_lengths[piece], self.piece_parts[piece], self.piece_starts[piece]
+        return base + part * length // parts, base + (part + 1) * length // parts
