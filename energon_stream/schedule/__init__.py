@@ -1,1 +1,39 @@
 """Which sample comes next: integers only, no I/O, no torch."""
+
+from energon_stream.schedule.base import Cursor, Refs, Schedule, as_cursor
+from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
+from energon_stream.schedule.leaf import LeafSchedule, OrderSpec
+from energon_stream.schedule.plan import (
+    BlendPlan,
+    ConcatPlan,
+    LeafPlan,
+    Plan,
+    RepeatPlan,
+    build_schedule,
+    describe_plan,
+    leaves,
+)
+from energon_stream.schedule.slices import SliceTable
+from energon_stream.schedule.split import stream_bounds
+
+__all__ = [
+    "leaves",
+    "describe_plan",
+    "build_schedule",
+    "RepeatPlan",
+    "Plan",
+    "LeafPlan",
+    "ConcatPlan",
+    "BlendPlan",
+    "BlendSchedule",
+    "ConcatSchedule",
+    "Cursor",
+    "LeafSchedule",
+    "OrderSpec",
+    "Refs",
+    "RepeatSchedule",
+    "Schedule",
+    "SliceTable",
+    "as_cursor",
+    "stream_bounds",
+]
