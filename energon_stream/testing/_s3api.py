@@ -1,0 +1,334 @@
+"""The S3 operations of the stand-in server: a request in, a response out, no sockets.
+
+Covered: what boto3, s3fs and obstore send for reading, writing, listing and deleting, path style.
+Reference: Amazon S3 API Reference (API version 2006-03-01). Signatures are not checked.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from time import gmtime, strftime
+from urllib.parse import parse_qs, quote, unquote
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+from energon_stream.testing._s3objects import Body, ObjectInfo, Objects, list_page
+
+__all__ = ["Request", "Response", "S3Api", "error_response"]
+
+_CODES = {
+    400: "InvalidRequest",
+    403: "AccessDenied",
+    404: "NoSuchKey",
+    412: "PreconditionFailed",
+    416: "InvalidRange",
+    429: "TooManyRequests",
+    500: "InternalError",
+    501: "NotImplemented",
+    503: "SlowDown",
+}
+_XMLNS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A parsed request; header names are in lower case, ``path`` is decoded."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes | bytearray = b""
+
+    @classmethod
+    def parse(cls, method: str, target: str, headers: Mapping[str, str]) -> Request:
+        """Take a request line apart."""
+        path, _, query = target.partition("?")
+        values = {name: found[0] for name, found in parse_qs(query, keep_blank_values=True).items()}
+        return cls(method, unquote(path), values, headers)
+
+    @property
+    def bucket(self) -> str:
+        """First path component; ``""`` at the root."""
+        return self.path[1:].partition("/")[0]
+
+    @property
+    def key(self) -> str:
+        """What follows the bucket; ``""`` for the bucket itself."""
+        return self.path[1:].partition("/")[2]
+
+    @property
+    def reads_object(self) -> bool:
+        """True for GETs of objects."""
+        return self.method == "GET" and self.key != ""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """Status, headers (without Content-Length) and body; who sends it closes the body."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: Body | None = None
+
+
+def _data(data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(status, headers or {}, Body(memoryview(data), 0, len(data)))
+
+
+def _xml(name: str, content: str) -> Response:
+    text = f'<?xml version="1.0" encoding="UTF-8"?>\n<{name} {_XMLNS}>{content}</{name}>'
+    return _data(text.encode(), headers={"Content-Type": "application/xml"})
+
+
+def error_response(
+    status: int, path: str, code: str | None = None, headers: dict[str, str] | None = None
+) -> Response:
+    """An S3 error document; ``code`` defaults to the usual one of the status."""
+    code = code or _CODES.get(status, "InternalError")
+    text = (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f"<Error><Code>{code}</Code><Message>{code}</Message><Resource>{escape(path)}</Resource>"
+        "<RequestId>0</RequestId></Error>"
+    )
+    return _data(text.encode(), status, {"Content-Type": "application/xml", **(headers or {})})
+
+
+def _time(modified: float) -> str:
+    return strftime("%Y-%m-%dT%H:%M:%S.000Z", gmtime(modified))
+
+
+def _parse_range(header: str, size: int) -> tuple[int, int] | None:
+    """Begin and end of a range header clipped to the object; None where it cannot be satisfied."""
+    first, _, last = header.removeprefix("bytes=").partition("-")
+    if not first:
+        begin, end = max(0, size - int(last)), size
+    else:
+        begin, end = int(first), min(size, int(last) + 1 if last else size)
+    return (begin, end) if begin < end else None
+
+
+class S3Api:
+    """Answers S3 requests from a set of objects."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+        self._uploads: dict[str, dict[int, bytes | bytearray]] = {}
+        self._upload_ids = itertools.count(1)
+
+    def handle(self, request: Request) -> Response:
+        """Answer one request; what is not covered is answered ``501``, what makes no sense ``400``."""
+        try:
+            return self._dispatch(request)
+        except (ValueError, KeyError, FileNotFoundError, ElementTree.ParseError):
+            return error_response(400, request.path)
+
+    def _dispatch(self, request: Request) -> Response:
+        if not request.bucket:
+            return self._list_buckets() if request.method == "GET" else error_response(501, request.path)
+        exists = request.bucket in self.objects.buckets()
+        if not exists and not (request.method == "PUT" and not request.key):
+            return error_response(404, request.path, "NoSuchBucket")
+        handlers = _OBJECT if request.key else _BUCKET
+        handler = handlers.get(request.method)
+        return error_response(501, request.path) if handler is None else handler(self, request)
+
+    # Buckets
+
+    def _list_buckets(self) -> Response:
+        names = "".join(
+            f"<Bucket><Name>{name}</Name><CreationDate>{_time(0)}</CreationDate></Bucket>"
+            for name in self.objects.buckets()
+        )
+        return _xml("ListAllMyBucketsResult", f"<Buckets>{names}</Buckets>")
+
+    def _get_bucket(self, request: Request) -> Response:
+        if "location" in request.query:
+            return _xml("LocationConstraint", "")
+        if "versioning" in request.query:
+            return _xml("VersioningConfiguration", "")
+        return self._list(request)
+
+    def _list(self, request: Request) -> Response:
+        query, second = request.query, request.query.get("list-type") == "2"
+        after = query.get("start-after", "") if second else query.get("marker", "")
+        if second and "continuation-token" in query:
+            after = base64.urlsafe_b64decode(query["continuation-token"]).decode()
+        prefix, limit = query.get("prefix", ""), min(1000, int(query.get("max-keys", "1000")))
+        page = list_page(self.objects.keys(request.bucket), prefix, query.get("delimiter", ""), after, limit)
+
+        def name(text: str) -> str:
+            return quote(text, safe="/") if query.get("encoding-type") == "url" else escape(text)
+
+        parts = [f"<Name>{request.bucket}</Name><Prefix>{name(prefix)}</Prefix><MaxKeys>{limit}</MaxKeys>"]
+        parts += [f"<{tag}>{name(query[item])}</{tag}>" for item, tag in _ECHOED.items() if item in query]
+        if "encoding-type" in query:
+            parts.append("<EncodingType>url</EncodingType>")
+        parts.append(f"<IsTruncated>{'false' if page.next_after is None else 'true'}</IsTruncated>")
+        if second:
+            parts.append(f"<KeyCount>{len(page.keys) + len(page.prefixes)}</KeyCount>")
+        if page.next_after is not None:
+            token = base64.urlsafe_b64encode(page.next_after.encode()).decode()
+            tag, value = ("NextContinuationToken", token) if second else ("NextMarker", name(page.next_after))
+            parts.append(f"<{tag}>{value}</{tag}>")
+        for key in page.keys:
+            info = self.objects.info(request.bucket, key)
+            if info is not None:
+                parts.append(
+                    f"<Contents><Key>{name(key)}</Key><LastModified>{_time(info.modified)}</LastModified>"
+                    f"<ETag>{escape(info.etag)}</ETag><Size>{info.size}</Size>"
+                    "<StorageClass>STANDARD</StorageClass></Contents>"
+                )
+        parts += [f"<CommonPrefixes><Prefix>{name(item)}</Prefix></CommonPrefixes>" for item in page.prefixes]
+        return _xml("ListBucketResult", "".join(parts))
+
+    def _head_bucket(self, request: Request) -> Response:
+        return Response()
+
+    def _put_bucket(self, request: Request) -> Response:
+        self.objects.create_bucket(request.bucket)
+        return Response(headers={"Location": f"/{request.bucket}"})
+
+    def _delete_bucket(self, request: Request) -> Response:
+        if self.objects.keys(request.bucket):
+            return error_response(409, request.path, "BucketNotEmpty")
+        self.objects.delete_bucket(request.bucket)
+        return Response(204)
+
+    def _post_bucket(self, request: Request) -> Response:
+        if "delete" not in request.query:
+            return error_response(501, request.path)
+        keys = [
+            item.text or ""
+            for item in ElementTree.fromstring(bytes(request.body)).iterfind("{*}Object/{*}Key")
+        ]
+        for key in keys:
+            self.objects.delete(request.bucket, key)
+        return _xml("DeleteResult", "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys))
+
+    # Objects
+
+    def _get_object(self, request: Request) -> Response:
+        found = self.objects.open(request.bucket, request.key)
+        if found is None:
+            return error_response(404, request.path)
+        response = _object_response(request, *found)
+        if response.body is None or response.body.source is not found[1].source:
+            found[1].close()
+        return response
+
+    def _put_object(self, request: Request) -> Response:
+        if "uploadId" in request.query:
+            return self._put_part(request)
+        current = self.objects.info(request.bucket, request.key)
+        wanted = request.headers.get("if-match")
+        if request.headers.get("if-none-match") == "*" and current is not None:
+            return error_response(412, request.path)
+        if wanted is not None and (current is None or wanted != current.etag):
+            return error_response(404 if current is None else 412, request.path)
+        source = request.headers.get("x-amz-copy-source")
+        if source is None:
+            info = self.objects.put(request.bucket, request.key, request.body)
+            return Response(headers={"ETag": info.etag})
+        bucket, _, key = unquote(source).lstrip("/").partition("/")
+        data = self._read(bucket, key)
+        if data is None:
+            return error_response(404, source)
+        info = self.objects.put(request.bucket, request.key, data)
+        stamp = f"<LastModified>{_time(info.modified)}</LastModified><ETag>{escape(info.etag)}</ETag>"
+        return _xml("CopyObjectResult", stamp)
+
+    def _delete_object(self, request: Request) -> Response:
+        if "uploadId" in request.query:
+            self._uploads.pop(request.query["uploadId"], None)
+        else:
+            self.objects.delete(request.bucket, request.key)
+        return Response(204)
+
+    def _read(self, bucket: str, key: str) -> bytes | None:
+        found = self.objects.open(bucket, key)
+        if found is None:
+            return None
+        source = found[1].source
+        if isinstance(source, memoryview):
+            return bytes(source)
+        with source:
+            return source.read()
+
+    # Uploads in parts
+
+    def _post_object(self, request: Request) -> Response:
+        if "uploads" in request.query:
+            upload = str(next(self._upload_ids))
+            self._uploads[upload] = {}
+            return _xml(
+                "InitiateMultipartUploadResult",
+                f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key><UploadId>{upload}</UploadId>",
+            )
+        parts = self._uploads.pop(request.query.get("uploadId", ""), None)
+        if parts is None:
+            return error_response(404, request.path, "NoSuchUpload")
+        wanted = ElementTree.fromstring(bytes(request.body)).iterfind("{*}Part/{*}PartNumber")
+        info = self.objects.put(
+            request.bucket, request.key, b"".join(parts[int(number.text or "0")] for number in wanted)
+        )
+        return _xml(
+            "CompleteMultipartUploadResult",
+            f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key><ETag>{escape(info.etag)}</ETag>",
+        )
+
+    def _put_part(self, request: Request) -> Response:
+        parts = self._uploads.get(request.query["uploadId"])
+        if parts is None:
+            return error_response(404, request.path, "NoSuchUpload")
+        parts[int(request.query["partNumber"])] = request.body
+        etag = hashlib.md5(request.body, usedforsecurity=False).hexdigest()
+        return Response(headers={"ETag": f'"{etag}"'})
+
+
+def _object_response(request: Request, info: ObjectInfo, body: Body) -> Response:
+    wanted, unwanted = request.headers.get("if-match"), request.headers.get("if-none-match")
+    if wanted is not None and wanted.strip('"') not in ("*", info.etag.strip('"')):
+        return error_response(412, request.path)
+    headers = {
+        "ETag": info.etag,
+        "Last-Modified": formatdate(info.modified, usegmt=True),
+        "Accept-Ranges": "bytes",
+        "Content-Type": "binary/octet-stream",
+    }
+    if unwanted is not None and unwanted.strip('"') in ("*", info.etag.strip('"')):
+        return Response(304, headers)
+    header = request.headers.get("range")
+    if header is None or "," in header:
+        return Response(200, headers, body)
+    span = _parse_range(header, info.size)
+    if span is None:
+        return error_response(416, request.path, headers={"Content-Range": f"bytes */{info.size}"})
+    headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{info.size}"
+    return Response(206, headers, body.part(*span))
+
+
+_ECHOED = {
+    "delimiter": "Delimiter",
+    "start-after": "StartAfter",
+    "marker": "Marker",
+}
+_BUCKET = {
+    "GET": S3Api._get_bucket,
+    "HEAD": S3Api._head_bucket,
+    "PUT": S3Api._put_bucket,
+    "DELETE": S3Api._delete_bucket,
+    "POST": S3Api._post_bucket,
+}
+_OBJECT = {
+    "GET": S3Api._get_object,
+    "HEAD": S3Api._get_object,
+    "PUT": S3Api._put_object,
+    "DELETE": S3Api._delete_object,
+    "POST": S3Api._post_object,
+}

@@ -1,0 +1,224 @@
+"""What a stand-in S3 server does to its traffic: shaping, faults, counters, log."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from random import Random
+from typing import Literal, NamedTuple, get_args
+
+from energon_stream.errors import ConfigError
+
+__all__ = ["Action", "Counters", "Fate", "LogEntry", "Rule", "Shaping", "Traffic"]
+
+Action = Literal["status", "reset", "truncate", "delay", "stall"]
+
+_LOG_LENGTH = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """Speed and random faults of a server. Faults hit reads of objects, speed shapes every request.
+
+    Attributes:
+        first_byte_latency: Seconds from the request to the first byte of the answer.
+        rate: Bytes per second and connection; None is as fast as it goes.
+        share_503: Share of object reads answered ``503 SlowDown``.
+        share_reset: Share of object reads whose connection is reset (RST) within the body.
+        share_truncate: Share of object reads whose connection is closed (FIN) within the body.
+        slow_tail: Share of object reads that are slow, and the factor by which their latency is
+            longer and their rate lower.
+        seed: The same seed and order of requests give the same faults.
+    """
+
+    first_byte_latency: float = 0.0
+    rate: float | None = None
+    share_503: float = 0.0
+    share_reset: float = 0.0
+    share_truncate: float = 0.0
+    slow_tail: tuple[float, float] = (0.0, 1.0)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slow_tail", tuple(self.slow_tail))  # JSON makes it a list
+        shares = (self.share_503, self.share_reset, self.share_truncate)
+        if min(*shares, self.slow_tail[0]) < 0 or sum(shares) > 1 or self.slow_tail[0] > 1:
+            raise ConfigError(f"fault shares {shares} and slow tail {self.slow_tail} are no shares of one")
+        if self.first_byte_latency < 0 or self.slow_tail[1] < 1 or (self.rate is not None and self.rate <= 0):
+            raise ConfigError("latency must be >= 0, the slow factor >= 1, the rate > 0 or None")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A targeted fault. Rules are tried in the order in which they were added, before the shares.
+
+    Attributes:
+        action: ``status`` answers with an error, ``reset`` and ``truncate`` end the connection half
+            way through the body, ``delay`` waits before the first byte, ``stall`` half way.
+        pattern: Shell pattern over ``bucket/key``.
+        method: Only requests of this method; None is all.
+        times: After so many requests the rule is used up; None never.
+        status: HTTP status for ``status``.
+        seconds: Length of a ``delay`` or ``stall``.
+    """
+
+    action: Action
+    pattern: str = "*"
+    method: str | None = None
+    times: int | None = None
+    status: int = 503
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.action not in get_args(Action):
+            raise ConfigError(f"unknown fault {self.action!r}", hint=f"use one of {get_args(Action)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What happens to one request. ``at`` is the share of the body before a reset, truncation or stall."""
+
+    latency: float = 0.0
+    rate: float | None = None
+    status: int | None = None
+    cut: Literal["reset", "truncate"] | None = None
+    stall: float = 0.0
+    at: float = 0.5
+
+
+class LogEntry(NamedTuple):
+    """One answered request. ``bytes`` counts the body as sent, ``time`` is ``time.monotonic()`` at its end."""
+
+    method: str
+    key: str
+    range: str | None
+    status: int
+    bytes: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a server did since its start or the last reset.
+
+    Attributes:
+        requests: Requests per HTTP method, 0 for those that did not come; GETs that read no object
+            (listings) count as ``LIST``.
+        faults: Faults injected, per kind: ``status``, ``reset``, ``truncate``, ``delay``, ``stall``, ``slow``.
+        bytes_sent: Body bytes sent.
+        bytes_received: Body bytes received.
+        connections: Connections accepted.
+        max_in_flight: Most requests that were being answered at one moment.
+    """
+
+    requests: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    connections: int = 0
+    max_in_flight: int = 0
+
+    def __post_init__(self) -> None:
+        # Own copies; out of JSON they come as plain dicts.
+        object.__setattr__(self, "requests", Counter(self.requests))
+        object.__setattr__(self, "faults", Counter(self.faults))
+
+    @property
+    def total(self) -> int:
+        """All requests."""
+        return sum(self.requests.values())
+
+
+class Traffic:
+    """Decides what happens to each request and keeps the books; used by the event loop only."""
+
+    def __init__(self, shaping: Shaping) -> None:
+        self.shaping = shaping
+        self.log: deque[LogEntry] = deque(maxlen=_LOG_LENGTH)
+        self._rules: list[tuple[Rule, int]] = []
+        self._dice = Random(shaping.seed)
+        self._in_flight = 0
+        self.reset_counters()
+
+    def reset_counters(self) -> None:
+        """Start counting anew."""
+        self._requests: Counter[str] = Counter()
+        self._faults: Counter[str] = Counter()
+        self.bytes_sent = self.bytes_received = self.connections = 0
+        self._max_in_flight = self._in_flight
+        self.log.clear()
+
+    def counters(self) -> Counters:
+        """The books as they are now."""
+        return Counters(
+            self._requests,
+            self._faults,
+            self.bytes_sent,
+            self.bytes_received,
+            self.connections,
+            self._max_in_flight,
+        )
+
+    def shape(self, shaping: Shaping) -> None:
+        """Take other options; the sequence of random faults starts again."""
+        self.shaping = shaping
+        self._dice = Random(shaping.seed)
+
+    def add_rule(self, rule: Rule) -> None:
+        """Add a targeted fault."""
+        self._rules.append((rule, 0))
+
+    def clear_rules(self) -> None:
+        """Remove all targeted faults."""
+        self._rules.clear()
+
+    def begin(self, method: str, key: str, *, reads_object: bool) -> Fate:
+        """Count a request and decide its fate."""
+        self._requests["LIST" if method == "GET" and not reads_object else method] += 1
+        self._in_flight += 1
+        self._max_in_flight = max(self._max_in_flight, self._in_flight)
+        fate = Fate(self.shaping.first_byte_latency, self.shaping.rate)
+        for position, (rule, used) in enumerate(self._rules):
+            if rule.times is not None and used >= rule.times:
+                continue
+            if rule.method in (None, method) and fnmatchcase(key, rule.pattern):
+                self._rules[position] = (rule, used + 1)
+                self._faults[rule.action] += 1
+                return _ruled(fate, rule)
+        return self._rolled(fate) if reads_object else fate
+
+    def end(self, method: str, key: str, byte_range: str | None, status: int, sent: int) -> None:
+        """Note that the answer is out, or as much of it as was meant to be."""
+        self._in_flight -= 1
+        self.bytes_sent += sent
+        self.log.append(LogEntry(method, key, byte_range, status, sent, time.monotonic()))
+
+    def _rolled(self, fate: Fate) -> Fate:
+        shaping = self.shaping
+        # Always three draws, so that one option's share does not move the others' sequence.
+        kind, place, slow = self._dice.random(), self._dice.random(), self._dice.random()
+        if slow < shaping.slow_tail[0]:
+            self._faults["slow"] += 1
+            factor = shaping.slow_tail[1]
+            fate = replace(fate, latency=fate.latency * factor, rate=fate.rate and fate.rate / factor)
+        if kind < shaping.share_503:
+            self._faults["status"] += 1
+            return replace(fate, status=503)
+        kind -= shaping.share_503
+        if kind < shaping.share_reset + shaping.share_truncate:
+            cut: Literal["reset", "truncate"] = "reset" if kind < shaping.share_reset else "truncate"
+            self._faults[cut] += 1
+            return replace(fate, cut=cut, at=place)
+        return fate
+
+
+def _ruled(fate: Fate, rule: Rule) -> Fate:
+    if rule.action == "status":
+        return replace(fate, status=rule.status)
+    if rule.action == "delay":
+        return replace(fate, latency=fate.latency + rule.seconds)
+    if rule.action == "stall":
+        return replace(fate, stall=rule.seconds)
+    return replace(fate, cut=rule.action)

@@ -1,0 +1,241 @@
+"""HTTP/1.1 for the stand-in S3 server, on bare sockets of an asyncio loop.
+
+Bare sockets, because bodies then go out without a copy (``sendall`` of memory, ``sendfile`` of files)
+and connections can be ended the way networks end them: by RST or by FIN, in the middle of a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from dataclasses import asdict, replace
+from http import HTTPStatus
+from typing import Any
+
+from energon_stream.testing._s3api import Request, Response, S3Api, error_response
+from energon_stream.testing._s3faults import Fate, Rule, Shaping, Traffic
+from energon_stream.testing._s3objects import Body
+
+__all__ = ["CONTROL_PATH", "QUIET_HEADER", "serve"]
+
+CONTROL_PATH = "/_control/"  # no bucket can be named so
+QUIET_HEADER = "x-energon-stream-quiet"
+"""Requests with this header are neither counted nor shaped: tests use it to look behind the scenes."""
+
+_PACE_SECONDS = 0.005
+_MAX_HEAD = 64 * 1024
+
+
+class _Reader:
+    """Buffered reads from one connection."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
+        self._loop, self._connection = loop, connection
+        self._buffer = bytearray()
+
+    async def until(self, mark: bytes) -> bytes:
+        """Read up to a mark and swallow it. Raises ``EOFError`` at the end of the connection."""
+        while (position := self._buffer.find(mark)) < 0:
+            data = await self._loop.sock_recv(self._connection, _MAX_HEAD)
+            if not data or len(self._buffer) > _MAX_HEAD:
+                raise EOFError
+            self._buffer += data
+        found = bytes(self._buffer[:position])
+        del self._buffer[: position + len(mark)]
+        return found
+
+    async def exactly(self, length: int) -> bytearray:
+        """Read ``length`` bytes, straight into the result."""
+        result = bytearray(length)
+        view, filled = memoryview(result), min(length, len(self._buffer))
+        view[:filled] = self._buffer[:filled]
+        del self._buffer[:filled]
+        while filled < length:
+            count = await self._loop.sock_recv_into(self._connection, view[filled:])
+            if not count:
+                raise EOFError
+            filled += count
+        return result
+
+
+async def _read_chunks(reader: _Reader) -> bytearray:
+    """A chunked body, of HTTP or of ``aws-chunked`` (sizes may carry signatures, trailers are skipped)."""
+    body = bytearray()
+    while size := int((await reader.until(b"\r\n")).partition(b";")[0], 16):
+        body += await reader.exactly(size)
+        await reader.until(b"\r\n")
+    while await reader.until(b"\r\n"):
+        pass
+    return body
+
+
+def _strip_aws_chunks(data: bytearray) -> bytearray:
+    """Undo ``Content-Encoding: aws-chunked`` of a body that is in memory."""
+    body, position = bytearray(), 0
+    while True:
+        end = data.index(b"\r\n", position)
+        size = int(bytes(data[position:end]).partition(b";")[0], 16)
+        if not size:
+            return body
+        body += data[end + 2 : end + 2 + size]
+        position = end + 2 + size + 2
+
+
+class _Connection:
+    """Serves the requests of one connection, one after the other."""
+
+    def __init__(self, connection: socket.socket, api: S3Api, traffic: Traffic) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection, self._api, self._traffic = connection, api, traffic
+        self._reader = _Reader(self._loop, connection)
+        self._counted = False
+
+    async def run(self) -> None:
+        """Serve until the client goes, or a fault ends the connection."""
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A ValueError is a request that cannot be parsed: no client of interest sends one.
+        with self._connection, contextlib.suppress(EOFError, ConnectionError, ValueError):
+            while await self._serve_one():
+                pass
+
+    async def _serve_one(self) -> bool:
+        """Serve a request; False ends the connection."""
+        head = (await self._reader.until(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, target, _ = head[0].split(" ", 2)
+        pairs = (line.partition(":") for line in head[1:])
+        headers = {name.lower(): value.strip() for name, _, value in pairs}
+        request = await self._with_body(Request.parse(method, target, headers))
+        if request.path.startswith(CONTROL_PATH) or QUIET_HEADER in headers:
+            controls = request.path.startswith(CONTROL_PATH)
+            response = _control(self._traffic, request) if controls else self._api.handle(request)
+            await self._send(response, Fate(), request)
+        else:
+            if not self._counted:
+                self._counted = True
+                self._traffic.connections += 1
+            self._traffic.bytes_received += len(request.body)
+            if not await self._serve_shaped(request):
+                return False
+        return headers.get("connection", "").lower() != "close"
+
+    async def _with_body(self, request: Request) -> Request:
+        headers = request.headers
+        length = int(headers.get("content-length", "0"))
+        chunked = "chunked" in headers.get("transfer-encoding", "")
+        if not length and not chunked:
+            return request
+        if headers.get("expect", "").lower() == "100-continue":
+            await self._loop.sock_sendall(self._connection, b"HTTP/1.1 100 Continue\r\n\r\n")
+        body = await _read_chunks(self._reader) if chunked else await self._reader.exactly(length)
+        if headers.get("x-amz-content-sha256", "").startswith("STREAMING-"):
+            body = _strip_aws_chunks(body)
+        return replace(request, body=body)
+
+    async def _serve_shaped(self, request: Request) -> bool:
+        name = request.path[1:]
+        fate = self._traffic.begin(request.method, name, reads_object=request.reads_object)
+        status, sent = 0, 0
+        try:
+            if fate.latency:
+                await asyncio.sleep(fate.latency)
+            if fate.status is None:
+                response = self._api.handle(request)
+            else:
+                response = error_response(fate.status, request.path)
+            status = response.status
+            sent = await self._send(response, fate, request)
+        finally:
+            header = request.headers.get("range")
+            self._traffic.end(request.method, name, header, status, sent)
+        return fate.cut is None
+
+    async def _send(self, response: Response, fate: Fate, request: Request) -> int:
+        """Send a response, or as much of it as its fate lets through; returns the body bytes sent."""
+        body = response.body
+        length = 0 if body is None else body.length
+        lines = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in response.headers.items()]
+        lines += [f"Content-Length: {length}", "x-amz-request-id: 0", "", ""]
+        head = "\r\n".join(lines).encode("latin-1")
+        if response.status in (204, 304) or request.method == "HEAD" or body is None:
+            await self._loop.sock_sendall(self._connection, head)
+            if body is not None:
+                body.close()
+            return 0
+        try:
+            await self._loop.sock_sendall(self._connection, head)
+            stop = length if fate.cut is None and not fate.stall else int(length * fate.at)
+            await self._send_paced(body, 0, stop, fate.rate)
+            if fate.cut is not None:
+                self._end(fate.cut)
+                return stop
+            if fate.stall:
+                await asyncio.sleep(fate.stall)
+                await self._send_paced(body, stop, length, fate.rate)
+            return length
+        finally:
+            body.close()
+
+    async def _send_paced(self, body: Body, begin: int, end: int, rate: float | None) -> None:
+        if rate is None:
+            await body.send(self._loop, self._connection, begin, end)
+            return
+        start, step, position = self._loop.time(), max(4096, int(rate * _PACE_SECONDS)), begin
+        while position < end:
+            upto = min(end, position + step)
+            # A piece goes out when its last byte is due, so that a body never comes early.
+            await asyncio.sleep(start + (upto - begin) / rate - self._loop.time())
+            await body.send(self._loop, self._connection, position, upto)
+            position = upto
+
+    def _end(self, how: str) -> None:
+        if how == "reset":
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:
+            self._connection.shutdown(socket.SHUT_WR)
+
+
+def _control(traffic: Traffic, request: Request) -> Response:
+    """Answer the handle of :mod:`energon_stream.testing.s3server`: JSON in, JSON out."""
+    argument: dict[str, Any] = json.loads(bytes(request.body) or b"{}")
+    answer: object = None
+    match request.path.removeprefix(CONTROL_PATH):
+        case "counters":
+            answer = asdict(traffic.counters())
+        case "log":
+            answer = list(traffic.log)
+        case "reset":
+            traffic.reset_counters()
+        case "shape":
+            traffic.shape(Shaping(**argument))
+        case "shaping":
+            answer = asdict(traffic.shaping)
+        case "rule":
+            traffic.add_rule(Rule(**argument))
+        case "clear":
+            traffic.clear_rules()
+        case _:
+            return error_response(501, request.path)
+    data = json.dumps(answer).encode()
+    return Response(200, {"Content-Type": "application/json"}, Body(memoryview(data), 0, len(data)))
+
+
+async def serve(listener: socket.socket, api: S3Api, traffic: Traffic) -> None:
+    """Accept and serve connections until cancelled."""
+    loop = asyncio.get_running_loop()
+    listener.setblocking(False)
+    tasks: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            task = loop.create_task(_Connection(connection, api, traffic).run())
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+    finally:
+        listener.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,234 @@
+"""Where the stand-in S3 server keeps its objects: memory, or a folder of buckets on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import socket
+import tempfile
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+__all__ = ["Body", "FolderObjects", "MemoryObjects", "ObjectInfo", "Objects", "Page", "list_page"]
+
+_LAST = "\U0010ffff"  # sorts after every other character
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """Length, quoted ETag and modification time (seconds since the epoch) of an object."""
+
+    size: int
+    etag: str
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Bytes to send, without a copy: a piece of memory or of an open file."""
+
+    source: memoryview | BinaryIO
+    start: int
+    length: int
+
+    async def send(
+        self, loop: asyncio.AbstractEventLoop, connection: socket.socket, begin: int, end: int
+    ) -> None:
+        """Send bytes ``begin`` to ``end`` of this body."""
+        first = self.start + begin
+        if isinstance(self.source, memoryview):
+            await loop.sock_sendall(connection, self.source[first : self.start + end])
+        elif await loop.sock_sendfile(connection, self.source, first, end - begin) != end - begin:
+            raise ConnectionError("the file became shorter while it was sent")
+
+    def part(self, begin: int, end: int) -> Body:
+        """Bytes ``begin`` to ``end`` of this body."""
+        return Body(self.source, self.start + begin, end - begin)
+
+    def close(self) -> None:
+        """Close the file."""
+        if not isinstance(self.source, memoryview):
+            self.source.close()
+
+
+class Objects(Protocol):
+    """Objects by bucket and key. Absent ones are None; a missing bucket is the caller's check."""
+
+    def buckets(self) -> list[str]:
+        """Names of all buckets, sorted."""
+
+    def create_bucket(self, bucket: str) -> None:
+        """Make a bucket; an existing one stays."""
+
+    def delete_bucket(self, bucket: str) -> None:
+        """Remove an empty bucket."""
+
+    def keys(self, bucket: str) -> Sequence[str]:
+        """All keys, sorted."""
+
+    def info(self, bucket: str, key: str) -> ObjectInfo | None:
+        """Metadata of an object."""
+
+    def open(self, bucket: str, key: str) -> tuple[ObjectInfo, Body] | None:
+        """Metadata and bytes of one version of an object; the caller closes the body."""
+
+    def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
+        """Store an object whole; readers of the old one keep it."""
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Remove an object, if there is one."""
+
+
+class MemoryObjects:
+    """Objects in memory; ETags are MD5 sums as on S3."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, dict[str, tuple[ObjectInfo, memoryview]]] = {}
+        self._sorted: dict[str, list[str]] = {}
+
+    def buckets(self) -> list[str]:
+        return sorted(self._buckets)
+
+    def create_bucket(self, bucket: str) -> None:
+        self._buckets.setdefault(bucket, {})
+
+    def delete_bucket(self, bucket: str) -> None:
+        self._buckets.pop(bucket, None)
+        self._sorted.pop(bucket, None)
+
+    def keys(self, bucket: str) -> Sequence[str]:
+        if bucket not in self._sorted:
+            self._sorted[bucket] = sorted(self._buckets[bucket])
+        return self._sorted[bucket]
+
+    def info(self, bucket: str, key: str) -> ObjectInfo | None:
+        found = self._buckets.get(bucket, {}).get(key)
+        return None if found is None else found[0]
+
+    def open(self, bucket: str, key: str) -> tuple[ObjectInfo, Body] | None:
+        found = self._buckets.get(bucket, {}).get(key)
+        return None if found is None else (found[0], Body(found[1], 0, found[0].size))
+
+    def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
+        etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        info = ObjectInfo(len(data), f'"{etag}"', time.time())
+        self._buckets[bucket][key] = info, memoryview(data)
+        self._sorted.pop(bucket, None)
+        return info
+
+    def delete(self, bucket: str, key: str) -> None:
+        self._buckets[bucket].pop(key, None)
+        self._sorted.pop(bucket, None)
+
+
+class FolderObjects:
+    """Objects as files ``root/bucket/key``, always as they lie on disk now.
+
+    ETags are made of size, modification time and inode. Keys that are no file names (``a//b``, ``a/``,
+    and ``a`` beside ``a/b``) cannot be stored.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(root)
+
+    def buckets(self) -> list[str]:
+        return sorted(entry.name for entry in os.scandir(self._root) if entry.is_dir())
+
+    def create_bucket(self, bucket: str) -> None:
+        (self._root / bucket).mkdir(exist_ok=True)
+
+    def delete_bucket(self, bucket: str) -> None:
+        for folder, _, _ in os.walk(self._root / bucket, topdown=False):
+            os.rmdir(folder)
+
+    def keys(self, bucket: str) -> Sequence[str]:
+        base = self._root / bucket
+        found: list[str] = []
+        for folder, _, names in os.walk(base):
+            prefix = os.path.relpath(folder, base)
+            found.extend(name if prefix == "." else f"{prefix}/{name}" for name in names)
+        return sorted(found)
+
+    def info(self, bucket: str, key: str) -> ObjectInfo | None:
+        found = self.open(bucket, key)
+        if found is None:
+            return None
+        found[1].close()
+        return found[0]
+
+    def open(self, bucket: str, key: str) -> tuple[ObjectInfo, Body] | None:
+        try:
+            file = open(self._path(bucket, key), "rb", buffering=0)  # noqa: SIM115 (the answer closes it)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
+        stat = os.fstat(file.fileno())
+        etag = f'"{stat.st_size:x}-{stat.st_mtime_ns:x}-{stat.st_ino:x}"'
+        return ObjectInfo(stat.st_size, etag, stat.st_mtime), Body(file, 0, stat.st_size)
+
+    def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
+        path = self._path(bucket, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Outside the buckets, so that no listing shows it.
+        with tempfile.NamedTemporaryFile(dir=self._root, prefix=".upload-", delete=False) as file:
+            file.write(data)
+        os.replace(file.name, path)
+        info = self.info(bucket, key)
+        if info is None:
+            raise FileNotFoundError(path)
+        return info
+
+    def delete(self, bucket: str, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self._path(bucket, key).unlink()
+
+    def _path(self, bucket: str, key: str) -> Path:
+        if any(part in ("", ".", "..") for part in key.split("/")):
+            raise FileNotFoundError(f"{key!r} cannot be a file below a folder")
+        return self._root / bucket / key
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a listing. ``next_after`` continues it; None is the end."""
+
+    keys: list[str]
+    prefixes: list[str]
+    next_after: str | None
+
+
+def list_page(keys: Sequence[str], prefix: str, delimiter: str, after: str, limit: int) -> Page:
+    """Cut one page out of sorted keys, as ListObjectsV2 does.
+
+    Args:
+        keys: All keys of the bucket, sorted.
+        prefix: Only keys that start so.
+        delimiter: Keys that hold it behind the prefix are shown once, as a common prefix; ``""`` is none.
+        after: Only keys and common prefixes behind this one.
+        limit: Most keys and common prefixes together.
+    """
+    if delimiter and after.endswith(delimiter):
+        after += _LAST  # a common prefix that was shown stands for all its keys
+    position = max(bisect_left(keys, prefix), bisect_right(keys, after))
+    found: list[str] = []
+    prefixes: list[str] = []
+    last: str | None = None
+    while position < len(keys) and keys[position].startswith(prefix):
+        if len(found) + len(prefixes) >= limit:
+            return Page(found, prefixes, last)
+        key = keys[position]
+        cut = key.find(delimiter, len(prefix)) if delimiter else -1
+        if cut < 0:
+            last = key
+            found.append(key)
+            position += 1
+        else:
+            last = key[: cut + len(delimiter)]
+            prefixes.append(last)
+            position = bisect_left(keys, last + _LAST)
+    return Page(found, prefixes, None)
