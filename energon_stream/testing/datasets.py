@@ -1,0 +1,179 @@
+"""Builders of small datasets: real tars with deterministic content.
+
+The builders write tars only; ``prepared_*`` adds ``.nv-meta`` with the library's own writer. Tests that
+must not rely on that writer use :mod:`energon_stream.testing.reference`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energon_stream.errors import ConfigError
+from energon_stream.rng import derive_key
+
+__all__ = [
+    "CAPTIONING_YAML",
+    "CRUDE_YAML",
+    "Parts",
+    "binary_dataset",
+    "captioning_dataset",
+    "prepared_binary_dataset",
+    "prepared_captioning_dataset",
+    "random_bytes",
+    "write_shards",
+]
+
+Parts = Callable[[int], Mapping[str, bytes]]
+"""Content of a sample by its number in the dataset: part name (as in ``jpg``) to bytes."""
+
+CAPTIONING_YAML: dict[str, Any] = {
+    "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
+    "field_map": {"image": "jpg", "caption": "txt"},
+}
+CRUDE_YAML: dict[str, Any] = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+
+def random_bytes(size: int, *key: int | str) -> bytes:
+    """Incompressible bytes that depend on ``key`` only."""
+    return np.random.Generator(np.random.SFC64(derive_key(*key))).bytes(size)
+
+
+def write_shards(
+    folder: str | os.PathLike[str],
+    *,
+    shards: int,
+    samples_per_shard: int,
+    parts: Parts,
+    name: str = "data-{:06d}.tar",
+    key: str = "{:08d}",
+    tar_format: int = tarfile.USTAR_FORMAT,
+) -> list[Path]:
+    """Write tars of samples.
+
+    Args:
+        folder: Where the tars go; made if missing.
+        shards: Number of tars.
+        samples_per_shard: Samples of each tar; the last one has them all, too.
+        parts: Content of sample ``i`` of the dataset, counted through the shards.
+        name: Format string of a tar's path below ``folder``, with the shard's number.
+        key: Format string of a sample's key, with the sample's number.
+        tar_format: ``tarfile.USTAR_FORMAT``, ``GNU_FORMAT`` or ``PAX_FORMAT``.
+
+    Returns:
+        Paths of the tars, in order.
+
+    Raises:
+        ConfigError: No shards or no samples.
+    """
+    if shards < 1 or samples_per_shard < 1:
+        raise ConfigError(f"{shards} shards of {samples_per_shard} samples make no dataset")
+    paths = []
+    for shard in range(shards):
+        path = Path(folder) / name.format(shard)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(path, "w", format=tar_format) as tar:
+            for index in range(shard * samples_per_shard, (shard + 1) * samples_per_shard):
+                for part, content in parts(index).items():
+                    member = tarfile.TarInfo(f"{key.format(index)}.{part}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+        paths.append(path)
+    return paths
+
+
+def captioning_dataset(
+    folder: str | os.PathLike[str],
+    *,
+    shards: int = 4,
+    samples_per_shard: int = 25,
+    size: tuple[int, int] = (16, 12),
+    image_format: str = "JPEG",
+    with_json: bool = False,
+    name: str = "data-{:06d}.tar",
+) -> list[Path]:
+    """Write image and caption pairs: sample ``i`` is one colour of its own, captioned ``caption i``.
+
+    Args:
+        folder: Where the tars go.
+        shards: Number of tars.
+        samples_per_shard: Samples of each tar.
+        size: Width and height of the images.
+        image_format: ``JPEG`` (part ``jpg``) or ``PNG`` (part ``png``).
+        with_json: Add a part ``json`` with ``index`` and ``caption``.
+        name: Format string of a tar's path.
+
+    Returns:
+        Paths of the tars.
+    """
+    from PIL import Image
+
+    extension = {"JPEG": "jpg", "PNG": "png"}.get(image_format)
+    if extension is None:
+        raise ConfigError(f"no image format {image_format!r}", hint="use JPEG or PNG")
+
+    def parts(index: int) -> dict[str, bytes]:
+        buffer = io.BytesIO()
+        colour = tuple(random_bytes(3, "colour", index))
+        Image.new("RGB", size, colour).save(buffer, image_format)
+        caption = f"caption {index}"
+        found = {extension: buffer.getvalue(), "txt": caption.encode()}
+        if with_json:
+            found["json"] = json.dumps({"index": index, "caption": caption}).encode()
+        return found
+
+    return write_shards(folder, shards=shards, samples_per_shard=samples_per_shard, parts=parts, name=name)
+
+
+def binary_dataset(
+    folder: str | os.PathLike[str], *, samples: int = 4000, payload_bytes: int = 40_000, shards: int = 8
+) -> list[Path]:
+    """Write samples of one incompressible ``bin`` and a ``json`` of 80 bytes; the defaults are D40.
+
+    Args:
+        folder: Where the tars go.
+        samples: Samples of the whole dataset, a multiple of ``shards`` or rounded down to one.
+        payload_bytes: Size of each ``bin``.
+        shards: Number of tars.
+
+    Returns:
+        Paths of the tars.
+    """
+
+    def parts(index: int) -> dict[str, bytes]:
+        text = json.dumps({"index": index}).encode()
+        return {"bin": random_bytes(payload_bytes, "payload", index), "json": text.ljust(80)}
+
+    return write_shards(folder, shards=shards, samples_per_shard=samples // shards, parts=parts)
+
+
+def prepared_captioning_dataset(
+    folder: str | os.PathLike[str], *, split_ratio: tuple[int, int, int] = (8, 1, 1), **options: Any
+) -> Path:
+    """Write a :func:`captioning_dataset` and prepare it as ``CaptioningSample``; returns the folder."""
+    image = "png" if options.get("image_format") == "PNG" else "jpg"
+    captioning_dataset(folder, **options)
+    field_map = {"image": image, "caption": "txt"}
+    return _prepare(folder, split_ratio, {**CAPTIONING_YAML, "field_map": field_map})
+
+
+def prepared_binary_dataset(
+    folder: str | os.PathLike[str], *, split_ratio: tuple[int, int, int] = (1, 0, 0), **options: Any
+) -> Path:
+    """Write a :func:`binary_dataset` and prepare it as ``CrudeWebdataset``; returns the folder."""
+    binary_dataset(folder, **options)
+    return _prepare(folder, split_ratio, CRUDE_YAML)
+
+
+def _prepare(folder: str | os.PathLike[str], split_ratio: tuple[int, int, int], yaml: dict[str, Any]) -> Path:
+    from energon_stream.index.prepare import prepare_dataset
+
+    prepare_dataset(os.fspath(folder), split_ratio=split_ratio, dataset_yaml=yaml)
+    return Path(folder)
