@@ -1,0 +1,148 @@
+"""Writes what was measured: a table in Markdown, everything in JSON, bars in PNG."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench import Bench, Measure
+
+PACKAGES = ("torch", "obstore", "s3fs", "fsspec", "webdataset", "numpy")
+HEAD = "| # | figure | ours | goal | best peer | limit | ours ÷ limit | ours ÷ peer |\n|---|---|--:|--:|--:|--:|--:|--:|"
+
+
+def machine() -> dict[str, str]:
+    """The machine in general words."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    about = {
+        "cores": str(os.cpu_count()),
+        "memory": f"{memory:.0f} GiB",
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+    for name in PACKAGES:
+        try:
+            about[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            about[name] = "absent"
+    return about
+
+
+def number(value: float | None) -> str:
+    """Three digits that matter."""
+    if value is None:
+        return "–"
+    if value == int(value) and abs(value) < 1000:
+        return str(int(value))
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _spread(measure: Measure, name: str | None) -> str:
+    """Median, and lowest to highest where the rounds differ."""
+    if name is None or not measure.values.get(name):
+        return "–"
+    some = measure.values[name]
+    text = number(statistics.median(some))
+    if len(some) > 1 and number(min(some)) != number(max(some)):
+        text += f" ({number(min(some))}–{number(max(some))})"
+    return text
+
+
+def _ratio(ours: float | None, other: float | None) -> str:
+    return "–" if ours is None or not other else f"{ours / other:.2f}"
+
+
+def line(measure: Measure) -> str:
+    """One line of the table."""
+    ours = measure.median("ours")
+    peer, limit = measure.best(measure.peers), measure.best(measure.limit)
+    goal = "–"
+    if measure.goal is not None:
+        reached = ours is not None and (
+            ours >= measure.goal if measure.more_is_better else ours <= measure.goal
+        )
+        goal = f"{'≥' if measure.more_is_better else '≤'} {number(measure.goal)} {'✓' if reached else '✗'}"
+    peer_text = f"{peer} {_spread(measure, peer)}" if peer else "–"
+    if peer and ours is not None and measure.goal is not None:
+        theirs = measure.median(peer)
+        wins = theirs is not None and (theirs > ours if measure.more_is_better else theirs < ours)
+        peer_text = f"**{peer_text}** (ahead)" if wins else peer_text
+    limit_text = f"{limit} {_spread(measure, limit)}" if limit else "–"
+    cells = [
+        measure.row,
+        measure.what,
+        f"{_spread(measure, 'ours')} {measure.unit}".strip(),
+        goal,
+        peer_text,
+        limit_text,
+        _ratio(ours, measure.median(limit) if limit else None),
+        _ratio(ours, measure.median(peer) if peer else None),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def write(folder: Path, bench: Bench, measures: Sequence[Measure], command: str) -> str:
+    """Write ``latest.md``, ``latest.json`` and the plots; returns the table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    order = sorted(measures, key=lambda m: int(m.row[1:]))
+    table = "\n".join([HEAD, *(line(m) for m in order)])
+    about = machine()
+    facts = ", ".join(f"{k} {v}" for k, v in about.items())
+    notes = "".join(f"- {note}\n" for note in bench.notes)
+    plots = _plots(folder, order)
+    text = (
+        f"# Benchmarks, latest run\n\nMade by `{command}` on {time.strftime('%Y-%m-%d')}; {bench.rounds} rounds; server: "
+        f"{bench.server.kind}.\nMachine: {facts}.\nMedians, lowest and highest in brackets; how it is measured and how to "
+        f"read it: [README.md](README.md).\n\n{table}\n\n{notes}\n"
+        + "".join(f"![{name}]({name}.png)\n" for name in plots)
+    )
+    (folder / "latest.md").write_text(text.rstrip() + "\n")
+    everything = {"command": command, "rounds": bench.rounds, "server": bench.server.kind, "machine": about}
+    everything |= {"notes": bench.notes, "measures": [asdict(m) for m in order]}
+    (folder / "latest.json").write_text(json.dumps(everything, indent=1) + "\n")
+    return table
+
+
+def _plots(folder: Path, measures: Sequence[Measure]) -> list[str]:
+    """One picture a row of the goals, a group of bars for each of its figures in the row's first unit."""
+    try:
+        import matplotlib
+    except ImportError:
+        return []
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = []
+    for row in dict.fromkeys(m.row for m in measures):
+        shown = [m for m in measures if m.row == row]
+        shown = [m for m in shown if m.unit == shown[0].unit and m.values]
+        candidates = list(dict.fromkeys(name for m in shown for name in m.values))
+        if len(candidates) < 2:
+            continue
+        fig, axes = plt.subplots(figsize=(9, 0.5 + 0.22 * len(shown) * (len(candidates) + 1)))
+        height = 0.8 / len(candidates)
+        for i, name in enumerate(candidates):
+            have = [(k, m) for k, m in enumerate(shown) if m.values.get(name)]
+            medians = [statistics.median(m.values[name]) for _, m in have]
+            low = [v - min(m.values[name]) for v, (_, m) in zip(medians, have, strict=True)]
+            high = [max(m.values[name]) - v for v, (_, m) in zip(medians, have, strict=True)]
+            axes.barh([k + i * height for k, _ in have], medians, height, xerr=[low, high], label=name)
+        axes.set_yticks(
+            [k + 0.4 - height / 2 for k in range(len(shown))], [m.what for m in shown], fontsize=7
+        )
+        axes.invert_yaxis()
+        axes.set_xlabel(shown[0].unit)
+        axes.set_title(row)
+        axes.legend(fontsize=7)
+        fig.tight_layout()
+        fig.savefig(folder / f"{row}.png", dpi=110)
+        plt.close(fig)
+        names.append(row)
+    return names
