@@ -1,1 +1,44 @@
 """Bytes by (path, ranges) from any fsspec URL. Knows nothing of tars or samples."""
+
+from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
+from energon_stream.storage.counters import Counters, CounterSnapshot, default_counters
+from energon_stream.storage.fetcher import Fetcher, shared_fetcher
+from energon_stream.storage.isolate import run_isolated
+from energon_stream.storage.local import LocalStore
+from energon_stream.storage.planner import FetchPlan, plan_fetches
+from energon_stream.storage.retry import RetryPolicy
+from energon_stream.storage.spec import StoreSpec, Transport
+from energon_stream.storage.url import (
+    is_local,
+    is_url,
+    join_url,
+    local_path,
+    parent_url,
+    strip_credentials,
+)
+
+__all__ = [
+    "Body",
+    "ByteRange",
+    "CounterSnapshot",
+    "Counters",
+    "FetchPlan",
+    "Fetcher",
+    "ListEntry",
+    "LocalStore",
+    "ObjectMeta",
+    "RetryPolicy",
+    "Store",
+    "StoreSpec",
+    "Transport",
+    "default_counters",
+    "is_local",
+    "is_url",
+    "join_url",
+    "local_path",
+    "parent_url",
+    "plan_fetches",
+    "run_isolated",
+    "shared_fetcher",
+    "strip_credentials",
+]

@@ -1,0 +1,332 @@
+"""Any fsspec URL. The only module that touches fsspec; its conventions end here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from energon_stream.errors import (
+    AccessDeniedError,
+    StorageError,
+    UnsupportedStoreError,
+)
+from energon_stream.storage._answers import answer_error, broken, not_partial, short_body
+from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
+from energon_stream.storage.fork import PerProcess
+from energon_stream.storage.url import strip_credentials, url_scheme
+
+__all__ = ["FsspecStore", "open_fsspec"]
+
+_ETAG_NAMES = ("ETag", "etag", "e_tag")
+_NETWORK_MODULES = ("aiohttp", "urllib3", "requests", "ssl", "http")
+
+
+def open_fsspec(url: str, options: Mapping[str, Any]) -> FsspecStore:
+    """A store on fsspec.
+
+    Raises:
+        UnsupportedStoreError: No file system for the scheme, or its package is not installed.
+    """
+    store_class = S3fsStore if url_scheme(url) in ("s3", "s3a") else FsspecStore
+    return store_class(url, options)
+
+
+class FsspecStore:
+    """See ``Store``. Works with what every fsspec file system offers.
+
+    There is no conditional read in fsspec, so content versions are compared after the read at the
+    price of one more request, where the file system tells them at all.
+    """
+
+    is_local = False
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._url = strip_credentials(url).rstrip("/")
+        with self._named_errors(""):
+            self._fs, root = _file_system(url, self._options(options))
+        self._root = root.rstrip("/")
+
+    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(options)
+
+    @property
+    def url(self) -> str:
+        """Root URL without credentials."""
+        return self._url
+
+    def get(self, path: str, *, etag: str | None = None) -> Body:
+        """Read a whole object."""
+        with self._named_errors(path):
+            data = self._fs.cat_file(self._path(path))
+        return self._body(path, data, etag, len(data))
+
+    def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
+        """Read a byte range."""
+        with self._named_errors(path):  # by keyword: the second positional one is a version in s3fs
+            data = self._fs.cat_file(self._path(path), start=byte_range.start, end=byte_range.stop)
+        if len(data) > len(byte_range):
+            raise not_partial(self._where(path))
+        if len(data) < len(byte_range):
+            raise short_body(byte_range, f"{len(data)} of them", self._where(path))
+        return self._body(path, data, etag, None)
+
+    def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
+        """Read the last bytes."""
+        size = self.head(path).size  # not every file system knows suffixes
+        with self._named_errors(path):
+            data = self._fs.cat_file(self._path(path), start=max(0, size - length), end=size) if size else b""
+        return self._body(path, data, etag, size)
+
+    def head(self, path: str) -> ObjectMeta:
+        """Metadata of one object."""
+        with self._named_errors(path):
+            info = self._fs.info(self._path(path))
+        if info["type"] != "file":
+            raise answer_error(404, "", "it is a folder", where=self._where(path), endpoint=self._fs.protocol)
+        return _meta(info)
+
+    def list(self, prefix: str = "") -> Iterator[ListEntry]:
+        """All objects below a folder."""
+        folder = self._path(prefix)
+        with self._named_errors(prefix):
+            try:
+                found = self._fs.find(folder, detail=True)
+            except FileNotFoundError:
+                return
+        for name, info in found.items():
+            if name != folder:  # some file systems list a file as its own content
+                yield ListEntry(name[len(self._root) :].lstrip("/"), _meta(info))
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a whole object."""
+        target = self._path(path)
+        with self._named_errors(path):
+            if not self._fs.async_impl:  # object stores have no folders, and s3fs would make a bucket
+                self._fs.makedirs(self._fs._parent(target), exist_ok=True)
+            self._fs.pipe_file(target, bytes(data))
+
+    def put_file(self, path: str, local_path: str) -> None:
+        """Upload a local file."""
+        with open(local_path, "rb"), self._named_errors(path):  # a missing source is not a missing object
+            self._fs.put_file(local_path, self._path(path))
+
+    def delete(self, path: str) -> None:
+        """Remove one object."""
+        with self._named_errors(path):
+            try:
+                self._fs.rm_file(self._path(path))
+            except FileNotFoundError:
+                return
+
+    def close(self) -> None:
+        """Forget the file system; fsspec closes its connections when the last user lets go."""
+        systems = _systems.get()
+        for key in [key for key, system in systems.items() if system is self._fs]:
+            systems.pop(key, None)
+
+    def _path(self, path: str) -> str:
+        if not path:
+            return self._root
+        before, mark, query = self._root.partition("?") if "://" in self._root else (self._root, "", "")
+        return f"{before}/{path}{mark}{query}"
+
+    def _where(self, path: str) -> str:
+        return f"{self._url}/{path}" if path else self._url
+
+    def _body(self, path: str, data: bytes, etag: str | None, total_size: int | None) -> Body:
+        if etag is not None:
+            current = self.head(path).etag
+            if current is None:
+                raise UnsupportedStoreError(
+                    "this file system has no content versions to compare", where=self._where(path)
+                )
+            if current != etag:
+                raise answer_error(412, "", "", where=self._where(path), endpoint="")
+        return Body(memoryview(data), etag, total_size)
+
+    @contextmanager
+    def _named_errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:
+            raise _name(error, self._where(path), self._endpoint()) from error
+
+    def _endpoint(self) -> str:
+        return f"the {url_scheme(self._url)} store"
+
+
+class S3fsStore(FsspecStore):
+    """S3 through s3fs's client, with If-Match and exact keys."""
+
+    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        result = dict(options)
+        client = dict(result.get("client_kwargs") or {})
+        region = os.environ.get("AWS_REGION")
+        if region and not result.get("profile"):  # botocore reads AWS_DEFAULT_REGION only
+            client.setdefault("region_name", region)
+        config = dict(result.get("config_kwargs") or {})
+        # botocore's retries off; s3fs's own are switched off where the file system is made.
+        config.setdefault("retries", {"total_max_attempts": 1})
+        return result | {"client_kwargs": client, "config_kwargs": config}
+
+    def get(self, path: str, *, etag: str | None = None) -> Body:
+        """Read a whole object."""
+        return self._read(path, None, etag)[0]
+
+    def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
+        """Read a byte range."""
+        body, content_range = self._read(path, f"bytes={byte_range.start}-{byte_range.stop - 1}", etag)
+        if content_range is None:
+            raise not_partial(self._where(path))
+        if not content_range.startswith(f"bytes {byte_range.start}-{byte_range.stop - 1}/"):
+            raise short_body(byte_range, content_range, self._where(path))
+        return body
+
+    def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
+        """Read the last bytes."""
+        return self._read(path, f"bytes=-{length}", etag)[0]
+
+    def head(self, path: str) -> ObjectMeta:
+        """Metadata of one object."""
+        with self._named_errors(path):
+            answer = self._fs.call_s3("head_object", **self._address(path))
+        return ObjectMeta(answer["ContentLength"], answer["ETag"])
+
+    def list(self, prefix: str = "") -> Iterator[ListEntry]:
+        """All objects below a folder."""
+        bucket, _, folder = self._path(prefix).partition("/")
+        below_root = len(self._root.partition("/")[2])
+        request: dict[str, Any] = {"Bucket": bucket, "Prefix": f"{folder}/" if folder else ""}
+        while True:
+            with self._named_errors(prefix):
+                page = self._fs.call_s3("list_objects_v2", **request)
+            for found in page.get("Contents", ()):
+                if not found["Key"].endswith("/"):  # a console's marker of an empty folder
+                    key = found["Key"][below_root:].lstrip("/")
+                    yield ListEntry(key, ObjectMeta(found["Size"], found["ETag"]))
+            if not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+    def _address(self, path: str) -> dict[str, str]:
+        bucket, _, key = self._path(path).partition("/")
+        return {"Bucket": bucket, "Key": key}
+
+    def _read(self, path: str, byte_range: str | None, etag: str | None) -> tuple[Body, str | None]:
+        from fsspec.asyn import sync
+
+        request = self._address(path)
+        if byte_range is not None:
+            request["Range"] = byte_range
+        if etag is not None:
+            request["IfMatch"] = etag
+
+        async def read() -> tuple[Any, bytes]:
+            answer = await self._fs._call_s3("get_object", **request)
+            async with answer["Body"] as stream:
+                return answer, await stream.read()
+
+        with self._named_errors(path):
+            answer, data = sync(self._fs.loop, read)
+        content_range: str | None = answer.get("ContentRange")
+        total = int(content_range.rpartition("/")[2]) if content_range else len(data)
+        return Body(memoryview(data), answer["ETag"], total), content_range
+
+    def _endpoint(self) -> str:
+        endpoint = getattr(self._fs, "endpoint_url", None) if hasattr(self, "_fs") else None
+        return endpoint or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
+
+
+_systems: PerProcess[dict[tuple[Any, ...], Any]] = PerProcess(dict)
+
+
+def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """fsspec's file system, one per options and process, and the path of ``url`` in it."""
+    import fsspec
+    from fsspec.asyn import AsyncFileSystem
+
+    if "::" in url:  # every element of a chain has its own options; fsspec sorts them out
+        system, path = fsspec.core.url_to_fs(url, **options)
+        return system, path
+    try:
+        cls = fsspec.get_filesystem_class(url_scheme(url))
+    except (ValueError, ImportError) as error:
+        raise UnsupportedStoreError(
+            f"no file system for {url_scheme(url)}://: {error}",
+            where=strip_credentials(url),
+            hint="Check the URL, or install the package that provides it.",
+        ) from error
+    options = cls._get_kwargs_from_urls(url) | options
+    environment = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
+    key = (cls, json.dumps(options, sort_keys=True, default=repr), tuple(environment))
+    systems = _systems.get()
+    if key not in systems:
+        extra: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+        if issubclass(cls, AsyncFileSystem):
+            extra["loop"] = _loop.get()
+        system = cls(**options, **extra)
+        if hasattr(system, "retries"):
+            system.retries = 1  # one retry layer, ours
+        systems.setdefault(key, system)
+    return systems[key], cls._strip_protocol(url)
+
+
+def _start_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="energon-fsspec", daemon=True).start()
+    return loop
+
+
+_loop = PerProcess(_start_loop)
+
+
+def _meta(info: Mapping[str, Any]) -> ObjectMeta:
+    return ObjectMeta(info["size"], next((info[name] for name in _ETAG_NAMES if info.get(name)), None))
+
+
+def _name(error: BaseException, where: str, endpoint: str) -> StorageError:
+    """The error of ours for one of fsspec's, of botocore's or of an HTTP library's."""
+    cause: BaseException | None = error
+    while cause is not None:
+        response = getattr(cause, "response", None)
+        if isinstance(response, Mapping):  # botocore.exceptions.ClientError
+            status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            answer = response.get("Error", {})
+            code = str(answer.get("Code", ""))
+            message = str(answer.get("Message", ""))
+            return answer_error(
+                status, "" if code.isdigit() else code, message, where=where, endpoint=endpoint
+            )
+        for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
+            number = getattr(cause, name, None)
+            if isinstance(number, int) and 300 <= number < 600:
+                return answer_error(number, "", str(cause), where=where, endpoint=endpoint)
+        cause = cause.__cause__
+    name = type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        return answer_error(404, "", str(error), where=where, endpoint=endpoint)
+    if isinstance(error, PermissionError) or "Credentials" in name:
+        return AccessDeniedError(
+            f"access denied: {strip_credentials(str(error))}",
+            where=where,
+            hint="Set the store's environment variables, pass storage_options, or anon=True.",
+        )
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError, ConnectionError)) or _is_network(error):
+        return broken(f"{name} {error}".strip(), where=where, endpoint=endpoint)
+    return StorageError(f"the request failed: {name}: {strip_credentials(str(error))}", where=where)
+
+
+def _is_network(error: BaseException) -> bool:
+    if type(error).__module__.partition(".")[0] in _NETWORK_MODULES:
+        return True
+    return any(
+        base.__name__ in ("HTTPClientError", "ConnectionError", "IncompleteReadError", "FSTimeoutError")
+        for base in type(error).__mro__
+    )

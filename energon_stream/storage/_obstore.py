@@ -1,0 +1,237 @@
+"""S3, GCS, Azure and HTTP through obstore's synchronous API (its asynchronous one aborts at exit)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.errors import (
+    AccessDeniedError,
+    RangeError,
+    StorageError,
+    TransientStorageError,
+    UnsupportedStoreError,
+)
+from energon_stream.storage._answers import answer_error, broken, not_partial, short_body
+from energon_stream.storage._obstore_target import Target, resolve_target
+from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
+from energon_stream.storage.fork import PerProcess, mark_obstore_used, obstore_usable
+from energon_stream.storage.url import strip_credentials
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+
+__all__ = ["ObstoreStore", "open_obstore"]
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_METADATA_SERVICES = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
+
+_clients: PerProcess[dict[Target, Any]] = PerProcess(dict)
+
+
+def open_obstore(url: str, options: Mapping[str, Any]) -> ObstoreStore:
+    """A store on obstore.
+
+    Raises:
+        UnsupportedStoreError: Not a URL or option of obstore's, or this process is a fork of one
+            that had used obstore.
+    """
+    target, root = resolve_target(url, options)
+    if not obstore_usable():
+        raise UnsupportedStoreError(
+            "obstore was used before this process was forked, and its runtime does not survive that",
+            where=strip_credentials(url),
+            hint="Use transport='auto', or start the process with 'spawn'.",
+        )
+    return ObstoreStore(url, target, root)
+
+
+class ObstoreStore:
+    """See ``Store``. The client is made with the first request and shared by equal targets."""
+
+    is_local = False
+
+    def __init__(self, url: str, target: Target, root: str) -> None:
+        self._url = strip_credentials(url).rstrip("/")
+        self._target = target
+        self._root = root
+
+    @property
+    def url(self) -> str:
+        """Root URL without credentials."""
+        return self._url
+
+    def get(self, path: str, *, etag: str | None = None) -> Body:
+        """Read a whole object."""
+        return self._get(path, {}, etag)
+
+    def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
+        """Read a byte range."""
+        wanted = (byte_range.start, byte_range.stop)
+        body = self._get(path, {"range": wanted}, etag)
+        if len(body.data) != len(byte_range):  # the store clips at the end of the object
+            raise short_body(byte_range, f"{body.total_size} bytes", self._where(path))
+        return body
+
+    def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
+        """Read the last bytes."""
+        return self._get(path, {"range": {"suffix": length}}, etag)
+
+    def head(self, path: str) -> ObjectMeta:
+        """Metadata of one object."""
+        import obstore
+
+        with self._named_errors(path):
+            return _meta(obstore.head(self._client(), self._key(path)))
+
+    def list(self, prefix: str = "") -> Iterator[ListEntry]:
+        """All objects below a folder."""
+        import obstore
+
+        folder = self._key(prefix)
+        below_root = len(self._root) + 1 if self._root else 0
+        with self._named_errors(prefix):
+            for page in obstore.list(self._client(), folder or None, chunk_size=1000):
+                for found in page:
+                    yield ListEntry(found["path"][below_root:], _meta(found))
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a whole object."""
+        import obstore
+
+        with self._named_errors(path):
+            obstore.put(self._client(), self._key(path), data)
+
+    def put_file(self, path: str, local_path: str) -> None:
+        """Upload a local file, in parts where it is large."""
+        import obstore
+
+        with open(local_path, "rb"), self._named_errors(path):  # a missing source is not a missing object
+            obstore.put(self._client(), self._key(path), Path(local_path))
+
+    def delete(self, path: str) -> None:
+        """Remove one object."""
+        import obstore
+
+        with self._named_errors(path):
+            try:
+                obstore.delete(self._client(), self._key(path))
+            except FileNotFoundError:
+                return
+
+    def close(self) -> None:
+        """Let go of the shared client; stores that still read keep it until they are done."""
+        _clients.get().pop(self._target, None)
+
+    def _get(self, path: str, options: GetOptions, etag: str | None) -> Body:
+        import obstore
+
+        if etag is not None:
+            options["if_match"] = etag
+        with self._named_errors(path):
+            result = obstore.get(self._client(), self._key(path), options=options)
+            data = memoryview(result.bytes())
+            meta = result.meta
+        first, last = result.range
+        if len(data) != last - first:
+            raise TransientStorageError("the body ended early", where=self._where(path))
+        return Body(data, _etag(meta), meta["size"])
+
+    def _key(self, path: str) -> str:
+        return f"{self._root}/{path}" if self._root and path else self._root or path
+
+    def _where(self, path: str) -> str:
+        return f"{self._url}/{path}" if path else self._url
+
+    def _client(self) -> Any:
+        clients = _clients.get()
+        client = clients.get(self._target)
+        if client is None:
+            mark_obstore_used()
+            client = clients.setdefault(self._target, _make_client(self._target))
+        return client
+
+    @contextmanager
+    def _named_errors(self, path: str) -> Iterator[None]:
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except StorageError:
+            raise
+        except (BaseError, FileNotFoundError, ValueError) as error:
+            raise self._name(error, path) from error
+
+    def _name(self, error: Exception, path: str) -> StorageError:
+        where, endpoint = self._where(path), self._target.endpoint
+        # The first part is for people, the second is a dump of Rust values that may hold secrets.
+        text = str(error).partition("\n\nDebug source")[0]
+        status = _STATUS.search(text)
+        if any(service in text for service in _METADATA_SERVICES):
+            return AccessDeniedError(
+                "no credentials were found",
+                where=where,
+                hint="Set the store's environment variables, pass storage_options, or anon=True.",
+            )
+        if status:
+            code, message = _CODE.search(text), _MESSAGE.search(text)
+            return answer_error(
+                int(status[1]),
+                code[1] if code else "",
+                message[1] if message else "",
+                where=where,
+                endpoint=endpoint,
+            )
+        if isinstance(error, FileNotFoundError):
+            return answer_error(404, "", text, where=where, endpoint=endpoint)
+        if "non-partial" in text:
+            return not_partial(where)
+        if "Requested" in text and ", got" in text:
+            return RangeError(f"the store sent another byte range: {text}", where=where)
+        if "HTTP error" in text:
+            cause = (
+                "no answer or no progress in time" if "TimedOut" in str(error) else text.rpartition(" - ")[2]
+            )
+            return broken(cause, where=where, endpoint=endpoint)
+        if "redirect" in text:
+            return answer_error(301, "", text.rpartition(" - ")[2], where=where, endpoint=endpoint)
+        return StorageError(f"the request failed: {strip_credentials(text)}", where=where)
+
+
+def _make_client(target: Target) -> Any:
+    from datetime import timedelta
+
+    from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+
+    client_options: Any = dict(target.client_options)
+    if "default_headers" in client_options:
+        client_options["default_headers"] = dict(client_options["default_headers"])
+    # One retry layer, ours. (obstore's would also repeat without our counting it.)
+    common: Any = {
+        "client_options": client_options,
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(minutes=3)},
+    }
+    config: Any = dict(target.config)
+    if target.kind == "http":
+        return HTTPStore.from_url(target.root, **common)
+    if target.kind == "gcs":
+        return GCSStore(target.root, config=config, **common)
+    if target.kind == "azure":
+        return AzureStore(target.root, config=config, **common)
+    provider: Any = target.credentials
+    return S3Store(target.root, config=config, credential_provider=provider, **common)
+
+
+def _meta(found: Mapping[str, Any]) -> ObjectMeta:
+    return ObjectMeta(found["size"], _etag(found))
+
+
+def _etag(found: Mapping[str, Any]) -> str | None:
+    etag: str | None = found["e_tag"]
+    # A weak one never matches in If-Match (RFC 9110, 13.1.1).
+    return None if etag is None or etag.startswith("W/") else etag

@@ -1,0 +1,266 @@
+"""URL, fsspec-style options and environment -> what an obstore client is made of. No request is made."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from energon_stream.errors import AccessDeniedError, ConfigError, UnsupportedStoreError
+from energon_stream.storage.url import strip_credentials, url_scheme
+
+__all__ = ["Target", "resolve_target"]
+
+_Items = tuple[tuple[str, Any], ...]
+
+_KINDS: dict[str, Literal["s3", "gcs", "azure", "http"]] = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+    "http": "http",
+    "https": "http",
+}
+# fsspec's names (gcsfs, adlfs) -> obstore's.
+_GCS_NAMES = {"anon": "skip_signature", "token": "service_account"}
+_AZURE_NAMES = {
+    "anon": "skip_signature",
+    "account_name": "account_name",
+    "account_key": "account_key",
+    "sas_token": "sas_token",
+    "tenant_id": "tenant_id",
+    "client_id": "client_id",
+    "client_secret": "client_secret",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StaticCredentials:
+    """Credentials that do not expire, in the form of an obstore credential provider."""
+
+    key: str = field(repr=False)
+    secret: str = field(repr=False)
+    token: str | None = field(repr=False)
+
+    def __call__(self) -> dict[str, Any]:
+        return {
+            "access_key_id": self.key,
+            "secret_access_key": self.secret,
+            "token": self.token,
+            "expires_at": None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCredentials:
+    """Credentials of an AWS profile (files, SSO, assumed roles), refreshed by botocore."""
+
+    profile: str | None
+
+    def __call__(self) -> dict[str, Any]:
+        from datetime import datetime, timedelta, timezone
+
+        found = _aws_session(self.profile).get_credentials()
+        if found is None:
+            raise AccessDeniedError(
+                "no AWS credentials were found",
+                hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or pass anon=True.",
+            )
+        frozen = found.get_frozen_credentials()
+        # botocore refreshes on its own when asked; five minutes is how often it is asked.
+        expires = datetime.now(timezone.utc) + timedelta(minutes=5)
+        return StaticCredentials(frozen.access_key, frozen.secret_key, frozen.token)() | {
+            "expires_at": expires
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One client: equal targets share it.
+
+    Attributes:
+        kind: Which of obstore's stores.
+        root: Bucket, container, or ``scheme://host``.
+        config: Items of the store's configuration.
+        client_options: Items of the HTTP client's options.
+        credentials: Credential provider, or None for obstore's own search.
+        endpoint: Server, for messages.
+    """
+
+    kind: Literal["s3", "gcs", "azure", "http"]
+    root: str
+    config: _Items = field(default=(), repr=False)
+    client_options: _Items = field(default=(), repr=False)
+    credentials: StaticCredentials | SessionCredentials | None = None
+    endpoint: str = ""
+
+
+def resolve_target(url: str, options: Mapping[str, Any]) -> tuple[Target, str]:
+    """The client for a URL, and the path below the client's root.
+
+    Raises:
+        UnsupportedStoreError: Not a URL of obstore's, or an option that obstore cannot honour.
+        ConfigError: A profile that does not exist.
+    """
+    scheme = url_scheme(url)
+    kind = _KINDS.get(scheme)
+    rest = url.partition("://")[2]
+    authority, _, path = rest.partition("/")
+    if kind is None or not authority or "::" in url or "@" in authority or (kind == "http" and "?" in rest):
+        raise UnsupportedStoreError(
+            "the obstore transport does not know this kind of URL",
+            where=strip_credentials(url),
+            hint="Use transport='auto' or 'fsspec'.",
+        )
+    left = {name: value for name, value in options.items() if value is not None}
+    if kind == "s3":
+        target = _s3(authority, left)
+    elif kind == "http":
+        headers = left.pop("headers", None)
+        client = {"default_headers": tuple(sorted(headers.items()))} if headers else {}
+        host = f"{scheme}://{authority}"
+        target = Target("http", host, (), _client_options(host, client), None, host)
+        path = unquote(path)
+    elif kind == "gcs":
+        if left.get("token") == "anon":
+            left["anon"] = bool(left.pop("token"))
+        elif not str(left.get("token", ".json")).endswith(".json"):
+            raise _unsupported(["token"], url)
+        target = Target("gcs", authority, _renamed(left, _GCS_NAMES), _client_options(""), None, "GCS")
+    else:
+        target = Target("azure", authority, _renamed(left, _AZURE_NAMES), _client_options(""), None, "Azure")
+    if left:
+        raise _unsupported(sorted(left), url)
+    return target, path.strip("/")
+
+
+def _s3(bucket: str, left: dict[str, Any]) -> Target:
+    client_kwargs = dict(left.pop("client_kwargs", {}))
+    config_kwargs = dict(left.pop("config_kwargs", {}))
+    s3_config = dict(config_kwargs.pop("s3", {}))
+    environment = os.environ.get
+    anon = left.pop("anon", False)
+    profile = left.pop("profile", None)
+    key = left.pop("key", None) or client_kwargs.pop("aws_access_key_id", None)
+    secret = left.pop("secret", None) or client_kwargs.pop("aws_secret_access_key", None)
+    token = left.pop("token", None) or client_kwargs.pop("aws_session_token", None)
+    if not key and not profile:  # a profile that was asked for outranks the environment, as with botocore
+        key, secret = environment("AWS_ACCESS_KEY_ID"), environment("AWS_SECRET_ACCESS_KEY")
+        token = environment("AWS_SESSION_TOKEN")
+    endpoint = (
+        left.pop("endpoint_url", None)
+        or client_kwargs.pop("endpoint_url", None)
+        or environment("AWS_ENDPOINT_URL_S3")
+        or environment("AWS_ENDPOINT_URL")
+    )
+    region = (
+        client_kwargs.pop("region_name", None)
+        or environment("AWS_REGION")
+        or environment("AWS_DEFAULT_REGION")
+    )
+    credentials: StaticCredentials | SessionCredentials | None = None
+    if key and secret:
+        credentials = StaticCredentials(key, secret, token or None)
+    if not (endpoint and region and (credentials or anon)) and _has_aws_files(profile):
+        session = _aws_session(profile)
+        endpoint = endpoint or _profile_endpoint(session)
+        region = region or session.get_config_variable("region")
+        credentials = credentials or SessionCredentials(profile)
+
+    config: dict[str, Any] = {"region": region or "us-east-1", "skip_signature": bool(anon)}
+    client: dict[str, Any] = {}
+    virtual = s3_config.pop("addressing_style", "auto") == "virtual"
+    if endpoint:
+        endpoint = endpoint.rstrip("/")
+        if virtual:  # obstore wants the bucket in the endpoint then
+            scheme, _, host = endpoint.partition("://")
+            config["endpoint"] = f"{scheme}://{bucket}.{host}"
+        else:
+            config["endpoint"] = endpoint
+        if environment("AWS_ENDPOINT_URL_S3"):  # obstore would prefer it to ours
+            config["aws_endpoint_url_s3"] = config["endpoint"]
+    config["virtual_hosted_style_request"] = virtual
+    if left.pop("requester_pays", False):
+        config["request_payer"] = True
+    for name in ("connect_timeout", "read_timeout"):
+        if name in config_kwargs:
+            client[name] = f"{config_kwargs.pop(name)}s"
+    verify = client_kwargs.pop("verify", None)
+    bundle = verify if isinstance(verify, str) else environment("AWS_CA_BUNDLE")
+    if verify is False:
+        client["allow_invalid_certificates"] = True
+    elif bundle:
+        client["root_certificate"] = Path(bundle).read_text()
+    # What nobody took is an option that obstore cannot honour.
+    left.update(client_kwargs | config_kwargs | s3_config)
+    return Target(
+        "s3",
+        bucket,
+        tuple(sorted(config.items())),
+        _client_options(endpoint or "", client),
+        None if anon else credentials,
+        endpoint or f"AWS, region {config['region']}",
+    )
+
+
+def _client_options(endpoint: str, options: Mapping[str, Any] | None = None) -> _Items:
+    defaults = {
+        "connect_timeout": "5s",
+        "read_timeout": "20s",  # of no progress
+        "timeout": "1h",  # of a whole request; obstore's default of 30 s would end large slow reads
+        "allow_http": endpoint.startswith("http://"),
+    }
+    return tuple(sorted((defaults | dict(options or {})).items()))
+
+
+def _renamed(left: dict[str, Any], names: Mapping[str, str]) -> _Items:
+    return tuple(sorted((names[name], left.pop(name)) for name in list(left) if name in names))
+
+
+def _unsupported(names: list[str], url: str) -> UnsupportedStoreError:
+    return UnsupportedStoreError(
+        f"the obstore transport cannot honour the storage options {names}",
+        where=strip_credentials(url),
+        hint="Use transport='auto' or 'fsspec'.",
+    )
+
+
+def _has_aws_files(profile: str | None) -> bool:
+    if profile or os.environ.get("AWS_PROFILE"):
+        return True
+    files = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config"))
+    return any(os.path.exists(os.path.expanduser(os.environ.get(name, path))) for name, path in files)
+
+
+def _aws_session(profile: str | None) -> Any:
+    names = ("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "HOME")
+    return _cached_session(profile, tuple(os.environ.get(name) for name in names))
+
+
+@functools.lru_cache(maxsize=16)
+def _cached_session(profile: str | None, environment: tuple[str | None, ...]) -> Any:
+    import botocore.exceptions
+    import botocore.session  # slow to import, so only where a profile or file asks for it
+
+    session = botocore.session.Session(profile=profile)
+    try:
+        session.get_scoped_config()
+    except botocore.exceptions.ProfileNotFound as error:
+        raise ConfigError(str(error), hint="Check AWS_PROFILE or the 'profile' storage option.") from error
+    return session
+
+
+def _profile_endpoint(session: Any) -> str | None:
+    from botocore.configprovider import ConfiguredEndpointProvider
+
+    found: str | None = ConfiguredEndpointProvider(
+        full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="s3"
+    ).provide()
+    return found

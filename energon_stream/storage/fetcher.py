@@ -1,0 +1,124 @@
+"""Range requests of one process: a bounded number in flight, the most urgent first."""
+
+from __future__ import annotations
+
+import atexit
+import heapq
+import itertools
+import os
+import threading
+import time
+from concurrent.futures import Future
+
+from energon_stream.errors import ConfigError
+from energon_stream.storage.base import Body, ByteRange, Store
+from energon_stream.storage.fork import PerProcess
+
+__all__ = ["Fetcher", "shared_fetcher"]
+
+_EXIT_GRACE = 5.0  # seconds that requests in flight get to finish when the interpreter exits
+
+_Job = tuple[int, int, "Future[Body]", Store, str, ByteRange, str | None]
+
+
+class Fetcher:
+    """Runs range requests on threads that are born as they are needed.
+
+    Args:
+        max_in_flight: Largest number of requests at one time, and of threads.
+    """
+
+    def __init__(self, max_in_flight: int = 32) -> None:
+        if max_in_flight < 1:
+            raise ConfigError(f"max_in_flight is {max_in_flight}", hint="Use 1 or more.")
+        self._max_in_flight = max_in_flight
+        self._reset()
+        atexit.register(self._drain)
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._wake = threading.Condition()
+        self._jobs: list[_Job] = []
+        self._order = itertools.count()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
+
+    def submit(
+        self, store: Store, path: str, byte_range: ByteRange, *, etag: str | None = None, deadline: int = 0
+    ) -> Future[Body]:
+        """Ask for a byte range.
+
+        Args:
+            store: Where to read; local stores answer within this call.
+            path: Path relative to the store.
+            byte_range: The bytes.
+            etag: Content version that the object must have.
+            deadline: Requests with smaller numbers go first; equal ones in order of submission.
+
+        Returns:
+            The body to come. ``cancel()`` works until the request starts.
+        """
+        future: Future[Body] = Future()
+        job: _Job = (deadline, next(self._order), future, store, path, byte_range, etag)
+        if store.is_local:
+            _answer(job)
+            return future
+        if self._pid != os.getpid():  # the threads and requests of before the fork are the parent's
+            self._reset()
+        with self._wake:
+            heapq.heappush(self._jobs, job)
+            if self._idle >= len(self._jobs):
+                self._wake.notify()
+            elif len(self._threads) < self._max_in_flight:
+                thread = threading.Thread(target=self._work, name="energon-fetch", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                self._idle += 1
+                while not self._jobs and not self._closed:
+                    self._wake.wait()
+                self._idle -= 1
+                if self._closed:
+                    return
+                job = heapq.heappop(self._jobs)
+            _answer(job)
+            del job  # an idle thread must not keep a body alive
+
+    def _drain(self) -> None:
+        """Let requests in flight end before the interpreter goes; a thread in a client must not meet that."""
+        if self._pid != os.getpid():
+            return
+        with self._wake:
+            self._closed = True
+            for job in self._jobs:
+                job[2].cancel()
+            self._jobs.clear()
+            self._wake.notify_all()
+        limit = time.monotonic() + _EXIT_GRACE
+        for thread in self._threads:
+            thread.join(max(0.0, limit - time.monotonic()))
+
+
+def _answer(job: _Job) -> None:
+    _, _, future, store, path, byte_range, etag = job
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        body = store.get_range(path, byte_range, etag=etag)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(body)
+
+
+_SHARED = PerProcess(Fetcher)
+
+
+def shared_fetcher() -> Fetcher:
+    """The fetcher of this process."""
+    return _SHARED.get()

@@ -1,0 +1,54 @@
+"""What must not cross a fork: values that every process makes for itself, and obstore's runtime."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+__all__ = ["PerProcess", "mark_obstore_used", "obstore_usable"]
+
+T = TypeVar("T")
+
+
+class PerProcess(Generic[T]):
+    """A value made on first use and made anew in a forked child. Meant for module level."""
+
+    def __init__(self, factory: Callable[[], T]) -> None:
+        self._factory = factory
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()  # the parent may have held the old one
+        self._value: T | None = None
+
+    def get(self) -> T:
+        """The value of this process."""
+        value = self._value
+        if value is None:
+            with self._lock:
+                value = self._value
+                if value is None:
+                    value = self._value = self._factory()
+        return value
+
+
+_obstore_pid: int | None = None
+
+
+def mark_obstore_used() -> None:
+    """Note that this process starts obstore's runtime."""
+    global _obstore_pid
+    if _obstore_pid is None:
+        _obstore_pid = os.getpid()
+
+
+def obstore_usable() -> bool:
+    """False in a child of a process that had started obstore's runtime before the fork.
+
+    The runtime's threads are gone in the child while the runtime believes them alive, so that the
+    child's first request would wait for ever.
+    """
+    return _obstore_pid in (None, os.getpid())

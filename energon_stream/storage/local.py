@@ -1,0 +1,184 @@
+"""Local files, memory-mapped: reads are views of the page cache."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from energon_stream.errors import (
+    AccessDeniedError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    RangeError,
+    StorageError,
+)
+from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
+from energon_stream.storage.url import local_path
+
+__all__ = ["LocalStore"]
+
+_MAX_MAPS = 64
+_TEMP_SUFFIX = ".energon-tmp"
+
+
+class LocalStore:
+    """A folder (or a file, as path ``""``) of the local file system.
+
+    Bodies are read-only views of memory maps; a view keeps its map alive, so the maps that this
+    store remembers are bounded while views live as long as they are needed. Every read checks the
+    file's identity, so a replaced file is never served from an old map. Shortening a file in place
+    under a live view is the one thing that a map cannot survive.
+
+    Args:
+        root: Path or ``file://`` URL.
+    """
+
+    is_local = True
+
+    def __init__(self, root: str) -> None:
+        self._root = local_path(root)
+        # functools' cache needs no lock of ours, so nothing of this store can be held across a fork.
+        self._map = lru_cache(maxsize=_MAX_MAPS)(_map_file)
+
+    @property
+    def url(self) -> str:
+        """Absolute path of the root."""
+        return self._root
+
+    def get(self, path: str, *, etag: str | None = None) -> Body:
+        """Map a whole file; see ``Store``."""
+        view, version = self._view(path, etag)
+        return Body(view, version, len(view))
+
+    def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
+        """A view of a byte range; see ``Store``."""
+        view, version = self._view(path, etag)
+        start, stop = byte_range.start, byte_range.stop
+        if not 0 <= start <= stop <= len(view):
+            raise RangeError(
+                f"bytes {start} to {stop} are asked for, the file has {len(view)}",
+                where=self._locate(path),
+                hint="The file is shorter than its index says; prepare the dataset again.",
+            )
+        return Body(view[start:stop], version, len(view))
+
+    def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
+        """A view of the last bytes; see ``Store``."""
+        view, version = self._view(path, etag)
+        return Body(view[max(0, len(view) - length) :], version, len(view))
+
+    def head(self, path: str) -> ObjectMeta:
+        """Size and identity of a file; see ``Store``."""
+        location = self._locate(path)
+        with _named_errors(location):
+            status = os.stat(location)
+        if not os.path.isfile(location):
+            raise _not_found(location)
+        return ObjectMeta(status.st_size, _etag(status))
+
+    def list(self, prefix: str = "") -> Iterator[ListEntry]:
+        """All files below a folder, sorted; see ``Store``."""
+        entries = []
+        below_root = len(os.path.join(self._root, ""))
+        for folder, _, names in os.walk(self._locate(prefix), followlinks=True):
+            for name in names:
+                if name.endswith(_TEMP_SUFFIX):
+                    continue
+                location = os.path.join(folder, name)
+                try:
+                    status = os.stat(location)
+                except FileNotFoundError:  # a dangling link, or removed meanwhile
+                    continue
+                entries.append(ListEntry(location[below_root:], ObjectMeta(status.st_size, _etag(status))))
+        return iter(sorted(entries, key=lambda entry: entry.path))
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a file by way of a temporary one beside it; see ``Store``."""
+        with self._replacing(path) as temporary:
+            Path(temporary).write_bytes(data)
+
+    def put_file(self, path: str, local_path: str) -> None:
+        """Copy a file in, visible when complete; see ``Store``."""
+        with self._replacing(path) as temporary:
+            shutil.copyfile(local_path, temporary)
+
+    def delete(self, path: str) -> None:
+        """Remove a file; see ``Store``."""
+        location = self._locate(path)
+        with _named_errors(location):
+            Path(location).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Forget the maps; live views keep theirs."""
+        self._map.cache_clear()
+
+    def _locate(self, path: str) -> str:
+        return os.path.join(self._root, path) if path else self._root
+
+    def _view(self, path: str, etag: str | None) -> tuple[memoryview, str]:
+        location = self._locate(path)
+        with _named_errors(location):
+            version = _etag(os.stat(location))
+            if etag not in (None, version):
+                raise _changed(location)
+            return self._map(location, version), version
+
+    @contextmanager
+    def _replacing(self, path: str) -> Iterator[str]:
+        location = self._locate(path)
+        with _named_errors(location):
+            folder = os.path.dirname(location)
+            os.makedirs(folder, exist_ok=True)
+            temporary = os.path.join(folder, f".{uuid.uuid4().hex}{_TEMP_SUFFIX}")
+            try:
+                yield temporary
+                os.replace(temporary, location)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+
+
+def _etag(status: os.stat_result) -> str:
+    return f'"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"'
+
+
+def _map_file(location: str, version: str) -> memoryview:
+    with open(location, "rb") as file:
+        status = os.fstat(file.fileno())
+        if _etag(status) != version:
+            raise _changed(location)
+        # An empty file cannot be mapped.
+        return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if status.st_size else b"")
+
+
+def _changed(location: str) -> ObjectChangedError:
+    return ObjectChangedError(
+        "the file was replaced while it was in use",
+        where=location,
+        hint="Prepare the dataset again and start a new run.",
+    )
+
+
+def _not_found(location: str) -> ObjectNotFoundError:
+    return ObjectNotFoundError("no such file", where=location, hint="Check the path.")
+
+
+@contextmanager
+def _named_errors(location: str) -> Iterator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise _not_found(location) from error
+    except PermissionError as error:
+        raise AccessDeniedError(
+            "the file system refused access", where=location, hint="Check owner and mode of the file."
+        ) from error
+    except OSError as error:
+        raise StorageError(f"reading or writing failed: {error.strerror}", where=location) from error

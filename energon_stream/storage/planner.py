@@ -1,0 +1,106 @@
+"""Which byte ranges to fetch together: a pure function of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_stream.errors import ConfigError
+
+__all__ = ["FetchPlan", "plan_fetches"]
+
+_Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FetchPlan:
+    """Fetches that serve a set of ranges.
+
+    Attributes:
+        objects: int64 [k], object of each fetch.
+        starts: int64 [k], first byte of each fetch; fetches are ordered by (object, start).
+        stops: int64 [k], byte after the last one.
+        fetch_of: int64 [m], for every input range the fetch that holds all of it, or -1.
+    """
+
+    objects: _Int64s
+    starts: _Int64s
+    stops: _Int64s
+    fetch_of: _Int64s
+
+
+def plan_fetches(
+    objects: _Int64s,
+    starts: _Int64s,
+    stops: _Int64s,
+    required: NDArray[np.bool_],
+    *,
+    max_gap: int,
+    max_bytes: int,
+) -> FetchPlan:
+    """Merge neighbouring ranges into fetches.
+
+    Ranges of one object merge while the gap to the next range (required or not) is at most
+    ``max_gap`` and the fetch stays within ``max_bytes``; a single larger range gets a fetch of its
+    own. A fetch begins and ends with a required range. Ranges that are not required are served
+    where they lie inside a fetch: their bytes bridge gaps, and someone will want them soon.
+
+    Args:
+        objects: int64 [m], any numbers that name the objects.
+        starts: int64 [m], first bytes.
+        stops: int64 [m], bytes after the last ones.
+        required: bool [m], the ranges that must be served.
+        max_gap: Bytes that may be fetched in vain between two ranges.
+        max_bytes: Largest merged fetch.
+
+    Returns:
+        The fetches; every required range is served by exactly one.
+
+    Raises:
+        ConfigError: Limits or ranges are negative.
+    """
+    if max_gap < 0 or max_bytes < 1 or np.any(starts < 0) or np.any(stops < starts):
+        raise ConfigError(
+            f"limits (max_gap={max_gap}, max_bytes={max_bytes}) or ranges are negative",
+            hint="Use max_gap >= 0, max_bytes >= 1 and 0 <= start <= stop.",
+        )
+    fetch_of = np.full(len(objects), -1, dtype=np.int64)
+    if not np.any(required):
+        none = np.empty(0, dtype=np.int64)
+        return FetchPlan(none, none, none, fetch_of)
+
+    # One number line for all objects: object after object, far enough apart never to merge.
+    names, rank = np.unique(objects, return_inverse=True)
+    shift = rank.astype(np.int64) * (int(stops.max()) + max_gap + max_bytes + 1)
+    order = np.lexsort((-stops, starts + shift))  # a range comes before those that it holds
+    first, last = (starts + shift)[order], (stops + shift)[order]
+    reach = np.maximum.accumulate(last)  # ranges may overlap or hold each other
+    island = np.zeros(len(order), dtype=np.int64)
+    np.cumsum(first[1:] - reach[:-1] > max_gap, out=island[1:])
+
+    # Only required ranges make fetches. Along them: the index at which a fetch begun at i must end.
+    needed = np.flatnonzero(required[order])
+    first_needed, last_needed = first[needed], last[needed]
+    reach_needed = np.maximum.accumulate(last_needed)
+    by_size = np.searchsorted(reach_needed, np.maximum(first_needed + max_bytes, last_needed), side="right")
+    by_gap = np.searchsorted(island[needed], island[needed], side="right")
+    following = np.minimum(by_size, by_gap).tolist()
+    heads = []
+    head = 0
+    while head < len(following):
+        heads.append(head)
+        head = following[head]
+    tails = np.array([*heads[1:], len(following)]) - 1
+
+    fetch_first, fetch_last = first_needed[heads], reach_needed[tails]
+    # The fetch that begins last at or before a range; a required range belongs to its own run, which
+    # differs from that only where ranges overlap across fetches.
+    serving = np.searchsorted(fetch_first, first, side="right") - 1
+    serving[needed] = np.repeat(np.arange(len(heads)), np.diff([*heads, len(following)]))
+    served = (serving >= 0) & (last <= fetch_last[serving])
+    fetch_of[order] = np.where(served, serving, -1)
+
+    origin = order[needed[heads]]
+    return FetchPlan(names[rank[origin]], fetch_first - shift[origin], fetch_last - shift[origin], fetch_of)

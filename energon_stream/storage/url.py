@@ -1,0 +1,101 @@
+"""Pure functions on paths: local or URL, joining, and what may be shown of them."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+
+from energon_stream.errors import ConfigError
+
+__all__ = ["is_local", "is_url", "join_url", "local_path", "parent_url", "strip_credentials", "url_scheme"]
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(::|://)")
+_LOCAL_SCHEMES = ("file", "local")
+_USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
+_SECRET_QUERY = re.compile(
+    r"\?[^\s\"'<>]*\b(sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|token|awsaccesskeyid|key|secret)=[^\s\"'<>]*",
+    re.IGNORECASE,
+)
+
+
+def is_url(path: str) -> bool:
+    """True for ``scheme://…`` and for fsspec's chained ``cache::scheme://…``."""
+    return _URL.match(path) is not None
+
+
+def url_scheme(url: str) -> str:
+    """Lower-case scheme of the outermost file system; ``file`` for a plain path."""
+    match = _URL.match(url)
+    return url[: match.start(1)].lower() if match else "file"
+
+
+def is_local(path: str) -> bool:
+    """True for plain paths and ``file://`` URLs."""
+    return url_scheme(path) in _LOCAL_SCHEMES and "::" not in path.partition("://")[0]
+
+
+def local_path(path: str) -> str:
+    """Absolute path of a plain path or ``file://`` URL; ``~`` is expanded."""
+    if is_url(path):
+        path = path.partition("://")[2]
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def join_url(base: str, relative: str) -> str:
+    """Resolve ``relative`` against the folder ``base``.
+
+    Args:
+        base: Local path or URL of a folder; a query string stays at the end.
+        relative: Path below ``base``, with ``.`` and ``..`` resolved. An absolute local path or a
+            URL is returned as it is.
+
+    Raises:
+        ConfigError: ``..`` leads above the bucket.
+    """
+    if is_url(relative) or relative == "~" or relative.startswith(("/", "~/")):
+        return relative
+    if not is_url(base):
+        return os.path.normpath(os.path.join(base, relative))
+    before, scheme, root, path, after = _split(base)
+    parts = [part for part in path.split("/") if part]
+    for part in relative.split("/"):
+        if part == "..":
+            if not parts:
+                raise ConfigError(
+                    f"the path {relative!r} leads above the bucket",
+                    where=strip_credentials(base),
+                    hint="Use fewer '..' or give a full URL.",
+                )
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    return f"{before}{scheme}://{'/'.join([root, *parts])}{after}"
+
+
+def parent_url(url: str) -> str:
+    """The folder that holds ``url``."""
+    return join_url(url, "..") if is_url(url) else posixpath.dirname(url.rstrip("/"))
+
+
+def strip_credentials(text: str) -> str:
+    """``text`` (a URL, or a message with URLs in it) without ``user:password@`` and signed queries."""
+    return _SECRET_QUERY.sub("", _USER_INFO.sub("", text))
+
+
+def _split(url: str) -> tuple[str, str, str, str, str]:
+    """Parts of a URL: chain before, scheme, bucket or host, path, and what follows the path.
+
+    The path of a chained URL is that of its first element that has one.
+    """
+    elements = url.split("::")
+    index = next((i for i, element in enumerate(elements) if "://" in element), 0)
+    scheme, _, rest = elements[index].partition("://")
+    query = ""
+    if scheme in ("http", "https"):  # elsewhere a question mark is part of the key
+        rest, mark, query = rest.partition("?")
+        query = mark + query
+    root, _, path = rest.partition("/")
+    before = "".join(element + "::" for element in elements[:index])
+    after = "".join("::" + element for element in elements[index + 1 :])
+    return before, scheme, root, path, query + after
