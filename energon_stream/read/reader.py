@@ -90,12 +90,11 @@ class _Window:
 
 
 def _request_offsets(sources: Sequence[TarSource], refs: Refs, fetcher: Fetcher) -> list[Future[object]]:
-    futures: list[Future[object]] = []
-    for leaf in np.unique(refs.leaf).tolist():
-        source = sources[leaf]
-        for load in source.missing_offsets(refs.index[refs.leaf == leaf]):
-            futures.append(fetcher.call(load, inline=source.store.is_local))
-    return futures
+    return [
+        fetcher.call(load, inline=sources[leaf].store.is_local)
+        for leaf in np.unique(refs.leaf).tolist()
+        for load in sources[leaf].missing_offsets(refs.index[refs.leaf == leaf])
+    ]
 
 
 def _request(
@@ -110,11 +109,7 @@ def _request(
 ) -> int:
     """Request the next ``must`` references, and those of the ``may`` after them that lie in between.
 
-    Args:
-        deadline: Rank in the fetcher's queue of the first reference; the others follow in order.
-
-    Returns:
-        Bytes requested.
+    ``deadline`` is the first reference's rank in the fetcher's queue. Returns the bytes requested.
     """
     begin = window.planned
     rows = begin + np.flatnonzero([fetch is None for fetch in window.fetches[begin : begin + must + may]])

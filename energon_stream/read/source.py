@@ -95,7 +95,7 @@ class TarSource:
 
     def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
         """What has to be run before :meth:`locate`: one load for each shard whose entries are not at hand."""
-        missing = []
+        missing: list[Callable[[], object]] = []
         for shard, first, last in self._spans(samples):
             if _offsets.get((self.index.spec.url, self.index.shard_paths[shard]), first, last) is None:
                 missing.append(partial(self._load, shard, first, last))

@@ -1,0 +1,191 @@
+"""One worker's way to the main process: a pipe for small things, shared memory for large ones.
+
+Byte strings and tensors of some size are copied into a ring of anonymous shared memory that parent and
+child have in common since the fork; the pickle on the pipe holds only their places. The parent copies
+them out when it takes the message and acknowledges it, which frees the ring's oldest message. The
+number of messages under way is bounded, so the worker waits when the consumer is slow. There is no named
+shared memory and nothing to clean up. Where processes share no memory (``spawn``), everything is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import mmap
+import os
+import pickle
+import weakref
+from collections import deque
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from energon_stream.errors import WorkerError
+
+__all__ = ["Receiver", "Sender", "Wire", "close_inherited_pipes"]
+
+_MIN_SHARED = 4096
+"""Bytes from which a value goes through shared memory; below, the pickle is as fast."""
+
+_ALIGN = 64
+_PARENT_POLL = 5.0
+"""Seconds between two looks whether the parent still lives."""
+
+
+_parent_pipes: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def close_inherited_pipes() -> None:
+    """Close the parent's ends that a forked child inherited, those of its siblings too.
+
+    Otherwise a worker would never see that the parent closed its end, while any later sibling lives.
+    """
+    for pipe in list(_parent_pipes):
+        pipe.close()
+
+
+class Wire:
+    """Both ends of one worker's channel; made in the parent before the fork.
+
+    Args:
+        parent: The parent's end of the pipe.
+        child: The worker's end.
+        ring_bytes: Size of the shared ring; 0 for none. Untouched pages cost no memory.
+        depth: Messages that may be under way.
+    """
+
+    def __init__(self, parent: Connection, child: Connection, ring_bytes: int, depth: int) -> None:
+        self.parent = parent
+        self.child = child
+        self.ring = mmap.mmap(-1, ring_bytes) if ring_bytes else None
+        self.depth = depth
+        _parent_pipes.add(parent)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "ring": None, "parent": None}
+
+
+def _can_share(tensor: torch.Tensor) -> bool:
+    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad
+    return plain and not tensor.is_quantized and tensor.nbytes >= _MIN_SHARED
+
+
+class _Pickler(pickle.Pickler):
+    """Moves large values out of the pickle; ``place`` says where they went."""
+
+    def __init__(self, file: io.BytesIO, sender: Sender) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._sender = sender
+
+    def persistent_id(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is bytes:
+            if len(obj) >= _MIN_SHARED:
+                place = self._sender.place(memoryview(obj))
+                return None if place is None else ("b", *place)
+        elif kind is torch.Tensor and _can_share(obj):
+            place = self._sender.place(memoryview(obj.contiguous().view(-1).view(torch.uint8).numpy()))
+            return None if place is None else ("t", *place, str(obj.dtype)[6:], tuple(obj.shape))
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what this library's own worker wrote; never a file or a peer's message."""
+
+    def __init__(self, file: io.BytesIO, ring: mmap.mmap | None) -> None:
+        super().__init__(file)
+        self._ring = ring
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, start, size, *rest = pid
+        if self._ring is None:
+            raise WorkerError("a message refers to shared memory that this process does not have")
+        if kind == "b":
+            return self._ring[start : start + size]
+        dtype, shape = rest
+        data = bytearray(memoryview(self._ring)[start : start + size])
+        return torch.frombuffer(data, dtype=getattr(torch, dtype)).reshape(shape)
+
+
+class Sender:
+    """The worker's end."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._pipe = wire.child
+        self._ring = wire.ring
+        self._view = None if wire.ring is None else memoryview(wire.ring)
+        self._size = 0 if wire.ring is None else len(wire.ring)
+        self._depth = wire.depth
+        self._parent = os.getppid()
+        self._head = 0  # where the next value goes
+        self._messages: deque[int] = deque()  # ring bytes of each message under way, waste included
+        self._used = 0
+
+    def place(self, data: memoryview) -> tuple[int, int] | None:
+        """Copy a value into the ring; None when there is no room."""
+        if self._view is None:
+            return None
+        size = len(data)
+        need = -(-size // _ALIGN) * _ALIGN
+        waste = self._size - self._head if self._head + need > self._size else 0
+        if self._used + waste + need > self._size:
+            return None
+        start = 0 if waste else self._head
+        self._view[start : start + size] = data
+        self._head = (start + need) % self._size
+        self._used += waste + need
+        return start, size
+
+    def send(self, message: Any) -> None:
+        """Send a message; waits while too many are under way."""
+        while len(self._messages) >= self._depth:
+            self._await_acknowledgement()
+        before = self._used
+        buffer = io.BytesIO()
+        _Pickler(buffer, self).dump(message)
+        self._messages.append(self._used - before)
+        self._pipe.send_bytes(buffer.getbuffer())
+        while self._pipe.poll():
+            self._take_acknowledgement()
+
+    def _take_acknowledgement(self) -> None:
+        self._pipe.recv_bytes()
+        self._used -= self._messages.popleft()
+
+    def _await_acknowledgement(self) -> None:
+        while not self._pipe.poll(_PARENT_POLL):
+            if os.getppid() != self._parent:
+                raise EOFError("the parent process is gone")
+        self._take_acknowledgement()
+
+
+class Receiver:
+    """The main process's end."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._pipe = wire.parent
+        self._ring = wire.ring
+
+    @property
+    def pipe(self) -> Connection:
+        """What to wait on."""
+        return self._pipe
+
+    def receive(self) -> Any:
+        """Take the next message and acknowledge it.
+
+        Raises:
+            EOFError: The worker is gone.
+        """
+        data = self._pipe.recv_bytes()
+        message = _Unpickler(io.BytesIO(data), self._ring).load()
+        # The worker may have sent its last message and be gone.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._pipe.send_bytes(b"\0")
+        return message
+
+    def close(self) -> None:
+        """Close the pipe and drop the ring."""
+        self._pipe.close()
+        self._ring = None

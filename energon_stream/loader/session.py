@@ -1,0 +1,208 @@
+"""A running loader: the streams of one rank, in this process or in workers."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+from energon_stream.errors import ConfigError, WorkerError
+from energon_stream.loader.channel import Receiver, Wire
+from energon_stream.loader.worker_process import Failure, run_worker
+from energon_stream.pipeline.dataset import SavableDataset, State
+from energon_stream.pipeline.engine import Engine, Step, Turn
+
+__all__ = ["LoaderOptions", "Session", "open_session"]
+
+_log = logging.getLogger(__name__)
+_JOIN_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """How batches come to the main process.
+
+    Attributes:
+        prefetch_factor: Batches that each worker holds ready for each of its streams.
+        start_method: ``"fork"`` or ``"spawn"``.
+        ring_bytes: Shared memory of each worker for batches under way.
+        watchdog_seconds: Seconds without a batch after which the workers' stacks are logged; None never.
+        watchdog_initial_seconds: The same for the first batch; None for ``watchdog_seconds``.
+        fail_on_timeout: Whether the watchdog ends the run.
+    """
+
+    prefetch_factor: int = 2
+    start_method: str = "fork"
+    ring_bytes: int = 256 << 20
+    watchdog_seconds: float | None = 60.0
+    watchdog_initial_seconds: float | None = None
+    fail_on_timeout: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prefetch_factor < 1:
+            raise ConfigError(f"prefetch_factor is {self.prefetch_factor}", hint="use 1 or more")
+        if self.start_method not in multiprocessing.get_all_start_methods():
+            raise ConfigError(
+                f"start method {self.start_method!r} is not available",
+                hint=f"use one of {multiprocessing.get_all_start_methods()}",
+            )
+        for seconds in (self.watchdog_seconds, self.watchdog_initial_seconds):
+            if seconds is not None and not seconds > 0:
+                raise ConfigError(
+                    f"watchdog time-out is {seconds}", hint="use None to switch the watchdog off"
+                )
+
+
+class Session(Protocol):
+    """Steps of one rank's streams, in turn."""
+
+    def step(self, stream: int) -> Step:
+        """The next step of the stream whose turn it is."""
+
+    def close(self) -> None:
+        """End workers, close readers."""
+
+
+class _InProcess:
+    """Streams run by the caller."""
+
+    def __init__(self, dataset: SavableDataset[Any], states: Mapping[int, State], turn: Turn) -> None:
+        self._engine = Engine(dataset, turn.streams, states, turn)
+
+    def step(self, stream: int) -> Step:
+        return self._engine.step_any()
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class _Workers:
+    """Streams run by worker processes; the step of a stream comes from the worker that owns it."""
+
+    def __init__(
+        self, dataset: SavableDataset[Any], states: Mapping[int, State], turn: Turn, options: LoaderOptions
+    ) -> None:
+        self._options = options
+        self._owner: dict[int, int] = {}
+        self._receivers: list[Receiver] = []
+        self._processes: list[BaseProcess] = []
+        self._first = True
+        config = dataset.worker_config
+        context: BaseContext = multiprocessing.get_context(options.start_method)
+        for worker in range(config.num_workers):
+            streams = config.worker_streams(worker)
+            if not streams:
+                continue
+            self._owner.update(dict.fromkeys(streams, len(self._processes)))
+            parent, child = context.Pipe()
+            ring = options.ring_bytes if options.start_method == "fork" else 0
+            wire = Wire(parent, child, ring, options.prefetch_factor * len(streams))
+            mine = Turn(tuple(streams), _first_turn(turn, streams), turn.ended & set(streams))
+            process = context.Process(  # type: ignore[attr-defined]
+                target=run_worker, args=(wire, dataset, streams, states, mine), daemon=True
+            )
+            process.start()
+            child.close()
+            self._receivers.append(Receiver(wire))
+            self._processes.append(process)
+
+    def step(self, stream: int) -> Step:
+        worker = self._owner[stream]
+        receiver = self._receivers[worker]
+        self._wait(worker)
+        try:
+            message = receiver.receive()
+        except (EOFError, ConnectionResetError) as error:
+            raise self._died(worker) from error
+        self._first = False
+        if isinstance(message, Failure):
+            raise _as_error(message)
+        if not isinstance(message, Step) or message.stream != stream:
+            raise WorkerError(
+                f"worker {worker} sent {message!r:.100} in the turn of stream {stream}; please report this"
+            )
+        return message
+
+    def _wait(self, worker: int) -> None:
+        """Wait for a message; dumps the workers' stacks when none comes for long."""
+        options = self._options
+        seconds = options.watchdog_seconds
+        if self._first and options.watchdog_initial_seconds is not None:
+            seconds = options.watchdog_initial_seconds
+        begin = time.monotonic()
+        while not self._receivers[worker].pipe.poll(seconds):
+            waited = time.monotonic() - begin
+            if not self._processes[worker].is_alive():
+                raise self._died(worker)
+            pid = self._processes[worker].pid
+            if pid is not None and hasattr(signal, "SIGUSR1"):
+                os.kill(pid, signal.SIGUSR1)  # the worker's faulthandler writes its stacks to stderr
+            if options.fail_on_timeout:
+                raise WorkerError(
+                    f"worker {worker} (process {pid}) gave no batch for {waited:.0f} s",
+                    hint="its stacks are on stderr; raise watchdog_timeout_seconds if the work is that slow",
+                )
+            _log.warning(
+                "worker %d (process %s) gave no batch for %.0f s; its stacks are on stderr",
+                worker,
+                pid,
+                waited,
+            )
+
+    def _died(self, worker: int) -> WorkerError:
+        process = self._processes[worker]
+        process.join(_JOIN_SECONDS)
+        return WorkerError(
+            f"worker {worker} (process {process.pid}) died with exit code {process.exitcode}",
+            hint="a negative code is a signal; -9 is often the kernel ending a process for lack of memory",
+        )
+
+    def close(self) -> None:
+        for receiver in self._receivers:
+            receiver.close()
+        for process in self._processes:
+            process.join(_JOIN_SECONDS)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._receivers, self._processes = [], []
+
+
+def _first_turn(turn: Turn, streams: list[int]) -> int:
+    """Place among a worker's streams of the first whose turn comes."""
+    order = [turn.streams[(turn.position + step) % len(turn.streams)] for step in range(len(turn.streams))]
+    return min(range(len(streams)), key=lambda place: order.index(streams[place]))
+
+
+def _as_error(failure: Failure) -> BaseException:
+    """The worker's error with its traceback as the cause."""
+    cause = WorkerError(f"a worker failed\n\n{failure.trace}")
+    if failure.error is None:
+        return WorkerError(f"a worker failed with {failure.summary}\n\n{failure.trace}")
+    error: BaseException = pickle.loads(failure.error)  # written by our own worker
+    error.__cause__ = cause
+    return error
+
+
+def open_session(
+    dataset: SavableDataset[Any], states: Mapping[int, State], turn: Turn, options: LoaderOptions
+) -> Session:
+    """Start running a rank's streams.
+
+    Args:
+        dataset: What to run.
+        states: Where the streams stand; missing ones begin at the start.
+        turn: Whose turn it is.
+        options: How batches come here.
+    """
+    if dataset.worker_config.num_workers == 0:
+        return _InProcess(dataset, states, turn)
+    return _Workers(dataset, states, turn, options)

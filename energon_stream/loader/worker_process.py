@@ -1,0 +1,80 @@
+"""What runs in a worker process."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import pickle
+import signal
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from energon_stream.loader.channel import Sender, Wire, close_inherited_pipes
+from energon_stream.pipeline.dataset import SavableDataset, State
+from energon_stream.pipeline.engine import Engine, Turn
+
+__all__ = ["Failure", "run_worker"]
+
+_STDERR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A worker's last message: its error and where it came from."""
+
+    error: bytes | None
+    summary: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describe an error; the error itself goes along where it can be pickled."""
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        try:
+            packed: bytes | None = pickle.dumps(error)
+            pickle.loads(packed)  # type: ignore[arg-type] # our own bytes: does it survive?
+        except Exception:
+            packed = None
+        return cls(packed, f"{type(error).__name__}: {error}", trace)
+
+
+def run_worker(
+    wire: Wire,
+    dataset: SavableDataset[Any],
+    streams: list[int],
+    states: Mapping[int, State],
+    turn: Turn,
+) -> None:
+    """Produce the elements of some streams until the parent goes away.
+
+    Args:
+        wire: The way to the parent.
+        dataset: What to run.
+        streams: Streams that this worker serves.
+        states: Where they stand.
+        turn: Whose turn it is, among this worker's streams.
+    """
+    close_inherited_pipes()
+    # The parent decides when to end; an interrupt from the terminal reaches all of the group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, file=_STDERR, all_threads=True)
+    torch.set_num_threads(1)
+    sender = Sender(wire)
+    engine: Engine | None = None
+    try:
+        engine = Engine(dataset, streams, states, turn)
+        while True:
+            sender.send(engine.step_any())
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent closed its end: nothing is wanted any more
+    except BaseException as error:
+        with contextlib.suppress(OSError, EOFError):
+            sender.send(Failure.of(error))
+    finally:
+        if engine is not None:
+            engine.close()

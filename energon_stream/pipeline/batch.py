@@ -1,0 +1,168 @@
+"""Consecutive elements to batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from energon_stream.errors import ConfigError, SampleError, SkipSample, StateMismatchError
+from energon_stream.pipeline.dataset import (
+    END,
+    Context,
+    End,
+    Item,
+    Node,
+    RestoreKey,
+    SavableDataset,
+    State,
+    Wrapper,
+)
+from energon_stream.pipeline.failures import FailureGuard
+from energon_stream.pipeline.map import function_name
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["BatchDataset"]
+
+
+class _BatchNode:
+    """State: ``in`` (inner state), ``n`` (calls), ``end`` (the inner pass is over, END is still due).
+
+    Between two batches nothing is held, so no sample has to be kept in the state.
+    """
+
+    def __init__(self, dataset: BatchDataset, context: Context, state: State | None) -> None:
+        self._dataset = dataset
+        self._context = context
+        self._guard = FailureGuard(function_name(dataset.batcher), context.config, dataset.failure_tolerance)
+        saved = state or {"in": None, "n": 0, "end": False}
+        self._calls: int = saved["n"]
+        self._ended: bool = saved["end"]
+        self._inner = dataset.dataset.build(context, saved["in"])
+
+    def next(self) -> Item | End:
+        dataset = self._dataset
+        while not self._ended:
+            items: list[Item] = []
+            while len(items) < dataset.batch_size:
+                item = self._inner.next()
+                if isinstance(item, End):
+                    self._ended = True
+                    break
+                items.append(item)
+            if not items or (len(items) < dataset.batch_size and dataset.drop_last):
+                break
+            call = self._calls
+            self._calls += 1
+            values = [item.value for item in items]
+            try:
+                with self._context.config.activate(self._context.stream, call, call):
+                    batch = dataset.make(values)
+            except SkipSample:
+                continue
+            except Exception as error:
+                self._guard.failed(error, values[0])
+                continue
+            self._guard.succeeded()
+            return Item(batch, (dataset.kind, call, tuple(item.key for item in items)))
+        self._ended = False
+        return END
+
+    def state(self) -> State:
+        return {"in": self._inner.state(), "n": self._calls, "end": self._ended}
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class BatchDataset(Wrapper[Any]):
+    """Groups consecutive elements.
+
+    Args:
+        dataset: The inner dataset.
+        batch_size: Elements of a batch.
+        batcher: Makes a batch of a list of elements.
+        batcher_stateless: Whether its result depends on its argument (and the seeds) only.
+        drop_last: Whether a last batch that is not full is dropped.
+        failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
+        worker_config: Must agree with the inner dataset's where given.
+    """
+
+    kind = "Batch"
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        batch_size: int,
+        batcher: Callable[[list[Any]], Any],
+        *,
+        batcher_stateless: bool = False,
+        drop_last: bool = False,
+        failure_tolerance: int = 100,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        if batch_size < 1:
+            raise ConfigError(f"batch_size is {batch_size}", hint="use 1 or more, or None for single samples")
+        self.batch_size = batch_size
+        self.batcher = batcher
+        self.batcher_stateless = batcher_stateless or bool(getattr(batcher, "__stateless__", False))
+        self.drop_last = drop_last
+        self.failure_tolerance = failure_tolerance
+
+    def make(self, values: list[Any]) -> Any:
+        """Call the batcher.
+
+        Raises:
+            SampleError: It returned nothing.
+        """
+        batch = self.batcher(values)
+        if batch is None:
+            raise SampleError(
+                f"{function_name(self.batcher)} returned None for a batch of {len(values)}",
+                where=str(getattr(values[0], "__key__", None)),
+                hint="return the batch, or raise SkipSample to drop it",
+            )
+        return batch
+
+    def build(self, context: Context, state: State | None) -> Node:
+        """Make the node of one stream."""
+        return _BatchNode(self, context, state)
+
+    def len_stream(self, stream: int) -> int | None:
+        """Batches of one pass."""
+        samples = self.dataset.len_stream(stream)
+        if samples is None:
+            return None
+        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+
+    def nominal_length(self) -> int:
+        """Batches of one pass over what is repeated."""
+        return max(1, -(-self.dataset.nominal_length() // self.batch_size))
+
+    def can_restore_sample(self) -> bool:
+        """True when the batcher, and all before it, are stateless."""
+        return self.batcher_stateless and super().can_restore_sample()
+
+    def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
+        """Make the elements again, all at once, and batch them."""
+        for key in keys:
+            if key[0] != self.kind:
+                raise StateMismatchError(
+                    f"a key of {key[0]!r} does not belong to a BatchDataset", hint="see config()"
+                )
+        items = iter(self.dataset.restore_many([inner for key in keys for inner in key[2]], context))
+        restored = []
+        for key in keys:
+            inner = [next(items) for _ in key[2]]
+            with context.config.activate(context.stream, key[1], key[1]):
+                value = self.make([item.value for item in inner])
+            restored.append(Item(value, (self.kind, key[1], tuple(item.key for item in inner))))
+        return restored
+
+    def options(self) -> dict[str, Any]:
+        """What decides the batches."""
+        return {
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "batcher": function_name(self.batcher),
+        }

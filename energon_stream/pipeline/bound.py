@@ -1,0 +1,127 @@
+"""Where a pass ends: virtual epochs, and limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from energon_stream.errors import ConfigError
+from energon_stream.pipeline.dataset import END, Context, End, Item, Node, SavableDataset, State, Wrapper
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["EpochizeDataset", "LimitDataset", "share_of_stream"]
+
+
+def share_of_stream(length: int, config: WorkerConfig, stream: int) -> int:
+    """How many of a rank's ``length`` elements come from a stream, when its streams take turns."""
+    streams = config.streams
+    place = streams.index(stream) if stream in streams else stream // config.world_size
+    return length // len(streams) + (1 if place < length % len(streams) else 0)
+
+
+class _BoundNode:
+    """State: ``in`` (inner state), ``at`` (elements given out in this pass)."""
+
+    def __init__(self, dataset: _Bounded, context: Context, state: State | None) -> None:
+        saved = state or {"in": None, "at": 0}
+        self._dataset = dataset.dataset
+        self._context = context
+        self._length = share_of_stream(dataset.length, context.config, context.stream)
+        self._restart = dataset.restart
+        self._over_end = dataset.over_end
+        self._at: int = saved["at"]
+        self._inner = self._dataset.build(context, saved["in"])
+
+    def next(self) -> Item | End:
+        if self._at < self._length:
+            item = self._inner.next()
+            if isinstance(item, End) and self._over_end:
+                item = self._inner.next()
+            if not isinstance(item, End):
+                self._at += 1
+                return item
+        elif self._restart:
+            self._inner.close()
+            self._inner = self._dataset.build(self._context, None)
+        self._at = 0
+        return END
+
+    def state(self) -> State:
+        return {"in": self._inner.state(), "at": self._at}
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Bounded(Wrapper[Any]):
+    restart: bool
+    """Whether the inner dataset begins anew after the bound, instead of going on."""
+    over_end: bool
+    """Whether a pass goes on over the end of the inner pass."""
+
+    def __init__(self, dataset: SavableDataset[Any], length: int, worker_config: WorkerConfig | None) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        if length < 1:
+            raise ConfigError(f"length of {type(self).__name__} is {length}", hint="use a positive number")
+        self.length = length
+
+    def build(self, context: Context, state: State | None) -> Node:
+        """Make the node of one stream."""
+        return _BoundNode(self, context, state)
+
+    def options(self) -> dict[str, Any]:
+        """The length of a pass of one rank."""
+        return {"length": self.length}
+
+
+class EpochizeDataset(_Bounded):
+    """Cuts an endless sequence in epochs; the next epoch goes on where the last one ended.
+
+    Args:
+        dataset: The inner dataset; when it ends, its next pass follows within the epoch.
+        length: Elements of one epoch of one rank.
+        worker_config: Must agree with the inner dataset's where given.
+    """
+
+    kind = "Epochize"
+    restart = False
+    over_end = True
+
+    def __init__(
+        self, dataset: SavableDataset[Any], length: int, *, worker_config: WorkerConfig | None = None
+    ) -> None:
+        super().__init__(dataset, length, worker_config)
+
+    def len_stream(self, stream: int) -> int | None:
+        """The stream's share of the epoch."""
+        return share_of_stream(self.length, self.worker_config, stream)
+
+
+class LimitDataset(_Bounded):
+    """At most so many elements in each pass of a rank.
+
+    Args:
+        dataset: The inner dataset.
+        length: Elements of one pass of one rank.
+        reset_after_epoch: Whether the next pass begins the inner dataset anew (else it goes on).
+        worker_config: Must agree with the inner dataset's where given.
+    """
+
+    kind = "Limit"
+    over_end = False
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        length: int,
+        *,
+        reset_after_epoch: bool = False,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(dataset, length, worker_config)
+        self.restart = reset_after_epoch
+
+    def len_stream(self, stream: int) -> int | None:
+        """The smaller of the limit's share and the inner length."""
+        share = share_of_stream(self.length, self.worker_config, stream)
+        inner = self.dataset.len_stream(stream)
+        return share if inner is None else min(share, inner)

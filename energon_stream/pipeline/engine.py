@@ -1,0 +1,128 @@
+"""Runs the streams of one process in turn, and says after each element where its stream stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from energon_stream.pipeline.dataset import Context, End, Node, RestoreKey, SavableDataset, State
+
+__all__ = ["Engine", "Step", "Turn", "with_restore_key"]
+
+
+@dataclass(slots=True)
+class Turn:
+    """Whose turn it is: streams take turns, an ended one is left out until the pass is over.
+
+    Attributes:
+        streams: All streams, in order.
+        position: Place in ``streams`` whose turn is next.
+        ended: Streams that have ended in this pass.
+    """
+
+    streams: tuple[int, ...]
+    position: int = 0
+    ended: frozenset[int] = frozenset()
+
+    def current(self) -> int:
+        """The stream whose turn it is."""
+        while self.streams[self.position] in self.ended:
+            self.position = (self.position + 1) % len(self.streams)
+        return self.streams[self.position]
+
+    def done(self) -> None:
+        """The current stream gave an element."""
+        self.position = (self.position + 1) % len(self.streams)
+
+    def end(self) -> bool:
+        """The current stream has ended; True when that ended the pass, and the next one begins."""
+        self.ended |= {self.streams[self.position]}
+        if len(self.ended) < len(self.streams):
+            return False
+        self.position, self.ended = 0, frozenset()
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One element, or the end of a stream's pass.
+
+    Attributes:
+        stream: The stream it came from.
+        value: The element; None at an end.
+        ended: Whether the stream's pass has ended.
+        state: Where the stream stands now.
+    """
+
+    stream: int
+    value: Any
+    ended: bool
+    state: State
+
+
+def with_restore_key(value: Any, key: RestoreKey) -> Any:
+    """Write the key into an element that has a place for it."""
+    if isinstance(value, dict):
+        if "__restore_key__" in value:
+            value["__restore_key__"] = key
+    elif hasattr(value, "__restore_key__"):
+        object.__setattr__(value, "__restore_key__", key)
+    return value
+
+
+class Engine:
+    """Some streams of a dataset, run in turn.
+
+    Args:
+        dataset: What to run.
+        streams: The streams that this process serves, in the order of their turns.
+        states: Where each stream stands; a stream that is not in it begins at the start.
+        turn: Whose turn it is, when a saved run is continued.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        streams: Sequence[int],
+        states: Mapping[int, State] | None = None,
+        turn: Turn | None = None,
+    ) -> None:
+        self._config = dataset.worker_config
+        self.turn = turn or Turn(tuple(streams))
+        self._nodes: dict[int, Node] = {}
+        self._batches: dict[int, int] = {}
+        for stream in streams:
+            saved = (states or {}).get(stream)
+            self._batches[stream] = 0 if saved is None else int(saved["batches"])
+            context = Context(self._config, stream, len(streams))
+            with self._config.activate(stream):
+                self._nodes[stream] = dataset.build(context, None if saved is None else saved["node"])
+
+    def step_any(self) -> Step:
+        """The next element or end, of whatever stream's turn it is."""
+        stream = self.turn.current()
+        node, batches = self._nodes[stream], self._batches[stream]
+        with self._config.activate(stream, batch_index=batches):
+            item = node.next()
+        if isinstance(item, End):
+            self.turn.end()
+            return Step(stream, None, True, {"batches": batches, "node": node.state()})
+        self._batches[stream] = batches + 1
+        self.turn.done()
+        value = with_restore_key(item.value, ("Stream", stream, item.key))
+        return Step(stream, value, False, {"batches": batches + 1, "node": node.state()})
+
+    def step(self) -> Step | None:
+        """The next element; None when the pass of all streams has ended."""
+        while True:
+            step = self.step_any()
+            if not step.ended:
+                return step
+            if not self.turn.ended:
+                return None
+
+    def close(self) -> None:
+        """Close all nodes."""
+        for node in self._nodes.values():
+            node.close()

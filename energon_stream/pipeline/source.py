@@ -1,0 +1,247 @@
+"""Where elements come from: source datasets in the order of a plan."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from energon_stream.errors import EmptyStreamError, StateMismatchError, StorageError
+from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.pipeline.dataset import END, Context, End, Item, Node, RestoreKey, SavableDataset, State
+from energon_stream.pipeline.failures import FailureGuard
+from energon_stream.read.options import ReadOptions
+from energon_stream.read.reader import SampleReader, fetch_samples
+from energon_stream.read.source import RawSample, TarSource
+from energon_stream.samples import SourceInfo
+from energon_stream.schedule import Plan, Refs, Schedule, as_cursor, build_schedule, describe_plan, leaves
+from energon_stream.storage import Fetcher
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["SampleBuilder", "SourceDataset", "SourceLeaf"]
+
+
+class SampleBuilder(Protocol):
+    """Turns a sample's parts into an element; made from a ``dataset.yaml``."""
+
+    def build(
+        self,
+        key: str,
+        parts: Mapping[str, memoryview],
+        *,
+        restore_key: RestoreKey,
+        subflavors: dict[str, Any] | None,
+        source: SourceInfo,
+    ) -> Any:
+        """Decode and assemble one sample.
+
+        Raises:
+            SampleError: The parts cannot be made into a sample.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLeaf:
+    """One source dataset of a plan.
+
+    Attributes:
+        index: The opened dataset.
+        builder: Makes its samples.
+        subflavors: Put on each sample.
+    """
+
+    index: WebDatasetIndex
+    builder: SampleBuilder
+    subflavors: dict[str, Any] | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """What the data is, wherever it lies: split part, and a hash over shard names and counts."""
+        digest = hashlib.blake2b("\0".join(self.index.shard_paths).encode(), digest_size=8)
+        digest.update(np.ascontiguousarray(self.index.shard_counts).tobytes())
+        return {
+            "split": self.index.split_part,
+            "samples": self.index.num_samples,
+            "shards": digest.hexdigest(),
+        }
+
+
+class _Resources:
+    """What one process shares between the nodes of a source dataset: open stores and the fetcher."""
+
+    def __init__(self, dataset: SourceDataset) -> None:
+        self.pid = os.getpid()
+        self.fetcher = Fetcher(dataset.options.max_in_flight)
+        self.sources = [TarSource(number, leaf.index) for number, leaf in enumerate(dataset.leaves)]
+
+
+class _SourceNode:
+    """State: ``epoch`` (passes that ended) and ``at`` (the schedule's cursor)."""
+
+    def __init__(self, dataset: SourceDataset, context: Context, state: State | None) -> None:
+        self._dataset = dataset
+        self._resources = dataset.resources()
+        self._options = dataset.options.share(context.readers)
+        self._schedule: Schedule = dataset.schedule(context.stream)
+        self._epoch: int = 0 if state is None else state["epoch"]
+        cursor = self._schedule.begin() if state is None else as_cursor(state["at"])
+        self._guard = FailureGuard("reading samples", context.config, dataset.failure_tolerance)
+        self._reader = self._open(cursor)
+
+    def _open(self, cursor: Any) -> SampleReader:
+        resources = self._resources
+        return SampleReader(self._schedule, cursor, resources.sources, resources.fetcher, self._options)
+
+    def next(self) -> Item | End:
+        while True:
+            try:
+                raw = self._reader.next()
+            except StorageError as error:
+                self._guard.failed(error, None)
+                continue
+            if raw is None:
+                self._reader.close()
+                self._epoch += 1
+                self._reader = self._open(self._schedule.begin(self._epoch))
+                return END
+            try:
+                item = self._dataset.make(raw)
+            except Exception as error:
+                self._guard.failed(error, _describe(raw))
+                continue
+            self._guard.succeeded()
+            return item
+
+    def state(self) -> State:
+        return {"epoch": self._epoch, "at": self._reader.cursor()}
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def _describe(raw: RawSample) -> dict[str, Any]:
+    """A failed sample for handlers: its key, source and the names of its parts, without the bytes."""
+    return {
+        "__key__": f"{raw.shard}/{raw.key}",
+        "__sources__": (raw.shard, raw.index),
+        "parts": list(raw.parts),
+    }
+
+
+class SourceDataset(SavableDataset[Any]):
+    """Samples of one or more prepared datasets, in the order of a plan.
+
+    Args:
+        leaves: Source datasets; a plan names them by their place.
+        plan: Which sample comes next.
+        worker_config: The job's configuration.
+        options: Limits of the look-ahead.
+        failure_tolerance: Undecodable samples in a row that end the run.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[SourceLeaf],
+        plan: Plan,
+        *,
+        worker_config: WorkerConfig,
+        options: ReadOptions | None = None,
+        failure_tolerance: int = 100,
+    ) -> None:
+        self.leaves = tuple(leaves)
+        self.plan = plan
+        self.worker_config = worker_config
+        self.options = options or ReadOptions()
+        self.failure_tolerance = failure_tolerance
+        self._resources: _Resources | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_resources": None}
+
+    def resources(self) -> _Resources:
+        """Stores and fetcher of this process; made at first use, never carried over a fork."""
+        found = self._resources
+        if found is None or found.pid != os.getpid():
+            self._resources = found = _Resources(self)
+        return found
+
+    def schedule(self, stream: int) -> Schedule:
+        """The schedule of one stream."""
+        config = self.worker_config
+        return build_schedule(
+            self.plan, num_streams=config.num_streams, stream=stream, seed=config.seed_offset
+        )
+
+    def require_samples_in_every_stream(self) -> None:
+        """Check that no stream is empty.
+
+        Raises:
+            EmptyStreamError: There are more streams than samples.
+        """
+        samples = sum(leaf.num_samples for leaf in leaves(self.plan))
+        streams = self.worker_config.num_streams
+        largest = max((leaf.num_samples for leaf in leaves(self.plan)), default=0)
+        if largest < streams and any(self.schedule(stream).length == 0 for stream in range(streams)):
+            raise EmptyStreamError(
+                f"{samples} samples cannot be dealt to {streams} streams (ranks times workers)",
+                where=", ".join(f"{leaf.index.spec.url} [{leaf.index.split_part}]" for leaf in self.leaves),
+                hint="use fewer workers or ranks, or a larger split part",
+            )
+
+    def build(self, context: Context, state: State | None) -> Node:
+        """Make the node of one stream."""
+        return _SourceNode(self, context, state)
+
+    def make(self, raw: RawSample) -> Item:
+        """Turn a raw sample into an item."""
+        leaf = self.leaves[raw.leaf]
+        key = f"{raw.shard}/{raw.key}"
+        restore_key = ("Source", raw.leaf, raw.index)
+        source = SourceInfo(
+            leaf.index.spec.url, raw.index, raw.shard, tuple(f"{raw.key}.{part}" for part in raw.parts)
+        )
+        value = leaf.builder.build(
+            key, raw.parts, restore_key=restore_key, subflavors=leaf.subflavors, source=source
+        )
+        return Item(value, restore_key)
+
+    def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
+        """Read samples by their keys, with as few requests as possible."""
+        for key in keys:
+            if key[0] != "Source" or not 0 <= key[1] < len(self.leaves):
+                raise StateMismatchError(
+                    f"no source has the sample {key!r}", hint="was it saved with other data?"
+                )
+        refs = Refs(
+            np.array([key[1] for key in keys], dtype=np.int32),
+            np.array([key[2] for key in keys], dtype=np.int64),
+        )
+        resources = self.resources()
+        raws = fetch_samples(resources.sources, refs, resources.fetcher, self.options.share(context.readers))
+        items = []
+        for key, raw in zip(keys, raws, strict=True):
+            if raw is None:
+                raise StateMismatchError(
+                    f"sample {key!r} is excluded now", hint="restore with the split of then"
+                )
+            items.append(self.make(raw))
+        return items
+
+    def len_stream(self, stream: int) -> int | None:
+        """Samples of one pass of a stream."""
+        return self.schedule(stream).length
+
+    def nominal_length(self) -> int:
+        """Samples of this rank in one pass over all sources."""
+        return max(1, sum(leaf.num_samples for leaf in leaves(self.plan)) // self.worker_config.world_size)
+
+    def config(self) -> dict[str, Any]:
+        """Plan and identities of the data."""
+        return {
+            "type": "SourceDataset",
+            "plan": describe_plan(self.plan),
+            "leaves": [leaf.identity() for leaf in self.leaves],
+        }

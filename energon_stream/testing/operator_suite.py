@@ -1,0 +1,183 @@
+"""Conformance suite for datasets and operators: restoring at every step continues identically.
+
+Use it on any dataset, also your own::
+
+    from energon_stream.testing import assert_exact_resume
+    assert_exact_resume(lambda: MapDataset(my_dataset, my_function))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from energon_stream.pipeline.dataset import END, Context, End, Item, Node, RestoreKey, SavableDataset, State
+from energon_stream.pipeline.engine import Engine, Step, Turn
+from energon_stream.state import dumps, loads
+from energon_stream.worker import WorkerConfig
+
+__all__ = [
+    "NumbersDataset",
+    "assert_equal_values",
+    "assert_exact_resume",
+    "assert_restores_by_key",
+    "run_steps",
+]
+
+
+class _NumbersNode:
+    def __init__(self, dataset: NumbersDataset, context: Context, state: State | None) -> None:
+        self._numbers = dataset.numbers(context.stream)
+        self._at: int = 0 if state is None else state
+
+    def next(self) -> Item | End:
+        if self._at == len(self._numbers):
+            self._at = 0
+            return END
+        number = self._numbers[self._at]
+        self._at += 1
+        return Item(number, ("Number", number))
+
+    def state(self) -> State:
+        return self._at
+
+    def close(self) -> None:
+        pass
+
+
+class NumbersDataset(SavableDataset[int]):
+    """The numbers ``0 … size - 1``, dealt to the streams; the smallest dataset there is.
+
+    Args:
+        size: How many numbers.
+        worker_config: Default: one rank without workers.
+        offset: Added to each number.
+    """
+
+    def __init__(self, size: int, worker_config: WorkerConfig | None = None, offset: int = 0) -> None:
+        self.size = size
+        self.offset = offset
+        self.worker_config = worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+    def numbers(self, stream: int) -> range:
+        """What one stream gives in one pass."""
+        return range(self.offset + stream, self.offset + self.size, self.worker_config.num_streams)
+
+    def build(self, context: Context, state: State | None) -> Node:
+        """Make the node of one stream."""
+        return _NumbersNode(self, context, state)
+
+    def len_stream(self, stream: int) -> int | None:
+        """Numbers of a stream."""
+        return len(self.numbers(stream))
+
+    def nominal_length(self) -> int:
+        """All numbers."""
+        return self.size
+
+    def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
+        """A key holds its number."""
+        return [Item(key[1], ("Number", key[1])) for key in keys]
+
+    def config(self) -> dict[str, Any]:
+        """Size and offset."""
+        return {"type": "NumbersDataset", "size": self.size, "offset": self.offset}
+
+
+def run_steps(
+    dataset: SavableDataset[Any], steps: int, states: Any = None, turn: Turn | None = None
+) -> list[Step]:
+    """Run a dataset's streams for some steps (elements and ends of passes)."""
+    engine = Engine(dataset, list(dataset.worker_config.streams), states, turn)
+    try:
+        return [engine.step_any() for _ in range(steps)]
+    finally:
+        engine.close()
+
+
+def assert_equal_values(left: Any, right: Any, where: str = "value") -> None:
+    """Compare elements deeply, tensors bit by bit.
+
+    Raises:
+        AssertionError: They differ; the message says where.
+    """
+    if isinstance(left, torch.Tensor):
+        same = isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)
+        if not same:
+            raise AssertionError(f"{where}: tensors differ")
+        return
+    if type(left) is not type(right):
+        raise AssertionError(f"{where}: {type(left).__name__} and {type(right).__name__}")
+    if isinstance(left, dict):
+        if left.keys() != right.keys():
+            raise AssertionError(f"{where}: keys {sorted(left)} and {sorted(right)}")
+        for key in left:
+            assert_equal_values(left[key], right[key], f"{where}[{key!r}]")
+    elif isinstance(left, (list, tuple)):
+        if len(left) != len(right):
+            raise AssertionError(f"{where}: lengths {len(left)} and {len(right)}")
+        for place, (one, other) in enumerate(zip(left, right, strict=True)):
+            assert_equal_values(one, other, f"{where}[{place}]")
+    elif hasattr(left, "__dataclass_fields__"):
+        for name in left.__dataclass_fields__:
+            assert_equal_values(getattr(left, name), getattr(right, name), f"{where}.{name}")
+    elif left != right:
+        raise AssertionError(f"{where}: {left!r} and {right!r}")
+
+
+def assert_exact_resume(make: Callable[[], SavableDataset[Any]], steps: int = 40, tail: int = 12) -> None:
+    """Check that a dataset, restored after every one of its first steps, goes on identically.
+
+    Each state goes through msgpack, and is restored into a new dataset. The state of a running stream
+    must not change its kind over time.
+
+    Args:
+        make: Makes the dataset anew.
+        steps: Steps of the uninterrupted run.
+        tail: Steps compared after each restore.
+
+    Raises:
+        AssertionError: Some continuation differs; the message says after which step.
+    """
+    reference = run_steps(make(), steps)
+    streams = list(make().worker_config.streams)
+    states: dict[int, Any] = {}
+    turn = Turn(tuple(streams))
+    for cut, step in enumerate(reference[:-1], start=1):
+        states[step.stream] = step.state
+        turn.current()
+        if step.ended:
+            turn.end()
+        else:
+            turn.done()
+        restored = {stream: loads(dumps(state)) for stream, state in states.items()}
+        expected = reference[cut : cut + tail]
+        found = run_steps(make(), len(expected), restored, Turn(turn.streams, turn.position, turn.ended))
+        for place, (one, other) in enumerate(zip(expected, found, strict=True)):
+            where = f"step {place} after a restore at step {cut}"
+            if (one.stream, one.ended) != (other.stream, other.ended):
+                raise AssertionError(f"{where}: stream or end differ: {one} and {other}")
+            assert_equal_values(one.value, other.value, where)
+            assert_equal_values(loads(dumps(one.state)), loads(dumps(other.state)), f"state at {where}")
+
+
+def assert_restores_by_key(make: Callable[[], SavableDataset[Any]], steps: int = 20) -> None:
+    """Check that each element can be made again from its restore key, in another dataset object.
+
+    Raises:
+        AssertionError: An element differs, or the dataset says it cannot restore.
+    """
+    dataset, other = make(), make()
+    if not dataset.can_restore_sample():
+        raise AssertionError("can_restore_sample() is False")
+    for stream in dataset.worker_config.streams:
+        context = Context(dataset.worker_config, stream)
+        with dataset.worker_config.activate(stream):
+            node = dataset.build(context, None)
+            items = [item for item in (node.next() for _ in range(steps)) if isinstance(item, Item)]
+            node.close()
+            again = other.restore_many(loads(dumps([item.key for item in items])), context)
+        for item, restored in zip(items, again, strict=True):
+            assert_equal_values(item.value, restored.value, f"element of key {item.key}")

@@ -1,0 +1,136 @@
+import pytest
+
+from energon_stream.errors import ConfigError, FatalSampleError, SkipSample
+from energon_stream.pipeline.batch import BatchDataset
+from energon_stream.pipeline.bound import EpochizeDataset, LimitDataset
+from energon_stream.pipeline.map import MapDataset
+from energon_stream.testing.operator_suite import (
+    NumbersDataset,
+    assert_exact_resume,
+    assert_restores_by_key,
+    run_steps,
+)
+from energon_stream.worker import WorkerConfig
+
+
+def config(workers=0, streams=0):
+    return WorkerConfig(0, 1, workers, num_streams=streams)
+
+
+def double(x):
+    return 2 * x
+
+
+def some(x):
+    """0, 1 or 2 elements, sometimes skipped."""
+    if x % 5 == 3:
+        raise SkipSample
+    yield from range(x, x + x % 3)
+
+
+def numbered(x):
+    """Depends on the call's counter, as hooks with restore_seeds do."""
+    return x, WorkerConfig.active_worker_config.active_worker_sample_index
+
+
+def numbers(n=23, streams=0):
+    return NumbersDataset(n, config(streams=streams))
+
+
+PIPELINES = {
+    "numbers": numbers,
+    "map": lambda: MapDataset(numbers(), double, stateless_map_fn=True),
+    "generator": lambda: MapDataset(numbers(), some, stateless_map_fn=True),
+    "counter": lambda: MapDataset(numbers(), numbered, stateless_map_fn=True),
+    "batch": lambda: BatchDataset(numbers(), 4, list, batcher_stateless=True),
+    "batch of generators": lambda: BatchDataset(
+        MapDataset(numbers(), some, stateless_map_fn=True), 3, list, batcher_stateless=True
+    ),
+    "epochs": lambda: EpochizeDataset(BatchDataset(numbers(), 4, list, batcher_stateless=True), 5),
+    "limit": lambda: LimitDataset(numbers(), 9),
+    "limit, anew": lambda: LimitDataset(numbers(), 9, reset_after_epoch=True),
+    "three streams": lambda: BatchDataset(
+        MapDataset(numbers(31, 3), numbered, stateless_map_fn=True), 2, list, batcher_stateless=True
+    ),
+    "drop last, uneven streams": lambda: BatchDataset(
+        numbers(10, 3), 2, list, drop_last=True, batcher_stateless=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_restoring_at_every_step_continues_identically(name):
+    assert_exact_resume(PIPELINES[name])
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_elements_can_be_made_again_from_their_keys(name):
+    assert_restores_by_key(PIPELINES[name])
+
+
+def test_iterating_a_dataset_gives_one_pass_and_again():
+    dataset = BatchDataset(numbers(10), 4, list)
+    assert list(dataset) == list(dataset) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert len(dataset) == 3
+    assert list(BatchDataset(numbers(10), 4, list, drop_last=True)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_epochs_go_on_and_limits_cut():
+    steps = run_steps(EpochizeDataset(numbers(5), 3), 8)
+    assert [s.value for s in steps] == [0, 1, 2, None, 3, 4, 0, None]
+    assert [s.value for s in run_steps(LimitDataset(numbers(5), 3), 8)] == [0, 1, 2, None, 3, 4, None, 0]
+    anew = LimitDataset(numbers(5), 3, reset_after_epoch=True)
+    assert [s.value for s in run_steps(anew, 8)] == [0, 1, 2, None, 0, 1, 2, None]
+    assert len(EpochizeDataset(numbers(5), 100)) == 100
+
+
+def test_streams_take_turns_and_an_ended_one_is_left_out():
+    assert list(numbers(8, 3)) == list(range(8))
+    uneven = LimitDataset(numbers(9, 3), 7)
+    assert list(uneven) == list(range(7))
+
+
+def test_failures_are_skipped_up_to_the_tolerance_and_reach_the_handler():
+    seen = []
+    handler = WorkerConfig(
+        0, 1, 0, global_error_handler=lambda e, sample, sources: seen.append((repr(e), sample))
+    )
+
+    def fails(x):
+        if x % 3:
+            raise ValueError(x)
+        return x
+
+    assert list(MapDataset(NumbersDataset(7, handler), fails)) == [0, 3, 6]
+    assert seen == [(f"ValueError({x})", x) for x in (1, 2, 4, 5)]
+    with pytest.raises(FatalSampleError, match="2 samples in a row failed"):
+        list(MapDataset(numbers(), fails, failure_tolerance=2))
+
+
+@pytest.mark.parametrize("error", [NameError, ImportError, MemoryError, ConfigError])
+def test_programming_errors_are_never_counted_as_bad_samples(error):
+    def broken(x):
+        raise error("broken")
+
+    with pytest.raises(error):
+        list(MapDataset(numbers(), broken, failure_tolerance=0))
+
+
+def test_a_batcher_that_returns_nothing_is_a_named_error():
+    with pytest.raises(FatalSampleError, match="returned None for a batch"):
+        list(BatchDataset(numbers(), 2, lambda batch: None, failure_tolerance=1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BatchDataset(numbers(), 0, list),
+        lambda: EpochizeDataset(numbers(), 0),
+        lambda: LimitDataset(numbers(), -1),
+        lambda: MapDataset(numbers()),
+        lambda: MapDataset(numbers(), double, worker_config=config(2)),
+    ],
+)
+def test_impossible_arguments_are_named(make):
+    with pytest.raises(ConfigError):
+        make()
