@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import heapq
 import itertools
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.storage.base import Body, ByteRange, Store
@@ -18,7 +21,8 @@ __all__ = ["Fetcher", "shared_fetcher"]
 
 _EXIT_GRACE = 5.0  # seconds that requests in flight get to finish when the interpreter exits
 
-_Job = tuple[int, int, "Future[Body]", Store, str, ByteRange, str | None]
+_Job = tuple[int, int, "Future[Any]", Callable[[], Any]]
+_T = TypeVar("_T")
 
 
 class Fetcher:
@@ -59,9 +63,23 @@ class Fetcher:
         Returns:
             The body to come. ``cancel()`` works until the request starts.
         """
-        future: Future[Body] = Future()
-        job: _Job = (deadline, next(self._order), future, store, path, byte_range, etag)
-        if store.is_local:
+        return self.call(
+            functools.partial(store.get_range, path, byte_range, etag=etag),
+            deadline=deadline,
+            inline=store.is_local,
+        )
+
+    def call(self, function: Callable[[], _T], *, deadline: int = 0, inline: bool = False) -> Future[_T]:
+        """Run any function that makes requests.
+
+        Args:
+            function: What to run.
+            deadline: As in :meth:`submit`.
+            inline: Whether to run it within this call.
+        """
+        future: Future[_T] = Future()
+        job: _Job = (deadline, next(self._order), future, function)
+        if inline:
             _answer(job)
             return future
         if self._pid != os.getpid():  # the threads and requests of before the fork are the parent's
@@ -105,15 +123,15 @@ class Fetcher:
 
 
 def _answer(job: _Job) -> None:
-    _, _, future, store, path, byte_range, etag = job
+    _, _, future, function = job
     if not future.set_running_or_notify_cancel():
         return
     try:
-        body = store.get_range(path, byte_range, etag=etag)
+        result = function()
     except BaseException as error:
         future.set_exception(error)
     else:
-        future.set_result(body)
+        future.set_result(result)
 
 
 _SHARED = PerProcess(Fetcher)
