@@ -1,0 +1,172 @@
+"""Conformance suite for stores: what every ``Store`` must do, whatever is behind it.
+
+Fill the fixture and inherit the tests::
+
+    class TestMyStore(StoreConformance):
+        @pytest.fixture
+        def spec(self, tmp_path):
+            return StoreSpec(f"mystore://{tmp_path}")
+"""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from energon_stream.errors import ObjectChangedError, ObjectNotFoundError, RangeError
+from energon_stream.storage import ByteRange, Store, StoreSpec, run_isolated
+
+__all__ = ["StoreConformance"]
+
+_DIGITS = b"0123456789"
+_ODD_KEYS = ("a.tar", "a/b.tar", "a/b/c d+e%20ü.json", "a/b/snow☃man#?&=.txt", "ab", "z/.nv-meta/.info.json")
+
+
+class StoreConformance:
+    """Tests of one store.
+
+    Attributes:
+        has_versions: The store tells content versions (etags) and honours them.
+        many: Number of objects in the listing test; beyond one page of the store.
+    """
+
+    has_versions = True
+    many = 1005
+
+    @pytest.fixture
+    def spec(self) -> StoreSpec:
+        """A writable place with nothing in it; override this."""
+        raise NotImplementedError("a conformance class must override the 'spec' fixture")
+
+    @pytest.fixture
+    def missing_root(self, spec: StoreSpec) -> StoreSpec:
+        """A place that does not exist, a bucket where there are buckets."""
+        return spec.join("nowhere")
+
+    @pytest.fixture
+    def store(self, spec: StoreSpec) -> Store:
+        """The store, holding ``digits`` (ten bytes) and ``empty``."""
+        store = spec.open()
+        store.put("digits", _DIGITS)
+        store.put("empty", b"")
+        return store
+
+    def test_reads_whole_ranges_and_suffixes(self, store: Store) -> None:
+        """Exactly the bytes asked for."""
+        assert store.get("digits").data == _DIGITS
+        assert store.get("digits").total_size in (None, 10)
+        for start, stop in ((0, 10), (0, 1), (3, 7), (9, 10), (5, 5)):
+            assert store.get_range("digits", ByteRange(start, stop)).data == _DIGITS[start:stop]
+        assert store.get_suffix("digits", 4).data == b"6789"
+        assert store.get_suffix("digits", 1000).data == _DIGITS
+        assert store.head("digits").size == 10
+
+    def test_root_may_be_the_object_itself(self, spec: StoreSpec, store: Store) -> None:
+        """The path ``""`` is the root."""
+        assert spec.join("digits").open().get("").data == _DIGITS
+
+    def test_empty_object(self, store: Store) -> None:
+        """No bytes are a legal content."""
+        assert store.get("empty").data == b""
+        assert store.get_suffix("empty", 5).data == b""
+        assert store.head("empty").size == 0
+
+    @pytest.mark.parametrize("bounds", [(5, 11), (10, 11), (20, 30), (-1, 3)])
+    def test_range_beyond_the_object_is_an_error(self, store: Store, bounds: tuple[int, int]) -> None:
+        """Never fewer bytes in silence."""
+        with pytest.raises(RangeError):
+            store.get_range("digits", ByteRange(*bounds))
+
+    def test_missing_object_and_root(self, store: Store, missing_root: StoreSpec) -> None:
+        """A named error that says where."""
+        missing = missing_root.open()
+        for place in (store, missing):
+            with pytest.raises(ObjectNotFoundError, match="absent"):
+                place.get("absent")
+            with pytest.raises(ObjectNotFoundError, match="absent"):
+                place.get_range("absent", ByteRange(0, 1))
+            with pytest.raises(ObjectNotFoundError, match="absent"):
+                place.head("absent")
+        assert list(store.list("absent")) == []
+
+    def test_replaced_object_is_noticed(self, store: Store) -> None:
+        """With the old version every read fails, with the new one it succeeds."""
+        if not self.has_versions:
+            pytest.skip("this store has no content versions")
+        old = store.get("digits").etag or store.head("digits").etag
+        assert store.get_range("digits", ByteRange(2, 4), etag=old).data == b"23"
+        store.put("digits", b"a different text")
+        for read in (
+            lambda: store.get("digits", etag=old),
+            lambda: store.get_range("digits", ByteRange(2, 4), etag=old),
+            lambda: store.get_suffix("digits", 2, etag=old),
+        ):
+            with pytest.raises(ObjectChangedError, match="digits"):
+                read()
+        new = store.head("digits").etag
+        assert new != old
+        assert store.get("digits", etag=new).data == b"a different text"
+
+    def test_listing(self, spec: StoreSpec) -> None:
+        """Recursive, sorted, below a folder and not a name's beginning, any Unicode key."""
+        store = spec.open()
+        for key in _ODD_KEYS:
+            store.put(key, key.encode())
+        assert [entry.path for entry in store.list()] == sorted(_ODD_KEYS)
+        below = [key for key in sorted(_ODD_KEYS) if key.startswith("a/")]
+        assert [entry.path for entry in store.list("a")] == below
+        assert [entry.path for entry in spec.join("a").open().list()] == [key[2:] for key in below]
+        for entry in store.list():
+            assert entry.meta == store.head(entry.path)
+            assert store.get(entry.path).data == entry.path.encode()
+
+    def test_long_listing(self, spec: StoreSpec) -> None:
+        """Listings come in pages; all of them are read."""
+        store = spec.open()
+        keys = [f"many/{number:06d}" for number in range(self.many)]
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda key: store.put(key, b""), keys))
+        assert [entry.path for entry in store.list("many")] == keys
+
+    def test_put_replaces_and_delete_is_idempotent(self, store: Store) -> None:
+        """A second put wins; deleting twice is no error."""
+        store.put("folder/digits", b"first")
+        store.put("folder/digits", b"second, longer")
+        assert store.get("folder/digits").data == b"second, longer"
+        store.delete("folder/digits")
+        store.delete("folder/digits")
+        assert list(store.list("folder")) == []
+
+    def test_put_file(self, store: Store, tmp_path: Path) -> None:
+        """Large files arrive whole."""
+        content = bytes(range(256)) * (12 << 12)  # 12 MiB: several parts of a multipart upload
+        (tmp_path / "source").write_bytes(content)
+        store.put_file("deep/folder/copy", str(tmp_path / "source"))
+        assert store.get("deep/folder/copy").data == content
+
+    def test_concurrent_reads(self, store: Store) -> None:
+        """Threads share a store."""
+        ranges = [ByteRange(start, stop) for start in range(10) for stop in range(start + 1, 11)] * 4
+        with ThreadPoolExecutor(16) as pool:
+            bodies = list(pool.map(lambda wanted: store.get_range("digits", wanted), ranges))
+        assert [bytes(body.data) for body in bodies] == [_DIGITS[r.start : r.stop] for r in ranges]
+
+    def test_usable_again_after_close(self, store: Store) -> None:
+        """``close`` is not the end."""
+        store.close()
+        assert store.get("digits").data == _DIGITS
+
+    def test_spec_travels_by_pickle(self, spec: StoreSpec, store: Store) -> None:
+        """The spec is all that another process needs."""
+        copy = pickle.loads(pickle.dumps(spec))
+        assert copy == spec
+        assert copy.open().get("digits").data == _DIGITS
+
+    def test_use_after_fork(self, store: Store) -> None:
+        """A store that was used before a fork works in the child, and still in the parent."""
+        assert store.get("digits").data == _DIGITS
+        assert run_isolated(lambda: bytes(store.get("digits").data)) == _DIGITS
+        assert store.get("digits").data == _DIGITS

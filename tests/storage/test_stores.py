@@ -1,0 +1,60 @@
+"""The conformance suite on every store."""
+
+import uuid
+
+import pytest
+
+from energon_stream.errors import UnsupportedStoreError
+from energon_stream.storage import StoreSpec, run_isolated
+from energon_stream.testing.store_suite import StoreConformance
+
+
+class TestLocal(StoreConformance):
+    @pytest.fixture
+    def spec(self, tmp_path):
+        return StoreSpec(str(tmp_path / "root"))
+
+
+class TestMemory(StoreConformance):
+    has_versions = False
+
+    @pytest.fixture
+    def spec(self):
+        import fsspec
+
+        name = uuid.uuid4().hex
+        yield StoreSpec(f"memory://{name}")
+        fsspec.filesystem("memory").rm(f"/{name}", recursive=True)
+
+
+class TestS3Fsspec(StoreConformance):
+    transport = "fsspec"
+
+    @pytest.fixture
+    def spec(self, s3_server, tmp_bucket):
+        return StoreSpec(f"{tmp_bucket}/some folder", s3_server.storage_options, self.transport)
+
+    @pytest.fixture
+    def missing_root(self, spec):
+        return StoreSpec("s3://no-such-bucket", spec.storage_options, self.transport)
+
+
+class TestS3Obstore(TestS3Fsspec):
+    transport = "obstore"
+
+    def test_use_after_fork(self, store):
+        """Its runtime does not survive; a hang would be worse than the error (``auto`` falls back)."""
+        store.get("digits")
+        with pytest.raises(UnsupportedStoreError, match="fork"):
+            run_isolated(store.get, "digits")
+
+
+class TestLocalStack(TestS3Fsspec):
+    pytestmark = pytest.mark.localstack
+    transport = "auto"
+
+    @pytest.fixture
+    def spec(self, localstack):
+        bucket = f"storage-{uuid.uuid4().hex[:8]}"
+        localstack.create_bucket(bucket)
+        return StoreSpec(f"s3://{bucket}/some folder", localstack.storage_options, self.transport)
