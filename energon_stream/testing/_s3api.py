@@ -32,6 +32,8 @@ _CODES = {
     501: "NotImplemented",
     503: "SlowDown",
 }
+# A folder of files cannot hold every key.
+_BAD_NAME = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _XMLNS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
 
@@ -125,7 +127,7 @@ class S3Api:
         """Answer one request; what is not covered is answered ``501``, what makes no sense ``400``."""
         try:
             return self._dispatch(request)
-        except (ValueError, KeyError, FileNotFoundError, ElementTree.ParseError):
+        except (ValueError, KeyError, ElementTree.ParseError, *_BAD_NAME):
             return error_response(400, request.path)
 
     def _dispatch(self, request: Request) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from random import Random
@@ -99,6 +99,13 @@ class LogEntry(NamedTuple):
     time: float
 
 
+class Tally(dict[str, int]):
+    """Counts by name, 0 for what did not occur."""
+
+    def __missing__(self, name: str) -> int:
+        return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Counters:
     """What a server did since its start or the last reset.
@@ -113,8 +120,8 @@ class Counters:
         max_in_flight: Most requests that were being answered at one moment.
     """
 
-    requests: Counter[str] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
+    requests: Tally = field(default_factory=Tally)
+    faults: Tally = field(default_factory=Tally)
     bytes_sent: int = 0
     bytes_received: int = 0
     connections: int = 0
@@ -122,8 +129,8 @@ class Counters:
 
     def __post_init__(self) -> None:
         # Own copies; out of JSON they come as plain dicts.
-        object.__setattr__(self, "requests", Counter(self.requests))
-        object.__setattr__(self, "faults", Counter(self.faults))
+        object.__setattr__(self, "requests", Tally(self.requests))
+        object.__setattr__(self, "faults", Tally(self.faults))
 
     @property
     def total(self) -> int:
@@ -144,8 +151,8 @@ class Traffic:
 
     def reset_counters(self) -> None:
         """Start counting anew."""
-        self._requests: Counter[str] = Counter()
-        self._faults: Counter[str] = Counter()
+        self._requests = Tally()
+        self._faults = Tally()
         self.bytes_sent = self.bytes_received = self.connections = 0
         self._max_in_flight = self._in_flight
         self.log.clear()

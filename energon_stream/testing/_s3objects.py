@@ -17,6 +17,7 @@ from typing import BinaryIO, Protocol
 
 __all__ = ["Body", "FolderObjects", "MemoryObjects", "ObjectInfo", "Objects", "Page", "list_page"]
 
+_ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _LAST = "\U0010ffff"  # sorts after every other character
 
 
@@ -165,7 +166,7 @@ class FolderObjects:
     def open(self, bucket: str, key: str) -> tuple[ObjectInfo, Body] | None:
         try:
             file = open(self._path(bucket, key), "rb", buffering=0)  # noqa: SIM115 (the answer closes it)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        except _ABSENT:
             return None
         stat = os.fstat(file.fileno())
         etag = f'"{stat.st_size:x}-{stat.st_mtime_ns:x}-{stat.st_ino:x}"'
@@ -184,7 +185,7 @@ class FolderObjects:
         return info
 
     def delete(self, bucket: str, key: str) -> None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(*_ABSENT):
             self._path(bucket, key).unlink()
 
     def _path(self, bucket: str, key: str) -> Path:

@@ -1,0 +1,63 @@
+"""Servers and isolation for all tests. The servers run in CI: what is missing is installed, not skipped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from energon_stream.testing.s3server import S3Server
+from energon_stream.testing.servers import LocalStack, SeaweedFS
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_aws_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the developer's AWS settings out of the tests, and the tests off the metadata service."""
+    empty = tmp_path_factory.mktemp("aws") / "empty"
+    empty.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith("AWS_"):
+                patch.delenv(name)
+        patch.setenv("AWS_CONFIG_FILE", str(empty))
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(empty))
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield
+
+
+@pytest.fixture
+def s3_server() -> Iterator[S3Server]:
+    """A stand-in server of the test's own: empty, counters at zero (it starts in milliseconds)."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def tmp_bucket(s3_server: S3Server) -> str:
+    """URL of a new bucket on ``s3_server``."""
+    bucket = f"bucket-{uuid.uuid4().hex[:8]}"
+    s3_server.create_bucket(bucket)
+    return f"s3://{bucket}"
+
+
+@pytest.fixture(scope="session")
+def localstack() -> Iterator[LocalStack]:
+    """LocalStack, installed on first use; shared, so take a bucket of your own."""
+    installer = [sys.executable, str(ROOT / "localstack" / "run.py"), "--install-only"]
+    python = subprocess.run(installer, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    with LocalStack(python) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def seaweedfs() -> Iterator[SeaweedFS]:
+    """SeaweedFS, which checks signatures; shared, so take a bucket of your own."""
+    with SeaweedFS() as server:
+        yield server
