@@ -30,6 +30,9 @@ class Run:
     requests: list[Request]
 
 
+HIGHER_IS_BETTER = {"samples/s", "of 1"}
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
     """One line of the report: the values of every candidate for one figure.
@@ -37,8 +40,7 @@ class Measure:
     Attributes:
         row: Number of the goal, as "P1".
         what: What is measured, in words.
-        unit: Of the values; "" for a plain ratio or count.
-        more_is_better: Direction of the figure.
+        unit: Of the values; "" for a ratio or count.
         goal: What ours should reach, or None.
         values: Per candidate, one value a round.
         limit: The candidates that stand for the physical limit (the best of them counts).
@@ -47,10 +49,14 @@ class Measure:
     row: str
     what: str
     unit: str
-    more_is_better: bool
     goal: float | None
     values: dict[str, list[float]]
     limit: tuple[str, ...] = ()
+
+    @property
+    def more_is_better(self) -> bool:
+        """Direction of the figure."""
+        return self.unit in HIGHER_IS_BETTER
 
     def median(self, name: str) -> float | None:
         """Median over the rounds, None for a candidate without a value."""
@@ -98,12 +104,8 @@ class Bench:
     def _spec(self, candidate: str, dataset: str, **spec: Any) -> dict[str, Any]:
         if candidate == "webdataset":
             spec["shards"] = sorted(p.name for p in (self.root / BUCKET / dataset).glob("*.tar"))
-        return {
-            "candidate": candidate,
-            "epoch_samples": SAMPLES,
-            "workers": 0,
-            "scratch": str(self.scratch),
-        } | spec
+        spec = {"workers": 0, "epoch_samples": SAMPLES, "scratch": str(self.scratch)} | spec
+        return spec | {"candidate": candidate}
 
     def run(self, spec: dict[str, Any]) -> Run | None:
         """One process; None (and a note) when the candidate is absent or fails."""
@@ -113,14 +115,11 @@ class Bench:
         self.server.take()
         python = self.energon_python if name == "energon" else sys.executable
         command = [str(python), str(HERE / "candidate.py"), json.dumps(spec)]
-        # Proxies of the machine must not stand between a client and the loopback.
-        env = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")} | {
-            "OMP_NUM_THREADS": "1"
-        }
+        # No proxy may stand between a client and the loopback.
+        env = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": TIMEOUT, "env": env}
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=TIMEOUT, env=env, check=True
-            )
+            done = subprocess.run(command, check=True, **options)
         except subprocess.TimeoutExpired:
             return self._drop(name, f"took more than {TIMEOUT} s")
         except subprocess.CalledProcessError as error:
@@ -153,8 +152,7 @@ class Bench:
 
 def values(runs: dict[str, list[Run]], figure: Callable[[Run], float | None]) -> dict[str, list[float]]:
     """A figure of every run that has it."""
-    found = {name: [v for v in map(figure, some) if v is not None] for name, some in runs.items()}
-    return {name: some for name, some in found.items() if some}
+    return {name: [v for v in map(figure, some) if v is not None] for name, some in runs.items()}
 
 
 def find_energon() -> str | None:

@@ -146,6 +146,7 @@ def _raw(spec: dict) -> dict:
     import raw_loop
 
     bucket, prefix = spec["path"].removeprefix("s3://").split("/", 1)
+    prefix += "/"
     arguments = (spec["endpoint"], bucket, prefix, spec["epochs"], spec["in_flight"])
     if spec["workers"] == 0:
         return raw_loop.run(*arguments)
