@@ -1,0 +1,42 @@
+# The two commands: `make demo` (the main job, end to end) and `make test` (everything that is checked).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test unit lint bench interop clean
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/python examples/demo.py
+
+test: lint unit
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# LocalStack gets a virtual environment of its own, because it pins botocore.
+unit: $(VENV)/installed
+	$(BIN)/python localstack/run.py --install-only
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/installed
+	$(PIP) -e '.[bench]'
+	$(BIN)/python -m benchmarks.run $(BENCH)
+
+# Both ways with Megatron-Energon 7.4.1, which gets a virtual environment of its own.
+interop: $(VENV)/installed
+	test -x .venv-energon/bin/python || $(PYTHON) -m venv .venv-energon
+	.venv-energon/bin/python -m pip install -q -c constraints.txt torch
+	.venv-energon/bin/python -m pip install -q -c constraints.txt 'megatron-energon[s3]==7.4.1'
+	$(BIN)/python -m pytest tests/interop -v
+
+clean:
+	rm -rf $(VENV) .venv-localstack .venv-energon .mypy_cache .ruff_cache .pytest_cache

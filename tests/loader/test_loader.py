@@ -1,0 +1,252 @@
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_stream.errors import (
+    ConfigError,
+    StateError,
+    StateInUseError,
+    StateMismatchError,
+    StateVersionError,
+    WorkerError,
+)
+from energon_stream.loader import get_loader, get_savable_loader
+from energon_stream.pipeline.batch import BatchDataset
+from energon_stream.pipeline.bound import EpochizeDataset
+from energon_stream.pipeline.map import MapDataset
+from energon_stream.state import dumps, loads
+from energon_stream.testing.operator_suite import NumbersDataset, assert_equal_values
+from energon_stream.worker import WorkerConfig
+
+
+def config(workers, rank=0, world=1, streams=0, seed=0):
+    return WorkerConfig(rank, world, workers, num_streams=streams, seed_offset=seed)
+
+
+def payload(x):
+    """Values of all the ways between processes: small and large bytes, tensors, plain things."""
+    return {
+        "n": x,
+        "blob": bytes([x % 256]) * (5000 * (x % 3)),
+        "image": torch.full((3, 40, 40), x, dtype=torch.uint8),
+        "half": torch.arange(3000, dtype=torch.bfloat16) + x,
+        "strided": torch.arange(10_000).reshape(100, 100).T + x,
+        "text": "é" * x,
+    }
+
+
+def dataset(workers=0, size=29, **kwargs):
+    numbers = NumbersDataset(size, config(workers, **kwargs))
+    return BatchDataset(MapDataset(numbers, payload, stateless_map_fn=True), 2, list, batcher_stateless=True)
+
+
+def plain(size, workers, streams):
+    return BatchDataset(NumbersDataset(size, config(workers, streams=streams)), 3, list)
+
+
+@pytest.mark.parametrize(("workers", "start_method"), [(1, "fork"), (2, "fork"), (3, "fork"), (2, "spawn")])
+def test_workers_give_what_the_streams_give_in_process(workers, start_method):
+    expected = list(get_loader(dataset(streams=6)))
+    with get_loader(dataset(workers, streams=6), start_method=start_method) as loader:
+        for _ in range(2 if start_method == "fork" else 1):  # passes follow each other
+            found = list(loader)
+            assert len(found) == len(expected) == len(loader)
+            assert_equal_values(found, expected)
+
+
+def take(loader, count):
+    """Elements, over the ends of passes."""
+    found = []
+    while len(found) < count:
+        for value in loader:
+            found.append(value)
+            if len(found) == count:
+                break
+    return found
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from([0, 1, 2, 3]),
+    st.integers(1, 40),
+    st.lists(st.integers(0, 9), min_size=1, max_size=4),
+)
+def test_any_chain_of_restores_gives_the_uninterrupted_sequence(workers, size, cuts):
+    streams = 6
+    reference = take(get_savable_loader(plain(size, 0, streams)), sum(cuts) + 8)
+    state, at = None, 0
+    for number, cut in enumerate([*cuts, 8]):
+        # Another number of workers each time: streams own the state, not workers.
+        with get_savable_loader(plain(size, (workers + number) % 4, streams)) as loader:
+            loader.restore_state_rank(state)
+            assert take(loader, cut) == reference[at : at + cut]
+            at += cut
+            state = loads(dumps(loader.save_state_rank()))
+
+
+def test_a_state_goes_through_torch_load_with_its_defaults(tmp_path):
+    with get_savable_loader(dataset(2)) as loader:
+        take(loader, 5)
+        torch.save(loader.save_state_rank(), tmp_path / "state.pth")
+        rest = list(loader)
+    with get_savable_loader(dataset(2)) as loader:
+        loader.restore_state_rank(torch.load(tmp_path / "state.pth"))
+        assert_equal_values(list(loader), rest)
+
+
+def test_saving_asks_no_worker(tmp_path):
+    """The state is at hand in the main process even when the workers are dead."""
+    loader = get_savable_loader(dataset(2))
+    take(loader, 3)
+    before = loader.save_state_rank()
+    for process in loader._session._processes:
+        os.kill(process.pid, signal.SIGKILL)
+    assert loader.save_state_rank() == before
+    with pytest.raises(WorkerError, match="exit code -9"):
+        take(loader, 100)
+    # The loader goes on with new workers after the last batch given out.
+    reference = take(get_savable_loader(dataset(2)), 20)
+    given = sum(state["batches"] for state in loader.save_state_rank()["streams"].values())
+    assert_equal_values(take(loader, 4), reference[given : given + 4])
+    loader.close()
+
+
+def test_a_failing_worker_ends_the_loop_with_its_error_and_traceback():
+    def fails(x):
+        if x == 7:
+            raise MemoryError("boom in the worker")
+        return x
+
+    loader = get_loader(MapDataset(NumbersDataset(20, config(2)), fails))
+    with pytest.raises(MemoryError, match="boom in the worker") as caught:
+        list(loader)
+    assert "in fails" in str(caught.value.__cause__)
+
+
+def test_an_error_that_cannot_be_pickled_still_arrives():
+    class Odd(Exception):
+        def __init__(self, a, b):
+            super().__init__(a)
+
+    def fails(x):
+        raise ConfigError(f"odd {x}") from Odd(1, 2)
+
+    with pytest.raises(ConfigError, match="odd 0"):
+        list(get_loader(MapDataset(NumbersDataset(4, config(1)), fails)))
+
+
+def test_the_watchdog_speaks_up_and_ends_the_run_on_request():
+    def hangs(x):
+        signal.pause()
+
+    loader = get_loader(
+        MapDataset(NumbersDataset(4, config(1)), hangs), watchdog_timeout_seconds=0.2, fail_on_timeout=True
+    )
+    with pytest.raises(WorkerError, match="gave no batch"):
+        list(loader)
+
+
+def test_restoring_while_iterating_or_with_a_wrong_state_is_named():
+    loader = get_savable_loader(dataset())
+    take(loader, 1)
+    state = loader.save_state_rank()
+    with pytest.raises(StateInUseError):
+        loader.restore_state_rank(state)
+    fresh = get_savable_loader(dataset())
+    for wrong, error in [
+        ("nonsense", StateError),
+        (b"\xc1", StateError),
+        ({**state, "version": 99}, StateVersionError),
+        ({**state, "topology": {**state["topology"], "world_size": 2}}, StateMismatchError),
+        (get_savable_loader(dataset(size=30)).save_state_rank(), StateMismatchError),
+        (get_savable_loader(dataset(seed=1)).save_state_rank(), StateMismatchError),
+    ]:
+        with pytest.raises(error):
+            fresh.restore_state_rank(wrong)
+    fresh.restore_state_rank(state)
+    with pytest.raises(StateError, match="plain value"):
+        dumps({"x": object()})
+
+
+def test_restore_sample_makes_a_batch_again_in_another_loader():
+    with get_loader(dataset(2)) as loader:
+        batches = take(loader, 6)
+    assert loader.can_restore_sample()
+    # Lists of dicts have no place for a key: take it from the engine's steps.
+    from energon_stream.pipeline.engine import Engine
+
+    engine = Engine(dataset(2), [0, 1])
+    engine.step_any()
+    node = engine._nodes[1]
+    item = node.next()
+    engine.close()
+    again = get_loader(dataset(2)).restore_sample(loads(dumps(("Stream", 1, item.key))))
+    assert_equal_values(again, batches[1])
+    with pytest.raises(ConfigError, match="not a restore key"):
+        loader.restore_sample(())
+
+
+def test_loaders_are_true_and_have_a_length_and_epochs_continue():
+    endless = EpochizeDataset(NumbersDataset(1000, config(2)), 4)
+    with get_loader(endless) as loader:
+        assert loader
+        assert len(loader) == 4
+        assert [list(loader) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_deprecated_and_impossible_options():
+    with pytest.warns(FutureWarning):
+        get_loader(dataset(), worker_config=config(0))
+    for kwargs in [
+        {"worker_config": config(1)},
+        {"prefetch_factor": 0},
+        {"start_method": "none"},
+        {"watchdog_timeout_seconds": 0},
+    ]:
+        with pytest.raises(ConfigError):
+            get_loader(dataset(), **kwargs)
+
+
+def test_nothing_is_left_behind_when_the_main_process_is_killed():
+    script = textwrap.dedent(
+        """
+        import os, signal
+        from energon_stream.loader import get_loader
+        from energon_stream.testing.operator_suite import NumbersDataset
+        from energon_stream.worker import WorkerConfig
+        loader = get_loader(NumbersDataset(10**9, WorkerConfig(0, 1, 2)))
+        next(iter(loader))
+        print(*(process.pid for process in loader._session._processes), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert found.returncode == -signal.SIGKILL
+    for pid in map(int, found.stdout.split()):
+        for _ in range(400):
+            try:
+                with open(f"/proc/{pid}/stat") as stat:
+                    if stat.read().split()[2] == "Z":
+                        break
+            except FileNotFoundError:
+                break
+            signal.sigtimedwait([], 0.05)
+        else:
+            pytest.fail(f"worker {pid} outlived its parent")
+
+
+def test_closing_a_loader_ends_its_workers():
+    loader = get_loader(dataset(3))
+    take(loader, 1)
+    processes = loader._session._processes
+    del loader
+    gc.collect()
+    assert all(not process.is_alive() for process in processes)

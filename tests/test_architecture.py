@@ -1,0 +1,89 @@
+"""The layers: a module imports its own layer and those before it, and there is no cycle anywhere."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import energon_stream
+
+ROOT = Path(energon_stream.__file__).parent
+LAYERS = [
+    {"errors", "samples", "worker", "rng", "edataclass"},
+    {"storage"},
+    {"cache"},
+    {"index"},
+    {"schedule"},
+    {"read"},
+    {"pipeline"},
+    {"task"},
+    {"recipe"},
+    {"state"},
+    {"loader"},
+    {"__init__"},
+    {"cli", "integrations", "testing"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+MODULES = {
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in ROOT.rglob("*.py")
+}
+
+
+def layer(module):
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imports(path, lazy):
+    """Modules of the package that a file imports, at import time (or also inside functions)."""
+    tree = ast.parse(path.read_text())
+    nodes = ast.walk(tree) if lazy else _top_level(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        yield from (name for name in found if name in MODULES)
+
+
+def _top_level(tree):
+    for node in tree.body:
+        yield node
+        if isinstance(node, (ast.If, ast.Try)):
+            yield from (inner for inner in ast.walk(node) if inner is not node)
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_data_flows_one_way(module):
+    own = layer(module)
+    assert own in LEVEL, f"{own} is in no layer"
+    for found in imports(MODULES[module], lazy=True):
+        other = layer(found)
+        # A package's __init__ re-exports; importing it is importing that layer.
+        assert LEVEL[other] <= LEVEL[own], f"{module} imports {found}: {other} lies to the right of {own}"
+
+
+def test_there_is_no_import_cycle():
+    graph = {module: set(imports(path, lazy=False)) - {module} for module, path in MODULES.items()}
+    done, path = set(), []
+
+    def visit(module):
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module in done:
+            return
+        path.append(module)
+        for other in sorted(graph[module]):
+            visit(other)
+        path.pop()
+        done.add(module)
+
+    for module in sorted(graph):
+        visit(module)
+
+
+def test_no_module_is_far_too_long():
+    too_long = {m: n for m, p in MODULES.items() if (n := len(p.read_text().splitlines())) > 420}
+    assert not too_long
