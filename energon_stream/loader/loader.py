@@ -15,7 +15,7 @@ from energon_stream.loader.session import LoaderOptions, Session, open_session
 from energon_stream.pipeline.dataset import Context, RestoreKey, SavableDataset, State
 from energon_stream.pipeline.engine import Turn, with_restore_key
 from energon_stream.state import check_rank_state, fingerprint, make_rank_state
-from energon_stream.storage import run_isolated
+from energon_stream.storage import CounterSnapshot, run_isolated
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["BasicDataLoader", "SavableDataLoader", "get_loader", "get_savable_loader"]
@@ -100,6 +100,13 @@ class BasicDataLoader(Generic[T]):
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+    def io_counters(self) -> CounterSnapshot:
+        """Requests, bytes, retries and errors of this loader's readers since iteration began.
+
+        With workers, what each had counted when it made the last batch that was taken from it.
+        """
+        return CounterSnapshot() if self._session is None else self._session.io_counters()
 
     def config(self) -> dict[str, Any]:
         """The pipeline and the topology as plain values."""

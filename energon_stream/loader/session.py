@@ -19,6 +19,7 @@ from energon_stream.loader.channel import Receiver, Wire
 from energon_stream.loader.worker_process import Failure, run_worker
 from energon_stream.pipeline.dataset import SavableDataset, State
 from energon_stream.pipeline.engine import Engine, Step, Turn
+from energon_stream.storage import CounterSnapshot, default_counters
 
 __all__ = ["LoaderOptions", "Session", "open_session"]
 
@@ -67,6 +68,9 @@ class Session(Protocol):
     def step(self, stream: int) -> Step:
         """The next step of the stream whose turn it is."""
 
+    def io_counters(self) -> CounterSnapshot:
+        """Requests and bytes so far."""
+
     def close(self) -> None:
         """End workers, close readers."""
 
@@ -75,10 +79,14 @@ class _InProcess:
     """Streams run by the caller."""
 
     def __init__(self, dataset: SavableDataset[Any], states: Mapping[int, State], turn: Turn) -> None:
+        self._before = default_counters().snapshot()
         self._engine = Engine(dataset, turn.streams, states, turn)
 
     def step(self, stream: int) -> Step:
         return self._engine.step_any()
+
+    def io_counters(self) -> CounterSnapshot:
+        return default_counters().snapshot() - self._before
 
     def close(self) -> None:
         self._engine.close()
@@ -113,6 +121,7 @@ class _Workers:
             child.close()
             self._receivers.append(Receiver(wire))
             self._processes.append(process)
+        self._counters = [CounterSnapshot()] * len(self._processes)
 
     def step(self, stream: int) -> Step:
         worker = self._owner[stream]
@@ -125,11 +134,15 @@ class _Workers:
         self._first = False
         if isinstance(message, Failure):
             raise _as_error(message)
-        if not isinstance(message, Step) or message.stream != stream:
+        step, self._counters[worker] = message
+        if not isinstance(step, Step) or step.stream != stream:
             raise WorkerError(
-                f"worker {worker} sent {message!r:.100} in the turn of stream {stream}; please report this"
+                f"worker {worker} sent {step!r:.100} in the turn of stream {stream}; please report this"
             )
-        return message
+        return step
+
+    def io_counters(self) -> CounterSnapshot:
+        return sum(self._counters, CounterSnapshot())
 
     def _wait(self, worker: int) -> None:
         """Wait for a message; dumps the workers' stacks when none comes for long."""

@@ -16,6 +16,7 @@ import torch
 from energon_stream.loader.channel import Sender, Wire, close_inherited_pipes
 from energon_stream.pipeline.dataset import SavableDataset, State
 from energon_stream.pipeline.engine import Engine, Turn
+from energon_stream.storage import default_counters
 
 __all__ = ["Failure", "run_worker"]
 
@@ -69,7 +70,7 @@ def run_worker(
     try:
         engine = Engine(dataset, streams, states, turn)
         while True:
-            sender.send(engine.step_any())
+            sender.send((engine.step_any(), default_counters().snapshot()))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent closed its end: nothing is wanted any more
     except BaseException as error:

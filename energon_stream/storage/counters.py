@@ -14,7 +14,8 @@ __all__ = ["CounterSnapshot", "Counters", "default_counters"]
 
 @dataclass(frozen=True, slots=True)
 class CounterSnapshot:
-    """Counts at one moment; subtract an earlier snapshot to get what happened in between.
+    """Counts at one moment; subtract an earlier snapshot to get what happened in between, add those of
+    other processes.
 
     Attributes:
         requests: Attempts by kind: ``get``, ``head``, ``list``, ``put``, ``delete``.
@@ -35,6 +36,15 @@ class CounterSnapshot:
     def total_requests(self) -> int:
         """Attempts of all kinds."""
         return sum(self.requests.values())
+
+    def __add__(self, other: CounterSnapshot) -> CounterSnapshot:
+        return CounterSnapshot(
+            requests=dict(Counter(self.requests) + Counter(other.requests)),
+            bytes_received=self.bytes_received + other.bytes_received,
+            retries=self.retries + other.retries,
+            errors=dict(Counter(self.errors) + Counter(other.errors)),
+            max_in_flight=max(self.max_in_flight, other.max_in_flight),
+        )
 
     def __sub__(self, earlier: CounterSnapshot) -> CounterSnapshot:
         return CounterSnapshot(
