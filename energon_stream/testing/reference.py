@@ -21,7 +21,8 @@ from pathlib import Path
 __all__ = ["ReferenceSample", "read_tar", "write_reference_dataset"]
 
 _SAMPLE_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
-_META_NAME = re.compile(r"(?:^|/)__[^/]*__(?:/|$)")
+# Anchored: 7.4.1 was measured to skip `__meta__/x.json`, but to take `__meta__.json` and `d/__m__/x.json`.
+_META_NAME = re.compile(r"__[^/]*__(?:/|$)")
 _SCHEMA = """
 CREATE TABLE samples (
   tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
@@ -59,7 +60,7 @@ def read_tar(path: str | os.PathLike[str]) -> tuple[list[ReferenceSample], int]:
     with tarfile.open(path, "r:") as tar:
         for member in tar:
             match = _SAMPLE_NAME.match(member.name)
-            if not member.isreg() or match is None or _META_NAME.search(member.name):
+            if not member.isreg() or match is None or _META_NAME.match(member.name):
                 continue
             key, part = match.groups()
             if not samples or samples[-1].key != key:

@@ -90,7 +90,7 @@ class ProcessServer(ABC):
                         "PATH": os.environ.get("PATH", os.defpath),
                         "HOME": str(folder),
                         "TMPDIR": str(folder),
-                        **self._environment(port),
+                        **self._environment(folder, port),
                     },
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -139,7 +139,7 @@ class ProcessServer(ABC):
     def _command(self, folder: Path, port: int) -> list[str]:
         """Command line, run in ``folder``."""
 
-    def _environment(self, port: int) -> dict[str, str]:
+    def _environment(self, folder: Path, port: int) -> dict[str, str]:
         return {}
 
     @abstractmethod
@@ -166,8 +166,9 @@ class LocalStack(ProcessServer):
     def _command(self, folder: Path, port: int) -> list[str]:
         return [self._python, "-m", "localstack.runtime.main"]
 
-    def _environment(self, port: int) -> dict[str, str]:
+    def _environment(self, folder: Path, port: int) -> dict[str, str]:
         return {
+            "FILESYSTEM_ROOT": str(folder / "localstack"),
             "SERVICES": "s3",
             "STRICT_SERVICE_LOADING": "1",
             "EAGER_SERVICE_LOADING": "1",
