@@ -50,15 +50,18 @@ SERVER_BLOCK = """\
         error_page 405 @read_only;
         error_page 412 @changed;
         error_page 416 @range;
-        location @missing {{ content_by_lua_block {{ s3_error("NoSuchKey", "The specified key does not exist.") }} }}
-        location @read_only {{ content_by_lua_block {{ s3_error("MethodNotAllowed", "This server only reads.") }} }}
-        location @changed {{ content_by_lua_block {{ s3_error("PreconditionFailed", "If-Match does not hold.") }} }}
-        location @range {{ content_by_lua_block {{ s3_error("InvalidRange", "Beyond the object's end.") }} }}
+        location @missing {{ content_by_lua_block {{ s3_error(404, "NoSuchKey", "The specified key does not exist.") }} }}
+        location @read_only {{ content_by_lua_block {{ s3_error(405, "MethodNotAllowed", "This server only reads.") }} }}
+        location @changed {{ content_by_lua_block {{ s3_error(412, "PreconditionFailed", "If-Match does not hold.") }} }}
+        location @range {{ content_by_lua_block {{ s3_error(416, "InvalidRange", "Beyond the object's end.") }} }}
         location ~ "^/(?<bucket>[^/]+)/?$" {{
             access_by_lua_block {{ ngx.sleep({latency}) }}
             content_by_lua_block {{ list_objects(ngx.var.bucket) }}
         }}
-        location / {{ access_by_lua_block {{ ngx.sleep({latency}) }} }}
+        location / {{
+            access_by_lua_block {{ ngx.sleep({latency}) }}
+            try_files $uri @missing;  # a folder is no object
+        }}
     }}
 """
 
