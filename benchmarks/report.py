@@ -141,8 +141,7 @@ def _plots(folder: Path, measures: Sequence[Measure]) -> list[str]:
         axes.set_xlabel(shown[0].unit)
         axes.set_title(row)
         axes.legend(fontsize=7)
-        fig.tight_layout()
-        fig.savefig(folder / f"{row}.png", dpi=110)
+        fig.savefig(folder / f"{row}.png", dpi=110, bbox_inches="tight")
         plt.close(fig)
         names.append(row)
     return names
