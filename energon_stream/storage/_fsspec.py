@@ -23,6 +23,7 @@ from energon_stream.storage.url import strip_credentials, url_scheme
 __all__ = ["FsspecStore", "open_fsspec"]
 
 _ETAG_NAMES = ("ETag", "etag", "e_tag")
+_CONNECTIONS = 64
 _NETWORK_MODULES = ("aiohttp", "urllib3", "requests", "ssl", "http")
 
 
@@ -174,6 +175,7 @@ class S3fsStore(FsspecStore):
         config = dict(result.get("config_kwargs") or {})
         # botocore's retries off; s3fs's own are switched off where the file system is made.
         config.setdefault("retries", {"total_max_attempts": 1})
+        config.setdefault("max_pool_connections", _CONNECTIONS)  # botocore's 10 would be the limit
         return result | {"client_kwargs": client, "config_kwargs": config}
 
     def get(self, path: str, *, etag: str | None = None) -> Body:

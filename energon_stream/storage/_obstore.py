@@ -60,6 +60,7 @@ class ObstoreStore:
         self._url = strip_credentials(url).rstrip("/")
         self._target = target
         self._root = root
+        self._own_client: Any = None
 
     @property
     def url(self) -> str:
@@ -126,6 +127,7 @@ class ObstoreStore:
 
     def close(self) -> None:
         """Let go of the shared client; stores that still read keep it until they are done."""
+        self._own_client = None
         _clients.get().pop(self._target, None)
 
     def _get(self, path: str, options: GetOptions, etag: str | None) -> Body:
@@ -133,10 +135,12 @@ class ObstoreStore:
 
         if etag is not None:
             options["if_match"] = etag
-        with self._named_errors(path):
+        try:  # not _named_errors: this is the hot path
             result = obstore.get(self._client(), self._key(path), options=options)
             data = memoryview(result.bytes())
             meta = result.meta
+        except Exception as error:
+            raise self._name(error, path) from error
         first, last = result.range
         if len(data) != last - first:
             raise TransientStorageError("the body ended early", where=self._where(path))
@@ -149,26 +153,25 @@ class ObstoreStore:
         return f"{self._url}/{path}" if path else self._url
 
     def _client(self) -> Any:
-        clients = _clients.get()
-        client = clients.get(self._target)
-        if client is None:
+        if self._own_client is None:
             mark_obstore_used()
-            client = clients.setdefault(self._target, _make_client(self._target))
-        return client
+            clients = _clients.get()
+            self._own_client = clients.get(self._target) or clients.setdefault(
+                self._target, _make_client(self._target)
+            )
+        return self._own_client
 
     @contextmanager
     def _named_errors(self, path: str) -> Iterator[None]:
-        from obstore.exceptions import BaseError
-
         try:
             yield
-        except StorageError:
-            raise
-        except (BaseError, FileNotFoundError, ValueError) as error:
+        except Exception as error:
             raise self._name(error, path) from error
 
     def _name(self, error: Exception, path: str) -> StorageError:
         where, endpoint = self._where(path), self._target.endpoint
+        if isinstance(error, StorageError):
+            return error
         # The first part is for people, the second is a dump of Rust values that may hold secrets.
         text = str(error).partition("\n\nDebug source")[0]
         status = _STATUS.search(text)

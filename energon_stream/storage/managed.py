@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from energon_stream.errors import RangeError
+from energon_stream.errors import RangeError, UnsupportedStoreError
 from energon_stream.storage._answers import answer_error
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.counters import Counters, default_counters
@@ -60,8 +60,10 @@ class ManagedStore:
             )
         try:
             return self._read(path, lambda store: store.get_suffix(path, length, etag=etag), etag)
-        except RangeError:  # S3 refuses the suffix of an empty object
-            return self.get(path, etag=etag)
+        except (RangeError, UnsupportedStoreError):
+            if self.head(path).size:
+                raise
+            return self.get(path, etag=etag)  # an empty object has no last bytes; stores refuse or answer 200
 
     def head(self, path: str) -> ObjectMeta:
         """Metadata of one object."""

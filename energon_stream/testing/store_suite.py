@@ -56,22 +56,22 @@ class StoreConformance:
 
     def test_reads_whole_ranges_and_suffixes(self, store: Store) -> None:
         """Exactly the bytes asked for."""
-        assert store.get("digits").data == _DIGITS
+        assert bytes(store.get("digits").data) == _DIGITS
         assert store.get("digits").total_size in (None, 10)
         for start, stop in ((0, 10), (0, 1), (3, 7), (9, 10), (5, 5)):
-            assert store.get_range("digits", ByteRange(start, stop)).data == _DIGITS[start:stop]
-        assert store.get_suffix("digits", 4).data == b"6789"
-        assert store.get_suffix("digits", 1000).data == _DIGITS
+            assert bytes(store.get_range("digits", ByteRange(start, stop)).data) == _DIGITS[start:stop]
+        assert bytes(store.get_suffix("digits", 4).data) == b"6789"
+        assert bytes(store.get_suffix("digits", 1000).data) == _DIGITS
         assert store.head("digits").size == 10
 
     def test_root_may_be_the_object_itself(self, spec: StoreSpec, store: Store) -> None:
         """The path ``""`` is the root."""
-        assert spec.join("digits").open().get("").data == _DIGITS
+        assert bytes(spec.join("digits").open().get("").data) == _DIGITS
 
     def test_empty_object(self, store: Store) -> None:
         """No bytes are a legal content."""
-        assert store.get("empty").data == b""
-        assert store.get_suffix("empty", 5).data == b""
+        assert bytes(store.get("empty").data) == b""
+        assert bytes(store.get_suffix("empty", 5).data) == b""
         assert store.head("empty").size == 0
 
     @pytest.mark.parametrize("bounds", [(5, 11), (10, 11), (20, 30), (-1, 3)])
@@ -97,18 +97,17 @@ class StoreConformance:
         if not self.has_versions:
             pytest.skip("this store has no content versions")
         old = store.get("digits").etag or store.head("digits").etag
-        assert store.get_range("digits", ByteRange(2, 4), etag=old).data == b"23"
+        assert bytes(store.get_range("digits", ByteRange(2, 4), etag=old).data) == b"23"
         store.put("digits", b"a different text")
-        for read in (
-            lambda: store.get("digits", etag=old),
-            lambda: store.get_range("digits", ByteRange(2, 4), etag=old),
-            lambda: store.get_suffix("digits", 2, etag=old),
-        ):
-            with pytest.raises(ObjectChangedError, match="digits"):
-                read()
+        with pytest.raises(ObjectChangedError, match="digits"):
+            store.get("digits", etag=old)
+        with pytest.raises(ObjectChangedError, match="digits"):
+            store.get_range("digits", ByteRange(2, 4), etag=old)
+        with pytest.raises(ObjectChangedError, match="digits"):
+            store.get_suffix("digits", 2, etag=old)
         new = store.head("digits").etag
         assert new != old
-        assert store.get("digits", etag=new).data == b"a different text"
+        assert bytes(store.get("digits", etag=new).data) == b"a different text"
 
     def test_listing(self, spec: StoreSpec) -> None:
         """Recursive, sorted, below a folder and not a name's beginning, any Unicode key."""
@@ -121,7 +120,7 @@ class StoreConformance:
         assert [entry.path for entry in spec.join("a").open().list()] == [key[2:] for key in below]
         for entry in store.list():
             assert entry.meta == store.head(entry.path)
-            assert store.get(entry.path).data == entry.path.encode()
+            assert bytes(store.get(entry.path).data) == entry.path.encode()
 
     def test_long_listing(self, spec: StoreSpec) -> None:
         """Listings come in pages; all of them are read."""
@@ -135,7 +134,7 @@ class StoreConformance:
         """A second put wins; deleting twice is no error."""
         store.put("folder/digits", b"first")
         store.put("folder/digits", b"second, longer")
-        assert store.get("folder/digits").data == b"second, longer"
+        assert bytes(store.get("folder/digits").data) == b"second, longer"
         store.delete("folder/digits")
         store.delete("folder/digits")
         assert list(store.list("folder")) == []
@@ -145,7 +144,7 @@ class StoreConformance:
         content = bytes(range(256)) * (12 << 12)  # 12 MiB: several parts of a multipart upload
         (tmp_path / "source").write_bytes(content)
         store.put_file("deep/folder/copy", str(tmp_path / "source"))
-        assert store.get("deep/folder/copy").data == content
+        assert bytes(store.get("deep/folder/copy").data) == content
 
     def test_concurrent_reads(self, store: Store) -> None:
         """Threads share a store."""
@@ -157,16 +156,16 @@ class StoreConformance:
     def test_usable_again_after_close(self, store: Store) -> None:
         """``close`` is not the end."""
         store.close()
-        assert store.get("digits").data == _DIGITS
+        assert bytes(store.get("digits").data) == _DIGITS
 
     def test_spec_travels_by_pickle(self, spec: StoreSpec, store: Store) -> None:
         """The spec is all that another process needs."""
         copy = pickle.loads(pickle.dumps(spec))
         assert copy == spec
-        assert copy.open().get("digits").data == _DIGITS
+        assert bytes(copy.open().get("digits").data) == _DIGITS
 
     def test_use_after_fork(self, store: Store) -> None:
         """A store that was used before a fork works in the child, and still in the parent."""
-        assert store.get("digits").data == _DIGITS
+        assert bytes(store.get("digits").data) == _DIGITS
         assert run_isolated(lambda: bytes(store.get("digits").data)) == _DIGITS
-        assert store.get("digits").data == _DIGITS
+        assert bytes(store.get("digits").data) == _DIGITS
