@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -52,12 +52,11 @@ def main() -> None:
         return
     from energon_stream.testing.servers import LocalStack
 
+    # Blocked before the server starts, so that it cannot be left behind.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     with LocalStack(python, port=options.port) as server:
         print(f"LocalStack answers at {server.endpoint_url}; stop it with Ctrl-C", flush=True)
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            print("stopped")
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
 
 
 if __name__ == "__main__":

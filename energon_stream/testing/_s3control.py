@@ -43,13 +43,17 @@ class S3Control:
             "client_kwargs": {"region_name": "us-east-1"},
         }
 
+    def shaping(self) -> Shaping:
+        """The speed and the random faults in force."""
+        return Shaping(**self._control("shaping"))
+
     def shape(self, **changes: Any) -> None:
         """Change fields of :class:`Shaping`; the sequence of random faults starts again.
 
         Raises:
             ConfigError: An unknown field or an impossible value.
         """
-        current = Shaping(**self._control("shaping"))
+        current = self.shaping()
         try:
             wanted = replace(current, **changes)
         except TypeError as error:
@@ -86,8 +90,8 @@ class S3Control:
 
     def put(self, url: str, data: bytes | bytearray) -> None:
         """Store an object, replacing what is there; a missing bucket is made."""
-        path = self._path(url)
-        self._request("PUT", path, data)
+        self.create_bucket(_split(url)[0])
+        self._request("PUT", _path(url), data)
 
     def replace(self, url: str, data: bytes | bytearray) -> None:
         """Put new content where an object is, as another job may do in the middle of a run.
@@ -100,18 +104,19 @@ class S3Control:
 
     def get(self, url: str) -> bytes:
         """Read an object."""
-        return self._request("GET", self._path(url))
+        return self._request("GET", _path(url))
 
     def delete(self, url: str) -> None:
         """Remove an object."""
-        self._request("DELETE", self._path(url))
+        self._request("DELETE", _path(url))
 
     def upload_folder(self, folder: str | os.PathLike[str], url: str) -> None:
         """Store every file below a folder under ``url``, with its relative path."""
+        self.create_bucket(_split(url)[0])
         for path in sorted(Path(folder).rglob("*")):
             if path.is_file():
                 with path.open("rb") as file:
-                    target = self._path(f"{url.rstrip('/')}/{path.relative_to(folder).as_posix()}")
+                    target = _path(f"{url.rstrip('/')}/{path.relative_to(folder).as_posix()}")
                     self._request("PUT", target, file, path.stat().st_size)
 
     def _control(self, action: str, argument: dict[str, Any] | None = None) -> Any:
@@ -131,10 +136,13 @@ class S3Control:
             raise StorageError(f"the stand-in server answered {response.status}: {data!r}", where=path)
         return data
 
-    def _path(self, url: str) -> str:
-        """Request path of ``s3://bucket/key``; makes sure that the bucket is there."""
-        bucket, _, key = url.removeprefix("s3://").partition("/")
-        if not url.startswith("s3://") or not bucket:
-            raise ConfigError(f"not an S3 URL: {url!r}", hint="write s3://bucket/key")
-        self.create_bucket(bucket)
-        return quote(f"/{bucket}/{key}")
+
+def _split(url: str) -> tuple[str, str]:
+    bucket, _, key = url.removeprefix("s3://").partition("/")
+    if not url.startswith("s3://") or not bucket:
+        raise ConfigError(f"not an S3 URL: {url!r}", hint="write s3://bucket/key")
+    return bucket, key
+
+
+def _path(url: str) -> str:
+    return quote("/{}/{}".format(*_split(url)))

@@ -117,7 +117,9 @@ class Counters:
         bytes_sent: Body bytes sent.
         bytes_received: Body bytes received.
         connections: Connections accepted.
-        max_in_flight: Most requests that were being answered at one moment.
+        max_in_flight: Most requests that were being answered at one moment. Never more than the
+            clients had open; without latency or rate a small answer is out before the next
+            request is looked at, whatever the clients have open.
     """
 
     requests: Tally = field(default_factory=Tally)

@@ -45,8 +45,8 @@ class Body:
         first = self.start + begin
         if isinstance(self.source, memoryview):
             await loop.sock_sendall(connection, self.source[first : self.start + end])
-        elif await loop.sock_sendfile(connection, self.source, first, end - begin) != end - begin:
-            raise ConnectionError("the file became shorter while it was sent")
+        else:
+            await _send_file(loop, connection, self.source, first, end - begin)
 
     def part(self, begin: int, end: int) -> Body:
         """Bytes ``begin`` to ``end`` of this body."""
@@ -56,6 +56,27 @@ class Body:
         """Close the file."""
         if not isinstance(self.source, memoryview):
             self.source.close()
+
+
+async def _send_file(
+    loop: asyncio.AbstractEventLoop, connection: socket.socket, file: BinaryIO, offset: int, count: int
+) -> None:
+    # Not loop.sock_sendfile: it goes through the selector once more behind the last byte, so that the
+    # client's next request could be counted before this one has ended.
+    while count:
+        try:
+            sent = os.sendfile(connection.fileno(), file.fileno(), offset, count)
+        except BlockingIOError:
+            writable = asyncio.Event()
+            loop.add_writer(connection, writable.set)
+            try:
+                await writable.wait()
+            finally:
+                loop.remove_writer(connection)
+            continue
+        if not sent:
+            raise ConnectionError("the file became shorter while it was sent")
+        offset, count = offset + sent, count - sent
 
 
 class Objects(Protocol):

@@ -3,6 +3,8 @@
 import http.client
 import os
 import socket
+import subprocess
+import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -17,7 +19,7 @@ from botocore.exceptions import ClientError
 from obstore.store import S3Store
 
 from energon_stream.errors import ConfigError, StorageError
-from energon_stream.testing.s3server import Rule, S3Control, S3Server
+from energon_stream.testing.s3server import Rule, S3Control, S3Server, Shaping
 
 BIG = os.urandom(11 << 20)
 
@@ -281,6 +283,19 @@ def test_folder_and_handle(tmp_path):
         with pytest.raises(ConfigError):
             server.start()
     server.stop()
+
+
+def test_command_line(tmp_path):
+    flags = "--port 0 --latency 0.01 --rate 5e6 --share-503 0.1 --share-reset 0.2 --share-truncate 0.3"
+    command = [sys.executable, "-m", "energon_stream.testing.s3server", *flags.split()]
+    command += ["--slow-tail", "0.02", "20", "--seed", "9", "--root", str(tmp_path), "--until-stdin-closes"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        control = S3Control(process.stdout.readline().strip())
+        assert control.shaping() == Shaping(0.01, 5e6, 0.1, 0.2, 0.3, (0.02, 20.0), 9)
+        control.put("s3://bucket/key", b"x")
+        process.stdin.close()
+        assert process.wait(timeout=20) == 0
+    assert (tmp_path / "bucket" / "key").read_bytes() == b"x"
 
 
 @pytest.mark.parametrize(
