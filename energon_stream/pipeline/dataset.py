@@ -10,13 +10,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, StateMismatchError
+from energon_stream.rng import derive_key
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["END", "Context", "End", "Item", "Node", "RestoreKey", "SavableDataset", "State", "Wrapper"]
+__all__ = [
+    "END",
+    "Context",
+    "End",
+    "Item",
+    "Node",
+    "RestoreKey",
+    "SavableDataset",
+    "Several",
+    "State",
+    "Wrapper",
+    "common_config",
+]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -52,12 +65,22 @@ class Context:
     Attributes:
         config: The job's configuration.
         stream: The stream that is served.
-        readers: Streams that this process serves; they share its byte budget.
+        readers: Source nodes in this process; they share its byte budget.
+        path: Place of the node among the inputs of datasets with several; part of its random keys.
     """
 
     config: WorkerConfig
     stream: int
     readers: int = 1
+    path: str = ""
+
+    def child(self, number: int) -> Context:
+        """The context of one of several inputs."""
+        return replace(self, path=f"{self.path}/{number}")
+
+    def key(self, name: str) -> int:
+        """Key for the random draws of a node here."""
+        return derive_key(self.config.seed_offset, self.stream, self.path, name)
 
 
 class Node(Protocol):
@@ -130,6 +153,10 @@ class SavableDataset(ABC, Generic[T_co]):
         """A length to show for datasets that never end: that of one pass over what they repeat."""
         return max([dataset.nominal_length() for dataset in self.inputs], default=1)
 
+    def count_sources(self) -> int:
+        """Source datasets below, each of which reads ahead on its own."""
+        return max(1, sum(dataset.count_sources() for dataset in self.inputs))
+
     def __len__(self) -> int:
         return self.len_rank()
 
@@ -175,6 +202,60 @@ class Wrapper(SavableDataset[T_co]):
     def config(self) -> dict[str, Any]:
         """This operator and its inner dataset."""
         return {"type": type(self).__name__, **self.options(), "dataset": self.dataset.config()}
+
+    def options(self) -> dict[str, Any]:
+        """The operator's own options as plain values."""
+        return {}
+
+
+class Several(SavableDataset[T_co]):
+    """A dataset made of several others, one element of one of them at a time.
+
+    Args:
+        datasets: The inner datasets.
+        worker_config: Must agree with the inner datasets' where given.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self, datasets: Sequence[SavableDataset[Any]], *, worker_config: WorkerConfig | None = None
+    ) -> None:
+        self.inputs = tuple(datasets)
+        self.worker_config = common_config(self.inputs, worker_config)
+
+    def len_stream(self, stream: int) -> int | None:
+        """Elements of all together."""
+        lengths = [dataset.len_stream(stream) for dataset in self.inputs]
+        return None if None in lengths else sum(length for length in lengths if length is not None)
+
+    def nominal_length(self) -> int:
+        """Nominal elements of all together."""
+        return sum(dataset.nominal_length() for dataset in self.inputs)
+
+    def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
+        """Elements of each inner dataset, all of one at once."""
+        found: dict[int, Item] = {}
+        for number, dataset in enumerate(self.inputs):
+            places = [place for place, key in enumerate(keys) if key[0] == self.kind and key[1] == number]
+            if places:
+                items = dataset.restore_many([keys[place][2] for place in places], context.child(number))
+                found.update(zip(places, (self.label(number, item) for item in items), strict=True))
+        if len(found) != len(keys):
+            raise StateMismatchError(
+                f"some key does not belong to this {type(self).__name__}",
+                hint="restore with the pipeline of then",
+            )
+        return [found[place] for place in range(len(keys))]
+
+    def label(self, number: int, item: Item) -> Item:
+        """An inner dataset's item as one of this dataset's."""
+        return Item(item.value, (self.kind, number, item.key))
+
+    def config(self) -> dict[str, Any]:
+        """This operator and its inner datasets."""
+        datasets = [dataset.config() for dataset in self.inputs]
+        return {"type": type(self).__name__, **self.options(), "datasets": datasets}
 
     def options(self) -> dict[str, Any]:
         """The operator's own options as plain values."""

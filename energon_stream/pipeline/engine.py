@@ -92,10 +92,11 @@ class Engine:
         self.turn = turn or Turn(tuple(streams))
         self._nodes: dict[int, Node] = {}
         self._batches: dict[int, int] = {}
+        readers = len(streams) * dataset.count_sources()
         for stream in streams:
             saved = (states or {}).get(stream)
             self._batches[stream] = 0 if saved is None else int(saved["batches"])
-            context = Context(self._config, stream, len(streams))
+            context = Context(self._config, stream, readers)
             with self._config.activate(stream):
                 self._nodes[stream] = dataset.build(context, None if saved is None else saved["node"])
 

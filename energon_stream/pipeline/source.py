@@ -17,6 +17,7 @@ from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.reader import SampleReader, fetch_samples
 from energon_stream.read.source import RawSample, TarSource
+from energon_stream.rng import derive_key
 from energon_stream.samples import SourceInfo
 from energon_stream.schedule import Plan, Refs, Schedule, as_cursor, build_schedule, describe_plan, leaves
 from energon_stream.storage import Fetcher
@@ -85,7 +86,7 @@ class _SourceNode:
         self._dataset = dataset
         self._resources = dataset.resources()
         self._options = dataset.options.share(context.readers)
-        self._schedule: Schedule = dataset.schedule(context.stream)
+        self._schedule: Schedule = dataset.schedule(context.stream, context.path)
         self._epoch: int = 0 if state is None else state["epoch"]
         cursor = self._schedule.begin() if state is None else as_cursor(state["at"])
         self._guard = FailureGuard("reading samples", context.config, dataset.failure_tolerance)
@@ -168,12 +169,15 @@ class SourceDataset(SavableDataset[Any]):
             self._resources = found = _Resources(self)
         return found
 
-    def schedule(self, stream: int) -> Schedule:
-        """The schedule of one stream."""
+    def schedule(self, stream: int, path: str = "") -> Schedule:
+        """The schedule of one stream; ``path`` is the node's place in a larger pipeline."""
         config = self.worker_config
-        return build_schedule(
-            self.plan, num_streams=config.num_streams, stream=stream, seed=config.seed_offset
-        )
+        key = derive_key(config.seed_offset, stream, path, "source")
+        return build_schedule(self.plan, num_streams=config.num_streams, stream=stream, key=key)
+
+    def count_sources(self) -> int:
+        """One: the look-ahead spans all leaves."""
+        return 1
 
     def require_samples_in_every_stream(self) -> None:
         """Check that no stream is empty.

@@ -88,18 +88,18 @@ def leaves(plan: Plan) -> Iterator[LeafPlan]:
             yield from leaves(child)
 
 
-def build_schedule(plan: Plan, *, num_streams: int, stream: int, seed: int) -> Schedule:
+def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Schedule:
     """Make one stream's schedule.
 
-    Each node draws from a key of its own, made of the seed, the stream and its path, so that equal
-    datasets are not shuffled alike. The remainders of the leaves' splits rotate over the streams
+    Each node draws from a key of its own, made of ``key`` and its path, so that equal datasets are not
+    shuffled alike. The remainders of the leaves' splits rotate over the streams
     (facts of the format: by the sum of the lengths of the leaves before).
 
     Args:
         plan: What to schedule.
         num_streams: Streams of the whole job.
         stream: Which of them.
-        seed: ``WorkerConfig.seed_offset``.
+        key: Key of all draws; different for each stream.
     """
     passed = 0
 
@@ -111,13 +111,13 @@ def build_schedule(plan: Plan, *, num_streams: int, stream: int, seed: int) -> S
             passed += samples
             first, last = node.start + bounds[stream], node.start + bounds[stream + 1]
             table = SliceTable.build(node.shard_starts, first, last, node.order.max_samples_per_sequence)
-            return LeafSchedule(node.leaf, table, node.order, derive_key(seed, stream, path))
+            return LeafSchedule(node.leaf, table, node.order, derive_key(key, path))
         if isinstance(node, RepeatPlan):
             return RepeatSchedule(build(node.child, f"{path}r"), node.repeats)
         children = tuple(build(child, f"{path}/{number}") for number, child in enumerate(node.children))
         if isinstance(node, ConcatPlan):
             return ConcatSchedule(children)
-        return BlendSchedule(children, node.weights, derive_key(seed, stream, path))
+        return BlendSchedule(children, node.weights, derive_key(key, path))
 
     return build(plan, "")
 

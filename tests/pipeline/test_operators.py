@@ -3,6 +3,7 @@ import pytest
 from energon_stream.errors import ConfigError, FatalSampleError, SkipSample
 from energon_stream.pipeline.batch import BatchDataset
 from energon_stream.pipeline.bound import EpochizeDataset, LimitDataset
+from energon_stream.pipeline.combine import BlendDataset, ConcatDataset, MixBatchDataset, RepeatDataset
 from energon_stream.pipeline.map import MapDataset
 from energon_stream.testing.operator_suite import (
     NumbersDataset,
@@ -52,6 +53,23 @@ PIPELINES = {
     "three streams": lambda: BatchDataset(
         MapDataset(numbers(31, 3), numbered, stateless_map_fn=True), 2, list, batcher_stateless=True
     ),
+    "concat": lambda: ConcatDataset(
+        BatchDataset(numbers(5), 2, list, batcher_stateless=True), numbers(4), numbers(0)
+    ),
+    "blend": lambda: BlendDataset((numbers(9), 2), (NumbersDataset(15, offset=100), 1), (numbers(0), 1)),
+    "blend of blends, three streams": lambda: BlendDataset(
+        (BlendDataset((numbers(9, 3), 2), (numbers(4, 3), 1)), 0.3), (numbers(8, 3), 0.5)
+    ),
+    "mix": lambda: MixBatchDataset(
+        (numbers(9), 6),
+        (NumbersDataset(9, offset=100), 4),
+        batch_size=4,
+        batch_mix_fn=list,
+        batch_mix_stateless=True,
+    ),
+    "repeat": lambda: RepeatDataset(numbers(7), 2.5),
+    "repeat for ever": lambda: RepeatDataset(BatchDataset(numbers(7), 2, list, batcher_stateless=True)),
+    "limit of repeat": lambda: LimitDataset(RepeatDataset(numbers(4)), 9, reset_after_epoch=True),
     "drop last, uneven streams": lambda: BatchDataset(
         numbers(10, 3), 2, list, drop_last=True, batcher_stateless=True
     ),
@@ -82,6 +100,25 @@ def test_epochs_go_on_and_limits_cut():
     anew = LimitDataset(numbers(5), 3, reset_after_epoch=True)
     assert [s.value for s in run_steps(anew, 8)] == [0, 1, 2, None, 0, 1, 2, None]
     assert len(EpochizeDataset(numbers(5), 100)) == 100
+
+
+def test_repeats_blends_and_concatenations_hold_what_they_should():
+    assert list(RepeatDataset(numbers(4), 2.5)) == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert len(RepeatDataset(numbers(4), 2.5)) == 10
+    assert list(RepeatDataset(numbers(0))) == []
+    once = RepeatDataset(numbers(2), 1, restart=False)
+    assert [s.value for s in run_steps(once, 5)] == [0, 1, None, None, None]
+    assert list(ConcatDataset(numbers(2), NumbersDataset(2, offset=10))) == [0, 1, 10, 11]
+    blend = BlendDataset((numbers(40), 3), (NumbersDataset(60, offset=100), 1))
+    found = list(blend)
+    assert sorted(found) == [*range(40), *range(100, 160)]
+    assert len(blend) == 100
+    assert [x for x in found if x < 100] == list(range(40))
+    endless = BlendDataset(
+        (RepeatDataset(numbers(5)), 0.6), (RepeatDataset(NumbersDataset(5, offset=100)), 0.4)
+    )
+    first = sum(step.value < 100 for step in run_steps(endless, 2000))
+    assert abs(first / 2000 - 0.6) < 3 * (0.24 / 2000) ** 0.5
 
 
 def test_streams_take_turns_and_an_ended_one_is_left_out():
@@ -127,6 +164,11 @@ def test_a_batcher_that_returns_nothing_is_a_named_error():
         lambda: BatchDataset(numbers(), 0, list),
         lambda: EpochizeDataset(numbers(), 0),
         lambda: LimitDataset(numbers(), -1),
+        lambda: BlendDataset((numbers(), 0)),
+        lambda: BlendDataset((numbers(), 1, 2)),
+        lambda: BlendDataset((numbers(), 1), (NumbersDataset(3, config(2)), 1)),
+        lambda: ConcatDataset(),
+        lambda: RepeatDataset(numbers(), 0),
         lambda: MapDataset(numbers()),
         lambda: MapDataset(numbers(), double, worker_config=config(2)),
     ],

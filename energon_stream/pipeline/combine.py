@@ -1,0 +1,281 @@
+"""Several datasets to one: blend, mix, concatenate; and one dataset many times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from energon_stream.errors import ConfigError
+from energon_stream.pipeline.batch import BatchDataset
+from energon_stream.pipeline.dataset import (
+    END,
+    Context,
+    End,
+    Item,
+    Node,
+    SavableDataset,
+    Several,
+    State,
+    Wrapper,
+)
+from energon_stream.rng import uniform
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["BlendDataset", "ConcatDataset", "MixBatchDataset", "RepeatDataset"]
+
+
+class _ConcatNode:
+    """State: ``i`` (the current one), ``in`` (a state for each, None where not begun)."""
+
+    def __init__(self, dataset: ConcatDataset, context: Context, state: State | None) -> None:
+        self._dataset = dataset
+        self._context = context
+        self._number: int = 0 if state is None else state["i"]
+        self._states: list[State] = [None] * len(dataset.inputs) if state is None else list(state["in"])
+        self._inner = self._open()
+
+    def _open(self) -> Node:
+        number = self._number
+        return self._dataset.inputs[number].build(self._context.child(number), self._states[number])
+
+    def next(self) -> Item | End:
+        while True:
+            item = self._inner.next()
+            if isinstance(item, Item):
+                return self._dataset.label(self._number, item)
+            self._states[self._number] = self._inner.state()
+            self._inner.close()
+            self._number = (self._number + 1) % len(self._states)
+            self._inner = self._open()
+            if self._number == 0:
+                return END
+
+    def state(self) -> State:
+        states = list(self._states)
+        states[self._number] = self._inner.state()
+        return {"i": self._number, "in": states}
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class ConcatDataset(Several[Any]):
+    """One dataset after the other; for finite datasets, as in validation.
+
+    Args:
+        *datasets: The inner datasets.
+        worker_config: Must agree with the inner datasets' where given.
+    """
+
+    kind = "Concat"
+
+    def __init__(self, *datasets: SavableDataset[Any], worker_config: WorkerConfig | None = None) -> None:
+        super().__init__(datasets, worker_config=worker_config)
+
+    def build(self, context: Context, state: State | None) -> Node:
+        """Make the node of one stream."""
+        return _ConcatNode(self, context, state)
+
+
+class _BlendNode:
+    """State: ``t`` (draws), ``in`` (a state for each), ``end`` (numbers of those that ended)."""
+
+    def __init__(self, dataset: BlendDataset, context: Context, state: State | None) -> None:
+        self._dataset = dataset
+        self._key = context.key("blend")
+        saved = state or {"t": 0, "in": [None] * len(dataset.inputs), "end": []}
+        self._draws: int = saved["t"]
+        self._ended: set[int] = set(saved["end"])
+        self._nodes = [
+            inner.build(context.child(number), saved["in"][number])
+            for number, inner in enumerate(dataset.inputs)
+        ]
+
+    def next(self) -> Item | End:
+        while len(self._ended) < len(self._nodes):
+            draw = float(uniform(self._key, np.array([self._draws]))[0])
+            number = self._dataset.choose(draw, self._ended)
+            item = self._nodes[number].next()
+            if isinstance(item, Item):
+                self._draws += 1
+                return self._dataset.label(number, item)
+            self._ended.add(number)
+        self._ended.clear()
+        return END
+
+    def state(self) -> State:
+        return {"t": self._draws, "in": [node.state() for node in self._nodes], "end": sorted(self._ended)}
+
+    def close(self) -> None:
+        for node in self._nodes:
+            node.close()
+
+
+class BlendDataset(Several[Any]):
+    """A weighted draw for each element; ends when all inner datasets have ended.
+
+    Args:
+        *datasets: Pairs of dataset and weight. Weights are positive and need not sum to one; one that
+            has ended has weight 0 for the rest of the pass.
+        worker_config: Must agree with the inner datasets' where given.
+    """
+
+    kind = "Blend"
+
+    def __init__(
+        self, *datasets: tuple[SavableDataset[Any], float], worker_config: WorkerConfig | None = None
+    ) -> None:
+        if any(len(tuple(pair)) != 2 for pair in datasets):
+            raise ConfigError("a blend is made of pairs of a dataset and its weight")
+        super().__init__([dataset for dataset, _ in datasets], worker_config=worker_config)
+        self.weights = tuple(float(weight) for _, weight in datasets)
+        if not all(weight > 0 and math.isfinite(weight) for weight in self.weights):
+            raise ConfigError(
+                f"blend weights {list(self.weights)}", hint="every weight must be positive and finite"
+            )
+
+    def build(self, context: Context, state: State | None) -> Node:
+        """Make the node of one stream."""
+        return _BlendNode(self, context, state)
+
+    def choose(self, draw: float, ended: set[int]) -> int:
+        """The dataset that a draw in ``[0, 1)`` falls on, among those that have not ended."""
+        alive = [(number, weight) for number, weight in enumerate(self.weights) if number not in ended]
+        left = draw * sum(weight for _, weight in alive)
+        for number, weight in alive:
+            left -= weight
+            if left < 0:
+                return number
+        return alive[-1][0]
+
+    def options(self) -> dict[str, Any]:
+        """The weights."""
+        return {"weights": list(self.weights)}
+
+
+class MixBatchDataset(BatchDataset):
+    """Batches whose elements come from several datasets.
+
+    Args:
+        *datasets: Pairs of dataset and weight; the inner datasets give single samples, or batches of
+            one sample.
+        batch_size: Elements of a batch.
+        batch_mix_fn: Makes a batch of a list of elements of any of the inner types.
+        drop_last: Whether a last batch that is not full is dropped.
+        batch_mix_stateless: Whether ``batch_mix_fn`` depends on its argument only.
+        worker_config: Must agree with the inner datasets' where given.
+    """
+
+    def __init__(
+        self,
+        *datasets: tuple[SavableDataset[Any], float],
+        batch_size: int,
+        batch_mix_fn: Callable[[list[Any]], Any],
+        drop_last: bool = False,
+        batch_mix_stateless: bool = False,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        blend = BlendDataset(*datasets, worker_config=worker_config)
+        super().__init__(
+            blend, batch_size, batch_mix_fn, batcher_stateless=batch_mix_stateless, drop_last=drop_last
+        )
+
+
+class _RepeatNode:
+    """State: ``in``, ``pass`` (inner passes that ended), ``at`` (elements of this one), ``done``."""
+
+    def __init__(self, dataset: RepeatDataset, context: Context, state: State | None) -> None:
+        saved = state or {"in": None, "pass": 0, "at": 0, "done": False}
+        self._dataset = dataset
+        self._passes: int = saved["pass"]
+        self._at: int = saved["at"]
+        self._done: bool = saved["done"]
+        self._last = dataset.part_of_last_pass(context.stream)
+        self._inner = dataset.dataset.build(context, saved["in"])
+
+    def next(self) -> Item | End:
+        repeats = self._dataset.repeats
+        while not self._done:
+            if repeats is not None and self._passes + 1 > repeats and self._at >= self._last:
+                break
+            item = self._inner.next()
+            if isinstance(item, Item):
+                self._at += 1
+                return item
+            empty = self._at == 0
+            self._passes, self._at = self._passes + 1, 0
+            if empty:
+                break  # for ever nothing
+        self._done = not self._dataset.restart
+        self._passes = self._at = 0
+        return END
+
+    def state(self) -> State:
+        return {"in": self._inner.state(), "pass": self._passes, "at": self._at, "done": self._done}
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class RepeatDataset(Wrapper[Any]):
+    """Pass after pass of a finite dataset, as one pass.
+
+    Args:
+        dataset: The inner dataset.
+        repeats: Number of passes; of a fraction, the floor of that share of a pass comes last; None for
+            ever.
+        restart: Whether a pass of this dataset can be followed by another one.
+        worker_config: Must agree with the inner dataset's where given.
+    """
+
+    kind = "Repeat"
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        repeats: float | None = None,
+        *,
+        restart: bool = True,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        if repeats is not None and not repeats > 0:
+            raise ConfigError(
+                f"repeats is {repeats}", hint="use a positive number, or None to repeat for ever"
+            )
+        self.repeats = repeats
+        self.restart = restart
+
+    def part_of_last_pass(self, stream: int) -> int:
+        """Elements of the last, fractional pass.
+
+        Raises:
+            ConfigError: There is a fraction, but a pass has no known length.
+        """
+        fraction = 0.0 if self.repeats is None else self.repeats - math.floor(self.repeats)
+        if not fraction:
+            return 0
+        length = self.dataset.len_stream(stream)
+        if length is None:
+            raise ConfigError(
+                f"a fraction of an endless pass (repeats={self.repeats})", hint="repeat a finite dataset"
+            )
+        return math.floor(length * fraction)
+
+    def build(self, context: Context, state: State | None) -> Node:
+        """Make the node of one stream."""
+        return _RepeatNode(self, context, state)
+
+    def len_stream(self, stream: int) -> int | None:
+        """Elements of all passes."""
+        length = self.dataset.len_stream(stream)
+        if length is None or self.repeats is None:
+            return 0 if length == 0 else None
+        return length * math.floor(self.repeats) + self.part_of_last_pass(stream)
+
+    def options(self) -> dict[str, Any]:
+        """Number of passes."""
+        return {"repeats": self.repeats, "restart": self.restart}
