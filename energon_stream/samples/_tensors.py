@@ -1,0 +1,95 @@
+"""What samples and batches do to the tensors they hold, and how tensors are joined."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from energon_stream.errors import SampleError
+
+__all__ = ["is_namedtuple", "map_tensors", "pad_concat", "pad_stack"]
+
+T = TypeVar("T")
+
+
+def is_namedtuple(value: Any) -> bool:
+    """Whether a value is an instance of a NamedTuple."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:
+    """Apply a function to all tensors within dicts, lists, tuples and dataclasses.
+
+    Containers are copied, everything else is kept as it is.
+    """
+    mapped: Any = value
+    if isinstance(value, torch.Tensor):
+        mapped = function(value)
+    elif isinstance(value, dict):
+        mapped = copy.copy(value)
+        for key, inner in value.items():
+            mapped[key] = map_tensors(function, inner)
+    elif is_namedtuple(value):
+        mapped = type(value)(*(map_tensors(function, inner) for inner in value))  # type: ignore[attr-defined]
+    elif type(value) in (list, tuple):
+        mapped = type(value)(map_tensors(function, inner) for inner in value)  # type: ignore[attr-defined, call-arg]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        mapped = copy.copy(value)
+        for entry in dataclasses.fields(value):
+            # object's setter, because the dataclass may be frozen.
+            object.__setattr__(mapped, entry.name, map_tensors(function, getattr(value, entry.name)))
+    return mapped  # type: ignore[no-any-return]
+
+
+def _largest(tensors: Sequence[torch.Tensor], first_dimension: int) -> list[int]:
+    """Largest extent of each dimension from ``first_dimension`` on.
+
+    Raises:
+        SampleError: The tensors differ in dtype or in their number of dimensions.
+    """
+    kinds = {(tensor.ndim, tensor.dtype) for tensor in tensors}
+    if len(kinds) != 1 or tensors[0].ndim < first_dimension:
+        raise SampleError(
+            f"tensors of shapes {[(*tensor.shape,) for tensor in tensors]} and types "
+            f"{sorted({str(tensor.dtype) for tensor in tensors})} cannot be joined",
+            hint="give them one dtype and one number of dimensions in encode_sample",
+        )
+    shapes = zip(*(tensor.shape[first_dimension:] for tensor in tensors), strict=True)
+    return [max(extents) for extents in shapes]
+
+
+def pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack tensors of shapes ``(d1, …)`` to ``(n, max d1, …)``; what is missing is zero.
+
+    Raises:
+        SampleError: The tensors differ in dtype or in their number of dimensions.
+    """
+    largest = _largest(tensors, 0)
+    if all(list(tensor.shape) == largest for tensor in tensors):
+        return torch.stack(list(tensors))
+    stacked = tensors[0].new_zeros((len(tensors), *largest))
+    for row, tensor in zip(stacked, tensors, strict=True):
+        row[tuple(slice(extent) for extent in tensor.shape)] = tensor
+    return stacked
+
+
+def pad_concat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join tensors of shapes ``(n_i, d1, …)`` to ``(sum n_i, max d1, …)``; what is missing is zero.
+
+    Raises:
+        SampleError: The tensors differ in dtype or in their number of dimensions, or have none.
+    """
+    largest = _largest(tensors, 1)
+    if all(list(tensor.shape[1:]) == largest for tensor in tensors):
+        return torch.cat(list(tensors))
+    joined = tensors[0].new_zeros((sum(len(tensor) for tensor in tensors), *largest))
+    begin = 0
+    for tensor in tensors:
+        place = (slice(begin, begin + len(tensor)), *(slice(extent) for extent in tensor.shape[1:]))
+        joined[place] = tensor
+        begin += len(tensor)
+    return joined

@@ -1,0 +1,112 @@
+"""What all batches have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from energon_stream.errors import ConfigError
+from energon_stream.samples._tensors import map_tensors, pad_stack
+from energon_stream.samples.base import SourceInfo, fields_of
+from energon_stream.samples.edataclass import edataclass
+
+__all__ = ["METADATA_FIELDS", "Batch", "batch_metadata"]
+
+BatchT = TypeVar("BatchT", bound="Batch")
+
+
+def _flat_sources(values: list[Any]) -> tuple[SourceInfo, ...] | None:
+    return tuple(source for value in values for source in value or ()) or None
+
+
+_METADATA: dict[str, Callable[[list[Any]], Any]] = {
+    "__key__": list,
+    "__restore_key__": tuple,
+    "__subflavors__": list,
+    "__sources__": _flat_sources,
+}
+
+METADATA_FIELDS = tuple(_METADATA)
+"""Fields that every sample and every batch has, in their order."""
+
+
+def batch_metadata(name: str, values: list[Any]) -> Any:
+    """Batch a metadata field: lists of keys and subflavors, a tuple of restore keys, all sources flat.
+
+    Raises:
+        KeyError: No metadata field has this name.
+    """
+    return _METADATA[name](values)
+
+
+@edataclass
+class Batch:
+    """Base of batches. Derive with ``@edataclass`` (or ``@dataclass``) and add fields.
+
+    Attributes:
+        __key__: Keys of the samples.
+        __restore_key__: How the batch was made; the library fills it in.
+        __subflavors__: Subflavors of each sample.
+        __sources__: Sources of all samples, in one flat tuple.
+    """
+
+    __key__: list[str]
+    __restore_key__: tuple[Any, ...]
+    __subflavors__: list[dict[str, Any] | None] | None = None
+    __sources__: tuple[SourceInfo, ...] | None = None
+
+    @classmethod
+    def derive_from(cls: type[BatchT], base_batch: Batch, **fields: Any) -> BatchT:
+        """Make a batch of this type with the metadata of another and the given fields."""
+        metadata = {name: getattr(base_batch, name) for name in _METADATA}
+        return cls(**{**metadata, **fields})
+
+    @classmethod
+    def from_samples(cls: type[BatchT], samples: Sequence[Any], **fields: Any) -> BatchT:
+        """Batch samples: tensors are zero-padded and stacked, everything else becomes a list.
+
+        Args:
+            samples: At least one sample, all with the fields that this type needs.
+            **fields: Fields that are batched already.
+
+        Raises:
+            ConfigError: The samples lack a field that is required.
+            SampleError: Tensors of one field differ in dtype or number of dimensions.
+        """
+        batched: dict[str, Any] = {}
+        for entry in dataclasses.fields(cls):
+            name = entry.name
+            if name in fields or not entry.init:
+                continue
+            if all(hasattr(sample, name) for sample in samples):
+                batched[name] = _batch_field(name, [getattr(sample, name) for sample in samples])
+            elif entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
+                raise ConfigError(
+                    f"field {name!r} of {cls.__name__} is required, but {type(samples[0]).__name__} has no such field",
+                    hint="pass it to from_samples as a keyword, or give it a default",
+                )
+        return cls(**batched, **fields)
+
+    @classmethod
+    def extend(cls: type[BatchT], src: Batch, **fields: Any) -> BatchT:
+        """Make a batch of this type with all fields of another; the given ones are added or replaced."""
+        return cls(**{**fields_of(src), **fields})
+
+    def pin_memory(self: BatchT) -> BatchT:
+        """A copy with all tensors in page-locked memory, wherever they are nested."""
+        return map_tensors(lambda tensor: tensor.pin_memory(), self)
+
+    def to_device(self: BatchT, device: torch.device | str | int, non_blocking: bool = True) -> BatchT:
+        """A copy with all tensors on a device; asynchronous where their memory is page-locked."""
+        return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), self)
+
+
+def _batch_field(name: str, values: list[Any]) -> Any:
+    if name in _METADATA:
+        return batch_metadata(name, values)
+    if all(isinstance(value, torch.Tensor) for value in values):
+        return pad_stack(values)
+    return values
