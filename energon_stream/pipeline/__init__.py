@@ -1,1 +1,33 @@
 """User-composable operators on elements. Each has a frozen spec and a node with plain state."""
+
+from energon_stream.pipeline.batch import BatchDataset
+from energon_stream.pipeline.bound import EpochizeDataset, LimitDataset
+from energon_stream.pipeline.combine import BlendDataset, ConcatDataset, MixBatchDataset, RepeatDataset
+from energon_stream.pipeline.dataset import SavableDataset
+from energon_stream.pipeline.failures import log_exception, reraise_exception
+from energon_stream.pipeline.group import GroupBatchDataset
+from energon_stream.pipeline.map import MapDataset
+from energon_stream.pipeline.packing import PackingDataset
+from energon_stream.pipeline.passing import FilterDataset, GcDataset, IterMapDataset, LogSampleDataset
+from energon_stream.pipeline.shuffle_buffer import ShuffleBufferDataset
+
+__all__ = [
+    "BatchDataset",
+    "BlendDataset",
+    "ConcatDataset",
+    "EpochizeDataset",
+    "FilterDataset",
+    "GcDataset",
+    "GroupBatchDataset",
+    "IterMapDataset",
+    "LimitDataset",
+    "LogSampleDataset",
+    "MapDataset",
+    "MixBatchDataset",
+    "PackingDataset",
+    "RepeatDataset",
+    "SavableDataset",
+    "ShuffleBufferDataset",
+    "log_exception",
+    "reraise_exception",
+]

@@ -21,7 +21,23 @@ from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.map import function_name
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["BatchDataset"]
+__all__ = ["BatchDataset", "make_batch"]
+
+
+def make_batch(batcher: Callable[[list[Any]], Any], values: list[Any]) -> Any:
+    """Call a batcher.
+
+    Raises:
+        SampleError: It returned nothing.
+    """
+    batch = batcher(values)
+    if batch is None:
+        raise SampleError(
+            f"{function_name(batcher)} returned None for a batch of {len(values)}",
+            where=str(getattr(values[0], "__sources__", None) or getattr(values[0], "__key__", None)),
+            hint="return the batch, or raise SkipSample to drop it",
+        )
+    return batch
 
 
 class _BatchNode:
@@ -56,7 +72,7 @@ class _BatchNode:
             values = [item.value for item in items]
             try:
                 with self._context.config.activate(self._context.stream, call, call):
-                    batch = dataset.make(values)
+                    batch = make_batch(dataset.batcher, values)
             except SkipSample:
                 continue
             except Exception as error:
@@ -109,21 +125,6 @@ class BatchDataset(Wrapper[Any]):
         self.drop_last = drop_last
         self.failure_tolerance = failure_tolerance
 
-    def make(self, values: list[Any]) -> Any:
-        """Call the batcher.
-
-        Raises:
-            SampleError: It returned nothing.
-        """
-        batch = self.batcher(values)
-        if batch is None:
-            raise SampleError(
-                f"{function_name(self.batcher)} returned None for a batch of {len(values)}",
-                where=str(getattr(values[0], "__key__", None)),
-                hint="return the batch, or raise SkipSample to drop it",
-            )
-        return batch
-
     def build(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
         return _BatchNode(self, context, state)
@@ -155,7 +156,7 @@ class BatchDataset(Wrapper[Any]):
         for key in keys:
             inner = [next(items) for _ in key[2]]
             with context.config.activate(context.stream, key[1], key[1]):
-                value = self.make([item.value for item in inner])
+                value = make_batch(self.batcher, [item.value for item in inner])
             restored.append(Item(value, (self.kind, key[1], tuple(item.key for item in inner))))
         return restored
 

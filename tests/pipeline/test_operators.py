@@ -1,10 +1,23 @@
 import pytest
 
 from energon_stream.errors import ConfigError, FatalSampleError, SkipSample
-from energon_stream.pipeline.batch import BatchDataset
-from energon_stream.pipeline.bound import EpochizeDataset, LimitDataset
-from energon_stream.pipeline.combine import BlendDataset, ConcatDataset, MixBatchDataset, RepeatDataset
-from energon_stream.pipeline.map import MapDataset
+from energon_stream.pipeline import (
+    BatchDataset,
+    BlendDataset,
+    ConcatDataset,
+    EpochizeDataset,
+    FilterDataset,
+    GcDataset,
+    GroupBatchDataset,
+    IterMapDataset,
+    LimitDataset,
+    LogSampleDataset,
+    MapDataset,
+    MixBatchDataset,
+    PackingDataset,
+    RepeatDataset,
+    ShuffleBufferDataset,
+)
 from energon_stream.testing.operator_suite import (
     NumbersDataset,
     assert_exact_resume,
@@ -32,6 +45,38 @@ def some(x):
 def numbered(x):
     """Depends on the call's counter, as hooks with restore_seeds do."""
     return x, WorkerConfig.active_worker_config.active_worker_sample_index
+
+
+def parity(x):
+    if x == 5:
+        raise SkipSample
+    return x % 2, None
+
+
+def first_fit(values, capacity=40):
+    groups = []
+    for value in values:
+        room = next((group for group in groups if sum(group) + value <= capacity), None)
+        if room is None:
+            groups.append([value])
+        else:
+            room.append(value)
+    return groups
+
+
+def halves(group):
+    yield tuple(group[: len(group) // 2])
+    yield tuple(group[len(group) // 2 :])
+
+
+def skip_threes(x):
+    if x % 3 == 0:
+        raise SkipSample
+    return x, WorkerConfig.active_worker_config.active_worker_sample_index
+
+
+def pairs(stream):
+    return zip(stream, stream, strict=False)
 
 
 def numbers(n=23, streams=0):
@@ -70,6 +115,23 @@ PIPELINES = {
     "repeat": lambda: RepeatDataset(numbers(7), 2.5),
     "repeat for ever": lambda: RepeatDataset(BatchDataset(numbers(7), 2, list, batcher_stateless=True)),
     "limit of repeat": lambda: LimitDataset(RepeatDataset(numbers(4)), 9, reset_after_epoch=True),
+    "filter": lambda: FilterDataset(numbers(), lambda x: x % 3 > 0),
+    "gc and log": lambda: LogSampleDataset(GcDataset(numbers(), every_n_iter=4, freeze=False)),
+    "shuffle": lambda: ShuffleBufferDataset(numbers(), 7),
+    "shuffled batches of a blend": lambda: ShuffleBufferDataset(
+        BatchDataset(BlendDataset((numbers(9), 1), (numbers(9), 1)), 2, list, batcher_stateless=True), 3
+    ),
+    "groups": lambda: GroupBatchDataset(numbers(), parity, list, fixed_batch_size=3, batcher_stateless=True),
+    "groups, drop last": lambda: GroupBatchDataset(
+        numbers(), lambda x: (x % 3, x % 3 + 2), list, batcher_stateless=True, drop_last=True
+    ),
+    "packs": lambda: PackingDataset(numbers(), 10, first_fit, tuple, stateless=True),
+    "packs of generators": lambda: PackingDataset(
+        MapDataset(numbers(31, 2), some, stateless_map_fn=True), 6, first_fit, halves, stateless=True
+    ),
+    "encoded packs": lambda: PackingDataset(
+        numbers(), 8, first_fit, tuple, sample_encoder=skip_threes, stateless=True
+    ),
     "drop last, uneven streams": lambda: BatchDataset(
         numbers(10, 3), 2, list, drop_last=True, batcher_stateless=True
     ),
@@ -121,6 +183,40 @@ def test_repeats_blends_and_concatenations_hold_what_they_should():
     assert abs(first / 2000 - 0.6) < 3 * (0.24 / 2000) ** 0.5
 
 
+def test_what_buffers_give():
+    assert sorted(ShuffleBufferDataset(numbers(20), 6)) == list(range(20))
+    assert list(ShuffleBufferDataset(numbers(20), 6)) != list(range(20))
+    grouped = list(GroupBatchDataset(numbers(12), parity, list, fixed_batch_size=3))
+    assert grouped == [[0, 2, 4], [1, 3, 7], [6, 8, 10], [9, 11]]
+    packed = list(PackingDataset(numbers(12), 8, first_fit, tuple))
+    assert sorted(x for pack in packed for x in pack) == list(range(12))
+    assert all(sum(pack) <= 40 for pack in packed)
+    assert list(FilterDataset(numbers(6), lambda x: x % 2)) == [1, 3, 5]
+
+
+def test_a_stream_function_is_run_again_after_a_restore():
+    assert_exact_resume(lambda: IterMapDataset(numbers(9), pairs))
+    assert list(IterMapDataset(numbers(5), pairs)) == [(0, 1), (2, 3)]
+    assert not IterMapDataset(numbers(5), pairs).can_restore_sample()
+
+
+@pytest.mark.parametrize("loses", [lambda v: [v[1:]], lambda v: [v, v[:1]], lambda v: [[*v, 99]]])
+def test_a_packer_that_loses_or_repeats_samples_is_named(loses):
+    with pytest.raises(ConfigError, match=r"lost .* repeated or made up"):
+        list(PackingDataset(numbers(6), 6, loses, tuple))
+
+
+def test_a_group_criterion_that_fails_costs_that_sample_only():
+    def criterion(x):
+        if x == 3:
+            raise ValueError("no group")
+        return 0, None
+
+    assert list(GroupBatchDataset(numbers(6), criterion, list, fixed_batch_size=2)) == [[0, 1], [2, 4], [5]]
+    with pytest.raises(ConfigError, match="given twice"):
+        list(GroupBatchDataset(numbers(6), lambda x: (0, 2), list, fixed_batch_size=2))
+
+
 def test_streams_take_turns_and_an_ended_one_is_left_out():
     assert list(numbers(8, 3)) == list(range(8))
     uneven = LimitDataset(numbers(9, 3), 7)
@@ -169,6 +265,10 @@ def test_a_batcher_that_returns_nothing_is_a_named_error():
         lambda: BlendDataset((numbers(), 1), (NumbersDataset(3, config(2)), 1)),
         lambda: ConcatDataset(),
         lambda: RepeatDataset(numbers(), 0),
+        lambda: ShuffleBufferDataset(numbers(), 0),
+        lambda: PackingDataset(numbers(), 0, first_fit, tuple),
+        lambda: GroupBatchDataset(numbers(), parity, list, fixed_batch_size=0),
+        lambda: GcDataset(numbers(), every_n_iter=0),
         lambda: MapDataset(numbers()),
         lambda: MapDataset(numbers(), double, worker_config=config(2)),
     ],

@@ -1,0 +1,275 @@
+"""Several elements packed into one."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from inspect import isgenerator
+from typing import Any
+
+from energon_stream.errors import ConfigError, SkipSample, StateMismatchError
+from energon_stream.pipeline.dataset import (
+    END,
+    Context,
+    End,
+    Item,
+    Node,
+    RestoreKey,
+    SavableDataset,
+    State,
+    Wrapper,
+)
+from energon_stream.pipeline.failures import FailureGuard
+from energon_stream.pipeline.map import function_name
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["PackingDataset"]
+
+
+class _PackingNode:
+    """State: ``in``, ``n`` (packs, selections, encodings made), ``groups`` (keys), ``open``, ``end``.
+
+    The buffer is filled only when no group is left, so between two packs all that is held are the
+    groups that were selected and not yet packed.
+    """
+
+    def __init__(self, dataset: PackingDataset, context: Context, state: State | None) -> None:
+        saved = state or {"in": None, "n": [0, 0, 0], "groups": [], "open": None, "end": False}
+        self._dataset = dataset
+        self._context = context
+        self._guard = FailureGuard(
+            function_name(dataset.pre_packer), context.config, dataset.failure_tolerance
+        )
+        self._packs, self._selections, self._encodings = saved["n"]
+        self._ended: bool = saved["end"]
+        sizes = [len(keys) for keys in saved["groups"]]
+        keys = [key for group in saved["groups"] for key in group]
+        items = iter(dataset.dataset.restore_many(keys, context) if keys else [])
+        self._groups = deque([next(items) for _ in range(size)] for size in sizes)
+        self._open: tuple[RestoreKey, int] | None = None
+        self._generator: Iterator[Any] | None = None
+        if saved["open"] is not None:
+            key, place = saved["open"]
+            self._open = (key, place)
+            self._generator = dataset.pack_again(key, context)
+            for _ in range(place):
+                next(self._generator)
+        self._inner = dataset.dataset.build(context, saved["in"])
+
+    def next(self) -> Item | End:
+        while True:
+            made = self._next_of_generator()
+            if made is not None:
+                return made
+            if self._groups:
+                made = self._pack(self._groups.popleft())
+                if made is not None:
+                    return made
+                continue
+            if self._ended:
+                self._ended = False
+                return END
+            self._fill()
+
+    def _fill(self) -> None:
+        items: list[Item] = []
+        while len(items) < self._dataset.buffer_size:
+            item = self._inner.next()
+            if isinstance(item, End):
+                self._ended = True
+                break
+            items.append(item)
+        if not items:
+            return
+        call = self._selections
+        self._selections += 1
+        try:
+            with self._context.config.activate(self._context.stream, call):
+                groups = self._dataset.select(items)
+        except SkipSample:
+            return
+        except Exception as error:
+            self._guard.failed(error, items[0].value)
+            return
+        self._groups.extend(groups)
+
+    def _pack(self, items: list[Item]) -> Item | None:
+        config, stream = self._context.config, self._context.stream
+        encoded: list[Any] = []
+        keys: list[tuple[RestoreKey, int]] = []
+        for item in items:
+            call = self._encodings
+            self._encodings += 1
+            try:
+                with config.activate(stream, call):
+                    encoded.append(self._dataset.encode(item.value))
+            except SkipSample:
+                continue
+            except Exception as error:
+                self._guard.failed(error, item.value)
+                continue
+            keys.append((item.key, call))
+        if not encoded:
+            return None
+        call = self._packs
+        self._packs += 1
+        key = (PackingDataset.kind, call, tuple(keys))
+        try:
+            with config.activate(stream, call):
+                value = self._dataset.final_packer(encoded)
+        except SkipSample:
+            return None
+        except Exception as error:
+            self._guard.failed(error, encoded[0])
+            return None
+        self._guard.succeeded()
+        if not isgenerator(value):
+            return Item(value, key)
+        self._generator, self._open = value, (key, 0)
+        return self._next_of_generator()
+
+    def _next_of_generator(self) -> Item | None:
+        if self._generator is None or self._open is None:
+            return None
+        key, place = self._open
+        try:
+            with self._context.config.activate(self._context.stream, key[1]):
+                value = next(self._generator)
+        except (StopIteration, SkipSample):
+            self._generator = self._open = None
+            return None
+        except Exception as error:
+            self._generator = self._open = None
+            self._guard.failed(error, None)
+            return None
+        self._open = (key, place + 1)
+        return Item(value, (*key, place))
+
+    def state(self) -> State:
+        return {
+            "in": self._inner.state(),
+            "n": [self._packs, self._selections, self._encodings],
+            "groups": [[item.key for item in group] for group in self._groups],
+            "open": self._open,
+            "end": self._ended,
+        }
+
+    def close(self) -> None:
+        self._groups.clear()
+        self._inner.close()
+
+
+class PackingDataset(Wrapper[Any]):
+    """Fills a buffer, has its elements selected into groups, and makes one element of each group.
+
+    Args:
+        dataset: The inner dataset.
+        buffer_size: Elements that are selected from at a time; the last buffer of a pass may be smaller.
+        pre_packer: Deals a list of elements into lists; each element must be in exactly one of them.
+        final_packer: Makes an element (or, as a generator, several) of a group.
+        sample_encoder: Applied to each element of a group before ``final_packer``; None for nothing.
+        stateless: Whether the functions depend on their arguments (and the seeds) only.
+        failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
+        worker_config: Must agree with the inner dataset's where given.
+    """
+
+    kind = "Pack"
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        buffer_size: int,
+        pre_packer: Callable[[list[Any]], list[list[Any]]],
+        final_packer: Callable[[list[Any]], Any],
+        *,
+        sample_encoder: Callable[[Any], Any] | None = None,
+        stateless: bool = False,
+        failure_tolerance: int = 100,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        if buffer_size < 1:
+            raise ConfigError(
+                f"packing_buffer_size is {buffer_size}", hint="use 1 or more, or None for no packing"
+            )
+        self.buffer_size = buffer_size
+        self.pre_packer = pre_packer
+        self.final_packer = final_packer
+        self.sample_encoder = sample_encoder
+        functions = [final_packer] if sample_encoder is None else [final_packer, sample_encoder]
+        self.stateless = stateless or all(getattr(function, "__stateless__", False) for function in functions)
+        self.failure_tolerance = failure_tolerance
+
+    def select(self, items: list[Item]) -> list[list[Item]]:
+        """Call ``pre_packer`` and check what it returns.
+
+        Raises:
+            ConfigError: It lost, repeated or made up elements.
+        """
+        groups = self.pre_packer([item.value for item in items])
+        found = Counter(id(value) for group in groups for value in group)
+        wanted = {id(item.value): item for item in items}
+        wrong = [f"{count} times" for value, count in found.items() if count > 1 or value not in wanted]
+        missing = [item for value, item in wanted.items() if value not in found]
+        if wrong or missing:
+            example = missing[0].value if missing else None
+            raise ConfigError(
+                f"{function_name(self.pre_packer)} lost {len(missing)} and repeated or made up {len(wrong)}"
+                f" of {len(items)} samples",
+                where=str(getattr(example, "__sources__", None) or getattr(example, "__key__", None)),
+                hint="put every sample of the buffer into exactly one group; a group may hold one sample",
+            )
+        return [[wanted[id(value)] for value in group] for group in groups if group]
+
+    def encode(self, value: Any) -> Any:
+        """Apply the sample encoder.
+
+        Raises:
+            ConfigError: It is a generator.
+        """
+        encoded = value if self.sample_encoder is None else self.sample_encoder(value)
+        if isgenerator(encoded):
+            raise ConfigError(
+                "postencode_sample is a generator, which packing cannot use",
+                hint="return one sample; make several in preencode_sample",
+            )
+        return encoded
+
+    def build(self, context: Context, state: State | None) -> Node:
+        """Make the node of one stream."""
+        return _PackingNode(self, context, state)
+
+    def can_restore_sample(self) -> bool:
+        """True when the packer, and all before it, are stateless."""
+        return self.stateless and super().can_restore_sample()
+
+    def pack_again(self, key: RestoreKey, context: Context) -> Any:
+        """Make the elements of a pack again, encode and pack them with the counters of then."""
+        items = self.dataset.restore_many([inner for inner, _ in key[2]], context)
+        encoded = []
+        for item, (_, call) in zip(items, key[2], strict=True):
+            with context.config.activate(context.stream, call):
+                encoded.append(self.encode(item.value))
+        with context.config.activate(context.stream, key[1]):
+            return self.final_packer(encoded)
+
+    def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
+        """Make packs again."""
+        if any(key[0] != self.kind for key in keys):
+            raise StateMismatchError("some key does not belong to a PackingDataset", hint="see config()")
+        restored = []
+        for key in keys:
+            value = self.pack_again(key, context)
+            if len(key) > 3:
+                with context.config.activate(context.stream, key[1]):
+                    value = next(made for place, made in enumerate(value) if place == key[3])
+            restored.append(Item(value, tuple(key)))
+        return restored
+
+    def options(self) -> dict[str, Any]:
+        """What decides the packs."""
+        return {
+            "buffer_size": self.buffer_size,
+            "pre_packer": function_name(self.pre_packer),
+            "final_packer": function_name(self.final_packer),
+        }

@@ -1,0 +1,99 @@
+"""A shuffle buffer for elements.
+
+The states of operators that hold elements have the *keys* of these, never the elements. A restore makes all
+of them again in one call, which reads them with as few requests as their places allow. Functions that are
+not marked as stateless are called again with the counters of then; that is exact for functions that depend
+on their argument and the seeds only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from energon_stream.errors import ConfigError
+from energon_stream.pipeline.dataset import (
+    END,
+    Context,
+    End,
+    Item,
+    Node,
+    SavableDataset,
+    State,
+    Wrapper,
+)
+from energon_stream.rng import uniform
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["ShuffleBufferDataset"]
+
+
+class _ShuffleNode:
+    """State: ``in``, ``t`` (draws), ``held`` (keys), ``end`` (the inner pass is over)."""
+
+    def __init__(self, dataset: ShuffleBufferDataset, context: Context, state: State | None) -> None:
+        saved = state or {"in": None, "t": 0, "held": [], "end": False}
+        self._size = dataset.size
+        self._key = context.key("shuffle")
+        self._draws: int = saved["t"]
+        self._ended: bool = saved["end"]
+        self._held = dataset.dataset.restore_many(saved["held"], context) if saved["held"] else []
+        self._inner = dataset.dataset.build(context, saved["in"])
+
+    def next(self) -> Item | End:
+        while not self._ended and len(self._held) < self._size:
+            item = self._inner.next()
+            if isinstance(item, End):
+                self._ended = True
+            else:
+                self._held.append(item)
+        if not self._held:
+            self._ended = False
+            return END
+        draw = float(uniform(self._key, np.array([self._draws]))[0])
+        self._draws += 1
+        return self._held.pop(int(draw * len(self._held)))
+
+    def state(self) -> State:
+        return {
+            "in": self._inner.state(),
+            "t": self._draws,
+            "held": [item.key for item in self._held],
+            "end": self._ended,
+        }
+
+    def close(self) -> None:
+        self._held = []
+        self._inner.close()
+
+
+class ShuffleBufferDataset(Wrapper[Any]):
+    """Shuffles elements through a buffer.
+
+    ``get_train_dataset`` shuffles references instead, which costs no memory; this operator is for
+    elements that have no references, such as batches of a blend.
+
+    Args:
+        dataset: The inner dataset.
+        size: Elements held.
+        worker_config: Must agree with the inner dataset's where given.
+    """
+
+    kind = "Shuffle"
+
+    def __init__(
+        self, dataset: SavableDataset[Any], size: int, *, worker_config: WorkerConfig | None = None
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        if size < 1:
+            raise ConfigError(f"size of the shuffle buffer is {size}", hint="use 1 or more")
+        self.size = size
+
+    def build(self, context: Context, state: State | None) -> Node:
+        """Make the node of one stream."""
+        return _ShuffleNode(self, context, state)
+
+    def options(self) -> dict[str, Any]:
+        """The size."""
+        return {"size": self.size}
