@@ -25,6 +25,8 @@ _CODES = {
     400: "InvalidRequest",
     403: "AccessDenied",
     404: "NoSuchKey",
+    405: "MethodNotAllowed",
+    409: "OperationAborted",
     412: "PreconditionFailed",
     416: "InvalidRange",
     429: "TooManyRequests",
@@ -92,7 +94,7 @@ def error_response(
     status: int, path: str, code: str | None = None, headers: dict[str, str] | None = None
 ) -> Response:
     """An S3 error document; ``code`` defaults to the usual one of the status."""
-    code = code or _CODES.get(status, "InternalError")
+    code = code or _CODES.get(status, "InternalError" if status >= 500 else "InvalidRequest")
     text = (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         f"<Error><Code>{code}</Code><Message>{code}</Message><Resource>{escape(path)}</Resource>"
