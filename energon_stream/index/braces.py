@@ -1,0 +1,70 @@
+"""Brace patterns of shard names: ``s_{000..007}.tar``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import braceexpand
+
+from energon_stream.errors import MetadataError
+
+__all__ = ["collapse", "expand"]
+
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+def expand(patterns: Iterable[str], where: str) -> list[str]:
+    """Expand each pattern like a shell would, in order.
+
+    Raises:
+        MetadataError: Unbalanced braces; ``where`` names the file.
+    """
+    names: list[str] = []
+    for pattern in patterns:
+        try:
+            names.extend(braceexpand.braceexpand(pattern))
+        except ValueError as error:
+            raise MetadataError(f"the braces of {pattern!r} do not pair up", where=where) from error
+    return names
+
+
+def collapse(names: Sequence[str]) -> list[str]:
+    """Write runs of neighbours that differ in one number, counting up by one, as one pattern.
+
+    Numbers of unequal width do not make a run. The result expands to ``names``, in the same order.
+    """
+    patterns: list[str] = []
+    run: list[list[str]] = []  # the names of the current run, cut at their numbers
+    varying = -1
+    for name in names:
+        tokens = _DIGITS.split(name)
+        step = _step(run[-1], tokens) if run else -1
+        if step >= 0 and varying in (-1, step):
+            varying = step
+        else:
+            patterns.extend(_pattern(run, varying))
+            run, varying = [], -1
+        run.append(tokens)
+    patterns.extend(_pattern(run, varying))
+    return patterns
+
+
+def _step(before: list[str], after: list[str]) -> int:
+    """Place of the one number that is higher by one, -1 if the names differ in any other way."""
+    if len(before) != len(after):
+        return -1
+    places = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    if len(places) != 1 or places[0] % 2 == 0:
+        return -1
+    a, b = before[places[0]], after[places[0]]
+    return places[0] if len(a) == len(b) and int(b) == int(a) + 1 else -1
+
+
+def _pattern(run: list[list[str]], varying: int) -> list[str]:
+    if not run:
+        return []
+    if varying < 0:
+        return ["".join(run[0])]
+    first, last = run[0][varying], run[-1][varying]
+    return ["".join([*run[0][:varying], f"{{{first}..{last}}}", *run[0][varying + 1 :]])]

@@ -1,0 +1,224 @@
+"""A prepared WebDataset, opened: shards and counts of one split part."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from energon_stream.errors import (
+    ConfigError,
+    EmptyDatasetError,
+    MetadataError,
+    NotPreparedError,
+    ObjectNotFoundError,
+)
+from energon_stream.index.metadata import (
+    DATASET_CONFIG,
+    INFO_JSON,
+    INFO_YAML,
+    META_FOLDER,
+    SPLIT_CONFIG,
+    SplitConfig,
+    load_document,
+    parse_info,
+    parse_split,
+)
+from energon_stream.rng import Int64Array
+from energon_stream.storage import Store, StoreSpec, is_local, local_path, shared_fetcher
+
+__all__ = ["DatasetKind", "WebDatasetIndex", "dataset_kind", "fetch_all", "open_webdataset"]
+
+_log = logging.getLogger(__name__)
+
+DatasetKind = Literal["webdataset", "metadataset", "jsonl"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WebDatasetIndex:
+    """What training needs to know of a dataset before the first byte of a shard; picklable.
+
+    Attributes:
+        spec: The dataset's root.
+        split_part: Name of the split part.
+        shard_paths: Shards of the part, relative to the root, in order.
+        shard_counts: ``int64`` array: samples of each shard.
+        shard_starts: ``int64`` array, one longer: number of the first sample of each shard, and
+            the total.
+        excluded: Shard path to keys of its samples that are not to be used. They count in lengths.
+        dataset_yaml: Content of ``dataset.yaml``; None where there is none.
+    """
+
+    spec: StoreSpec
+    split_part: str
+    shard_paths: tuple[str, ...]
+    shard_counts: Int64Array
+    excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    dataset_yaml: Mapping[str, Any] | None = None
+    shard_starts: Int64Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.shard_counts, dtype=np.int64)])
+        object.__setattr__(self, "shard_starts", starts)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the part, excluded ones included."""
+        return int(self.shard_starts[-1])
+
+    def is_excluded(self, shard: int, key: str) -> bool:
+        """Whether the sample ``key`` of shard number ``shard`` is not to be used."""
+        if not self.excluded:
+            return False
+        return key in self.excluded.get(self.shard_paths[shard], ())
+
+
+def dataset_kind(url: str) -> DatasetKind:
+    """What a path names, by its suffix and without any request: ``.jsonl``, ``.yaml`` or a folder."""
+    if url.endswith(".jsonl"):
+        return "jsonl"
+    return "metadataset" if url.endswith((".yaml", ".yml")) else "webdataset"
+
+
+def open_webdataset(
+    spec: StoreSpec,
+    *,
+    split_part: str,
+    split_config: str = SPLIT_CONFIG,
+    dataset_config: str = DATASET_CONFIG,
+) -> WebDatasetIndex:
+    """Read the metadata of one split part, all files at once.
+
+    Args:
+        spec: Folder of the dataset.
+        split_part: ``train``, ``val``, …
+        split_config: File in ``.nv-meta`` that says which shards belong to which part.
+        dataset_config: File in ``.nv-meta`` that says how samples are made; it may be absent.
+
+    Raises:
+        ObjectNotFoundError: No such folder or bucket.
+        NotPreparedError: No ``.nv-meta`` in it, or no split file.
+        MetadataError: A metadata file is wrong, or they contradict each other.
+        ConfigError: No such split part.
+        EmptyDatasetError: The part has no samples.
+    """
+    store = spec.open()
+    split_path, config_path = f"{META_FOLDER}/{split_config}", f"{META_FOLDER}/{dataset_config}"
+    found = fetch_all(store, [INFO_JSON, split_path, config_path])
+    info_path = INFO_JSON
+    older = [] if INFO_JSON in found else [INFO_YAML]
+    if split_path not in found and split_path.endswith(".yaml"):
+        older.append(split_path.removesuffix(".yaml") + ".json")
+    if older:
+        found |= fetch_all(store, older)
+        info_path = INFO_JSON if INFO_JSON in found else INFO_YAML
+        split_path = next((path for path in (split_path, older[-1]) if path in found), split_path)
+    if info_path not in found:
+        raise _missing_info(store)
+    if split_path not in found:
+        raise NotPreparedError(
+            "the dataset has no split file", where=f"{store.url}/{split_path}", hint=_prepare_hint(store)
+        )
+    counts = parse_info(found[info_path], f"{store.url}/{info_path}")
+    split = parse_split(found[split_path], f"{store.url}/{split_path}")
+    config = found.get(config_path)
+    return _select(
+        spec,
+        split_part,
+        counts,
+        split,
+        where=f"{store.url}/{split_path}",
+        dataset_yaml=None if config is None else load_document(config, f"{store.url}/{config_path}"),
+    )
+
+
+def fetch_all(store: Store, paths: Iterable[str]) -> dict[str, memoryview]:
+    """Read whole objects at the same time; those that do not exist are left out."""
+    fetcher = shared_fetcher()
+    futures = {
+        path: fetcher.call(functools.partial(store.get, path), deadline=-1, inline=store.is_local)
+        for path in paths
+    }
+    found = {}
+    for path, future in futures.items():
+        try:
+            found[path] = future.result().data
+        except ObjectNotFoundError:
+            continue
+    return found
+
+
+def _prepare_hint(store: Store) -> str:
+    return f"Check the path, or run `energon-stream prepare {store.url}`."
+
+
+def _missing_info(store: Store) -> NotPreparedError | ObjectNotFoundError:
+    """Find out why there is no ``.info.json``; a missing bucket raises by itself."""
+    if is_local(store.url) and not Path(local_path(store.url)).is_dir():
+        return ObjectNotFoundError("no such folder", where=store.url, hint="Check the path.")
+    names = [entry.path.rpartition("/")[2] for entry in store.list(META_FOLDER)]
+    if not names:
+        return NotPreparedError(f"no {META_FOLDER} folder", where=store.url, hint=_prepare_hint(store))
+    if "index.sqlite" in names and SPLIT_CONFIG not in names:
+        return NotPreparedError(
+            "a plain folder with media metadata holds no samples to train on",
+            where=store.url,
+            hint="Use it as auxiliary data.",
+        )
+    return NotPreparedError(f"{META_FOLDER} has no .info.json", where=store.url, hint=_prepare_hint(store))
+
+
+def _select(
+    spec: StoreSpec,
+    split_part: str,
+    counts: Mapping[str, int],
+    split: SplitConfig,
+    *,
+    where: str,
+    dataset_yaml: Mapping[str, Any] | None,
+) -> WebDatasetIndex:
+    if split_part not in split.parts:
+        raise ConfigError(
+            f"no split part {split_part!r}",
+            where=where,
+            hint=f"There are: {', '.join(split.parts) or 'none'}.",
+        )
+    whole, by_shard = _sort_excludes(split.exclude, counts, where)
+    paths = tuple(path for path in split.parts[split_part] if path not in whole)
+    for path in paths:
+        if path not in counts:
+            raise MetadataError(
+                f"split part {split_part!r} lists the shard {path!r}, which .info.json does not know",
+                where=where,
+                hint="Correct the name, or run `energon-stream prepare` again.",
+            )
+    shard_counts = np.array([counts[path] for path in paths], dtype=np.int64)
+    if not shard_counts.sum():
+        raise EmptyDatasetError(
+            f"split part {split_part!r} has no samples", where=where, hint=f"Parts: {', '.join(split.parts)}."
+        )
+    mine = set(paths)
+    excluded = {shard: frozenset(keys) for shard, keys in by_shard.items() if shard in mine}
+    return WebDatasetIndex(spec, split_part, paths, shard_counts, excluded, dataset_yaml)
+
+
+def _sort_excludes(
+    exclude: Iterable[str], counts: Mapping[str, int], where: str
+) -> tuple[set[str], dict[str, set[str]]]:
+    """Whole shards, and sample keys by shard."""
+    whole: set[str] = set()
+    by_shard: dict[str, set[str]] = {}
+    for entry in exclude:
+        shard, slash, key = entry.partition(".tar/")
+        if slash and f"{shard}.tar" in counts:
+            by_shard.setdefault(f"{shard}.tar", set()).add(key)
+        elif entry in counts:
+            whole.add(entry)
+        else:
+            _log.warning("%s excludes %r, which names no shard of the dataset", where, entry)
+    return whole, by_shard

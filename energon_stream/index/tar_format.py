@@ -1,0 +1,287 @@
+"""Tar archives as bytes: members, their names, and the parts of a sample.
+
+Pure functions without I/O. Reads ustar, GNU and PAX archives the way ``tarfile`` does (POSIX.1-2001 and
+GNU tar's manual, "Basic Tar Format"); sparse members are refused.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from energon_stream.errors import CorruptTarError
+
+__all__ = ["BLOCK", "Member", "Read", "iter_members", "sample_parts", "split_name", "walk_members"]
+
+BLOCK = 512
+"""Unit of tar archives in bytes."""
+
+Read = Callable[[int, int], memoryview]
+"""``read(offset, length)``: that many bytes of the archive from ``offset``, fewer only at its end."""
+
+_OLD_FILE, _DIRECTORY, _SPARSE = b"\0", b"5", b"S"
+_FILES = frozenset({b"0", _OLD_FILE, b"7"})
+_NO_PAYLOAD = frozenset({b"1", b"2", b"3", b"4", _DIRECTORY, b"6"})  # links, devices, pipes
+_LONG_NAME, _LONG_LINK, _PAX_GLOBAL = b"L", b"K", b"g"
+_EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX_GLOBAL, b"x", b"X"})
+_GNU = frozenset({_LONG_NAME, _LONG_LINK, _SPARSE})  # their prefix field holds other things
+_MAX_EXTENSION = 1 << 20  # bytes of a long name or a PAX record block; larger is damage
+
+_META_NAME = re.compile(r"(?:^|/)__[^/]*__(?:/|$)")
+# name, size, type, magic, first byte of the prefix
+_FAST_HEADER = struct.Struct("100s24x12s20xc100x5s83xc")
+# name, size, checksum, type, prefix
+_HEADER = struct.Struct("100s24x12s12x8sc188x155s12x")
+
+
+class Member(NamedTuple):
+    """An entry of an archive.
+
+    Attributes:
+        name: Full name, as stored.
+        header_offset: First byte of its first header block, long-name and PAX blocks included.
+        data_offset: First byte of the payload.
+        size: Length of the payload in bytes, without padding.
+        is_file: False for directories, links and devices.
+    """
+
+    name: str
+    header_offset: int
+    data_offset: int
+    size: int
+    is_file: bool
+
+    @property
+    def end(self) -> int:
+        """Where the next header begins."""
+        return self.data_offset + _padded(self.size)
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Split a member's name into sample key and part; None for what belongs to no sample.
+
+    The rule is ``^((?:.*/|)[^.]+)[.]([^/]*)$``: the first dot of the last path component separates; names
+    with a component ``__like_this__`` are metadata.
+    """
+    slash = name.rfind("/")
+    dot = name.find(".", slash + 1)
+    if dot < 0 or (dot == slash + 1 and (slash < 1 or "." in name[:slash])):
+        return None
+    if "__" in name and _META_NAME.search(name):
+        return None
+    return name[:dot], name[dot + 1 :]
+
+
+def iter_members(buffer: memoryview, start: int, stop: int) -> Iterator[Member]:
+    """Members in ``buffer[start:stop]``, up to the end-of-archive block; see :func:`walk_members`."""
+    return walk_members(lambda offset, length: buffer[offset : min(offset + length, stop)], start, stop)
+
+
+def walk_members(read: Read, start: int, stop: int) -> Iterator[Member]:
+    """Walk the headers of an archive.
+
+    Args:
+        read: Gives the archive's bytes; asked for headers only, never for payloads.
+        start: Offset of a header block.
+        stop: Where to end if no end-of-archive block comes before; the archive's size.
+
+    Yields:
+        The members, until a block of zeros or ``stop``.
+
+    Raises:
+        CorruptTarError: A header is damaged, or a payload reaches beyond ``stop``. The message names
+            the offset; the caller knows the archive.
+    """
+    defaults: dict[str, str] = {}
+    position = start
+    while position < stop:
+        member = _read_member(read, position, stop, defaults)
+        if member is None:
+            return
+        yield member
+        position = member.end
+
+
+class _Header(NamedTuple):
+    position: int
+    name: str
+    size: int
+    kind: bytes
+
+
+def _read_member(read: Read, first: int, stop: int, defaults: dict[str, str]) -> Member | None:
+    """The member whose first header block is at ``first``; ``defaults`` holds global PAX records."""
+    long_name: str | None = None
+    records: dict[str, str] = {}
+    header = _read_header(read, first)
+    while header is not None and header.kind in _EXTENSIONS:
+        payload = _extension(read, header)
+        if header.kind == _LONG_NAME:
+            long_name = _text(payload)
+        elif header.kind == _PAX_GLOBAL:
+            defaults.update(_pax_records(payload, header.position))
+        elif header.kind != _LONG_LINK:
+            records = _pax_records(payload, header.position)
+        position = header.position + BLOCK + _padded(header.size)
+        header = _read_header(read, position)
+        if header is None:
+            raise CorruptTarError(f"the archive ends at byte {position}, where a header was announced")
+    if header is None:
+        return None
+    return _member(header, first, stop, long_name, {**defaults, **records})
+
+
+def _read_header(read: Read, position: int) -> _Header | None:
+    """The header block at ``position``; None for a block of zeros."""
+    block = bytes(read(position, BLOCK))
+    if len(block) < BLOCK:
+        raise CorruptTarError(f"the archive ends inside the header at byte {position}")
+    if not block.strip(b"\0"):
+        return None
+    name, size, checksum, kind, prefix = _HEADER.unpack(block)
+    _verify_checksum(block, checksum, position)
+    text = f"{_text(prefix)}/{_text(name)}" if prefix[0] and kind not in _GNU else _text(name)
+    return _Header(position, text, _number(size, position), kind)
+
+
+def _extension(read: Read, header: _Header) -> bytes:
+    """Payload of a header that describes the next one."""
+    if header.size > _MAX_EXTENSION:
+        raise CorruptTarError(f"the extended header at byte {header.position} claims {header.size} bytes")
+    payload = bytes(read(header.position + BLOCK, header.size))
+    if len(payload) < header.size:
+        raise CorruptTarError(f"the archive ends inside the extended header at byte {header.position}")
+    return payload
+
+
+def _member(header: _Header, first: int, stop: int, long_name: str | None, records: dict[str, str]) -> Member:
+    kind, size = header.kind, header.size
+    if kind == _SPARSE or any(keyword.startswith("GNU.sparse") for keyword in records):
+        raise CorruptTarError(f"the sparse member at byte {first} cannot be read")
+    name = records.get("path", header.name if long_name is None else long_name)
+    if kind == _OLD_FILE and header.name.endswith("/"):
+        kind = _DIRECTORY
+    if "size" in records:
+        size = _number(records["size"].encode(), header.position, base=10)
+    if kind in _NO_PAYLOAD:
+        size = 0
+    data = header.position + BLOCK
+    if data + _padded(size) > stop:
+        raise CorruptTarError(
+            f"the payload of {name!r} (header at byte {header.position}) needs bytes up to "
+            f"{data + _padded(size)}, and there are {stop}"
+        )
+    return Member(name, first, data, size, kind in _FILES)
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _verify_checksum(header: bytes, field: bytes, position: int) -> None:
+    """The sum of all bytes, with the checksum field as spaces; some old writers summed signed bytes."""
+    expected = _number(field, position)
+    blanked = header[:148] + b" " * 8 + header[156:]
+    unsigned = sum(blanked)
+    if expected not in (unsigned, unsigned - 256 * sum(byte > 127 for byte in blanked)):
+        raise CorruptTarError(f"damaged tar header at byte {position}: the checksum does not match")
+
+
+def _number(field: bytes, position: int, base: int = 8) -> int:
+    if field[0] & 0x80:  # GNU: big-endian binary; a negative one has no meaning here
+        value = int.from_bytes(field[1:], "big") if field[0] == 0x80 else -1
+    else:
+        digits = field.partition(b"\0")[0].strip()
+        value = int(digits or b"0", base) if digits.isdigit() or not digits else -1
+    if value < 0:
+        raise CorruptTarError(f"damaged tar header at byte {position}: {field!r} is no number")
+    return value
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def _pax_records(payload: bytes, position: int) -> dict[str, str]:
+    """Records ``"<length> <keyword>=<value>\\n"``."""
+    records: dict[str, str] = {}
+    at = 0
+    while at < len(payload) and payload[at]:
+        length, space, _ = payload[at : at + 20].partition(b" ")
+        end = at + int(length) if space and length.isdigit() else at
+        keyword, equals, value = payload[at + len(length) + 1 : end - 1].partition(b"=")
+        if not equals or not at < end <= len(payload) or payload[end - 1] != 0x0A:
+            raise CorruptTarError(f"damaged PAX header at byte {position}")
+        text = value.decode("utf-8", "surrogateescape")
+        name = keyword.decode("utf-8", "surrogateescape")
+        records[name] = text.rstrip("/") if name == "path" else text
+        at = end
+    return records
+
+
+def sample_parts(buffer: memoryview, start: int, stop: int) -> tuple[str, list[tuple[str, int, int]]]:
+    """Find the parts of the one sample in ``buffer[start:stop]``: the inner loop of training.
+
+    Plain ustar headers take a short way that trusts magic and size instead of the checksum; the first
+    header that is anything else sends the whole sample through :func:`walk_members`.
+
+    Args:
+        buffer: Bytes of a tar.
+        start: Where the sample's first header begins.
+        stop: Where the next sample's first header begins.
+
+    Returns:
+        The sample's key, and (part name, first byte, one past the last byte) within ``buffer``.
+
+    Raises:
+        CorruptTarError: A damaged header, no sample or more than one in the range.
+    """
+    key = ""
+    parts: list[tuple[str, int, int]] = []
+    position = start
+    unpack = _FAST_HEADER.unpack_from
+    try:
+        while position < stop:
+            raw_name, raw_size, kind, magic, prefix = unpack(buffer, position)
+            if kind != b"0" or prefix != b"\0" or magic != b"ustar":
+                return _walk_sample(buffer, start, stop)
+            size = int(raw_size[:11], 8)
+            data = position + 512
+            position = data + (size + 511) // 512 * 512
+            name = raw_name.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+            slash = name.rfind("/")
+            dot = name.find(".", slash + 1)
+            if size < 0 or position > stop or dot == slash + 1 or dot < 0 or "__" in name:
+                return _walk_sample(buffer, start, stop)
+            if name[:dot] != key:
+                if key:
+                    return _walk_sample(buffer, start, stop)
+                key = name[:dot]
+            parts.append((name[dot + 1 :], data, data + size))
+    except (ValueError, struct.error):
+        return _walk_sample(buffer, start, stop)
+    if not key:
+        return _walk_sample(buffer, start, stop)
+    return key, parts
+
+
+def _walk_sample(buffer: memoryview, start: int, stop: int) -> tuple[str, list[tuple[str, int, int]]]:
+    key: str | None = None
+    parts: list[tuple[str, int, int]] = []
+    position = start
+    for member in iter_members(buffer, start, stop):
+        position = member.end
+        found = split_name(member.name) if member.is_file else None
+        if found is None:
+            continue
+        if key is not None and key != found[0]:
+            raise CorruptTarError(
+                f"bytes {start} to {stop} hold more than one sample: {key!r} and {found[0]!r}"
+            )
+        key = found[0]
+        parts.append((found[1], member.data_offset, member.data_offset + member.size))
+    if key is None or position != stop:
+        raise CorruptTarError(f"bytes {start} to {stop} do not hold exactly one sample")
+    return key, parts
