@@ -1,0 +1,87 @@
+"""Images to arrays, tensors or PIL images: WebDataset's 17 image modes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from webdataset.autodecode import IMAGE_EXTENSIONS as _WEBDATASET_EXTENSIONS
+
+__all__ = ["IMAGE_EXTENSIONS", "IMAGE_MODES", "ImageMode", "decode_image"]
+
+IMAGE_EXTENSIONS: frozenset[str] = frozenset(_WEBDATASET_EXTENSIONS) - {
+    # Pillow only knows these names, it cannot open the files; as bytes they are of more use.
+    *("bufr", "grib", "h5", "hdf", "mpeg", "mpg")
+}
+"""Extensions that are decoded as images."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMode:
+    """What a mode gives.
+
+    Attributes:
+        container: ``numpy`` has shape (height, width, colours), ``torch`` (colours, height, width); both
+            have (height, width) for grey. ``pil`` is a ``PIL.Image.Image``.
+        colours: Pillow's mode, to which every image is converted.
+        floating: ``float32`` in [0, 1] instead of ``uint8``.
+    """
+
+    container: Literal["numpy", "torch", "pil"]
+    colours: Literal["L", "RGB", "RGBA"]
+    floating: bool = False
+
+
+IMAGE_MODES: Mapping[str, ImageMode] = {
+    "l8": ImageMode("numpy", "L"),
+    "rgb8": ImageMode("numpy", "RGB"),
+    "rgba8": ImageMode("numpy", "RGBA"),
+    "l": ImageMode("numpy", "L", True),
+    "rgb": ImageMode("numpy", "RGB", True),
+    "rgba": ImageMode("numpy", "RGBA", True),
+    "torchl8": ImageMode("torch", "L"),
+    "torchrgb8": ImageMode("torch", "RGB"),
+    "torchrgba8": ImageMode("torch", "RGBA"),
+    "torchl": ImageMode("torch", "L", True),
+    "torchrgb": ImageMode("torch", "RGB", True),
+    "torch": ImageMode("torch", "RGB", True),
+    "torchrgba": ImageMode("torch", "RGBA", True),
+    "pill": ImageMode("pil", "L"),
+    "pil": ImageMode("pil", "RGB"),
+    "pilrgb": ImageMode("pil", "RGB"),
+    "pilrgba": ImageMode("pil", "RGBA"),
+}
+"""Modes of ``image_decode``."""
+
+
+def decode_image(data: bytes, mode: ImageMode) -> Any:
+    """Decode an image file.
+
+    Args:
+        data: The file.
+        mode: What to make of it.
+
+    Returns:
+        ``numpy.ndarray``, ``torch.Tensor`` or ``PIL.Image.Image`` as :class:`ImageMode` says.
+
+    Raises:
+        Exception: Whatever Pillow raises for files that it cannot read.
+    """
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as opened:
+        image = opened.convert(mode.colours)
+    if mode.container == "pil":
+        return image
+    pixels = np.array(image)
+    if mode.container == "numpy":
+        return pixels.astype(np.float32) / np.float32(255) if mode.floating else pixels
+    tensor = torch.from_numpy(pixels)
+    if tensor.ndim == 3:
+        tensor = tensor.permute(2, 0, 1)
+    tensor = tensor.contiguous()
+    return tensor.float().div_(255) if mode.floating else tensor

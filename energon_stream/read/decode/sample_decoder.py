@@ -1,0 +1,219 @@
+"""The decoder of datasets: a part's extension decides."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import json
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+import torch
+
+from energon_stream.errors import ConfigError, DecodeError, EnergonStreamError
+from energon_stream.read.decode.images import IMAGE_EXTENSIONS, IMAGE_MODES, decode_image
+
+__all__ = ["FileStoreDecoder", "SampleDecoder"]
+
+_AV_EXTENSIONS = frozenset({"mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"})
+_AV_MODES = ("AVDecoder", "torch", "pyav")
+_PICKLE_EXTENSIONS = frozenset({"pkl", "pickle", "pyd"})
+
+
+class FileStoreDecoder(ABC):
+    """Turns the bytes of a part or a file into a value."""
+
+    @abstractmethod
+    def decode(self, name: str, data: bytes | memoryview) -> Any:
+        """Decode one part.
+
+        Args:
+            name: Part name (``jpg``, ``left.jpg``) or file name; what follows the last dot decides.
+            data: The bytes. Nothing that is returned may refer to them.
+
+        Raises:
+            DecodeError: The bytes are not what the name says.
+        """
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _npy(data: bytes) -> Any:
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
+def _npz(data: bytes) -> dict[str, Any]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return dict(archive)
+
+
+def _tenbin(data: bytes) -> Any:
+    from webdataset import tenbin
+
+    return tenbin.decode_buffer(data)
+
+
+def _msgpack(data: bytes) -> Any:
+    return msgpack.unpackb(data, strict_map_key=False)
+
+
+def _cbor(data: bytes) -> Any:
+    return _optional("cbor2", "decoding .cbor parts").loads(data)
+
+
+def _optional(package: str, purpose: str) -> Any:
+    """Import a package that is not among the requirements."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        hint = "run `pip install energon-stream[decode]`"
+        raise ConfigError(f"{purpose} needs the package {package}", hint=hint) from error
+
+
+def _kinds(function: Callable[[bytes], Any], extensions: str) -> dict[str, Callable[[bytes], Any]]:
+    return dict.fromkeys(extensions.split(), function)
+
+
+_DECODERS: Mapping[str, Callable[[bytes], Any]] = {
+    **_kinds(_text, "txt text transcript"),
+    **_kinds(int, "cls cls2 index inx id"),
+    **_kinds(json.loads, "json jsn"),
+    **_kinds(_npy, "npy"),
+    **_kinds(_npz, "npz"),
+    **_kinds(_tenbin, "ten tb"),
+    **_kinds(_msgpack, "mp msg"),
+    **_kinds(_cbor, "cbor"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SampleDecoder(FileStoreDecoder):
+    """Decodes parts by what follows the last dot of their names; case does not matter.
+
+    =============================== ======================================================
+    images                          see ``image_decode``
+    txt text transcript             ``str`` (UTF-8)
+    cls cls2 index inx id           ``int``
+    json jsn                        parsed
+    npy; npz                        array; dict of arrays (no pickled objects)
+    pth                             ``torch.load(weights_only=True)`` on the CPU
+    mp msg; cbor                    msgpack; CBOR (with the package ``cbor2``)
+    ten tb                          list of arrays in WebDataset's tensor format
+    pkl pickle pyd                  only with ``allow_pickle``
+    gz                              unpacked, then by the name without ``.gz``
+    everything else                 ``bytes``
+    =============================== ======================================================
+
+    Attributes:
+        image_decode: One of :data:`IMAGE_MODES`; None leaves images as bytes.
+        av_decode: ``"AVDecoder"``, ``"torch"`` or ``"pyav"``: not available yet, so that video and audio
+            parts raise a ``ConfigError``. None leaves them as bytes.
+        video_decode_audio: Whether the audio of videos is decoded too.
+        guess_content: Whether parts without a known extension are recognised by their first bytes
+            (with the package ``filetype``).
+        allow_pickle: Unpickle, and load ``pth`` with ``weights_only=False``. A pickle runs any code its
+            author wished: only for data that you made yourself.
+
+    Raises:
+        ConfigError: An unknown mode, or a package that is not installed.
+    """
+
+    image_decode: str | None = "torchrgb"
+    av_decode: str | None = "AVDecoder"
+    video_decode_audio: bool = False
+    guess_content: bool = False
+    allow_pickle: bool = False
+
+    def __post_init__(self) -> None:
+        _check_choice("image_decode", self.image_decode, IMAGE_MODES)
+        _check_choice("av_decode", self.av_decode, _AV_MODES)
+        if self.guess_content:
+            _optional("filetype", "guess_content=True")
+
+    def decode(self, name: str, data: bytes | memoryview) -> Any:
+        """Decode one part.
+
+        Args:
+            name: Part name (``jpg``, ``left.jpg``) or file name.
+            data: The bytes; they are copied.
+
+        Returns:
+            See the class.
+
+        Raises:
+            DecodeError: The bytes are not what the name says, or the part is a pickle.
+            ConfigError: Parts of this kind cannot be decoded at all.
+        """
+        copied = bytes(data)
+        try:
+            return self._decode(name, copied)
+        except (EnergonStreamError, MemoryError):
+            raise
+        except Exception as error:
+            raise DecodeError(
+                f"part {name!r} of {len(copied)} bytes cannot be decoded: {type(error).__name__}: {error}",
+                hint="is it damaged, or is its extension wrong?",
+            ) from error
+
+    def _decode(self, name: str, data: bytes) -> Any:
+        stem, _, extension = name.lower().rpartition(".")
+        if extension == "gz":
+            return self._decode(stem, gzip.decompress(data))
+        if self.guess_content and not _is_known(extension):
+            extension = _guess_extension(data) or extension
+        if extension in IMAGE_EXTENSIONS:
+            return data if self.image_decode is None else decode_image(data, IMAGE_MODES[self.image_decode])
+        if extension in _AV_EXTENSIONS:
+            return self._decode_av(name, data)
+        if extension in _PICKLE_EXTENSIONS:
+            return self._unpickle(name, data)
+        if extension == "pth":
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=not self.allow_pickle)
+        decoder = _DECODERS.get(extension)
+        return data if decoder is None else decoder(data)
+
+    def _decode_av(self, name: str, data: bytes) -> bytes:
+        if self.av_decode is not None:
+            raise ConfigError(
+                f"part {name!r} is video or audio, which this version cannot decode yet",
+                hint="set `decoder = SampleDecoder(av_decode=None)` on the task encoder to get its bytes",
+            )
+        return data
+
+    def _unpickle(self, name: str, data: bytes) -> Any:
+        if not self.allow_pickle:
+            raise DecodeError(
+                f"part {name!r} is a pickle, which could run any code",
+                hint="if you trust the data, set `decoder = SampleDecoder(allow_pickle=True)` on the task encoder",
+            )
+        return pickle.loads(data)
+
+
+def _check_choice(option: str, value: str | None, choices: Mapping[str, Any] | tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise ConfigError(
+            f"{option} is {value!r}", hint=f"use one of {', '.join(choices)}, or None for bytes"
+        )
+
+
+def _is_known(extension: str) -> bool:
+    return (
+        extension in _DECODERS
+        or extension in IMAGE_EXTENSIONS
+        or extension in _AV_EXTENSIONS
+        or extension in _PICKLE_EXTENSIONS
+        or extension == "pth"
+    )
+
+
+def _guess_extension(data: bytes) -> str | None:
+    extension: str | None = _optional("filetype", "guess_content=True").guess_extension(data)
+    return extension if extension in IMAGE_EXTENSIONS or extension in _AV_EXTENSIONS else None
