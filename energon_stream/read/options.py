@@ -1,12 +1,15 @@
-"""How much to fetch next: pure arithmetic on bytes and counts."""
+"""How much to fetch next: pure arithmetic on bytes and places."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from energon_stream.errors import ConfigError
+import numpy as np
 
-__all__ = ["ReadOptions"]
+from energon_stream.errors import ConfigError
+from energon_stream.rng import Int64Array
+
+__all__ = ["ReadOptions", "cut_generation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +26,9 @@ class ReadOptions:
     """
 
     byte_budget: int = 256 << 20
-    max_request: int = 4 << 20
+    max_request: int = 6 << 20
     max_gap: int = 32 << 10
-    max_in_flight: int = 32
+    max_in_flight: int = 64
     first_samples: int = 32
     transport: str = "auto"
 
@@ -52,3 +55,36 @@ class ReadOptions:
     def generation_bytes(self, number: int) -> int:
         """Bytes of generation ``number``: slack grows, so requests may. Generation 0 is counted in samples."""
         return min(self.generation, (16 << 20) if number == 1 else self.generation)
+
+
+def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, wanted: int) -> int:
+    """Decide how many of the next references form a generation.
+
+    Requests are merged within a generation, so a cut that separates neighbours of an object costs
+    requests. Among the places where between half and all of the wanted bytes lie before the cut, the one
+    is taken that separates the fewest neighbours for its length; shuffled orders have such places where
+    one group of slices ends.
+
+    Args:
+        objects: ``int64``, object of each reference, in the order in which they are wanted.
+        starts: ``int64``, first byte of each.
+        stops: ``int64``, one past the last byte of each.
+        wanted: Bytes of a generation.
+
+    Returns:
+        Number of references, at least 1.
+    """
+    within = np.cumsum(stops - starts)
+    most = int(np.searchsorted(within, wanted, side="right"))
+    if most >= len(within) or most < 2:
+        return max(1, most)
+    order = np.lexsort((starts, objects))
+    touching = (objects[order][1:] == objects[order][:-1]) & (starts[order][1:] == stops[order][:-1])
+    one, other = order[1:][touching], order[:-1][touching]
+    first, last = np.minimum(one, other), np.maximum(one, other)
+    separated = np.cumsum(
+        np.bincount(first + 1, minlength=len(within) + 1) - np.bincount(last + 1, minlength=len(within) + 1)
+    )
+    least = max(1, int(np.searchsorted(within, wanted // 2, side="left")) + 1)
+    cuts = np.arange(min(least, most), most + 1)
+    return int(cuts[np.argmin((separated[cuts] + 1) / cuts)])

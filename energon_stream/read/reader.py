@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.read.options import ReadOptions
+from energon_stream.read.options import ReadOptions, cut_generation
 from energon_stream.read.source import RawSample, TarSource
 from energon_stream.rng import Int64Array
 from energon_stream.schedule import Cursor, Refs, Schedule
@@ -240,7 +240,7 @@ class SampleReader:
             if not idle:
                 if self._outstanding > self._options.byte_budget // 2:
                     return
-                if self._generation == 1 and not any(fetch.future.done() for fetch in self._first):
+                if self._generation == 1 and not all(fetch.future.done() for fetch in self._first):
                     return
             self._locate(wait=idle)
             if len(window) == window.planned or not self._plan():
@@ -278,9 +278,11 @@ class SampleReader:
             must, may, gap = len(sizes), 0, 0
         else:
             wanted = options.generation_bytes(self._generation)
-            within = np.cumsum(sizes)
-            must = max(1, int(np.searchsorted(within, wanted, side="right")))
-            may = max(0, int(np.searchsorted(within, 2 * wanted, side="right")) - must)
+            rest = slice(window.planned, None)
+            must = cut_generation(
+                window.leaf[rest] << 32 | window.shards[rest], window.starts[rest], window.stops[rest], wanted
+            )
+            may = max(0, int(np.searchsorted(np.cumsum(sizes), 2 * wanted, side="right")) - must)
             gap = options.max_gap
             if window.head < window.planned:
                 if must == len(sizes) and not self._exhausted:
