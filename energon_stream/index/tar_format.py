@@ -29,7 +29,7 @@ _EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX_GLOBAL, b"x", b"X"})
 _GNU = frozenset({_LONG_NAME, _LONG_LINK, _SPARSE})  # their prefix field holds other things
 _MAX_EXTENSION = 1 << 20  # bytes of a long name or a PAX record block; larger is damage
 
-_META_NAME = re.compile(r"(?:^|/)__[^/]*__(?:/|$)")
+_META_FOLDER = re.compile(r"__[^/]*__/")
 # name, size, type, magic, first byte of the prefix
 _FAST_HEADER = struct.Struct("100s24x12s20xc100x5s83xc")
 # name, size, checksum, type, prefix
@@ -62,14 +62,14 @@ class Member(NamedTuple):
 def split_name(name: str) -> tuple[str, str] | None:
     """Split a member's name into sample key and part; None for what belongs to no sample.
 
-    The rule is ``^((?:.*/|)[^.]+)[.]([^/]*)$``: the first dot of the last path component separates; names
-    with a component ``__like_this__`` are metadata.
+    The rule is ``^((?:.*/|)[^.]+)[.]([^/]*)$``: the first dot of the last path component separates. What
+    lies in a top folder ``__like_this__`` is metadata.
     """
     slash = name.rfind("/")
     dot = name.find(".", slash + 1)
     if dot < 0 or (dot == slash + 1 and (slash < 1 or "." in name[:slash])):
         return None
-    if "__" in name and _META_NAME.search(name):
+    if name.startswith("__") and _META_FOLDER.match(name):
         return None
     return name[:dot], name[dot + 1 :]
 
@@ -253,7 +253,7 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> tuple[str, list[t
             name = raw_name.partition(b"\0")[0].decode("utf-8", "surrogateescape")
             slash = name.rfind("/")
             dot = name.find(".", slash + 1)
-            if size < 0 or position > stop or dot == slash + 1 or dot < 0 or "__" in name:
+            if size < 0 or position > stop or dot == slash + 1 or dot < 0 or name[:2] == "__":
                 return _walk_sample(buffer, start, stop)
             if name[:dot] != key:
                 if key:

@@ -1,0 +1,87 @@
+"""Dealing shards to split parts, the way Megatron-Energon does it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from energon_stream.errors import ConfigError
+from energon_stream.index.braces import expand
+
+__all__ = ["SPLIT_NAMES", "match_names", "split_by_patterns", "split_by_ratio"]
+
+SPLIT_NAMES = ("train", "val", "test")
+
+
+def split_by_ratio(shards: Sequence[str], ratio: Sequence[float]) -> dict[str, tuple[str, ...]]:
+    """Cut the list of shards in proportion.
+
+    The cuts lie at ``int(number of shards × sum of the shares so far)``, as Megatron-Energon has them,
+    except that the last part with a share takes all that is left: there, rounding can lose a shard.
+
+    Args:
+        shards: Shard paths in order.
+        ratio: Shares of train, val and test; they need not sum to one.
+
+    Raises:
+        ConfigError: Not three numbers of zero or more, with one above zero.
+    """
+    if len(ratio) != len(SPLIT_NAMES) or min(ratio) < 0 or not 0 < sum(ratio) < float("inf"):
+        raise ConfigError(
+            f"the split ratio {tuple(ratio)} is not three shares of train, val and test",
+            hint="For example 8,1,1.",
+        )
+    last = max(place for place, share in enumerate(ratio) if share > 0)
+    parts: dict[str, tuple[str, ...]] = {}
+    start, reached = 0, 0.0
+    for place, (name, share) in enumerate(zip(SPLIT_NAMES, ratio, strict=True)):
+        reached += share / sum(ratio)
+        stop = len(shards) if place >= last else int(len(shards) * reached)
+        parts[name] = tuple(shards[start:stop])
+        start = stop
+    return parts
+
+
+def split_by_patterns(shards: Sequence[str], patterns: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Assign shards by patterns ``NAME:PATTERN``.
+
+    A pattern is taken as a regular expression that matches from the start of the path, as
+    Megatron-Energon does; if none of the shards match it, as a glob or brace pattern of the whole path.
+
+    Raises:
+        ConfigError: A pattern has no name, or matches nothing.
+    """
+    parts: dict[str, tuple[str, ...]] = {}
+    for item in patterns:
+        name, colon, pattern = item.partition(":")
+        if not colon or not name or not pattern:
+            raise ConfigError(
+                f"the split pattern {item!r} is not NAME:PATTERN", hint="For example train:train/.*"
+            )
+        found = _match_regex(shards, pattern) or match_names(shards, [pattern])
+        if not found:
+            raise ConfigError(
+                f"the split pattern {item!r} matches no shard",
+                hint=f"It may be a regular expression, a glob or braces; the first shard is {shards[0]!r}.",
+            )
+        parts[name] = tuple(dict.fromkeys([*parts.get(name, ()), *found]))
+    return parts
+
+
+def _match_regex(shards: Sequence[str], pattern: str) -> list[str]:
+    try:
+        expression = re.compile(pattern)
+    except re.error:
+        return []
+    return [shard for shard in shards if expression.match(shard)]
+
+
+def match_names(shards: Sequence[str], patterns: Iterable[str]) -> list[str]:
+    """Shards whose whole path is one of the names, glob or brace patterns, in the order of ``shards``."""
+    names = expand(patterns, "the shard pattern")
+    plain = frozenset(names)
+    globs = [name for name in names if any(sign in name for sign in "*?[")]
+    return [
+        shard for shard in shards if shard in plain or any(fnmatchcase(shard, pattern) for pattern in globs)
+    ]
