@@ -17,7 +17,7 @@ from energon_stream.storage.url import strip_credentials
 __all__ = ["answer_error", "not_partial", "short_body", "broken"]
 
 _DENIED_CODES = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # S3 says 400 to these
-_TRANSIENT_CODES = ("RequestTimeout", "SlowDown", "InternalError", "IncompleteBody", "ThrottlingException")
+_TRANSIENT = ((400, "RequestTimeout"), (400, "IncompleteBody"))
 
 
 def answer_error(status: int, code: str, message: str, *, where: str, endpoint: str) -> StorageError:
@@ -52,7 +52,7 @@ def answer_error(status: int, code: str, message: str, *, where: str, endpoint: 
             where=where,
             hint="The object is shorter than its index says; prepare the dataset again.",
         )
-    if status in (408, 425, 429) or (status >= 500 and status != 501) or code in _TRANSIENT_CODES:
+    if status in (408, 425, 429) or (status >= 500 and status != 501) or (status, code) in _TRANSIENT:
         return TransientStorageError(f"the store is busy or failing ({answer})", where=where)
     if status in (301, 302, 307, 308):
         return StorageError(

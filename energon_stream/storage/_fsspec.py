@@ -24,6 +24,14 @@ __all__ = ["FsspecStore", "open_fsspec"]
 
 _ETAG_NAMES = ("ETag", "etag", "e_tag")
 _CONNECTIONS = 64
+# By name, because botocore is slow to import and not always there.
+_CREDENTIAL_ERRORS = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "TokenRetrievalError",
+)
+_BOTOCORE_BREAKS = ("HTTPClientError", "ConnectionError", "IncompleteReadError")
 _NETWORK_MODULES = ("aiohttp", "urllib3", "requests", "ssl", "http")
 
 
@@ -310,25 +318,25 @@ def _name(error: BaseException, where: str, endpoint: str) -> StorageError:
             number = getattr(cause, name, None)
             if isinstance(number, int) and 300 <= number < 600:
                 return answer_error(number, "", str(cause), where=where, endpoint=endpoint)
+        if _is_network(cause):
+            return broken(f"{type(error).__name__} {error}".strip(), where=where, endpoint=endpoint)
         cause = cause.__cause__
     name = type(error).__name__
     if isinstance(error, FileNotFoundError):
         return answer_error(404, "", str(error), where=where, endpoint=endpoint)
-    if isinstance(error, PermissionError) or "Credentials" in name:
+    if isinstance(error, PermissionError) or name in _CREDENTIAL_ERRORS:
         return AccessDeniedError(
             f"access denied: {strip_credentials(str(error))}",
             where=where,
             hint="Set the store's environment variables, pass storage_options, or anon=True.",
         )
-    if isinstance(error, (TimeoutError, asyncio.TimeoutError, ConnectionError)) or _is_network(error):
-        return broken(f"{name} {error}".strip(), where=where, endpoint=endpoint)
     return StorageError(f"the request failed: {name}: {strip_credentials(str(error))}", where=where)
 
 
 def _is_network(error: BaseException) -> bool:
-    if type(error).__module__.partition(".")[0] in _NETWORK_MODULES:
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError, ConnectionError)):
         return True
-    return any(
-        base.__name__ in ("HTTPClientError", "ConnectionError", "IncompleteReadError", "FSTimeoutError")
-        for base in type(error).__mro__
+    names = {base.__name__ for base in type(error).__mro__}
+    return type(error).__module__.partition(".")[0] in _NETWORK_MODULES or not names.isdisjoint(
+        _BOTOCORE_BREAKS
     )

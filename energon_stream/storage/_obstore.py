@@ -29,7 +29,8 @@ __all__ = ["ObstoreStore", "open_obstore"]
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
-_METADATA_SERVICES = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
+# What errors name when the search for credentials ended without any: the metadata services, our provider.
+_CREDENTIAL_SIGNS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "credential provider")
 
 _clients: PerProcess[dict[Target, Any]] = PerProcess(dict)
 
@@ -175,9 +176,9 @@ class ObstoreStore:
         # The first part is for people, the second is a dump of Rust values that may hold secrets.
         text = str(error).partition("\n\nDebug source")[0]
         status = _STATUS.search(text)
-        if any(service in text for service in _METADATA_SERVICES):
+        if not status and any(sign in text for sign in _CREDENTIAL_SIGNS):
             return AccessDeniedError(
-                "no credentials were found",
+                f"no credentials were found ({strip_credentials(text)})",
                 where=where,
                 hint="Set the store's environment variables, pass storage_options, or anon=True.",
             )

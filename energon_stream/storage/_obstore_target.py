@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from energon_stream.errors import AccessDeniedError, ConfigError, UnsupportedStoreError
+from energon_stream.errors import AccessDeniedError, UnsupportedStoreError
 from energon_stream.storage.url import strip_credentials, url_scheme
 
 __all__ = ["Target", "resolve_target"]
@@ -107,7 +107,7 @@ def resolve_target(url: str, options: Mapping[str, Any]) -> tuple[Target, str]:
 
     Raises:
         UnsupportedStoreError: Not a URL of obstore's, or an option that obstore cannot honour.
-        ConfigError: A profile that does not exist.
+        AccessDeniedError: A profile that does not exist.
     """
     scheme = url_scheme(url)
     kind = _KINDS.get(scheme)
@@ -168,7 +168,7 @@ def _s3(bucket: str, left: dict[str, Any]) -> Target:
     credentials: StaticCredentials | SessionCredentials | None = None
     if key and secret:
         credentials = StaticCredentials(key, secret, token or None)
-    if not (endpoint and region and (credentials or anon)) and _has_aws_files(profile):
+    if not (endpoint and region and (credentials or anon)) and _asks_for_botocore(profile):
         session = _aws_session(profile)
         endpoint = endpoint or _profile_endpoint(session)
         region = region or session.get_config_variable("region")
@@ -232,8 +232,9 @@ def _unsupported(names: list[str], url: str) -> UnsupportedStoreError:
     )
 
 
-def _has_aws_files(profile: str | None) -> bool:
-    if profile or os.environ.get("AWS_PROFILE"):
+def _asks_for_botocore(profile: str | None) -> bool:
+    """Whether there is anything that obstore's own search for credentials does not know."""
+    if profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_EC2_METADATA_DISABLED") == "true":
         return True
     files = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config"))
     return any(os.path.exists(os.path.expanduser(os.environ.get(name, path))) for name, path in files)
@@ -253,7 +254,9 @@ def _cached_session(profile: str | None, environment: tuple[str | None, ...]) ->
     try:
         session.get_scoped_config()
     except botocore.exceptions.ProfileNotFound as error:
-        raise ConfigError(str(error), hint="Check AWS_PROFILE or the 'profile' storage option.") from error
+        raise AccessDeniedError(
+            str(error), hint="Check AWS_PROFILE or the 'profile' storage option."
+        ) from error
     return session
 
 

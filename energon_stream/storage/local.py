@@ -124,10 +124,14 @@ class LocalStore:
     def _view(self, path: str, etag: str | None) -> tuple[memoryview, str]:
         location = self._locate(path)
         with _named_errors(location):
-            version = _etag(os.stat(location))
-            if etag not in (None, version):
-                raise _changed(location)
-            return self._map(location, version), version
+            while True:
+                version = _etag(os.stat(location))
+                if etag not in (None, version):
+                    raise _changed(location)
+                try:
+                    return self._map(location, version), version
+                except ObjectChangedError:  # replaced since the line above; look again
+                    continue
 
     @contextmanager
     def _replacing(self, path: str) -> Iterator[str]:

@@ -1,0 +1,157 @@
+"""The fetcher: order, bounds, cancelling, threads and exits; and isolation of a forked child."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from energon_stream.errors import ConfigError, ObjectNotFoundError, RangeError, WorkerError
+from energon_stream.storage import Body, ByteRange, Counters, Fetcher, LocalStore, StoreSpec, run_isolated
+from energon_stream.storage.retry import RetryPolicy
+
+
+class GatedStore:
+    """Answers when the gate opens; remembers the order and how many were inside."""
+
+    is_local = False
+
+    def __init__(self):
+        self.gate = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.order = []
+        self.inside = self.most_inside = 0
+        self.lock = threading.Lock()
+
+    def get_range(self, path, byte_range, *, etag=None):
+        with self.lock:
+            self.order.append(path)
+            self.inside += 1
+            self.most_inside = max(self.inside, self.most_inside)
+        self.entered.release()
+        self.gate.wait()
+        with self.lock:
+            self.inside -= 1
+        if path == "bad":
+            raise RangeError("no such bytes")
+        return Body(memoryview(path.encode()), etag, None)
+
+
+ONE = ByteRange(0, 1)
+
+
+def test_urgent_requests_overtake_and_queued_ones_cancel():
+    store, fetcher = GatedStore(), Fetcher(max_in_flight=1)
+    first = fetcher.submit(store, "first", ONE, deadline=9)
+    store.entered.acquire()
+    late = fetcher.submit(store, "late", ONE, deadline=5)
+    also_late = fetcher.submit(store, "also late", ONE, deadline=5)
+    dropped = fetcher.submit(store, "dropped", ONE, deadline=0)
+    urgent = fetcher.submit(store, "urgent", ONE, etag="v1", deadline=1)
+    assert dropped.cancel()
+    assert not first.cancel()
+    store.gate.set()
+    assert [bytes(f.result().data) for f in (late, also_late)] == [b"late", b"also late"]
+    assert urgent.result().etag == "v1"
+    assert store.order == ["first", "urgent", "late", "also late"]
+    with pytest.raises(CancelledError):
+        dropped.result()
+
+
+def test_in_flight_is_bounded_and_errors_reach_the_caller():
+    store, fetcher = GatedStore(), Fetcher(max_in_flight=4)
+    futures = [fetcher.submit(store, "good", ONE) for _ in range(20)] + [fetcher.submit(store, "bad", ONE)]
+    for _ in range(4):
+        store.entered.acquire()
+    store.gate.set()
+    assert all(future.result().data == b"good" for future in futures[:20])
+    with pytest.raises(RangeError):
+        futures[20].result()
+    assert store.most_inside == 4
+    with pytest.raises(ConfigError):
+        Fetcher(max_in_flight=0)
+
+
+def test_local_stores_answer_at_once(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    fetcher = Fetcher()
+    threads = threading.active_count()
+    future = fetcher.submit(LocalStore(str(tmp_path)), "a", ByteRange(1, 3))
+    assert future.done()
+    assert future.result().data == b"bc"
+    assert isinstance(fetcher.submit(LocalStore(str(tmp_path)), "b", ONE).exception(), ObjectNotFoundError)
+    assert threading.active_count() == threads
+
+
+def test_counters_see_retries_and_concurrency(s3_server, tmp_bucket):
+    s3_server.put(f"{tmp_bucket}/key", bytes(1000))
+    s3_server.shape(first_byte_latency=0.05)
+    s3_server.fail_next(2)
+    counters, fetcher = Counters(), Fetcher(8)
+    before = counters.snapshot()
+    store = StoreSpec(tmp_bucket, s3_server.storage_options).open(
+        policy=RetryPolicy(sleep=lambda seconds: None), counters=counters
+    )
+    futures = [fetcher.submit(store, "key", ByteRange(n, n + 10)) for n in range(24)]
+    assert all(len(future.result().data) == 10 for future in futures)
+    seen = counters.snapshot() - before
+    assert (seen.total_requests, seen.retries, seen.bytes_received) == (26, 2, 240)
+    assert seen.max_in_flight == s3_server.counters().max_in_flight == 8
+
+
+@pytest.mark.parametrize(("transport", "warnings"), [("auto", 1), ("fsspec", 0)])
+def test_exit_with_requests_in_flight_and_use_in_forked_children(s3_server, tmp_bucket, transport, warnings):
+    """In a process of its own: children of a parent that has not read yet, and of one that has; a clean exit."""
+    s3_server.put(f"{tmp_bucket}/key", b"data")
+    program = f"""
+        import logging
+        from energon_stream.storage import *
+        from energon_stream.storage.fork import obstore_usable
+        logging.basicConfig()
+        store = StoreSpec({tmp_bucket!r}, {s3_server.storage_options!r}, {transport!r}).open()
+        read = lambda: bytes(shared_fetcher().submit(store, "key", ByteRange(0, 4)).result().data)
+        assert run_isolated(read) == b"data"
+        assert obstore_usable()
+        assert read() == b"data"
+        assert run_isolated(lambda: [read(), read()]) == [b"data"] * 2
+        for _ in range(100):
+            shared_fetcher().submit(store, "key", ByteRange(0, 4))
+        print("end")
+    """
+    s3_server.shape(first_byte_latency=0.02)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+    assert done.stderr.count("reads through fsspec") == warnings
+
+
+def test_isolated_functions_return_raise_and_die():
+    assert run_isolated(lambda a, b: [a, b, os.getpid() != parent], 1, "x") == [1, "x", True]
+    with pytest.raises(RangeError, match="far away") as caught:
+        run_isolated(fail, RangeError("too far", where="far away"))
+    assert "in fail" in str(caught.value.__cause__)
+    with pytest.raises(WorkerError, match="Unpicklable: lost"):
+        run_isolated(fail, Unpicklable("lost", "arguments"))
+    with pytest.raises(WorkerError, match="signal 9"):
+        run_isolated(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(WorkerError, match="exit code 3"):
+        run_isolated(os._exit, 3)
+    with pytest.raises(SystemExit):
+        run_isolated(sys.exit, 2)
+
+
+parent = os.getpid()
+
+
+def fail(error):
+    raise error
+
+
+class Unpicklable(Exception):
+    def __init__(self, what, more):
+        super().__init__(what)
