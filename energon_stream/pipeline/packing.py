@@ -26,6 +26,11 @@ from energon_stream.worker import WorkerConfig
 __all__ = ["PackingDataset"]
 
 
+def _as_key(value: Any) -> Any:
+    """Turn the lists of a deserialised key back into tuples."""
+    return tuple(_as_key(part) for part in value) if isinstance(value, (list, tuple)) else value
+
+
 class _PackingNode:
     """State: ``in``, ``n`` (packs, selections, encodings made), ``groups`` (keys), ``open``, ``end``.
 
@@ -49,7 +54,7 @@ class _PackingNode:
         self._open: tuple[RestoreKey, int] | None = None
         self._generator: Iterator[Any] | None = None
         if saved["open"] is not None:
-            key, place = saved["open"]
+            key, place = _as_key(saved["open"][0]), saved["open"][1]
             self._open = (key, place)
             self._generator = dataset.pack_again(key, context)
             for _ in range(place):
@@ -263,7 +268,7 @@ class PackingDataset(Wrapper[Any]):
             if len(key) > 3:
                 with context.config.activate(context.stream, key[1]):
                     value = next(made for place, made in enumerate(value) if place == key[3])
-            restored.append(Item(value, tuple(key)))
+            restored.append(Item(value, _as_key(key)))
         return restored
 
     def options(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +16,9 @@ from energon_stream.samples.edataclass import edataclass
 __all__ = ["METADATA_FIELDS", "Batch", "batch_metadata"]
 
 BatchT = TypeVar("BatchT", bound="Batch")
+
+
+_MISSING: Any = object()
 
 
 def _flat_sources(values: list[Any]) -> tuple[SourceInfo, ...] | None:
@@ -69,7 +72,7 @@ class Batch:
         """Batch samples: tensors are zero-padded and stacked, everything else becomes a list.
 
         Args:
-            samples: At least one sample, all with the fields that this type needs.
+            samples: At least one sample or dict, all with the fields that this type needs.
             **fields: Fields that are batched already.
 
         Raises:
@@ -81,8 +84,12 @@ class Batch:
             name = entry.name
             if name in fields or not entry.init:
                 continue
-            if all(hasattr(sample, name) for sample in samples):
-                batched[name] = _batch_field(name, [getattr(sample, name) for sample in samples])
+            values = [
+                sample.get(name, _MISSING) if isinstance(sample, Mapping) else getattr(sample, name, _MISSING)
+                for sample in samples
+            ]
+            if all(value is not _MISSING for value in values):
+                batched[name] = _batch_field(name, values)
             elif entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
                 raise ConfigError(
                     f"field {name!r} of {cls.__name__} is required, but {type(samples[0]).__name__} has no such field",

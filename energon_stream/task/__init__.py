@@ -1,1 +1,22 @@
-"""The user's vocabulary: task encoders, cookers, ``stateless``, batching helpers."""
+"""The user's vocabulary: task encoders, cookers, stateless marks."""
+
+from energon_stream.task.augment import AugmentTaskEncoder
+from energon_stream.task.cooking import Cooker, basic_sample_keys, cooker
+from energon_stream.task.encoder import DefaultTaskEncoder, TaskEncoder
+from energon_stream.task.loaded import DatasetBlendMode, LoadedDataset, call_with_accepted
+from energon_stream.task.stateless import get_failure_tolerance, get_stateless, stateless
+
+__all__ = [
+    "AugmentTaskEncoder",
+    "Cooker",
+    "DatasetBlendMode",
+    "DefaultTaskEncoder",
+    "LoadedDataset",
+    "TaskEncoder",
+    "basic_sample_keys",
+    "call_with_accepted",
+    "cooker",
+    "get_failure_tolerance",
+    "get_stateless",
+    "stateless",
+]

@@ -1,0 +1,150 @@
+"""Joining samples to batches, and batches to larger ones."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from energon_stream.errors import ConfigError, SampleError
+from energon_stream.samples import METADATA_FIELDS, batch_metadata
+from energon_stream.samples._tensors import is_namedtuple, pad_concat, pad_stack
+
+__all__ = [
+    "batch_list",
+    "batch_pad_stack",
+    "batch_stack",
+    "concat_pad",
+    "generic_batch",
+    "generic_concat",
+    "homogeneous_concat_mix",
+]
+
+Join = Callable[[str | None, list[Any]], Any]
+"""Joins the values of one field; the name is None for what has no name."""
+
+
+def batch_stack(result: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack tensors of one shape ``(d1, …)`` to ``(n, d1, …)``.
+
+    Raises:
+        SampleError: The shapes differ.
+    """
+    if len({tensor.shape for tensor in result}) != 1:
+        raise SampleError(
+            f"tensors of shapes {[(*tensor.shape,) for tensor in result]} cannot be stacked",
+            hint="use batch_pad_stack to pad them, or batch_list to keep them apart",
+        )
+    return torch.stack(list(result))
+
+
+def batch_pad_stack(result: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack tensors of shapes ``(d1, …)`` to ``(n, max d1, …)``, padded with zeros at the ends.
+
+    Raises:
+        SampleError: The tensors differ in dtype or in their number of dimensions.
+    """
+    return pad_stack(result)
+
+
+def batch_list(result: Sequence[Any]) -> list[Any]:
+    """Keep the values apart, in a list."""
+    return list(result)
+
+
+def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join batched tensors ``(n_i, d1, …)`` to ``(sum n_i, max d1, …)``, padded with zeros at the ends.
+
+    Raises:
+        SampleError: The tensors differ in dtype or in their number of dimensions, or have none.
+    """
+    return pad_concat(batch)
+
+
+def generic_batch(batch: Sequence[Any]) -> Any:
+    """Batch samples of any kind.
+
+    Tensors are padded and stacked; dicts, dataclasses and NamedTuples are batched field by field, to one of
+    the same type; everything else becomes a list. Metadata fields follow :func:`batch_metadata`.
+
+    Raises:
+        SampleError: Tensors of one field cannot be stacked, or dicts have different keys.
+    """
+    return _batch_values(None, list(batch))
+
+
+def generic_concat(batch: Sequence[Any]) -> Any:
+    """Join batches of any kind to a larger one.
+
+    Tensors are padded and joined along their first dimension, lists and tuples are joined; dicts,
+    dataclasses and NamedTuples are joined field by field; None stays None; everything else becomes a list.
+
+    Raises:
+        SampleError: Tensors of one field cannot be joined, or dicts have different keys.
+    """
+    return _concat_values(None, list(batch))
+
+
+def homogeneous_concat_mix(samples: Sequence[Any]) -> Any:
+    """Join batches of one type; a ``batch_mix_fn`` for ``MixBatchDataset``.
+
+    Raises:
+        ConfigError: The batches have different types.
+    """
+    kinds = sorted({type(sample).__qualname__ for sample in samples})
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"batches of the types {', '.join(kinds)} cannot be mixed without saying how",
+            hint="pass a batch_mix_fn of your own, which makes one type of them",
+        )
+    return generic_concat(samples)
+
+
+def _batch_values(name: str | None, values: list[Any]) -> Any:
+    if name in METADATA_FIELDS:
+        return batch_metadata(name, values)
+    if all(isinstance(value, torch.Tensor) for value in values):
+        return pad_stack(values)
+    return _by_field(values, _batch_values)
+
+
+def _concat_values(name: str | None, values: list[Any]) -> Any:
+    present = [value for value in values if value is not None]
+    if name in METADATA_FIELDS and not present:
+        return None
+    if name == "__sources__":
+        return tuple(source for sources in present for source in sources)
+    if all(isinstance(value, torch.Tensor) for value in values):
+        return pad_concat(values)
+    for kind in (list, tuple):
+        if all(type(value) is kind for value in values):
+            return kind(inner for value in values for inner in value)
+    return None if not present else _by_field(values, _concat_values)
+
+
+def _by_field(values: list[Any], join: Join) -> Any:
+    """Join the fields of values of one type; values that have no fields become a list."""
+    first = values[0]
+    if any(type(value) is not type(first) for value in values):
+        return values
+    if isinstance(first, dict):
+        if any(value.keys() != first.keys() for value in values):
+            raise SampleError(
+                f"dicts with different keys cannot be joined: {sorted({str(key) for v in values for key in v})}",
+                hint="give all samples the same keys in encode_sample",
+            )
+        return {key: join(key, [value[key] for value in values]) for key in first}
+    if is_namedtuple(first):
+        columns = zip(first._fields, zip(*values, strict=True), strict=True)
+        return type(first)(*(join(name, list(column)) for name, column in columns))
+    if dataclasses.is_dataclass(first):
+        joined = copy.copy(first)
+        for entry in dataclasses.fields(first):
+            column = [getattr(value, entry.name) for value in values]
+            # object's setter, because the dataclass may be frozen.
+            object.__setattr__(joined, entry.name, join(entry.name, column))
+        return joined
+    return values

@@ -1,0 +1,105 @@
+"""An encoder around another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from energon_stream.errors import ConfigError
+from energon_stream.read.decode import FileStoreDecoder
+from energon_stream.samples import CrudeSample
+from energon_stream.task.cooking import Cooker
+from energon_stream.task.encoder import TaskEncoder
+
+__all__ = ["AugmentTaskEncoder"]
+
+_BUILDERS = (
+    "build_train_datasets",
+    "build_val_datasets",
+    "build_cook_crude_sample",
+    "build_encode_sample",
+    "build_batch",
+)
+
+
+class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
+    """Behaves like another encoder. Derive, and override single hooks; call ``super()`` for the inner ones.
+
+    Args:
+        task_encoder: The inner encoder.
+
+    Raises:
+        ConfigError: The inner encoder composes its pipeline itself, so that hooks could not be replaced.
+    """
+
+    def __init__(self, task_encoder: TaskEncoder[Any, Any, Any, Any]) -> None:
+        own = [name for name in _BUILDERS if task_encoder.overrides(name)]
+        if own:
+            raise ConfigError(
+                f"{type(task_encoder).__qualname__} overrides {', '.join(own)} and cannot be augmented",
+                hint="derive from it instead",
+            )
+        self._task_encoder = task_encoder
+
+    @property
+    def __default_failure_tolerance__(self) -> int:  # type: ignore[override]
+        """The inner encoder's."""
+        return self._task_encoder.__default_failure_tolerance__
+
+    @property
+    def decoder(self) -> FileStoreDecoder | None:  # type: ignore[override]
+        """The inner encoder's."""
+        return self._task_encoder.decoder
+
+    @property
+    def cookers(self) -> Sequence[Cooker[Any]]:  # type: ignore[override]
+        """The inner encoder's."""
+        return self._task_encoder.cookers
+
+    def hook(self, name: str) -> Callable[..., Any]:
+        """The derived class's function, else the inner encoder's (with its marks)."""
+        return super().hook(name) if super().overrides(name) else self._task_encoder.hook(name)
+
+    def overrides(self, name: str) -> bool:
+        """Whether the derived class or the inner encoder has a hook of its own."""
+        return super().overrides(name) or self._task_encoder.overrides(name)
+
+    def does_nothing(self, hook: str) -> bool:
+        """Whether calling a hook would change nothing."""
+        return not super().overrides(hook) and self._task_encoder.does_nothing(hook)
+
+    def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[Any], aux: Mapping[str, Any]) -> Any:
+        """Ask the inner encoder."""
+        return self._task_encoder.cook_crude_sample(sample, cooker, aux)
+
+    def encode_sample(self, sample: Any) -> Any:
+        """Ask the inner encoder."""
+        return self._task_encoder.encode_sample(sample)
+
+    def preencode_sample(self, sample: Any) -> Any:
+        """Ask the inner encoder."""
+        return self._task_encoder.preencode_sample(sample)
+
+    def postencode_sample(self, sample: Any) -> Any:
+        """Ask the inner encoder."""
+        return self._task_encoder.postencode_sample(sample)
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        """Ask the inner encoder."""
+        return self._task_encoder.select_samples_to_pack(samples)
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        """Ask the inner encoder."""
+        return self._task_encoder.pack_selected_samples(samples)
+
+    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
+        """Ask the inner encoder."""
+        return self._task_encoder.batch_group_criterion(sample)
+
+    def batch(self, samples: list[Any]) -> Any:
+        """Ask the inner encoder."""
+        return self._task_encoder.batch(samples)
+
+    def encode_batch(self, batch: Any) -> Any:
+        """Ask the inner encoder."""
+        return self._task_encoder.encode_batch(batch)

@@ -1,0 +1,172 @@
+"""The user's vocabulary: hooks that turn samples into batches."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from energon_stream.errors import ConfigError
+from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
+from energon_stream.samples import CrudeSample
+from energon_stream.task.build import PipelineBuilder
+from energon_stream.task.cooking import Cooker
+from energon_stream.task.field_mapping import batch_samples, convert
+from energon_stream.task.stateless import stateless
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["DefaultTaskEncoder", "TaskEncoder"]
+
+T_sample = TypeVar("T_sample")
+T_encoded_sample = TypeVar("T_encoded_sample")
+T_raw_batch = TypeVar("T_raw_batch")
+T_batch = TypeVar("T_batch")
+
+
+class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+    """Says how samples become batches. Derive, and override the hooks that your task needs.
+
+    The way of a sample: cook (crude samples only), encode, pack (with ``packing_buffer_size``), batch,
+    encode the batch. Mark hooks with :func:`stateless`, so that samples can be made again from their
+    keys. Any hook may raise ``SkipSample`` to drop what it was given.
+
+    Attributes:
+        decoder: How parts are decoded; None leaves them as bytes.
+        cookers: For datasets of crude samples. Without cookers they reach ``encode_sample`` as they are.
+    """
+
+    __default_failure_tolerance__: int = 100
+
+    decoder: FileStoreDecoder | None = SampleDecoder()
+    cookers: Sequence[Cooker[Any]] = ()
+
+    @stateless
+    def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[Any], aux: Mapping[str, Any]) -> Any:
+        """Call the cooker that was chosen for a crude sample."""
+        return cooker.cook(sample, **aux)
+
+    @stateless
+    def encode_sample(self, sample: T_sample) -> Any:
+        """Encode one sample; a generator makes several. Excludes the two hooks below."""
+        return sample
+
+    @stateless
+    def preencode_sample(self, sample: T_sample) -> Any:
+        """Encode one sample before packs are selected; a generator makes several."""
+        return sample
+
+    @stateless
+    def postencode_sample(self, sample: Any) -> Any:
+        """Encode one sample after packs were selected; a generator only without packing."""
+        return sample
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        """Deal the packing buffer into groups; each sample must be in exactly one of them."""
+        raise ConfigError(
+            f"{type(self).__qualname__} does not say how to pack, but packing_buffer_size is set",
+            hint="override select_samples_to_pack and pack_selected_samples",
+        )
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        """Make one sample of a group; a generator makes several. Its restore key is filled in afterwards."""
+        raise ConfigError(
+            f"{type(self).__qualname__} does not say how to pack, but packing_buffer_size is set",
+            hint="override select_samples_to_pack and pack_selected_samples",
+        )
+
+    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
+        """Overriding it batches samples of equal keys together.
+
+        Returns:
+            The sample's key, and the batch size for the key; None where ``batch_size`` is given.
+        """
+        return None, None
+
+    @stateless
+    def batch(self, samples: list[Any]) -> Any:
+        """Make a batch. Tensors are zero-padded and stacked, other fields become lists."""
+        return self._batch(samples, None)
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        """Encode a batch; a generator makes several."""
+        return batch
+
+    def _batch(
+        self,
+        samples: list[Any],
+        result_type: type | None,
+        actions: Mapping[str, Callable[[list[Any]], Any]] | None = None,
+    ) -> Any:
+        """Batch samples field by field to a type; for use in ``batch``. See :func:`batch_samples`."""
+        return batch_samples(samples, result_type, actions)
+
+    @property
+    def current_batch_index(self) -> int:
+        """Number of the current batch among those of this rank; only while a hook runs."""
+        config = _active_config("current_batch_index")
+        return config.active_worker_batch_index * len(config.streams) + config.rank_worker_id()
+
+    @property
+    def current_sample_index(self) -> int:
+        """Number of the current call of this hook among those of this rank; only while a hook runs."""
+        config = _active_config("current_sample_index")
+        return config.active_worker_sample_index * len(config.streams) + config.rank_worker_id()
+
+
+def _active_config(name: str) -> WorkerConfig:
+    config: WorkerConfig | None = WorkerConfig.active_worker_config
+    if config is None:
+        raise ConfigError(f"{name} has no meaning here", hint="read it inside a hook that a dataset calls")
+    return config
+
+
+class DefaultTaskEncoder(
+    TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch],
+    Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch],
+):
+    """Maps samples and batches to the given types by the names of their fields.
+
+    Types are dataclasses, NamedTuples or dicts. Fields that a type does not have are dropped.
+
+    Args:
+        encoded_sample_type: What ``encode_sample`` makes; None keeps the samples.
+        raw_batch_type: What ``batch`` makes. Default: ``batch_type``, else the type of the samples.
+        batch_type: What ``encode_batch`` makes, unless it is overridden; None keeps the raw batches.
+    """
+
+    # Class attributes, because not every user's __init__ calls this one.
+    _encoded_sample_type: type[Any] | None = None
+    _raw_batch_type: type[Any] | None = None
+    _batch_type: type[Any] | None = None
+
+    def __init__(
+        self,
+        *,
+        encoded_sample_type: type[T_encoded_sample] | None = None,
+        raw_batch_type: type[T_raw_batch] | None = None,
+        batch_type: type[T_batch] | None = None,
+    ) -> None:
+        self._encoded_sample_type = encoded_sample_type
+        self._raw_batch_type = raw_batch_type
+        self._batch_type = batch_type
+
+    @stateless
+    def encode_sample(self, sample: T_sample) -> Any:
+        """Map the sample to ``encoded_sample_type``."""
+        return convert(sample, self._encoded_sample_type)
+
+    @stateless
+    def batch(self, samples: list[Any]) -> Any:
+        """Make a batch of ``raw_batch_type``."""
+        return self._batch(samples, self._raw_batch_type or self._batch_type)
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        """Map the batch to ``batch_type``."""
+        return convert(batch, self._batch_type)
+
+    def does_nothing(self, hook: str) -> bool:
+        """Whether calling a hook would change nothing."""
+        kept = {"encode_sample": self._encoded_sample_type, "encode_batch": self._batch_type}
+        return not self.overrides(hook) and kept.get(hook) is None

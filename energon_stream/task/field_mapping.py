@@ -1,0 +1,158 @@
+"""Fields of one type to fields of another: dataclasses, NamedTuples and dicts, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from energon_stream.errors import ConfigError, SampleError
+from energon_stream.pipeline.collate import batch_list, generic_batch
+from energon_stream.samples import METADATA_FIELDS, batch_metadata
+from energon_stream.samples._tensors import is_namedtuple
+
+__all__ = ["batch_samples", "convert"]
+
+_REQUIRED = object()
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """Fields of a value by name; None for a value that has no fields."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if is_namedtuple(value):
+        return dict(value._asdict())
+    if dataclasses.is_dataclass(value):
+        return {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
+    return None
+
+
+def _parameters(result_type: type) -> dict[str, Any] | None:
+    """Fields that a type is made of, with their defaults or ``_REQUIRED``; None where any will do.
+
+    Raises:
+        ConfigError: The type has no fields.
+    """
+    if issubclass(result_type, dict):
+        return None
+    if issubclass(result_type, tuple) and hasattr(result_type, "_fields"):
+        defaults = result_type._field_defaults  # type: ignore[attr-defined]
+        return {name: defaults.get(name, _REQUIRED) for name in result_type._fields}
+    if dataclasses.is_dataclass(result_type):
+        return {
+            entry.name: _REQUIRED
+            if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+            else entry.default
+            for entry in dataclasses.fields(result_type)
+            if entry.init
+        }
+    raise ConfigError(
+        f"fields cannot be mapped to {result_type.__qualname__}",
+        hint="use a dataclass, a NamedTuple or a dict, or override the hook",
+    )
+
+
+def _is_metadata(name: str) -> bool:
+    # Wider than METADATA_FIELDS: older user types also have `__subflavor__`.
+    return name.startswith("__") and name.endswith("__")
+
+
+def _construct(result_type: type, fields: Mapping[str, Any], source: Any) -> Any:
+    """Make a value of a type; other fields are dropped, missing metadata is None.
+
+    Raises:
+        ConfigError: A required field is missing.
+    """
+    parameters = _parameters(result_type)
+    if parameters is None:
+        return result_type(fields)
+    arguments = {name: fields[name] for name in parameters if name in fields}
+    for name, default in parameters.items():
+        if default is _REQUIRED and name not in arguments:
+            if not _is_metadata(name):
+                raise ConfigError(
+                    f"{result_type.__qualname__} needs the field {name!r}, which {type(source).__qualname__} lacks",
+                    where=f"fields there: {', '.join(fields)}",
+                    hint="name the fields alike, give it a default, or override the hook",
+                )
+            arguments[name] = None
+    return result_type(**arguments)
+
+
+def convert(value: Any, result_type: type | None) -> Any:
+    """Map a sample or batch to another type by field names.
+
+    Fields that the type does not have are dropped; metadata (``__name__``) that the value does not have
+    is None.
+
+    Raises:
+        ConfigError: A required field is missing, or one of the two has no fields.
+    """
+    if result_type is None or type(value) is result_type:
+        return value
+    fields = _fields(value)
+    if fields is None:
+        raise ConfigError(
+            f"{type(value).__qualname__} has no fields that could be mapped to {result_type.__qualname__}",
+            hint="override the hook and make the type there",
+        )
+    return _construct(result_type, fields, value)
+
+
+def batch_samples(
+    samples: Sequence[Any],
+    result_type: type | None,
+    actions: Mapping[str, Callable[[list[Any]], Any]] | None = None,
+) -> Any:
+    """Batch samples field by field.
+
+    Args:
+        samples: At least one sample; all have the same fields.
+        result_type: What to make: a dataclass, NamedTuple or dict. A type with ``from_samples`` makes
+            itself. None makes the samples' own type.
+        actions: How to batch a field, by its name; others are batched by ``generic_batch``.
+
+    Raises:
+        ConfigError: An action or the type names a field that the samples lack.
+        SampleError: Tensors of one field cannot be stacked.
+    """
+    if result_type is None and not actions:
+        return generic_batch(samples)
+    columns = _columns(samples)
+    unknown = [name for name in actions or {} if name not in columns]
+    if unknown:
+        raise ConfigError(
+            f"there are actions for {', '.join(map(repr, unknown))}, which the samples do not have",
+            where=f"fields there: {', '.join(columns)}",
+        )
+    target = result_type or type(samples[0])
+    parameters = _parameters(target)
+    wanted = {name: column for name, column in columns.items() if parameters is None or name in parameters}
+    acted = {name: action(wanted[name]) for name, action in (actions or {}).items() if name in wanted}
+    if hasattr(target, "from_samples"):
+        return target.from_samples(samples, **acted)
+    fields = {
+        name: acted[name] if name in acted else _batch_column(name, column) for name, column in wanted.items()
+    }
+    return _construct(target, fields, samples[0])
+
+
+def _columns(samples: Sequence[Any]) -> dict[str, list[Any]]:
+    rows = [_fields(sample) or {} for sample in samples]
+    if not rows[0]:
+        raise ConfigError(
+            f"{type(samples[0]).__qualname__} has no fields that could be batched one by one",
+            hint="override batch, or leave out batch types and actions",
+        )
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise SampleError(
+            f"samples with different fields cannot be batched: {sorted({name for row in rows for name in row})}",
+            hint="give all samples the same fields in encode_sample",
+        )
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _batch_column(name: str, column: list[Any]) -> Any:
+    if name in METADATA_FIELDS:
+        return batch_metadata(name, column)
+    return batch_list(column) if _is_metadata(name) else generic_batch(column)

@@ -1,0 +1,138 @@
+"""Marks for hooks: that they are pure, that their randomness is seeded, how many failures they may have."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from inspect import isgenerator
+from typing import Any, NamedTuple, TypeVar, overload
+
+import numpy as np
+import torch
+
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["get_failure_tolerance", "get_stateless", "stateless"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _RandomState(NamedTuple):
+    """States of the three random generators that hooks use. CUDA's are left alone: hooks run on the CPU."""
+
+    torch: torch.Tensor
+    numpy: Any
+    python: Any
+
+    @classmethod
+    def current(cls) -> _RandomState:
+        return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())
+
+    def apply(self) -> None:
+        torch.set_rng_state(self.torch)
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Leave the random generators as they were before the block."""
+    outer = _RandomState.current()
+    try:
+        yield
+    finally:
+        outer.apply()
+
+
+def _call_seed() -> int | None:
+    """Seed of the current hook call, as Megatron-Energon derives it; None outside of a pipeline.
+
+    It is looked up at each call and never kept: one process may run loaders with different seeds.
+    """
+    config = WorkerConfig.active_worker_config
+    if config is None:
+        return None
+    text = f"{config.worker_seed()}|{config.active_worker_sample_index}"
+    return int.from_bytes(hashlib.sha1(text.encode()).digest()[:4], "big")
+
+
+def _with_own_timeline(
+    generator: Generator[Any, Any, Any], state: _RandomState
+) -> Generator[Any, None, None]:
+    """Run a generator whose random draws are neither seen by, nor disturbed by, those in between."""
+    try:
+        while True:
+            with _restored():
+                state.apply()
+                try:
+                    value = next(generator)
+                except StopIteration:
+                    return
+                state = _RandomState.current()
+            yield value
+    finally:
+        generator.close()
+
+
+def _with_seeds(function: F) -> F:
+    @wraps(function)
+    def seeded(*args: Any, **kwargs: Any) -> Any:
+        seed = _call_seed()
+        if seed is None:
+            return function(*args, **kwargs)
+        with _restored():
+            torch.default_generator.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            result = function(*args, **kwargs)
+            if isgenerator(result):
+                return _with_own_timeline(result, _RandomState.current())
+            return result
+
+    return seeded  # type: ignore[return-value]
+
+
+@overload
+def stateless(fn: F) -> F: ...
+@overload
+def stateless(
+    fn: None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
+) -> Callable[[F], F]: ...
+def stateless(
+    fn: F | None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
+) -> F | Callable[[F], F]:
+    """Mark a hook as pure: its result depends on its arguments, and with ``restore_seeds`` on the seeds.
+
+    Only then can samples be made again from their keys. Works as ``@stateless`` and as ``@stateless(…)``.
+
+    Args:
+        fn: The function.
+        restore_seeds: Seed ``torch``, ``numpy.random`` and ``random`` around each call, from the stream's
+            seed and the call's counter (first four bytes of SHA-1 over ``"worker_seed|sample_index"``),
+            and put them back afterwards. A generator keeps random states of its own between its elements.
+            Outside of a pipeline there are no seeds, and the function runs as it is.
+        failure_tolerance: Failures in a row of this function that end the run; 0 tolerates any number.
+            Default: the encoder's ``__default_failure_tolerance__``.
+    """
+
+    def mark(function: F) -> F:
+        marked: Any = _with_seeds(function) if restore_seeds else function
+        marked.__stateless__ = True
+        if failure_tolerance is not None:
+            marked.__failure_tolerance__ = failure_tolerance
+        return marked  # type: ignore[no-any-return]
+
+    return mark if fn is None else mark(fn)
+
+
+def get_stateless(fn: Callable[..., Any]) -> bool:
+    """Whether a function is marked with :func:`stateless`."""
+    return bool(getattr(fn, "__stateless__", False))
+
+
+def get_failure_tolerance(fn: Callable[..., Any], default: int) -> int:
+    """The failure tolerance that a function is marked with, else ``default``."""
+    return int(getattr(fn, "__failure_tolerance__", default))

@@ -1,0 +1,89 @@
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from energon_stream.errors import ConfigError, SampleError
+from energon_stream.pipeline.collate import (
+    batch_list,
+    batch_pad_stack,
+    batch_stack,
+    concat_pad,
+    generic_batch,
+    generic_concat,
+    homogeneous_concat_mix,
+)
+from energon_stream.samples import CaptioningSample, SourceInfo
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    name: str
+
+
+@dataclass(frozen=True)
+class Frozen:
+    __key__: str
+    inner: dict
+
+
+def captioned(key, height):
+    source = SourceInfo("d", 0, "s", (key,))
+    image = torch.full((3, height, 2), float(height))
+    return CaptioningSample(
+        __key__=key, __restore_key__=("r", key), __sources__=(source,), image=image, caption=key.upper()
+    )
+
+
+def test_padding_goes_to_the_ends_of_every_dimension():
+    stacked = batch_pad_stack([torch.ones(1, 3, dtype=torch.int32), torch.ones(2, 1, dtype=torch.int32)])
+    assert stacked.tolist() == [[[1, 1, 1], [0, 0, 0]], [[1, 0, 0], [1, 0, 0]]]
+    assert stacked.dtype == torch.int32
+    assert batch_pad_stack([torch.tensor(1.5), torch.tensor(2.5)]).tolist() == [1.5, 2.5]
+    joined = concat_pad([torch.ones(2, 1), torch.ones(1, 3)])
+    assert joined.tolist() == [[1, 0, 0], [1, 0, 0], [1, 1, 1]]
+    assert batch_stack([torch.ones(2), torch.ones(2)]).shape == (2, 2)
+    assert batch_list((1, "a")) == [1, "a"]
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda: batch_stack([torch.ones(2), torch.ones(3)]),
+        lambda: batch_pad_stack([torch.ones(2), torch.ones(2, 2)]),
+        lambda: batch_pad_stack([torch.ones(2), torch.ones(2, dtype=torch.int64)]),
+        lambda: concat_pad([torch.tensor(1.0)]),
+        lambda: generic_batch([{"a": 1}, {"b": 1}]),
+    ],
+)
+def test_what_cannot_be_joined_is_a_sample_error(fails):
+    with pytest.raises(SampleError, match="cannot be"):
+        fails()
+
+
+def test_samples_of_any_kind_are_batched_field_by_field():
+    batch = generic_batch([captioned("a", 1), captioned("b", 2)])
+    assert type(batch) is CaptioningSample
+    assert (batch.__key__, batch.caption) == (["a", "b"], ["A", "B"])
+    assert batch.image.shape == (2, 3, 2, 2)
+    assert batch.__restore_key__ == (("r", "a"), ("r", "b"))
+    assert [source.file_names for source in batch.__sources__] == [("a",), ("b",)]
+    assert batch.__subflavors__ == [None, None]
+    nested = generic_batch([Frozen("k", {"p": Point(torch.ones(n), str(n))}) for n in (1, 2)])
+    assert nested.__key__ == ["k", "k"]
+    assert nested.inner["p"].x.tolist() == [[1, 0], [1, 1]]
+    assert nested.inner["p"].name == ["1", "2"]
+    assert generic_batch([1, "a"]) == [1, "a"]
+
+
+def test_batches_of_any_kind_are_joined_to_larger_ones():
+    one, two = generic_batch([captioned("a", 1)]), generic_batch([captioned("b", 3), captioned("c", 2)])
+    mixed = homogeneous_concat_mix([one, two])
+    whole = generic_batch([captioned("a", 1), captioned("b", 3), captioned("c", 2)])
+    assert torch.equal(mixed.image, whole.image)
+    for name in ("__key__", "caption", "__sources__", "__subflavors__", "__restore_key__"):
+        assert getattr(mixed, name) == getattr(whole, name)
+    assert generic_concat([{"n": None, "w": 0.5}, {"n": None, "w": 0.2}]) == {"n": None, "w": [0.5, 0.2]}
+    with pytest.raises(ConfigError, match="CaptioningSample, dict"):
+        homogeneous_concat_mix([one, {}])

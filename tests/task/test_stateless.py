@@ -1,0 +1,131 @@
+import hashlib
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from energon_stream.task import get_failure_tolerance, get_stateless, stateless
+from energon_stream.worker import WorkerConfig
+
+
+def draw(_=None):
+    return float(torch.rand(())), float(np.random.rand()), random.random()
+
+
+def seeded_draw(seed):
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    return draw()
+
+
+class FakeConfig:
+    """Only what clients' fakes have."""
+
+    active_worker_sample_index = 7
+
+    def worker_seed(self):
+        return 123
+
+
+@pytest.mark.parametrize(
+    ("decorated", "tolerance"),
+    [
+        (stateless(lambda: 1), 100),
+        (stateless()(lambda: 1), 100),
+        (stateless(restore_seeds=True)(lambda: 1), 100),
+        (stateless(failure_tolerance=3)(lambda: 1), 3),
+        (stateless(restore_seeds=True, failure_tolerance=7)(lambda: 1), 7),
+        (stateless(failure_tolerance=0)(lambda: 1), 0),
+    ],
+)
+def test_marks_are_set_in_every_form(decorated, tolerance):
+    assert decorated() == 1
+    assert get_stateless(decorated)
+    assert get_failure_tolerance(decorated, 100) == tolerance
+    assert not get_stateless(draw)
+
+
+def test_seeds_come_from_the_active_configuration_at_call_time(monkeypatch):
+    hook = stateless(restore_seeds=True)(draw)
+    monkeypatch.setattr(WorkerConfig, "active_worker_config", FakeConfig())
+    expected = seeded_draw(int.from_bytes(hashlib.sha1(b"123|7").digest()[:4], "big"))
+    before = seeded_draw(5)
+    seeded_draw(5)
+    random_after = draw()
+    seeded_draw(5)
+    assert hook() == hook() == expected
+    assert draw() == random_after  # the generators were put back
+    monkeypatch.undo()
+    assert before == seeded_draw(5)
+    seeded_draw(5)
+    assert hook() == random_after  # outside of a pipeline the function runs as it is
+
+
+def test_stream_counter_and_seed_offset_change_the_draws():
+    hook = stateless(restore_seeds=True)(draw)
+    draws = set()
+    for offset, stream, index in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]:
+        config = WorkerConfig(0, 1, 2, seed_offset=offset)
+        with config.activate(stream, index):
+            draws.add(hook())
+    assert len(draws) == 4
+
+
+def test_an_error_leaves_the_generators_as_they_were(monkeypatch):
+    @stateless(restore_seeds=True)
+    def fails():
+        draw()
+        raise ValueError
+
+    monkeypatch.setattr(WorkerConfig, "active_worker_config", FakeConfig())
+    seeded_draw(5)
+    expected = draw()
+    seeded_draw(5)
+    with pytest.raises(ValueError):
+        fails()
+    assert draw() == expected
+
+
+def test_a_generator_has_random_states_of_its_own(monkeypatch):
+    @stateless(restore_seeds=True)
+    def several(log):
+        try:
+            for _ in range(3):
+                yield draw()
+        finally:
+            log.append("closed")
+
+    monkeypatch.setattr(WorkerConfig, "active_worker_config", FakeConfig())
+    log = []
+    undisturbed = list(several(log))
+    assert len(set(undisturbed)) == 3
+    seeded_draw(5)
+    outer = [draw() for _ in range(4)]
+    seeded_draw(5)
+    disturbed, between = [], [draw()]
+    for value in several(log):
+        disturbed.append(value)
+        between.append(draw())
+    assert disturbed == undisturbed
+    assert between == outer
+    assert log == ["closed"] * 2
+    opened = several(log)
+    next(opened)
+    opened.close()
+    assert len(log) == 3
+
+
+def test_nested_hooks_do_not_disturb_each_other(monkeypatch):
+    inner = stateless(restore_seeds=True)(draw)
+
+    @stateless(restore_seeds=True)
+    def outer(nested):
+        first = draw()
+        if nested:
+            assert inner() == first  # seeded anew, with the same seed
+        return first, draw()
+
+    monkeypatch.setattr(WorkerConfig, "active_worker_config", FakeConfig())
+    assert outer(True) == outer(False)
