@@ -18,7 +18,7 @@ __all__ = ["derive_key", "hash_uint64", "permute_indices", "uniform"]
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
-_FEISTEL_ROUNDS = 6
+_ROUND_KEYS = [np.uint64(number * 0x9E3779B97F4A7C15 % 2**64) for number in range(6)]
 
 UInt64Array = npt.NDArray[np.uint64]
 Int64Array = npt.NDArray[np.int64]
@@ -39,9 +39,9 @@ def derive_key(*parts: int | str) -> int:
 
 
 def _mix(values: UInt64Array) -> UInt64Array:
-    with np.errstate(over="ignore"):
-        mixed = (values ^ (values >> np.uint64(30))) * _MIX1
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX2
+    # Arithmetic of uint64 arrays wraps, without a warning.
+    mixed = (values ^ (values >> np.uint64(30))) * _MIX1
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX2
     return mixed ^ (mixed >> np.uint64(31))
 
 
@@ -55,8 +55,7 @@ def hash_uint64(key: int, counters: Int64Array | UInt64Array) -> UInt64Array:
     Returns:
         ``uint64`` array of the same shape.
     """
-    with np.errstate(over="ignore"):
-        return _mix(_mix(counters.astype(np.uint64) * _GAMMA + np.uint64(key)) + np.uint64(key))
+    return _mix(_mix(counters.astype(np.uint64) * _GAMMA + np.uint64(key)) + np.uint64(key))
 
 
 def uniform(key: int, counters: Int64Array | UInt64Array) -> Float64Array:
@@ -87,10 +86,8 @@ def permute_indices(key: int, size: int, positions: Int64Array) -> Int64Array:
     pending = np.ones(values.shape, dtype=bool)
     while bool(pending.any()):
         left, right = values[pending] >> half, values[pending] & mask
-        for round_number in range(_FEISTEL_ROUNDS):
-            with np.errstate(over="ignore"):
-                mixed = _mix((right + np.uint64(round_number) * _GAMMA) ^ np.uint64(key)) & mask
-            left, right = right, left ^ mixed
+        for round_key in _ROUND_KEYS:
+            left, right = right, left ^ (_mix((right + round_key) ^ np.uint64(key)) & mask)
         walked = (left << half) | right
         values[pending] = walked
         pending[pending] = walked >= np.uint64(size)

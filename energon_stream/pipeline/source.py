@@ -16,7 +16,7 @@ from energon_stream.pipeline.dataset import END, Context, End, Item, Node, Resto
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.reader import SampleReader, fetch_samples
-from energon_stream.read.source import RawSample, TarSource
+from energon_stream.read.source import OffsetCache, RawSample, TarSource
 from energon_stream.rng import derive_key
 from energon_stream.samples import SourceInfo
 from energon_stream.schedule import Plan, Refs, Schedule, as_cursor, build_schedule, describe_plan, leaves
@@ -76,7 +76,8 @@ class _Resources:
     def __init__(self, dataset: SourceDataset) -> None:
         self.pid = os.getpid()
         self.fetcher = Fetcher(dataset.options.max_in_flight)
-        self.sources = [TarSource(number, leaf.index) for number, leaf in enumerate(dataset.leaves)]
+        offsets = OffsetCache()
+        self.sources = [TarSource(number, leaf.index, offsets) for number, leaf in enumerate(dataset.leaves)]
 
 
 class _SourceNode:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ class ReadOptions:
         max_request: Largest coalesced request in bytes; only a larger sample is read by a larger one.
         max_gap: Unwanted bytes between two samples that are read rather than split a request.
         max_in_flight: Requests under way at once.
+        max_ahead: References that are requested and not yet consumed, whatever their bytes.
         first_samples: Samples that are fetched as exact ranges before anything else.
         transport: ``"auto"``, ``"fsspec"`` or ``"obstore"``.
     """
@@ -29,11 +30,12 @@ class ReadOptions:
     max_request: int = 6 << 20
     max_gap: int = 32 << 10
     max_in_flight: int = 64
+    max_ahead: int = 4096
     first_samples: int = 32
     transport: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("byte_budget", "max_request", "max_in_flight", "first_samples"):
+        for name in ("byte_budget", "max_request", "max_in_flight", "max_ahead", "first_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="use a positive number")
         if self.max_gap < 0:
@@ -41,10 +43,7 @@ class ReadOptions:
 
     def share(self, readers: int) -> ReadOptions:
         """The limits of one of several readers that share a process."""
-        budget = max(1, self.byte_budget // max(1, readers))
-        return ReadOptions(
-            budget, self.max_request, self.max_gap, self.max_in_flight, self.first_samples, self.transport
-        )
+        return replace(self, byte_budget=max(1, self.byte_budget // max(1, readers)))
 
     @property
     def generation(self) -> int:

@@ -240,6 +240,8 @@ class SampleReader:
             if not idle:
                 if self._outstanding > self._options.byte_budget // 2:
                     return
+                if window.planned - window.head > self._options.max_ahead // 2:
+                    return
                 if self._generation == 1 and not all(fetch.future.done() for fetch in self._first):
                     return
             self._locate(wait=idle)
@@ -251,7 +253,8 @@ class SampleReader:
         window, options = self._window, self._options
         while not self._exhausted:
             if self._locating is None:
-                if window.sizes().sum() >= 2 * options.generation:
+                sizes = window.sizes()
+                if len(sizes) >= options.max_ahead or sizes.sum() >= 2 * options.generation:
                     return
                 count = _CHUNK if self._generation or len(window) else options.first_samples
                 refs, self._ahead_cursor = self._schedule.take(self._ahead_cursor, count)
@@ -278,7 +281,7 @@ class SampleReader:
             must, may, gap = len(sizes), 0, 0
         else:
             wanted = options.generation_bytes(self._generation)
-            rest = slice(window.planned, None)
+            rest = slice(window.planned, window.planned + options.max_ahead // 2)
             must = cut_generation(
                 window.leaf[rest] << 32 | window.shards[rest], window.starts[rest], window.stops[rest], wanted
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,9 +17,7 @@ from energon_stream.index.tar_index import OffsetWindow, read_offsets
 from energon_stream.rng import Int64Array
 from energon_stream.storage.base import Store
 
-__all__ = ["RawSample", "TarSource"]
-
-_OFFSET_CACHE_BYTES = 64 << 20
+__all__ = ["OffsetCache", "RawSample", "TarSource"]
 
 
 @dataclass(slots=True)
@@ -42,34 +39,32 @@ class RawSample:
     parts: dict[str, memoryview]
 
 
-class _OffsetCache:
-    """Parts of ``.tar.idx`` files, bounded in bytes, shared by all readers of a process."""
+class OffsetCache:
+    """Parts of ``.tar.idx`` files by source and shard number, bounded in bytes."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int = 64 << 20) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._entries: OrderedDict[tuple[str, str], OffsetWindow] = OrderedDict()
+        self._entries: OrderedDict[tuple[int, int], OffsetWindow] = OrderedDict()
         self._lock = threading.Lock()
-        self._pid = os.getpid()
 
-    def get(self, key: tuple[str, str], first: int, last: int) -> OffsetWindow | None:
+    def get(self, leaf: int, shard: int, first: int, last: int) -> OffsetWindow | None:
+        """What is known, if it covers entries ``first`` to ``last``."""
         with self._lock:
-            window = self._entries.get(key)
+            window = self._entries.get((leaf, shard))
             if window is None or not window.covers(first, last):
                 return None
-            self._entries.move_to_end(key)
+            self._entries.move_to_end((leaf, shard))
             return window
 
-    def put(self, key: tuple[str, str], window: OffsetWindow) -> None:
+    def put(self, leaf: int, shard: int, window: OffsetWindow) -> None:
+        """Keep entries; the longest unused ones make room."""
         with self._lock:
-            old = self._entries.pop(key, None)
+            old = self._entries.pop((leaf, shard), None)
             self._bytes += window.offsets.nbytes - (0 if old is None else old.offsets.nbytes)
-            self._entries[key] = window
+            self._entries[leaf, shard] = window
             while self._bytes > self._max_bytes and len(self._entries) > 1:
                 self._bytes -= self._entries.popitem(last=False)[1].offsets.nbytes
-
-
-_offsets = _OffsetCache(_OFFSET_CACHE_BYTES)
 
 
 @dataclass(slots=True)
@@ -79,10 +74,12 @@ class TarSource:
     Args:
         leaf: Number of this source in sample references.
         index: The opened dataset.
+        offsets: Index entries at hand; may be shared by the sources of a pipeline.
     """
 
     leaf: int
     index: WebDatasetIndex
+    offsets: OffsetCache = field(default_factory=OffsetCache)
     store: Store = field(init=False)
     _etags: dict[str, str] = field(init=False, default_factory=dict)
 
@@ -97,14 +94,14 @@ class TarSource:
         """What has to be run before :meth:`locate`: one load for each shard whose entries are not at hand."""
         missing: list[Callable[[], object]] = []
         for shard, first, last in self._spans(samples):
-            if _offsets.get((self.index.spec.url, self.index.shard_paths[shard]), first, last) is None:
+            if self.offsets.get(self.leaf, shard, first, last) is None:
                 missing.append(partial(self._load, shard, first, last))
         return missing
 
     def _load(self, shard: int, first: int, last: int) -> OffsetWindow:
         path, count = self.index.shard_paths[shard], int(self.index.shard_counts[shard])
         window = read_offsets(self.store, path, count, first, last)
-        _offsets.put((self.index.spec.url, path), window)
+        self.offsets.put(self.leaf, shard, window)
         return window
 
     def _spans(self, samples: Int64Array) -> list[tuple[int, int, int]]:
@@ -128,7 +125,7 @@ class TarSource:
         starts = np.empty(len(samples), dtype=np.int64)
         stops = np.empty(len(samples), dtype=np.int64)
         for shard, first, last in self._spans(samples):
-            window = _offsets.get((self.index.spec.url, self.index.shard_paths[shard]), first, last)
+            window = self.offsets.get(self.leaf, shard, first, last)
             if window is None:  # pushed out by other sources meanwhile
                 window = self._load(shard, first, last)
             mine = shards == shard

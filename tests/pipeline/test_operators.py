@@ -116,7 +116,7 @@ PIPELINES = {
     "repeat for ever": lambda: RepeatDataset(BatchDataset(numbers(7), 2, list, batcher_stateless=True)),
     "limit of repeat": lambda: LimitDataset(RepeatDataset(numbers(4)), 9, reset_after_epoch=True),
     "filter": lambda: FilterDataset(numbers(), lambda x: x % 3 > 0),
-    "gc and log": lambda: LogSampleDataset(GcDataset(numbers(), every_n_iter=4, freeze=False)),
+    "gc and log": lambda: LogSampleDataset(GcDataset(numbers(), every_n_iter=20, freeze=False)),
     "shuffle": lambda: ShuffleBufferDataset(numbers(), 7),
     "shuffled batches of a blend": lambda: ShuffleBufferDataset(
         BatchDataset(BlendDataset((numbers(9), 1), (numbers(9), 1)), 2, list, batcher_stateless=True), 3

@@ -1,0 +1,241 @@
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_stream.errors import (
+    IndexMismatchError,
+    NotPreparedError,
+    ObjectChangedError,
+    TransientStorageError,
+)
+from energon_stream.index.dataset import open_webdataset
+from energon_stream.read.options import ReadOptions, cut_generation
+from energon_stream.read.reader import SampleReader, fetch_samples
+from energon_stream.read.source import TarSource
+from energon_stream.rng import derive_key
+from energon_stream.schedule import LeafPlan, OrderSpec, Refs, RepeatPlan, build_schedule
+from energon_stream.storage import Fetcher, StoreSpec
+from energon_stream.testing.datasets import random_bytes, write_shards
+from energon_stream.testing.reference import write_reference_dataset
+from energon_stream.testing.s3server import Rule, S3Server
+
+SHARDS, PER_SHARD, PAYLOAD = 6, 40, 9_000
+
+
+def parts(index):
+    return {"bin": random_bytes(PAYLOAD + index * 17 % 3000, index), "txt": str(index).encode()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reader") / "data"
+    tars = write_shards(folder, shards=SHARDS, samples_per_shard=PER_SHARD, parts=parts)
+    write_reference_dataset(folder, tars, split={"train": [tar.name for tar in tars]}, exclude=[])
+    return folder
+
+
+@pytest.fixture
+def remote(folder):
+    with S3Server() as server:
+        server.upload_folder(folder, "s3://bucket/data")
+        server.reset_counters()
+        yield server
+
+
+def open_sources(url, options=None):
+    return [TarSource(0, open_webdataset(StoreSpec(str(url), options), split_part="train"))]
+
+
+def schedule_of(source, order=None, repeat=None):
+    order = order or OrderSpec(10, 20, 4, 1)
+    leaf = LeafPlan(0, source.index.shard_starts, order)
+    return build_schedule(RepeatPlan(leaf, repeat), num_streams=1, stream=0, key=derive_key(3))
+
+
+def make_reader(sources, schedule, cursor=None, **options):
+    cursor = schedule.begin() if cursor is None else cursor
+    return SampleReader(schedule, cursor, sources, Fetcher(8), ReadOptions(**options))
+
+
+def read(reader, count):
+    return [reader.next() for _ in range(count)]
+
+
+def check(sample, index):
+    assert (sample.leaf, sample.index) == (0, index)
+    assert {name: bytes(view) for name, view in sample.parts.items()} == parts(index)
+
+
+@pytest.mark.parametrize(
+    "order", [OrderSpec(10, 20, 4, 1), OrderSpec(), OrderSpec(1, 0, 2, 1), OrderSpec(None, 9)]
+)
+@pytest.mark.parametrize("budget", [1, 200_000, 1 << 28])
+def test_samples_come_in_the_schedules_order_with_their_bytes(folder, remote, order, budget):
+    local, s3 = open_sources(folder), open_sources("s3://bucket/data", remote.storage_options)
+    schedule = schedule_of(local[0], order, repeat=1)
+    expected = schedule.take(schedule.begin(), 10**6)[0].index.tolist()
+    for sources in (local, s3):
+        reader = make_reader(sources, schedule, byte_budget=budget, first_samples=8)
+        for index in expected:
+            check(reader.next(), index)
+        assert reader.next() is None
+        reader.close()
+
+
+def test_a_cursor_taken_anywhere_continues_there(folder):
+    sources = open_sources(folder)
+    schedule = schedule_of(sources[0])
+    expected = [sample.index for sample in read(make_reader(sources, schedule), 500)]
+    reader = make_reader(sources, schedule, byte_budget=300_000)
+    for at in range(0, 480, 37):
+        again = make_reader(sources, schedule, reader.cursor())
+        assert [sample.index for sample in read(again, 20)] == expected[at : at + 20]
+        read(reader, 37)
+
+
+def test_requests_grow_from_exact_ranges_to_blocks_and_nothing_is_fetched_twice(remote):
+    """P4, P7, P8 in counters: a first batch costs its bytes, an epoch few requests, and no HEAD ever."""
+    sources = open_sources("s3://bucket/data", remote.storage_options)
+    assert remote.counters().requests == {"GET": 3}
+    schedule = schedule_of(sources[0], OrderSpec(40, 30, 3, 1), repeat=1)
+    total = SHARDS * PER_SHARD
+    remote.shape(first_byte_latency=0.05)
+    reader = make_reader(sources, schedule, first_samples=8)
+    first = read(reader, 8)
+    entries = [entry for entry in remote.log() if entry.key.endswith(".tar")][:8]
+    exact = sum(-(-len(view) // 512) * 512 + 512 for sample in first for view in sample.parts.values())
+    assert sum(entry.bytes for entry in entries) == exact
+    read(reader, total - 8)
+    counters = remote.counters()
+    payload = sum(entry.bytes for entry in remote.log() if entry.key.endswith(".tar"))
+    stored = sum(sources[0].locate(np.arange(total))[2] - sources[0].locate(np.arange(total))[1])
+    assert payload <= 1.02 * stored
+    assert set(counters.requests) == {"GET"}
+    assert counters.requests["GET"] <= 3 + SHARDS + 8 + 16
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 600_000), st.integers(1, 100_000), st.integers(1, 64), st.integers(0, 5000))
+def test_the_byte_budget_holds(folder, budget, request, first, gap):
+    """Requested and unconsumed bytes stay within the budget; only what must be larger alone may exceed it."""
+    sources = open_sources(folder)
+    schedule = schedule_of(sources[0], OrderSpec(10, 40, 5, 1), repeat=1)
+    reader = make_reader(
+        sources, schedule, byte_budget=budget, max_request=request, first_samples=first, max_gap=gap
+    )
+    first_batch = (
+        sum(
+            int((stop - start).sum())
+            for _, start, stop in [sources[0].locate(schedule.take(schedule.begin(), first)[0].index)]
+        )
+        if reader.next() is not None
+        else 0
+    )
+    one = 13 * 1024
+    while reader.next() is not None:
+        assert 0 <= reader._outstanding <= max(budget, one) + first_batch + one
+    assert reader._outstanding == 0
+
+
+def test_a_replaced_shard_is_an_error_not_a_wrong_sample(remote):
+    sources = open_sources("s3://bucket/data", remote.storage_options)
+    schedule = schedule_of(sources[0], OrderSpec(None, 0, 1, None), repeat=1)
+    reader = make_reader(sources, schedule, byte_budget=40_000, first_samples=2)
+    read(reader, 3)
+    key = f"data/{sources[0].index.shard_paths[0]}"
+    remote.replace(f"s3://bucket/{key}", remote.get(f"s3://bucket/{key}")[::-1])
+    with pytest.raises(ObjectChangedError, match=r"replaced|changed|version"):
+        read(reader, PER_SHARD)
+
+
+def test_an_index_that_does_not_fit_its_tar_is_named(folder, tmp_path):
+    copy = tmp_path / "data"
+    shutil.copytree(folder, copy)
+    index = next(copy.glob("*.idx"))
+    offsets = np.frombuffer(index.read_bytes(), dtype="<u8").copy()
+    offsets[3] += 512
+    index.write_bytes(offsets.tobytes())
+    sources = open_sources(copy)
+    reader = make_reader(sources, schedule_of(sources[0], repeat=1))
+    with pytest.raises(IndexMismatchError, match=rf"{index.stem}.*prepare"):
+        read(reader, SHARDS * PER_SHARD)
+    index.unlink()
+    sources = open_sources(copy.rename(tmp_path / "other"))
+    with pytest.raises(NotPreparedError, match="no index"):
+        read(make_reader(sources, schedule_of(sources[0], repeat=1)), SHARDS * PER_SHARD)
+
+
+def test_faults_are_retried_and_nothing_is_lost(remote):
+    sources = open_sources("s3://bucket/data", remote.storage_options)
+    schedule = schedule_of(sources[0], repeat=1)
+    remote.shape(share_503=0.2, share_reset=0.05, share_truncate=0.05, seed=5)
+    expected = schedule.take(schedule.begin(), 10**6)[0].index.tolist()
+    reader = make_reader(sources, schedule, byte_budget=400_000, max_request=30_000)
+    for index in expected:
+        check(reader.next(), index)
+    assert sum(remote.counters().faults.values()) > 10
+
+
+def test_a_permanent_fault_is_an_error_and_the_next_sample_can_be_read(remote):
+    sources = open_sources("s3://bucket/data", remote.storage_options)
+    schedule = schedule_of(sources[0], OrderSpec(None, 0, 1, None), repeat=1)
+    victim = sources[0].index.shard_paths[1]
+    reader = make_reader(sources, schedule, first_samples=1, max_request=1, byte_budget=1)
+    remote.add_rule(Rule("status", pattern=f"*{victim}", status=503))
+    read(reader, PER_SHARD)
+    with pytest.raises(TransientStorageError, match=victim):
+        reader.next()
+    remote.clear_rules()
+    check(reader.next(), PER_SHARD + 1)
+
+
+def test_samples_by_number_take_one_request_for_each_neighbourhood(remote):
+    sources = open_sources("s3://bucket/data", remote.storage_options)
+    fetch_samples(sources, Refs(np.zeros(2, dtype=np.int32), np.array([0, 99])), Fetcher(4), ReadOptions())
+    remote.reset_counters()  # the indices are at hand
+    wanted = [5, 3, 4, 100, 101, 5]
+    refs = Refs(np.zeros(6, dtype=np.int32), np.array(wanted))
+    for index, sample in zip(wanted, fetch_samples(sources, refs, Fetcher(4), ReadOptions()), strict=True):
+        check(sample, index)
+    assert remote.counters().requests == {"GET": 2}
+    assert fetch_samples(sources, Refs.concatenate([]), Fetcher(1), ReadOptions()) == []
+
+
+def test_excluded_samples_are_skipped(folder, tmp_path):
+    copy = tmp_path / "data"
+    shutil.copytree(folder, copy)
+    tars = sorted(copy.glob("*.tar"))
+    source = open_sources(copy)[0]
+    first = make_reader([source], schedule_of(source, OrderSpec(), repeat=1)).next()
+    write_reference_dataset(
+        copy, tars, split={"train": [tar.name for tar in tars]}, exclude=[f"{first.shard}/{first.key}"]
+    )
+    source = open_sources(copy)[0]
+    reader = make_reader([source], schedule_of(source, OrderSpec(), repeat=1))
+    found = [sample.index for sample in iter(reader.next, None)]
+    assert found == list(range(1, SHARDS * PER_SHARD))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=80, unique=True),
+    st.integers(1, 100_000),
+)
+def test_a_generation_is_between_half_and_all_of_what_is_wanted(places, wanted):
+    objects = np.array([place[0] for place in places])
+    starts = np.array([place[1] for place in places]) * 1000
+    count = cut_generation(objects, starts, starts + 1000, wanted)
+    assert 1 <= count <= len(places)
+    if count < len(places):
+        assert count * 1000 <= max(wanted, 1000)
+        assert (count + 1) * 1000 > wanted // 2
+
+
+def test_a_generation_ends_where_a_group_ends():
+    """Two groups of slices, interleaved within themselves: the cut falls between them."""
+    one = np.stack([np.arange(30), 100 + np.arange(30)], axis=1).ravel()
+    other = np.stack([200 + np.arange(30), 300 + np.arange(30)], axis=1).ravel()
+    index = np.concatenate([one, other])
+    assert cut_generation(np.zeros(120, dtype=np.int64), index * 10, index * 10 + 10, 1000) == 60
