@@ -32,7 +32,14 @@ from energon_stream.index.metadata import (
 from energon_stream.rng import Int64Array
 from energon_stream.storage import Store, StoreSpec, is_local, local_path, shared_fetcher
 
-__all__ = ["DatasetKind", "WebDatasetIndex", "dataset_kind", "fetch_all", "open_webdataset"]
+__all__ = [
+    "DatasetKind",
+    "DatasetMetadata",
+    "WebDatasetIndex",
+    "dataset_kind",
+    "open_webdataset",
+    "read_metadata",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +92,25 @@ def dataset_kind(url: str) -> DatasetKind:
     return "metadataset" if url.endswith((".yaml", ".yml")) else "webdataset"
 
 
+@dataclass(frozen=True, slots=True)
+class DatasetMetadata:
+    """The metadata files of a dataset.
+
+    Attributes:
+        url: The dataset's root.
+        shard_counts: Shard path to number of samples, in the order of the shards' ids.
+        split: The split file.
+        split_url: Where it lies, for messages.
+        dataset_yaml: The dataset file; None where there is none.
+    """
+
+    url: str
+    shard_counts: Mapping[str, int]
+    split: SplitConfig
+    split_url: str
+    dataset_yaml: Mapping[str, Any] | None
+
+
 def open_webdataset(
     spec: StoreSpec,
     *,
@@ -92,7 +118,7 @@ def open_webdataset(
     split_config: str = SPLIT_CONFIG,
     dataset_config: str = DATASET_CONFIG,
 ) -> WebDatasetIndex:
-    """Read the metadata of one split part, all files at once.
+    """Open one split part of a dataset.
 
     Args:
         spec: Folder of the dataset.
@@ -101,43 +127,49 @@ def open_webdataset(
         dataset_config: File in ``.nv-meta`` that says how samples are made; it may be absent.
 
     Raises:
-        ObjectNotFoundError: No such folder or bucket.
-        NotPreparedError: No ``.nv-meta`` in it, or no split file.
-        MetadataError: A metadata file is wrong, or they contradict each other.
         ConfigError: No such split part.
         EmptyDatasetError: The part has no samples.
+        EnergonStreamError: As :func:`read_metadata`.
+    """
+    metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config)
+    return _select(spec, split_part, metadata)
+
+
+def read_metadata(
+    spec: StoreSpec, *, split_config: str = SPLIT_CONFIG, dataset_config: str = DATASET_CONFIG
+) -> DatasetMetadata:
+    """Read the metadata files of a dataset, all at once; older names only if the usual ones are missing.
+
+    Raises:
+        ObjectNotFoundError: No such folder or bucket.
+        NotPreparedError: No ``.nv-meta`` in it, or no split file.
+        MetadataError: A file has a wrong form.
     """
     store = spec.open()
-    split_path, config_path = f"{META_FOLDER}/{split_config}", f"{META_FOLDER}/{dataset_config}"
-    found = fetch_all(store, [INFO_JSON, split_path, config_path])
-    info_path = INFO_JSON
-    older = [] if INFO_JSON in found else [INFO_YAML]
-    if split_path not in found and split_path.endswith(".yaml"):
-        older.append(split_path.removesuffix(".yaml") + ".json")
-    if older:
-        found |= fetch_all(store, older)
-        info_path = INFO_JSON if INFO_JSON in found else INFO_YAML
-        split_path = next((path for path in (split_path, older[-1]) if path in found), split_path)
-    if info_path not in found:
+    info, split, config = INFO_JSON, f"{META_FOLDER}/{split_config}", f"{META_FOLDER}/{dataset_config}"
+    found = _fetch_all(store, [info, split, config])
+    if info not in found or split not in found:
+        older = {info: INFO_YAML, split: split.removesuffix(".yaml") + ".json"}
+        found |= _fetch_all(store, [older[path] for path in (info, split) if path not in found])
+        info, split = (path if path in found else older[path] for path in (info, split))
+    if info not in found:
         raise _missing_info(store)
-    if split_path not in found:
+    if split not in found:
         raise NotPreparedError(
-            "the dataset has no split file", where=f"{store.url}/{split_path}", hint=_prepare_hint(store)
+            f"the dataset has no {split_config}",
+            where=f"{store.url}/{META_FOLDER}",
+            hint=_prepare_hint(store),
         )
-    counts = parse_info(found[info_path], f"{store.url}/{info_path}")
-    split = parse_split(found[split_path], f"{store.url}/{split_path}")
-    config = found.get(config_path)
-    return _select(
-        spec,
-        split_part,
-        counts,
-        split,
-        where=f"{store.url}/{split_path}",
-        dataset_yaml=None if config is None else load_document(config, f"{store.url}/{config_path}"),
+    return DatasetMetadata(
+        store.url,
+        parse_info(found[info], f"{store.url}/{info}"),
+        parse_split(found[split], f"{store.url}/{split}"),
+        f"{store.url}/{split}",
+        load_document(found[config], f"{store.url}/{config}") if config in found else None,
     )
 
 
-def fetch_all(store: Store, paths: Iterable[str]) -> dict[str, memoryview]:
+def _fetch_all(store: Store, paths: Iterable[str]) -> dict[str, memoryview]:
     """Read whole objects at the same time; those that do not exist are left out."""
     fetcher = shared_fetcher()
     futures = {
@@ -173,15 +205,8 @@ def _missing_info(store: Store) -> NotPreparedError | ObjectNotFoundError:
     return NotPreparedError(f"{META_FOLDER} has no .info.json", where=store.url, hint=_prepare_hint(store))
 
 
-def _select(
-    spec: StoreSpec,
-    split_part: str,
-    counts: Mapping[str, int],
-    split: SplitConfig,
-    *,
-    where: str,
-    dataset_yaml: Mapping[str, Any] | None,
-) -> WebDatasetIndex:
+def _select(spec: StoreSpec, split_part: str, metadata: DatasetMetadata) -> WebDatasetIndex:
+    counts, split, where = metadata.shard_counts, metadata.split, metadata.split_url
     if split_part not in split.parts:
         raise ConfigError(
             f"no split part {split_part!r}",
@@ -204,7 +229,7 @@ def _select(
         )
     mine = set(paths)
     excluded = {shard: frozenset(keys) for shard, keys in by_shard.items() if shard in mine}
-    return WebDatasetIndex(spec, split_part, paths, shard_counts, excluded, dataset_yaml)
+    return WebDatasetIndex(spec, split_part, paths, shard_counts, excluded, metadata.dataset_yaml)
 
 
 def _sort_excludes(

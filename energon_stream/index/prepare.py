@@ -199,7 +199,7 @@ def _scan_all(
     """Scan shards at the same time and write their indices; yields in order, with few waiting."""
 
     def scan(entry: ListEntry) -> ShardScan:
-        found = scan_shard(store, entry.path, entry.meta.size, entry.meta.etag)
+        found = scan_shard(store, entry)
         if not found.keys:
             raise EmptyDatasetError(
                 "the tar has no samples",

@@ -183,9 +183,8 @@ def _padded(size: int) -> int:
 def _verify_checksum(header: bytes, field: bytes, position: int) -> None:
     """The sum of all bytes, with the checksum field as spaces; some old writers summed signed bytes."""
     expected = _number(field, position)
-    blanked = header[:148] + b" " * 8 + header[156:]
-    unsigned = sum(blanked)
-    if expected not in (unsigned, unsigned - 256 * sum(byte > 127 for byte in blanked)):
+    unsigned = sum(header) - sum(field) + 8 * 0x20
+    if expected != unsigned and expected != unsigned - 256 * sum(byte > 127 for byte in header):
         raise CorruptTarError(f"damaged tar header at byte {position}: the checksum does not match")
 
 
