@@ -133,10 +133,7 @@ class FsspecStore:
                 return
 
     def close(self) -> None:
-        """Forget the file system; fsspec closes its connections when the last user lets go."""
-        systems = _systems.get()
-        for key in [key for key, system in systems.items() if system is self._fs]:
-            systems.pop(key, None)
+        """Nothing: the file system is shared, and its idle connections end by themselves."""
 
     def _path(self, path: str) -> str:
         if not path:

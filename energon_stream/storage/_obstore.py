@@ -127,9 +127,7 @@ class ObstoreStore:
                 return
 
     def close(self) -> None:
-        """Let go of the shared client; stores that still read keep it until they are done."""
-        self._own_client = None
-        _clients.get().pop(self._target, None)
+        """Nothing: the client is shared, and its idle connections end by themselves."""
 
     def _get(self, path: str, options: GetOptions, etag: str | None) -> Body:
         import obstore

@@ -110,4 +110,4 @@ class Store(Protocol):
         """Remove one object; an absent one is not an error."""
 
     def close(self) -> None:
-        """Release connections. The store may be used again and reconnects then."""
+        """Release what this store alone holds (memory maps; clients are shared). It may be used again."""

@@ -7,9 +7,21 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["PerProcess", "mark_obstore_used", "obstore_usable"]
+__all__ = ["PerProcess", "keep_inherited", "mark_obstore_used", "obstore_usable"]
 
 T = TypeVar("T")
+
+_inherited: list[object] = []
+
+
+def keep_inherited(value: object) -> None:
+    """Hold something of the parent's for as long as this process lives.
+
+    Dropping an obstore client in a forked child waits for threads that the child does not have;
+    dropping an asyncio one takes the parent's sockets out of an epoll set that both share.
+    """
+    if value is not None:
+        _inherited.append(value)
 
 
 class PerProcess(Generic[T]):
@@ -17,11 +29,12 @@ class PerProcess(Generic[T]):
 
     def __init__(self, factory: Callable[[], T]) -> None:
         self._factory = factory
-        self._forget()
-        os.register_at_fork(after_in_child=self._forget)
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
 
-    def _forget(self) -> None:
+    def _renew(self) -> None:
         self._lock = threading.Lock()  # the parent may have held the old one
+        keep_inherited(getattr(self, "_value", None))
         self._value: T | None = None
 
     def get(self) -> T:

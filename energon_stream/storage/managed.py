@@ -10,6 +10,7 @@ from energon_stream.errors import RangeError, UnsupportedStoreError
 from energon_stream.storage._answers import answer_error
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.counters import Counters, default_counters
+from energon_stream.storage.fork import keep_inherited
 from energon_stream.storage.retry import RetryPolicy
 
 __all__ = ["ManagedStore"]
@@ -90,11 +91,12 @@ class ManagedStore:
         self._run("delete", lambda store: store.delete(path))
 
     def close(self) -> None:
-        """Release connections; they come back with the next request."""
+        """Release what the wrapped store can release."""
         self._backend().close()
 
     def _backend(self) -> Store:
         if self._pid != os.getpid():  # clients do not survive a fork
+            keep_inherited(self._store)
             self._store = self._factory()
             self._pid = os.getpid()
         return self._store
