@@ -1,0 +1,158 @@
+"""``energon-stream prepare``: index tars, ask for what is missing, write the metadata."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from energon_stream.cli.dataset_yaml import (
+    CRUDE,
+    SAMPLE_LOADER,
+    check_field_map,
+    dataset_yaml,
+    find_sample_type,
+    sample_fields,
+)
+from energon_stream.cli.options import path_argument, storage_option
+from energon_stream.cli.wizard import Wizard, parse_ratio
+from energon_stream.errors import ConfigError
+from energon_stream.index.dataset import dataset_kind
+from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER
+from energon_stream.index.prepare import PrepareReport, find_shards, prepare_dataset
+from energon_stream.index.scan import peek_parts
+from energon_stream.storage import Store, StoreSpec
+
+__all__ = ["prepare"]
+
+_SHOWN = 2
+
+
+@click.command()
+@path_argument
+@storage_option
+@click.option("--progress/--no-progress", default=True, help="Show a progress bar.")
+@click.option(
+    "--split-parts",
+    multiple=True,
+    metavar="NAME:PATTERN",
+    help="Shards of a split part, by regular expression, glob or braces, instead of a ratio. Repeatable.",
+)
+@click.option("--exclude", metavar="REGEX", help="Leave out tars with a match anywhere in their path.")
+@click.option("--num-workers", default=16, show_default=True, help="Tars that are read at once.")
+@click.option("--tar-index-only", is_flag=True, help="Write the .tar.idx files only.")
+@click.option("--shuffle-tars", is_flag=True, help="Shuffle the tars before they are split.")
+@click.option("--non-interactive", is_flag=True, help="Ask nothing; what is missing is an error.")
+@click.option("--split-ratio", metavar="TRAIN,VAL,TEST", help="For example 8,1,1.")
+@click.option("--force-overwrite", is_flag=True, help="Replace an existing preparation without asking.")
+@click.option("--skip-dataset-yaml", is_flag=True, help="Write no dataset.yaml.")
+@click.option("--sample-type", help="Such as CaptioningSample or CrudeWebdataset.")
+@click.option("--field-map", metavar="JSON", help="""Such as '{"image": "jpg", "caption": "json[text]"}'.""")
+def prepare(
+    path: str,
+    storage_options: dict[str, Any] | None,
+    progress: bool,
+    split_parts: tuple[str, ...],
+    exclude: str | None,
+    num_workers: int,
+    tar_index_only: bool,
+    shuffle_tars: bool,
+    non_interactive: bool,
+    split_ratio: str | None,
+    force_overwrite: bool,
+    skip_dataset_yaml: bool,
+    sample_type: str | None,
+    field_map: str | None,
+) -> None:
+    """Prepare the folder PATH (local, s3://… or any fsspec URL) of WebDataset tars."""
+    if dataset_kind(path) != "webdataset":
+        raise ConfigError("only folders of tars can be prepared", where=path)
+    if split_parts and split_ratio:
+        raise ConfigError("give either --split-parts or --split-ratio")
+    store = StoreSpec(path, storage_options).open()
+    entries = find_shards(store, exclude=exclude)
+    click.echo(f"Found {len(entries)} tar files, from {entries[0].path} to {entries[-1].path}.")
+    wizard = None if non_interactive else Wizard()
+    force = force_overwrite or tar_index_only or _may_overwrite(store, wizard)
+    ratio = parse_ratio(split_ratio) if split_ratio else None
+    document: dict[str, Any] | None = None
+    if not tar_index_only:
+        if ratio is None and not split_parts:
+            ratio = _required(wizard, "--split-ratio or --split-parts").ratio()
+        if not skip_dataset_yaml:
+            parts = sorted({part for entry in entries[:_SHOWN] for part in peek_parts(store, entry)})
+            document = _document(wizard, sample_type, field_map, parts)
+    with tqdm(total=len(entries), unit="tar", disable=not progress) as bar:
+        report = prepare_dataset(
+            path,
+            split_ratio=ratio,
+            split_patterns=split_parts or None,
+            exclude=exclude,
+            dataset_yaml=document,
+            shuffle_tars=shuffle_tars,
+            tar_index_only=tar_index_only,
+            workers=num_workers,
+            storage_options=storage_options,
+            progress=lambda done, total: _advance(bar, done),
+            force=force,
+        )
+    if document is not None and "sample_loader" in document:
+        _write_sample_loader(store, document, report)
+    _show(report)
+
+
+def _advance(bar: tqdm[Any], done: int) -> None:
+    bar.update(done - bar.n)
+
+
+def _required(wizard: Wizard | None, option: str) -> Wizard:
+    if wizard is None:
+        raise ConfigError(f"{option} is missing", hint="It is needed with --non-interactive.")
+    return wizard
+
+
+def _may_overwrite(store: Store, wizard: Wizard | None) -> bool:
+    existing = {entry.path for entry in store.list(META_FOLDER)} & {INFO_JSON, INFO_YAML}
+    if not existing or wizard is None:
+        return False
+    if not click.confirm(f"{store.url} is prepared already. Replace it?"):
+        raise click.Abort
+    return True
+
+
+def _document(
+    wizard: Wizard | None, sample_type: str | None, field_map: str | None, parts: list[str]
+) -> dict[str, Any] | None:
+    if sample_type is None:
+        return _required(wizard, "--sample-type or --skip-dataset-yaml").dataset_yaml(parts)
+    name = find_sample_type(sample_type)
+    if field_map is None:
+        return dataset_yaml(name, None)
+    if name == CRUDE:
+        raise ConfigError("a crude dataset has no --field-map")
+    try:
+        mapping = json.loads(field_map)
+    except ValueError as error:
+        raise ConfigError(f"--field-map is no JSON: {error}") from error
+    if not isinstance(mapping, dict):
+        raise ConfigError("--field-map is no JSON object")
+    check_field_map(name, mapping, parts)
+    return dataset_yaml(name, mapping)
+
+
+def _write_sample_loader(store: Store, document: dict[str, Any], report: PrepareReport) -> None:
+    fields = sample_fields(document["sample_type"]["__class__"])
+    lines = "\n".join(f'        {field.name}=raw["TODO"],' for field in fields if field.required)
+    text = SAMPLE_LOADER.format(fields=lines, parts=report.parts)
+    store.put(f"{META_FOLDER}/sample_loader.py", text.encode())
+    click.echo(f"Edit {store.url}/{META_FOLDER}/sample_loader.py before you use the dataset.")
+
+
+def _show(report: PrepareReport) -> None:
+    click.echo(f"Parts: {', '.join(report.parts)}")
+    for name, shards in report.split.items():
+        samples = sum(report.shard_counts[shard] for shard in shards)
+        click.echo(f"{name}: {samples} samples in {len(shards)} shards")
+    click.echo(f"Indexed {report.num_samples} samples in {len(report.shard_counts)} shards.")

@@ -1,0 +1,130 @@
+"""The questions of ``energon-stream prepare``, in Megatron-Energon's order.
+
+Answers may be piped in. A yes-no question takes an empty line as yes; an answer that is neither yes nor
+no is the answer to the question that follows, so lists of answers written for older versions, which
+asked less, still work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from energon_stream.cli.dataset_yaml import (
+    CRUDE,
+    check_access,
+    dataset_yaml,
+    find_sample_type,
+    sample_fields,
+    sample_types,
+)
+from energon_stream.errors import ConfigError
+
+__all__ = ["Wizard", "parse_ratio"]
+
+_YES, _NO = frozenset({"", "y", "yes"}), frozenset({"n", "no"})
+
+
+def parse_ratio(text: str) -> tuple[float, float, float]:
+    """Read ``8,1,1``.
+
+    Raises:
+        ConfigError: Not three numbers.
+    """
+    try:
+        train, val, test = (float(share) for share in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no split ratio", hint="For example 8,1,1.") from error
+    return train, val, test
+
+
+@dataclass(slots=True)
+class Wizard:
+    """Asks on the terminal.
+
+    Attributes:
+        pending: An answer given at a yes-no question that belongs to the next question.
+    """
+
+    pending: str | None = None
+
+    def ratio(self) -> tuple[float, float, float]:
+        """Ask for the split ratio until it is one."""
+        while True:
+            try:
+                return parse_ratio(self._ask('Split ratio of train, val and test, like "8,1,1"'))
+            except ConfigError as error:
+                click.echo(error)
+
+    def dataset_yaml(self, parts: Collection[str]) -> dict[str, Any] | None:
+        """Ask for what goes into ``dataset.yaml``; None if the user wants none.
+
+        Args:
+            parts: Names of the parts in the tars.
+        """
+        click.echo(f"Parts in the tars: {', '.join(parts)}")
+        if not self._confirm("Create a dataset.yaml interactively? [Y/n]"):
+            return None
+        sample_type = self._sample_type()
+        if sample_type == CRUDE:
+            return dataset_yaml(sample_type, None)
+        if not self._confirm("Set a simple field_map [Y], or write your own sample_loader [n]? [Y/n]"):
+            return dataset_yaml(sample_type, None)
+        return dataset_yaml(sample_type, self._field_map(sample_type, parts))
+
+    def _sample_type(self) -> str:
+        types = sample_types()
+        for number, name in enumerate(types):
+            click.echo(f"{number}. {name}")
+        click.echo(f"{len(types)}. {CRUDE} (plain dict for cooking)")
+        while True:
+            answer = self._ask("Dataset class, by number or name")
+            try:
+                if not answer.isdigit():
+                    return find_sample_type(answer)
+                if int(answer) <= len(types):
+                    return [*types, CRUDE][int(answer)]
+                click.echo(f"There is no class {answer}.")
+            except ConfigError as error:
+                click.echo(error)
+
+    def _field_map(self, sample_type: str, parts: Collection[str]) -> dict[str, str]:
+        click.echo(
+            "Name the part of each field. Also: json[field][field], or jpg,png for the first that exists."
+        )
+        field_map: dict[str, str] = {}
+        for field in sample_fields(sample_type):
+            optional = "" if field.required else ", empty to skip"
+            while True:
+                answer = self._ask(
+                    f"Please enter a webdataset field name for '{field.name}' ({field.type}{optional})"
+                )
+                if not answer and not field.required:
+                    break
+                try:
+                    check_access(answer, parts)
+                except ConfigError as error:
+                    click.echo(error)
+                    continue
+                field_map[field.name] = answer
+                break
+        return field_map
+
+    def _ask(self, question: str) -> str:
+        if self.pending is not None:
+            answer, self.pending = self.pending, None
+            click.echo(f"{question}: {answer}")
+            return answer
+        answer = click.prompt(question, default="", show_default=False)
+        return str(answer).strip()
+
+    def _confirm(self, question: str) -> bool:
+        answer = self._ask(question)
+        if answer.lower() in _NO:
+            return False
+        if answer.lower() not in _YES:
+            self.pending = answer
+        return True
