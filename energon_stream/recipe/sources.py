@@ -1,0 +1,149 @@
+"""From references to datasets, to opened sources and the plan that orders them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from energon_stream.errors import NotPreparedError, UnsupportedStoreError
+from energon_stream.index.dataset import WebDatasetIndex, dataset_kind, open_webdataset
+from energon_stream.pipeline.source import SourceLeaf
+from energon_stream.read.decode import FileStoreDecoder
+from energon_stream.recipe.dataset_config import read_dataset_config
+from energon_stream.recipe.subset import Subset, parse_subset
+from energon_stream.schedule import LeafPlan, OrderSpec
+from energon_stream.storage import StoreSpec, is_local, run_isolated
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["LeafRef", "SampleOptions", "open_leaf", "open_sources"]
+
+_ORDER_OPTIONS = {
+    "parallel_shard_iters": "parallel_slices",
+    "max_samples_per_sequence": "max_samples_per_sequence",
+    "shuffle_over_epochs": "shuffle_over_epochs",
+}
+"""Keys of ``dataset.yaml``, and what they are called in an ``OrderSpec``."""
+
+_OPENERS = 16
+"""Datasets whose metadata is read at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRef:
+    """A reference to one dataset, not opened yet.
+
+    Attributes:
+        spec: Where it lies.
+        split_part: Which part of it.
+        split_config: File in ``.nv-meta`` that defines the parts.
+        dataset_config: File in ``.nv-meta`` that says how samples are made.
+        subflavors: Put on each sample; they override those of the dataset itself.
+        subset: Which of the part's samples.
+    """
+
+    spec: StoreSpec
+    split_part: str
+    split_config: str = "split.yaml"
+    dataset_config: str = "dataset.yaml"
+    subflavors: Mapping[str, Any] | None = None
+    subset: Subset | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOptions:
+    """How samples are made of parts.
+
+    Attributes:
+        decoder: Decodes parts; None leaves bytes.
+        trust_dataset_code: Whether classes and files named by a dataset may be imported and run.
+        isolated: Whether remote metadata must be read in a short-lived child.
+    """
+
+    decoder: FileStoreDecoder | None
+    trust_dataset_code: bool = False
+    isolated: bool = False
+
+    def read_text(self, spec: StoreSpec, path: str) -> str:
+        """Read a text file of a dataset."""
+        return run_isolated(_read_text, spec, path) if self.isolated else _read_text(spec, path)
+
+
+def _read_text(spec: StoreSpec, path: str) -> str:
+    return bytes(spec.open().get(path).data).decode()
+
+
+def open_sources(refs: Sequence[LeafRef], config: WorkerConfig) -> list[WebDatasetIndex]:
+    """Read the metadata of some datasets, concurrently.
+
+    A process that is going to fork workers must not start a client of its own, so it has a short-lived
+    child read remote metadata.
+
+    Raises:
+        EnergonStreamError: What :func:`open_webdataset` raises.
+    """
+    remote = any(not is_local(ref.spec.url) for ref in refs)
+    return run_isolated(_open_all, refs) if remote and config.num_workers else _open_all(refs)
+
+
+def _open_all(refs: Sequence[LeafRef]) -> list[WebDatasetIndex]:
+    if len(refs) == 1:
+        return [_open(refs[0])]
+    with ThreadPoolExecutor(_OPENERS) as pool:
+        return list(pool.map(_open, refs))
+
+
+def _open(ref: LeafRef) -> WebDatasetIndex:
+    kind = dataset_kind(ref.spec.url)
+    if kind != "webdataset":
+        raise UnsupportedStoreError(f"a {kind} cannot be read yet", where=ref.spec.url)
+    names = {"split_part": ref.split_part, "split_config": ref.split_config}
+    index = open_webdataset(ref.spec, dataset_config=ref.dataset_config, **names)
+    wanted = {name: str((index.dataset_yaml or {}).get(name, value)) for name, value in names.items()}
+    # What dataset.yaml says goes before what the caller says; it is known only now.
+    return (
+        index if wanted == names else open_webdataset(ref.spec, dataset_config=ref.dataset_config, **wanted)
+    )
+
+
+def open_leaf(
+    number: int, ref: LeafRef, index: WebDatasetIndex, order: OrderSpec, samples: SampleOptions
+) -> tuple[SourceLeaf, LeafPlan]:
+    """Make a source of an opened dataset.
+
+    Args:
+        number: Its number in the plan.
+        ref: Its reference.
+        index: The opened dataset.
+        order: How to shuffle; what ``dataset.yaml`` says goes before.
+        samples: How samples are made.
+
+    Raises:
+        ConfigError: The subset is not one, or the dataset names code that is not trusted.
+        MetadataError: ``dataset.yaml`` is wrong.
+    """
+    where = f"{index.spec.url}/.nv-meta/{ref.dataset_config}"
+    if index.dataset_yaml is None:
+        raise NotPreparedError(
+            "nothing says how the samples are made",
+            where=where,
+            hint="run `energon-stream prepare`, or write the file",
+        )
+    read = read_dataset_config(
+        index.dataset_yaml,
+        where=where,
+        decoder=samples.decoder,
+        read_text=lambda name: samples.read_text(index.spec, f".nv-meta/{name}"),
+        trust_dataset_code=samples.trust_dataset_code,
+    )
+    overrides = read.options.overrides
+    order = replace(
+        order, **{ours: overrides[name] for name, ours in _ORDER_OPTIONS.items() if name in overrides}
+    )
+    subset = parse_subset(overrides.get("subset"), where) or ref.subset
+    start, stop = (0, index.num_samples) if subset is None else subset.bounds(index.num_samples, where)
+    subflavors = {**read.options.subflavors, **(ref.subflavors or {})}
+    return SourceLeaf(index, read.factory, subflavors), LeafPlan(
+        number, index.shard_starts, order, start, stop
+    )
