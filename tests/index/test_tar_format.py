@@ -1,0 +1,153 @@
+"""The tar parser against ``tarfile``: round trips in all formats, cuts, damage, names."""
+
+import io
+import string
+import tarfile
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from energon_stream.errors import CorruptTarError
+from energon_stream.index.tar_format import iter_members, sample_parts, split_name
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+CHECKSUM = range(148, 156)  # the same number can be written in several ways
+LETTERS = string.ascii_letters + "é_-"
+
+components = st.text(LETTERS, min_size=1, max_size=8)
+folders = st.lists(st.text(LETTERS, min_size=1, max_size=60), max_size=4).map(
+    lambda names: "".join(f"{n}/" for n in names)
+)
+payloads = st.binary(max_size=1200)
+
+
+def build(members, tar_format, pad=True):
+    """Bytes of a tar of (name, content) files; a name ending in / is a folder, content None a link."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tar_format) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            if name.endswith("/"):
+                info.type = tarfile.DIRTYPE
+            elif content is None:
+                info.type, info.linkname = (
+                    tarfile.SYMTYPE,
+                    "x" * 150 if tar_format != FORMATS["ustar"] else "x",
+                )
+            else:
+                info.size = len(content)
+            tar.addfile(info, io.BytesIO(content or b""))
+        end = tar.offset
+    return memoryview(buffer.getvalue()), end
+
+
+def expected(buffer):
+    with tarfile.open(fileobj=io.BytesIO(buffer)) as tar:
+        return [(m.name, m.offset, m.offset_data, m.size, m.isreg()) for m in tar]
+
+
+@given(
+    tar_format=st.sampled_from(sorted(FORMATS)),
+    members=st.lists(st.tuples(folders, components, st.none() | payloads), max_size=6),
+)
+@example("gnu", [("d" * 60 + "/" + "e" * 60 + "/", "name.jpg", b"1")])
+@example("pax", [("d" * 60 + "/" + "e" * 60 + "/", "name.jpg", b"1"), ("", "link", None)])
+@settings(max_examples=150, deadline=None)
+def test_members_are_those_of_tarfile(tar_format, members):
+    if tar_format == "ustar":
+        members = [(f[:40].rpartition("/")[0], n, c) for f, n, c in members]
+    buffer, _ = build([(folder + name, content) for folder, name, content in members], FORMATS[tar_format])
+    assert [tuple(m) for m in iter_members(buffer, 0, len(buffer))] == expected(buffer)
+
+
+@given(
+    st.sampled_from(sorted(FORMATS)),
+    st.lists(st.tuples(components, payloads), min_size=1, max_size=4),
+    st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_sample_is_cut_into_its_parts(tar_format, contents, data):
+    key = data.draw(st.sampled_from(["k", "a.b/c", "long" * 20, "x" * 120 if tar_format != "ustar" else "y"]))
+    members = [(f"{key}.{index}{part}", content) for index, (part, content) in enumerate(contents)]
+    extra = data.draw(
+        st.sampled_from([[], [("folder/", None)], [("noextension", b"1")], [("__meta__/a.b", b"2")]])
+    )
+    buffer, end = build([*extra, *members], FORMATS[tar_format])
+    shifted = memoryview(b"\xff" * 7 + bytes(buffer[:end]))
+    found_key, parts = sample_parts(shifted, 7, 7 + end)
+    assert found_key == key
+    assert [(name, bytes(shifted[start:stop])) for name, start, stop in parts] == [
+        (name[len(key) + 1 :], content) for name, content in members
+    ]
+
+
+@given(st.sampled_from(sorted(FORMATS)), st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_cut_tar_is_never_silently_shorter(tar_format, data):
+    name = "n" * data.draw(st.sampled_from([5, 90, 130 if tar_format != "ustar" else 90])) + ".jpg"
+    buffer, end = build([(f"{i}{name}", bytes(700)) for i in range(3)], FORMATS[tar_format])
+    whole = list(iter_members(buffer, 0, len(buffer)))
+    cut = data.draw(st.integers(1, end - 1))
+    if cut in [member.header_offset for member in whole]:  # the missing end mark is for the scanner to notice
+        found = list(iter_members(buffer[:cut], 0, cut))
+        assert found == [member for member in whole if member.header_offset < cut]
+    else:
+        with pytest.raises(CorruptTarError, match="byte"):
+            list(iter_members(buffer[:cut], 0, cut))
+
+
+@given(st.integers(0, 511).filter(lambda place: place not in CHECKSUM), st.integers(1, 255), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_header_is_an_error_with_its_offset(place, change, second):
+    buffer, end = build([("a.jpg", b"1" * 600), ("a.txt", b"2")], tarfile.USTAR_FORMAT)
+    at = list(iter_members(buffer, 0, end))[second].header_offset
+    damaged = bytearray(buffer)
+    damaged[at + place] = (damaged[at + place] + change) % 256
+    with pytest.raises(CorruptTarError, match=f"byte {at}"):
+        list(iter_members(memoryview(damaged), 0, end))
+
+
+def test_a_range_that_is_not_one_sample_is_an_error():
+    buffer, end = build([("a.jpg", b"1" * 600), ("b.jpg", b"2")], tarfile.USTAR_FORMAT)
+    border = 3 * 512
+    for start, stop in (
+        (0, end),
+        (512, border),
+        (0, border - 512),
+        (border, border),
+        (0, 300),
+        (end, end + 1024),
+    ):
+        with pytest.raises(CorruptTarError):
+            sample_parts(buffer, start, stop)
+
+
+def test_old_and_binary_headers_are_read():
+    header = bytearray(512)
+    header[:5] = b"a.jpg"
+    header[124:136] = b"\x80" + (3).to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    buffer = memoryview(bytes(header) + b"xyz".ljust(512, b"\0"))  # no magic, type NUL
+    assert sample_parts(buffer, 0, 1024) == ("a", [("jpg", 512, 515)])
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("a.jpg", ("a", "jpg")),
+        ("./d/a.left.jpg", ("./d/a", "left.jpg")),
+        ("v1.0/a.jpg", ("v1.0/a", "jpg")),
+        ("a.", ("a", "")),
+        ("d/.hidden", ("d/", "hidden")),  # Megatron-Energon's rule, odd as it is
+        ("v1.0/.hidden", None),
+        (".hidden", None),
+        ("v1.0/file", None),
+        ("__meta__/a.jpg", None),
+        ("d/__meta__/a.jpg", ("d/__meta__/a", "jpg")),
+        ("__a__b.jpg", ("__a__b", "jpg")),
+    ],
+)
+def test_names_are_split_as_megatron_energon_does(name, found):
+    assert split_name(name) == found
