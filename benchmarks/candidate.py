@@ -108,11 +108,15 @@ def _energon_api(lib, spec: dict, options: dict):
         def batch(self, samples: list) -> dict:
             return _collate(samples)
 
+    savable = spec.get("restore") or spec.get("save_at")
+    make_loader = lib.get_savable_loader if savable else lib.get_loader  # a lazy package imports here
+    make_dataset, make_config = lib.get_train_dataset, lib.WorkerConfig
+
     def open_loader():
         extra = {name: spec[name] for name in ("repeat", "dataset_config") if name in spec}
-        dataset = lib.get_train_dataset(
+        dataset = make_dataset(
             spec["path"],
-            worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=spec["workers"]),
+            worker_config=make_config(rank=0, world_size=1, num_workers=spec["workers"]),
             batch_size=BATCH,
             shuffle_buffer_size=WINDOW,
             max_samples_per_sequence=WINDOW,
@@ -120,8 +124,7 @@ def _energon_api(lib, spec: dict, options: dict):
             **extra,
             **options,
         )
-        savable = spec.get("restore") or spec.get("save_at")
-        return (lib.get_savable_loader if savable else lib.get_loader)(dataset)
+        return make_loader(dataset)
 
     return open_loader
 
