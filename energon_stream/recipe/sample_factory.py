@@ -1,0 +1,114 @@
+"""Parts of a sample to a sample of a type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from energon_stream.errors import FieldError, SampleError
+from energon_stream.read.decode import FileStoreDecoder
+from energon_stream.recipe.fields import FieldAccess, parts_of
+from energon_stream.samples import CrudeSample, Sample, SourceInfo
+
+__all__ = ["SampleFactory"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFactory:
+    """Makes the samples of one dataset; a value that travels to other processes.
+
+    Attributes:
+        decoder: Decodes parts; None leaves them as bytes.
+        sample_type: None makes crude samples.
+        fields: Where the fields come from; empty where ``loader`` makes them, and for crude samples.
+        loader: Makes the fields of ``sample_type`` from a dict of decoded parts.
+        part_filter: Parts that are used; None for all.
+    """
+
+    decoder: FileStoreDecoder | None
+    sample_type: type[Sample] | None = None
+    fields: tuple[FieldAccess, ...] = ()
+    loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
+    part_filter: frozenset[str] | Callable[[str], bool] | None = None
+
+    @property
+    def parts_needed(self) -> frozenset[str] | None:
+        """Parts that are ever looked at; None where any may be."""
+        if self.fields:
+            return parts_of(self.fields)
+        return self.part_filter if isinstance(self.part_filter, frozenset) else None
+
+    def build(
+        self,
+        key: str,
+        parts: Mapping[str, bytes | memoryview],
+        *,
+        restore_key: tuple[Any, ...],
+        subflavors: dict[str, Any] | None,
+        source: SourceInfo,
+    ) -> Sample | CrudeSample:
+        """Decode and assemble one sample.
+
+        Args:
+            key: The sample's ``__key__``.
+            parts: Bytes by part name; nothing in the sample refers to them.
+            restore_key: The sample's ``__restore_key__``.
+            subflavors: The sample's ``__subflavors__``; every sample gets a dict of its own.
+            source: Where the parts were read.
+
+        Raises:
+            DecodeError: A part is damaged.
+            FieldError: A part or a field is missing.
+        """
+        metadata: dict[str, Any] = {
+            "__key__": key,
+            "__restore_key__": restore_key,
+            "__subflavors__": None if subflavors is None else dict(subflavors),
+            "__sources__": (source,),
+        }
+        try:
+            if self.sample_type is not None and self.loader is None:
+                return self.sample_type(**metadata, **self._mapped(parts))
+            crude = CrudeSample(self._decoded(parts))
+            crude.update(metadata, __shard__=source.shard_name)
+            return crude if self.sample_type is None else self._loaded(self.sample_type, crude, metadata)
+        except SampleError as error:
+            where = f"{source.dataset_path}: sample {key}"
+            raise type(error)(error.what, where=where, hint=error.hint) from error.__cause__
+
+    def _mapped(self, parts: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
+        decoded: dict[str, Any] = {}
+
+        def decode(part: str) -> Any:
+            if part not in decoded:
+                decoded[part] = self._decode(part, parts[part])
+            return decoded[part]
+
+        return {access.field: access.read(parts.keys(), decode) for access in self.fields}
+
+    def _decoded(self, parts: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
+        return {part: self._decode(part, parts[part]) for part in self._wanted(parts)}
+
+    def _wanted(self, parts: Collection[str]) -> list[str]:
+        wanted = self.part_filter
+        if wanted is None:
+            return list(parts)
+        if isinstance(wanted, frozenset):
+            return [part for part in parts if part in wanted]
+        return [part for part in parts if wanted(part)]
+
+    def _decode(self, part: str, data: bytes | memoryview) -> Any:
+        return bytes(data) if self.decoder is None else self.decoder.decode(part, data)
+
+    def _loaded(self, sample_type: type[Sample], crude: CrudeSample, metadata: dict[str, Any]) -> Sample:
+        if self.loader is None:
+            raise FieldError("there is neither a field map nor a sample loader")
+        fields = self.loader(crude)
+        try:
+            return sample_type(**{**metadata, **fields})
+        except TypeError as error:
+            raise FieldError(
+                f"sample_loader returned what is no {sample_type.__name__}: {error}",
+                hint="return a dict with exactly the fields of the sample type",
+            ) from error
