@@ -48,7 +48,7 @@ def get_train_dataset(
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport = "auto",
     read_options: ReadOptions | None = None,
-    trust_dataset_code: bool = False,
+    trust_dataset_code: bool | None = None,
     **decoding: Any,
 ) -> SavableDataset[Any]:
     """Open a dataset for training: shuffled, and endless unless ``repeat=False``.
@@ -78,7 +78,7 @@ def get_train_dataset(
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
         read_options: Limits of the look-ahead.
         trust_dataset_code: Whether classes and files that the dataset names may be imported and run.
-            Setting ``ENERGON_STREAM_TRUST_DATASET_CODE=1`` trusts all datasets.
+            None: whether ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
         **decoding: ``image_decode``, ``av_decode``, ``video_decode_audio``, ``guess_content``,
             ``auto_decode`` and ``handler``, which older code passes here.
 
@@ -136,7 +136,7 @@ def get_val_dataset(
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport = "auto",
     read_options: ReadOptions | None = None,
-    trust_dataset_code: bool = False,
+    trust_dataset_code: bool | None = None,
     **decoding: Any,
 ) -> SavableDataset[Any]:
     """Open a dataset for validation: in order, one pass.
@@ -214,7 +214,7 @@ def _options(given: ReadOptions | None, batch_size: int | None, packing: int | N
 def _prepare(
     config: WorkerConfig | None,
     encoder: TaskEncoder[Any, Any, Any, Any] | None,
-    trust: bool,
+    trust: bool | None,
     decoding: dict[str, Any],
 ) -> tuple[WorkerConfig, TaskEncoder[Any, Any, Any, Any], SampleOptions]:
     config = config or WorkerConfig.default_worker_config()
@@ -225,7 +225,7 @@ def _prepare(
             "handler= is deprecated: use WorkerConfig(global_error_handler=…)", FutureWarning, stacklevel=3
         )
         config = replace(config, global_error_handler=_legacy_handler(handler))
-    return config, encoder, SampleOptions(_decoder(encoder.decoder, decoding), trust, config.num_workers > 0)
+    return config, encoder, SampleOptions(_decoder(encoder.decoder, decoding), trust)
 
 
 def _legacy_handler(handler: Callable[[Exception, Any], Any]) -> Callable[..., None]:

@@ -7,24 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_stream.errors import NotPreparedError, UnsupportedStoreError
+from energon_stream.errors import UnsupportedStoreError
 from energon_stream.index.dataset import WebDatasetIndex, dataset_kind, open_webdataset
 from energon_stream.pipeline.source import SourceLeaf
 from energon_stream.read.decode import FileStoreDecoder
-from energon_stream.recipe.dataset_config import read_dataset_config
+from energon_stream.recipe.sample_types import make_sample_factory
 from energon_stream.recipe.subset import Subset, parse_subset
 from energon_stream.schedule import LeafPlan, OrderSpec
 from energon_stream.storage import StoreSpec, is_local, run_isolated
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["LeafRef", "SampleOptions", "open_leaf", "open_sources"]
-
-_ORDER_OPTIONS = {
-    "parallel_shard_iters": "parallel_slices",
-    "max_samples_per_sequence": "max_samples_per_sequence",
-    "shuffle_over_epochs": "shuffle_over_epochs",
-}
-"""Keys of ``dataset.yaml``, and what they are called in an ``OrderSpec``."""
 
 _OPENERS = 16
 """Datasets whose metadata is read at the same time."""
@@ -58,20 +51,10 @@ class SampleOptions:
     Attributes:
         decoder: Decodes parts; None leaves bytes.
         trust_dataset_code: Whether classes and files named by a dataset may be imported and run.
-        isolated: Whether remote metadata must be read in a short-lived child.
     """
 
     decoder: FileStoreDecoder | None
-    trust_dataset_code: bool = False
-    isolated: bool = False
-
-    def read_text(self, spec: StoreSpec, path: str) -> str:
-        """Read a text file of a dataset."""
-        return run_isolated(_read_text, spec, path) if self.isolated else _read_text(spec, path)
-
-
-def _read_text(spec: StoreSpec, path: str) -> str:
-    return bytes(spec.open().get(path).data).decode()
+    trust_dataset_code: bool | None = None
 
 
 def open_sources(refs: Sequence[LeafRef], config: WorkerConfig) -> list[WebDatasetIndex]:
@@ -123,27 +106,12 @@ def open_leaf(
         ConfigError: The subset is not one, or the dataset names code that is not trusted.
         MetadataError: ``dataset.yaml`` is wrong.
     """
-    where = f"{index.spec.url}/.nv-meta/{ref.dataset_config}"
-    if index.dataset_yaml is None:
-        raise NotPreparedError(
-            "nothing says how the samples are made",
-            where=where,
-            hint="run `energon-stream prepare`, or write the file",
-        )
-    read = read_dataset_config(
-        index.dataset_yaml,
-        where=where,
-        decoder=samples.decoder,
-        read_text=lambda name: samples.read_text(index.spec, f".nv-meta/{name}"),
-        trust_dataset_code=samples.trust_dataset_code,
+    factory, options = make_sample_factory(
+        index, decoder=samples.decoder, trust=samples.trust_dataset_code, dataset_config=ref.dataset_config
     )
-    overrides = read.options.overrides
-    order = replace(
-        order, **{ours: overrides[name] for name, ours in _ORDER_OPTIONS.items() if name in overrides}
-    )
-    subset = parse_subset(overrides.get("subset"), where) or ref.subset
+    order = replace(order, **options.order_overrides())
+    where = f"{index.spec.url} [{index.split_part}]"
+    subset = parse_subset(options.overrides.get("subset"), where) or ref.subset
     start, stop = (0, index.num_samples) if subset is None else subset.bounds(index.num_samples, where)
-    subflavors = {**read.options.subflavors, **(ref.subflavors or {})}
-    return SourceLeaf(index, read.factory, subflavors), LeafPlan(
-        number, index.shard_starts, order, start, stop
-    )
+    subflavors = {**options.subflavors, **(ref.subflavors or {})}
+    return SourceLeaf(index, factory, subflavors), LeafPlan(number, index.shard_starts, order, start, stop)
