@@ -1,0 +1,180 @@
+"""The command line: the literal answers of the tutorials, options, errors, exit status."""
+
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from energon_stream.cli.main import main
+from energon_stream.index.yaml_io import load_yaml
+from energon_stream.testing.datasets import captioning_dataset, prepared_captioning_dataset
+
+CAPTIONING = {"__module__": "megatron.energon", "__class__": "CaptioningSample"}
+NON_INTERACTIVE = ["--non-interactive", "--split-ratio", "8,1,1"]
+
+
+def run(*arguments, answers=None):
+    """Run the command; answers are the lines of standard input."""
+    text = None if answers is None else "".join(f"{line}\n" for line in answers)
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=text)
+
+
+def document(folder, name="dataset.yaml"):
+    path = folder / ".nv-meta" / name
+    return load_yaml(path.read_bytes(), name) if path.exists() else None
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory):
+    """Folders of ten tars with jpg, json and txt, and with png and txt."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("jpg", "png")}
+    captioning_dataset(folders["jpg"], shards=10, samples_per_shard=3, with_json=True)
+    captioning_dataset(folders["png"], shards=10, samples_per_shard=3, image_format="PNG")
+    return folders
+
+
+@pytest.fixture
+def copied(tars, tmp_path):
+    """Copies of those folders, not prepared."""
+    for kind, folder in tars.items():
+        shutil.copytree(folder, tmp_path / kind)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers", "train", "field_map"),
+    [
+        ("jpg", "8,1,1|CaptioningWebdataset|Yes|jpg|txt", 8, {"image": "jpg", "caption": "txt"}),
+        (
+            "jpg",
+            "8,1,1|CaptioningWebdataset|Yes|jpg|json[caption]",
+            8,
+            {"image": "jpg", "caption": "json[caption]"},
+        ),
+        ("png", "10,0,0|0|png|txt", 10, {"image": "png", "caption": "txt"}),
+        ("png", "10,0,0|y|0|y|png|txt", 10, {"image": "png", "caption": "txt"}),  # what 7.4.1 needs
+        ("png", "10,0,0||CaptioningSample||png,jpg|txt", 10, {"image": "png,jpg", "caption": "txt"}),
+        ("png", "0.8, 0.1,0.1|Y|x|99|0|y|jpg||png|txt", 8, {"image": "png", "caption": "txt"}),  # asked again
+    ],
+)
+def test_the_tutorials_answers_work_as_printed(copied, kind, answers, train, field_map):
+    result = run("prepare", copied / kind, "--no-progress", answers=answers.split("|"))
+    assert result.exit_code == 0, result.output
+    assert "0. CaptioningSample" in result.output
+    assert "'image' (<class 'torch.Tensor'>)" in result.output
+    assert "'caption' (<class 'str'>)" in result.output
+    assert document(copied / kind) == {"sample_type": CAPTIONING, "field_map": field_map}
+    split = document(copied / kind, "split.yaml")["split_parts"]
+    assert split["train"] == [f"data-{{000000..{train - 1:06d}}}.tar"]
+    assert (split["val"], split["test"]) == (
+        (["data-000008.tar"], ["data-000009.tar"]) if train == 8 else ([], [])
+    )
+    names = {path.name for path in (copied / kind / ".nv-meta").iterdir()}
+    assert names == {".info.json", "dataset.yaml", "split.yaml", "index.sqlite", "index.uuid"}
+    assert len(list((copied / kind).glob("*.tar.idx"))) == 10
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ("8,1,1|n", None),
+        ("8,1,1|y|11", {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}),
+        ("8,1,1|CrudeWebdataset", {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}),
+        (
+            "8,1,1|ImageClassificationSample|y|jpg|json[index]|",
+            {"sample_type": {**CAPTIONING, "__class__": "ImageClassificationSample"},
+             "field_map": {"image": "jpg", "label": "json[index]"}},
+        ),
+        (
+            "8,1,1|CaptioningSample|n",
+            {"sample_type": CAPTIONING, "sample_loader": "sample_loader.py:sample_loader",
+             "part_filter": "sample_loader.py:part_filter"},
+        ),
+    ],
+)  # fmt: skip
+def test_other_ways_through_the_wizard(copied, answers, expected):
+    result = run("prepare", copied / "jpg", "--no-progress", answers=answers.split("|"))
+    assert result.exit_code == 0, result.output
+    assert document(copied / "jpg") == expected
+    template = copied / "jpg" / ".nv-meta" / "sample_loader.py"
+    assert template.exists() == (expected is not None and "sample_loader" in expected)
+    if template.exists():
+        functions = {}
+        exec(template.read_text().replace("TODO", "txt"), functions)
+        assert functions["sample_loader"]({"txt": 1}) == {"image": 1, "caption": 1}
+        assert functions["part_filter"]("jpg")
+        assert not functions["part_filter"]("png")
+
+
+def test_without_questions(copied, s3_server, tmp_bucket):
+    s3_server.upload_folder(copied / "png", f"{tmp_bucket}/d")
+    options = [
+        f"--storage-option={key}={value}"
+        for key, value in s3_server.storage_options.items()
+        if key != "client_kwargs"
+    ]
+    options.append('--storage-option=client_kwargs={"region_name": "us-east-1"}')
+    how = [
+        *NON_INTERACTIVE,
+        "--sample-type",
+        "CaptioningSample",
+        "--field-map",
+        '{"image":"png","caption":"txt"}',
+    ]
+    result = run("prepare", f"{tmp_bucket}/d", *options, *how)
+    assert result.exit_code == 0, result.output
+    result = run("info", f"{tmp_bucket}/d", *options)
+    assert result.exit_code == 0, result.output
+    for text in ("30 samples in 10 shards", "CaptioningSample", "png, txt", "val: 3 samples in 1 shards"):
+        assert text in result.output
+    result = run("lint", f"{tmp_bucket}/d", *options)
+    assert (result.exit_code, "0 shards with errors" in result.output) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--non-interactive"], "--split-ratio or --split-parts is missing"),
+        (NON_INTERACTIVE, "--sample-type or --skip-dataset-yaml is missing"),
+        ([*NON_INTERACTIVE, "--sample-type", "CaptionSample"], "Did you mean 'CaptioningSample'"),
+        ([*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", '{"image": "gif"}'], "'gif'"),
+        (
+            [*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg"}'],
+            "'caption'",
+        ),
+        ([*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", '{"imag": "jpg"}'], "'imag'"),
+        ([*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", "{"], "JSON"),
+        (["--non-interactive", "--split-ratio", "8,1"], "split ratio"),
+        (["--exclude", "tar"], "no tar files"),
+        (["--exclude", "("], "regular expression"),
+        (["--storage-option", "a=1"], "local files have no storage options"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_status_1(tars, arguments, message):
+    result = run("prepare", tars["jpg"], *arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tars["jpg"] / ".nv-meta").exists()
+
+
+def test_replacing_a_preparation_is_asked_for(tmp_path):
+    prepared_captioning_dataset(tmp_path, shards=3, samples_per_shard=2)
+    assert run("prepare", tmp_path, answers=["n"]).exit_code == 1
+    again = [*NON_INTERACTIVE, "--skip-dataset-yaml", "--no-progress"]
+    assert "prepared already" in run("prepare", tmp_path, *again).stderr
+    assert run("prepare", tmp_path, *again, "--force-overwrite").exit_code == 0
+    assert run("prepare", tmp_path, "--skip-dataset-yaml", answers=["y", "1,1,1"]).exit_code == 0
+    assert document(tmp_path, "split.yaml")["split_parts"]["val"] == ["data-000001.tar"]
+
+
+def test_lint_finds_what_disagrees(tmp_path):
+    prepared_captioning_dataset(tmp_path, shards=4, samples_per_shard=5)
+    captioning_dataset(tmp_path, shards=1, samples_per_shard=4, name="data-000002.tar")
+    (tmp_path / "data-000003.tar").unlink()
+    (tmp_path / "data-000000.tar.idx").write_bytes(bytes(8))
+    result = run("lint", tmp_path)
+    assert result.exit_code == 1
+    assert "20 samples in 4 shards, 3 shards with errors" in result.output
+    for text in ("data-000000.tar.idx", "the tar has 4 samples, .info.json says 5", "does not exist"):
+        assert text in result.stderr
