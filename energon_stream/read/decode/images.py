@@ -77,11 +77,11 @@ def decode_image(data: bytes, mode: ImageMode) -> Any:
         image = opened.convert(mode.colours)
     if mode.container == "pil":
         return image
+    # NumPy does the arithmetic: torch's threads would be woken for each image, which costs more than it.
     pixels = np.array(image)
-    if mode.container == "numpy":
-        return pixels.astype(np.float32) / np.float32(255) if mode.floating else pixels
-    tensor = torch.from_numpy(pixels)
-    if tensor.ndim == 3:
-        tensor = tensor.permute(2, 0, 1)
-    tensor = tensor.contiguous()
-    return tensor.float().div_(255) if mode.floating else tensor
+    if mode.container == "torch" and pixels.ndim == 3:
+        pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    if mode.floating:
+        pixels = pixels.astype(np.float32)
+        pixels /= np.float32(255)
+    return pixels if mode.container == "numpy" else torch.from_numpy(pixels)
