@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import re
 import typing
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from energon_stream import samples
 from energon_stream.errors import ConfigError
-from energon_stream.samples import Sample
+from energon_stream.recipe.fields import parse_field_map, parts_of
+from energon_stream.recipe.sample_classes import SAMPLE_TYPES, check_fields, nearest
+from energon_stream.samples import METADATA_FIELDS, Sample
 
 __all__ = [
     "CRUDE",
     "SAMPLE_LOADER",
     "Field",
-    "check_access",
     "check_field_map",
+    "check_parts",
     "dataset_yaml",
     "find_sample_type",
     "sample_fields",
@@ -27,8 +26,8 @@ __all__ = [
 
 CRUDE = "CrudeWebdataset"
 _MODULE = "megatron.energon"  # what Megatron-Energon reads as well
+_TYPES: Mapping[str, type[Sample]] = {**SAMPLE_TYPES, Sample.__name__: Sample}
 _NOT_OFFERED = frozenset({"VQAOCRSample"})  # not exported by Megatron-Energon
-_ACCESS = re.compile(r"([^\[\],]+)((?:\[[^\[\]]+\])*)")
 
 SAMPLE_LOADER = '''\
 # Edit this file. It is executed only by loaders that were told to trust the dataset's code.
@@ -64,14 +63,7 @@ class Field:
 
 def sample_types() -> list[str]:
     """Names of the sample types that ``dataset.yaml`` can name, in the order of the wizard's numbers."""
-    found = [
-        name
-        for name in samples.__all__
-        if isinstance(kind := getattr(samples, name), type)
-        and issubclass(kind, Sample)
-        and name not in _NOT_OFFERED
-    ]
-    return sorted(found)
+    return sorted(_TYPES.keys() - _NOT_OFFERED)
 
 
 def find_sample_type(name: str) -> str:
@@ -80,22 +72,18 @@ def find_sample_type(name: str) -> str:
     Raises:
         ConfigError: There is none.
     """
-    known = [*sample_types(), CRUDE]
+    known = {**_TYPES, CRUDE: None}
     for candidate in (name, name.removesuffix("Webdataset") + "Sample"):
         if candidate in known:
             return candidate
     if name in ("Crude", "CrudeSample"):
         return CRUDE
-    near = difflib.get_close_matches(name, known, n=1)
-    raise ConfigError(
-        f"no sample type {name!r}",
-        hint=f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}.",
-    )
+    raise ConfigError(f"no sample type {name!r}", hint=nearest(name, known))
 
 
 def sample_fields(sample_type: str) -> list[Field]:
     """Fields of a sample type, without those that all samples have."""
-    kind = getattr(samples, sample_type)
+    kind = _TYPES[sample_type]
     hints = typing.get_type_hints(kind)
     return [
         Field(
@@ -104,48 +92,36 @@ def sample_fields(sample_type: str) -> list[Field]:
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
         )
         for field in dataclasses.fields(kind)
-        if not field.name.startswith("__")
+        if field.name not in METADATA_FIELDS
     ]
 
 
-def check_access(access: str, parts: Collection[str]) -> None:
-    """Check one entry of a field map, such as ``jpg,png`` or ``json[a][0]``.
+def check_parts(field_map: Mapping[str, Any], parts: Collection[str], where: str) -> None:
+    """Check that each field of a field map can come from a part of the tars.
 
     Raises:
-        ConfigError: Not of that form, or none of the parts exists.
+        MetadataError: An entry breaks the grammar (``jpg,png``, ``json[a][0]``).
+        ConfigError: None of the parts of an entry exists.
     """
-    names = []
-    for alternative in access.split(","):
-        match = _ACCESS.fullmatch(alternative.strip())
-        if match is None:
+    for field in parse_field_map(field_map, where):
+        wanted = parts_of([field])
+        if not wanted & set(parts):
             raise ConfigError(
-                f"{alternative.strip()!r} is no part", hint="Write jpg, jpg,png or json[field][0]."
+                f"the tars have no part {' or '.join(map(repr, sorted(wanted)))}",
+                where=where,
+                hint=f"They have: {', '.join(parts)}.",
             )
-        names.append(match[1])
-    if not any(name in parts for name in names):
-        raise ConfigError(
-            f"the tars have no part {' or '.join(map(repr, names))}", hint=f"They have: {', '.join(parts)}."
-        )
 
 
-def check_field_map(sample_type: str, field_map: Mapping[str, str], parts: Collection[str]) -> None:
+def check_field_map(sample_type: str, field_map: Any, parts: Collection[str], where: str) -> None:
     """Check a whole field map.
 
     Raises:
-        ConfigError: An unknown or a missing field, or a part that the tars do not have.
+        MetadataError: An unknown or a missing field.
+        EnergonStreamError: As :func:`check_parts`.
     """
-    fields = {field.name: field for field in sample_fields(sample_type)}
-    for name, access in field_map.items():
-        if name not in fields:
-            raise ConfigError(
-                f"{sample_type} has no field {name!r}", hint=f"Its fields are: {', '.join(fields)}."
-            )
-        if not isinstance(access, str):
-            raise ConfigError(f"the part of field {name!r} is {access!r}, not a text")
-        check_access(access, parts)
-    for name, field in fields.items():
-        if field.required and name not in field_map:
-            raise ConfigError(f"the field map lacks {name!r}, which {sample_type} needs")
+    check_parts(field_map, parts, where)
+    check_fields(_TYPES[sample_type], field_map, where)
 
 
 def dataset_yaml(sample_type: str, field_map: Mapping[str, str] | None) -> dict[str, Any]:

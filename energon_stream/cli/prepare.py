@@ -136,9 +136,7 @@ def _document(
         mapping = json.loads(field_map)
     except ValueError as error:
         raise ConfigError(f"--field-map is no JSON: {error}") from error
-    if not isinstance(mapping, dict):
-        raise ConfigError("--field-map is no JSON object")
-    check_field_map(name, mapping, parts)
+    check_field_map(name, mapping, parts, "--field-map")
     return dataset_yaml(name, mapping)
 
 

@@ -15,13 +15,13 @@ import click
 
 from energon_stream.cli.dataset_yaml import (
     CRUDE,
-    check_access,
+    check_parts,
     dataset_yaml,
     find_sample_type,
     sample_fields,
     sample_types,
 )
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, EnergonStreamError
 
 __all__ = ["Wizard", "parse_ratio"]
 
@@ -105,8 +105,8 @@ class Wizard:
                 if not answer and not field.required:
                     break
                 try:
-                    check_access(answer, parts)
-                except ConfigError as error:
+                    check_parts({field.name: answer}, parts, f"field {field.name!r}")
+                except EnergonStreamError as error:
                     click.echo(error)
                     continue
                 field_map[field.name] = answer

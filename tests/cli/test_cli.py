@@ -136,7 +136,7 @@ def test_without_questions(copied, s3_server, tmp_bucket):
     [
         (["--non-interactive"], "--split-ratio or --split-parts is missing"),
         (NON_INTERACTIVE, "--sample-type or --skip-dataset-yaml is missing"),
-        ([*NON_INTERACTIVE, "--sample-type", "CaptionSample"], "Did you mean 'CaptioningSample'"),
+        ([*NON_INTERACTIVE, "--sample-type", "CaptionSample"], "id you mean 'CaptioningSample'"),
         ([*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", '{"image": "gif"}'], "'gif'"),
         (
             [*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg"}'],
