@@ -107,7 +107,7 @@ def main() -> int:
         whole = train(folder, data, env, "uninterrupted")
         if server is not None:
             counted = server.counters()
-            print(f"  the server counted {counted.total_requests} requests, {counted.bytes_sent / 1e6:.1f} MB in all")
+            print(f"  the server counted {counted.total} requests, {counted.bytes_sent / 1e6:.1f} MB in all")
         train(folder, data, env, "interrupted", kill_after=KILL_AFTER)
         both = train(folder, data, env, "interrupted")
 
