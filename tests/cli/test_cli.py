@@ -140,7 +140,7 @@ def test_without_questions(copied, s3_server, tmp_bucket):
         ([*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", '{"image": "gif"}'], "'gif'"),
         (
             [*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg"}'],
-            "'caption'",
+            "lacks caption",
         ),
         ([*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", '{"imag": "jpg"}'], "'imag'"),
         ([*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", "{"], "JSON"),
