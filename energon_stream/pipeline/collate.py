@@ -11,7 +11,7 @@ import torch
 
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.samples import METADATA_FIELDS, batch_metadata
-from energon_stream.samples._tensors import is_namedtuple, pad_concat, pad_stack
+from energon_stream.samples.tensors import is_namedtuple, pad_concat, pad_stack
 
 __all__ = [
     "batch_list",

@@ -7,18 +7,13 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from energon_stream import samples
 from energon_stream.errors import MetadataError
 from energon_stream.recipe.user_code import import_class
-from energon_stream.samples import Sample
+from energon_stream.samples import METADATA_FIELDS, Sample, types
 
 __all__ = ["SAMPLE_TYPES", "check_fields", "is_own_module", "nearest", "read_class", "resolve_sample_type"]
 
-SAMPLE_TYPES: Mapping[str, type[Sample]] = {
-    name: found
-    for name in samples.__all__
-    if isinstance(found := getattr(samples, name), type) and issubclass(found, Sample) and found is not Sample
-}
+SAMPLE_TYPES: Mapping[str, type[Sample]] = {name: getattr(types, name) for name in types.__all__}
 """The library's sample types by name."""
 
 
@@ -85,7 +80,7 @@ def check_fields(sample_type: type[Sample], given: Mapping[str, Any], where: str
     Raises:
         MetadataError: It does not.
     """
-    own = {e.name: e for e in dataclasses.fields(sample_type) if e.name not in samples.METADATA_FIELDS}
+    own = {e.name: e for e in dataclasses.fields(sample_type) if e.name not in METADATA_FIELDS}
     for name in given:
         if name not in own:
             raise MetadataError(

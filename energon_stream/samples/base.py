@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from energon_stream.errors import ConfigError
-from energon_stream.samples._tensors import map_tensors
 from energon_stream.samples.edataclass import edataclass
+from energon_stream.samples.tensors import map_tensors
 
 __all__ = ["CrudeSample", "Sample", "SourceInfo", "fields_of"]
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import torch
 
 from energon_stream.errors import ConfigError
-from energon_stream.samples._tensors import map_tensors, pad_stack
 from energon_stream.samples.base import SourceInfo, fields_of
 from energon_stream.samples.edataclass import edataclass
+from energon_stream.samples.tensors import map_tensors, pad_stack
 
 __all__ = ["METADATA_FIELDS", "Batch", "batch_metadata"]
 

@@ -33,7 +33,7 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
     """
 
     def __init__(self, task_encoder: TaskEncoder[Any, Any, Any, Any]) -> None:
-        own = [name for name in _BUILDERS if task_encoder.overrides(name)]
+        own = [name for name in _BUILDERS if task_encoder._hook_overridden(name)]
         if own:
             raise ConfigError(
                 f"{type(task_encoder).__qualname__} overrides {', '.join(own)} and cannot be augmented",
@@ -56,17 +56,21 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
         """The inner encoder's."""
         return self._task_encoder.cookers
 
-    def hook(self, name: str) -> Callable[..., Any]:
+    def _hook_function(self, name: str) -> Callable[..., Any]:
         """The derived class's function, else the inner encoder's (with its marks)."""
-        return super().hook(name) if super().overrides(name) else self._task_encoder.hook(name)
+        return (
+            super()._hook_function(name)
+            if super()._hook_overridden(name)
+            else self._task_encoder._hook_function(name)
+        )
 
-    def overrides(self, name: str) -> bool:
+    def _hook_overridden(self, name: str) -> bool:
         """Whether the derived class or the inner encoder has a hook of its own."""
-        return super().overrides(name) or self._task_encoder.overrides(name)
+        return super()._hook_overridden(name) or self._task_encoder._hook_overridden(name)
 
-    def does_nothing(self, hook: str) -> bool:
+    def _hook_does_nothing(self, hook: str) -> bool:
         """Whether calling a hook would change nothing."""
-        return not super().overrides(hook) and self._task_encoder.does_nothing(hook)
+        return not super()._hook_overridden(hook) and self._task_encoder._hook_does_nothing(hook)
 
     def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[Any], aux: Mapping[str, Any]) -> Any:
         """Ask the inner encoder."""

@@ -33,12 +33,12 @@ class PipelineBuilder:
     __default_failure_tolerance__: int
     cookers: Sequence[Cooker[Any]]
 
-    def hook(self, name: str) -> Callable[..., Any]:
+    def _hook_function(self, name: str) -> Callable[..., Any]:
         """The function that runs for a hook."""
         function: Callable[..., Any] = getattr(self, name)
         return function
 
-    def overrides(self, name: str) -> bool:
+    def _hook_overridden(self, name: str) -> bool:
         """Whether a hook is not the library's own, however the user's came there.
 
         Functions are compared, not names: a lambda on the class or an attribute of the instance counts.
@@ -48,9 +48,9 @@ class PipelineBuilder:
         own = [vars(cls).get(name) for cls in type(self).__mro__ if cls.__module__.startswith(_HERE)]
         return all(function is not candidate for candidate in own)
 
-    def does_nothing(self, hook: str) -> bool:
+    def _hook_does_nothing(self, hook: str) -> bool:
         """Whether calling a hook would change nothing, so that it can be left out."""
-        return not self.overrides(hook)
+        return not self._hook_overridden(hook)
 
     def build_train_datasets(
         self,
@@ -83,7 +83,7 @@ class PipelineBuilder:
         Raises:
             ConfigError: The hooks and arguments do not fit together.
         """
-        dataset = self._encoded(datasets, worker_config)
+        dataset = _encoded(self, datasets, worker_config)
         dataset = self.build_batch(
             dataset,
             worker_config=worker_config,
@@ -106,7 +106,7 @@ class PipelineBuilder:
         limit: int | None = None,
     ) -> SavableDataset[Any]:
         """Compose the validation pipeline; each pass gives the same ``limit`` first batches of a rank."""
-        dataset = self._encoded(datasets, worker_config)
+        dataset = _encoded(self, datasets, worker_config)
         dataset = self.build_batch(
             dataset,
             worker_config=worker_config,
@@ -117,15 +117,6 @@ class PipelineBuilder:
         if limit is not None:
             dataset = LimitDataset(dataset, limit, reset_after_epoch=True, worker_config=worker_config)
         return dataset
-
-    def _encoded(self, datasets: Sequence[LoadedDataset], config: WorkerConfig) -> SavableDataset[Any]:
-        if len(datasets) != 1:
-            raise ConfigError(
-                f"{len(datasets)} datasets were given to be ordered as one",
-                hint="in your build_train_datasets, blend them yourself: BlendDataset(*datasets)",
-            )
-        cooked = self.build_cook_crude_sample(datasets[0].dataset, worker_config=config)
-        return self.build_encode_sample(cooked, worker_config=config)
 
     def build_cook_crude_sample(
         self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None
@@ -140,18 +131,22 @@ class PipelineBuilder:
                         f"a cooker needs {need!r}, which this version cannot give to cookers yet",
                         where=getattr(candidate.cook, "__qualname__", None),
                     )
-        pure = all(get_stateless(function) for function in (self.hook("cook_crude_sample"), *self._cooks()))
-        return self._map(dataset, self.cook, worker_config, pure, "cook_crude_sample")
+        hook = self._hook_function("cook_crude_sample")
+        pure = get_stateless(hook) and all(get_stateless(candidate.cook) for candidate in self.cookers)
+        return MapDataset(
+            dataset,
+            self._cook_if_crude,
+            stateless_map_fn=pure,
+            failure_tolerance=_tolerance(self, hook),
+            worker_config=worker_config,
+        )
 
-    def _cooks(self) -> list[Callable[..., Any]]:
-        return [candidate.cook for candidate in self.cookers]
-
-    def cook(self, sample: Any) -> Any:
+    def _cook_if_crude(self, sample: Any) -> Any:
         """Cook a crude sample with the first cooker that matches; others pass through."""
         if not isinstance(sample, CrudeSample):
             return sample
         chosen = select_cooker(self.cookers, sample.get("__subflavors__"))
-        return self.hook("cook_crude_sample")(sample, chosen, {})
+        return self._hook_function("cook_crude_sample")(sample, chosen, {})
 
     def build_encode_sample(
         self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None
@@ -161,12 +156,12 @@ class PipelineBuilder:
         Raises:
             ConfigError: Both ways of encoding are overridden.
         """
-        halves = [name for name in ("preencode_sample", "postencode_sample") if self.overrides(name)]
-        if halves and self.overrides("encode_sample"):
+        halves = [name for name in ("preencode_sample", "postencode_sample") if self._hook_overridden(name)]
+        if halves and self._hook_overridden("encode_sample"):
             raise ConfigError(
                 f"encode_sample and {' and '.join(halves)} exclude each other", hint="override one of the two"
             )
-        return self._map_hook(dataset, "preencode_sample" if halves else "encode_sample", worker_config)
+        return _map_hook(self, dataset, "preencode_sample" if halves else "encode_sample", worker_config)
 
     def build_batch(
         self,
@@ -183,83 +178,100 @@ class PipelineBuilder:
             ConfigError: The hooks and arguments do not fit together.
         """
         if packing_buffer_size is None:
-            dataset = self._map_hook(dataset, "postencode_sample", worker_config)
+            dataset = _map_hook(self, dataset, "postencode_sample", worker_config)
         else:
-            dataset = self._packed(dataset, packing_buffer_size, worker_config)
-        if self.overrides("batch_group_criterion"):
-            batcher = self.hook("batch")
+            dataset = _packed(self, dataset, packing_buffer_size, worker_config)
+        if self._hook_overridden("batch_group_criterion"):
+            batcher = self._hook_function("batch")
             if isgeneratorfunction(unwrap(batcher)):
                 raise ConfigError("batch is a generator, which batch_group_criterion cannot use")
             dataset = GroupBatchDataset(
                 dataset,
-                self.hook("batch_group_criterion"),
+                self._hook_function("batch_group_criterion"),
                 batcher,
                 fixed_batch_size=batch_size,
                 batcher_stateless=get_stateless(batcher),
                 drop_last=batch_drop_last,
-                failure_tolerance=self._tolerance(batcher),
+                failure_tolerance=_tolerance(self, batcher),
                 worker_config=worker_config,
             )
         elif batch_size is None:
             return dataset
         else:
-            dataset = self._batched(dataset, batch_size, batch_drop_last, worker_config)
-        return self._map_hook(dataset, "encode_batch", worker_config)
+            dataset = _batched(self, dataset, batch_size, batch_drop_last, worker_config)
+        return _map_hook(self, dataset, "encode_batch", worker_config)
 
-    def _packed(
-        self, dataset: SavableDataset[Any], buffer_size: int, config: WorkerConfig | None
-    ) -> SavableDataset[Any]:
-        packer = self.hook("pack_selected_samples")
-        encoder = None if self.does_nothing("postencode_sample") else self.hook("postencode_sample")
-        return PackingDataset(
-            dataset,
-            buffer_size,
-            self.hook("select_samples_to_pack"),
-            packer,
-            sample_encoder=encoder,
-            failure_tolerance=self._tolerance(packer),
-            worker_config=config,
+
+def _encoded(
+    encoder: PipelineBuilder, datasets: Sequence[LoadedDataset], config: WorkerConfig
+) -> SavableDataset[Any]:
+    if len(datasets) != 1:
+        raise ConfigError(
+            f"{len(datasets)} datasets were given to be ordered as one",
+            hint="in your build_train_datasets, blend them yourself: BlendDataset(*datasets)",
         )
+    cooked = encoder.build_cook_crude_sample(datasets[0].dataset, worker_config=config)
+    return encoder.build_encode_sample(cooked, worker_config=config)
 
-    def _batched(
-        self, dataset: SavableDataset[Any], size: int, drop_last: bool, config: WorkerConfig | None
-    ) -> SavableDataset[Any]:
-        batcher = self.hook("batch")
-        many = isgeneratorfunction(unwrap(batcher))
-        batched = BatchDataset(
-            dataset,
-            size,
-            list if many else batcher,
-            batcher_stateless=many or get_stateless(batcher),
-            drop_last=drop_last,
-            failure_tolerance=self._tolerance(batcher),
-            worker_config=config,
-        )
-        return self._map(batched, batcher, config, get_stateless(batcher), "batch") if many else batched
 
-    def _map_hook(
-        self, dataset: SavableDataset[Any], name: str, config: WorkerConfig | None
-    ) -> SavableDataset[Any]:
-        if self.does_nothing(name):
-            return dataset
-        function = self.hook(name)
-        return self._map(dataset, function, config, get_stateless(function), name)
+def _packed(
+    encoder: PipelineBuilder, dataset: SavableDataset[Any], buffer_size: int, config: WorkerConfig | None
+) -> SavableDataset[Any]:
+    packer, post = encoder._hook_function("pack_selected_samples"), "postencode_sample"
+    return PackingDataset(
+        dataset,
+        buffer_size,
+        encoder._hook_function("select_samples_to_pack"),
+        packer,
+        sample_encoder=None if encoder._hook_does_nothing(post) else encoder._hook_function(post),
+        failure_tolerance=_tolerance(encoder, packer),
+        worker_config=config,
+    )
 
-    def _map(
-        self,
-        dataset: SavableDataset[Any],
-        function: Callable[[Any], Any],
-        config: WorkerConfig | None,
-        pure: bool,
-        hook: str,
-    ) -> SavableDataset[Any]:
-        return MapDataset(
-            dataset,
-            function,
-            stateless_map_fn=pure,
-            failure_tolerance=self._tolerance(self.hook(hook)),
-            worker_config=config,
-        )
 
-    def _tolerance(self, function: Callable[..., Any]) -> int:
-        return get_failure_tolerance(function, self.__default_failure_tolerance__)
+def _batched(
+    encoder: PipelineBuilder,
+    dataset: SavableDataset[Any],
+    size: int,
+    drop_last: bool,
+    config: WorkerConfig | None,
+) -> SavableDataset[Any]:
+    batcher = encoder._hook_function("batch")
+    many = isgeneratorfunction(unwrap(batcher))
+    batched = BatchDataset(
+        dataset,
+        size,
+        list if many else batcher,
+        batcher_stateless=many or get_stateless(batcher),
+        drop_last=drop_last,
+        failure_tolerance=_tolerance(encoder, batcher),
+        worker_config=config,
+    )
+    return _mapped(encoder, batched, batcher, config) if many else batched
+
+
+def _map_hook(
+    encoder: PipelineBuilder, dataset: SavableDataset[Any], name: str, config: WorkerConfig | None
+) -> SavableDataset[Any]:
+    if encoder._hook_does_nothing(name):
+        return dataset
+    return _mapped(encoder, dataset, encoder._hook_function(name), config)
+
+
+def _mapped(
+    encoder: PipelineBuilder,
+    dataset: SavableDataset[Any],
+    function: Callable[[Any], Any],
+    config: WorkerConfig | None,
+) -> SavableDataset[Any]:
+    return MapDataset(
+        dataset,
+        function,
+        stateless_map_fn=get_stateless(function),
+        failure_tolerance=_tolerance(encoder, function),
+        worker_config=config,
+    )
+
+
+def _tolerance(encoder: PipelineBuilder, function: Callable[..., Any]) -> int:
+    return get_failure_tolerance(function, encoder.__default_failure_tolerance__)

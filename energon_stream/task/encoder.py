@@ -166,7 +166,7 @@ class DefaultTaskEncoder(
         """Map the batch to ``batch_type``."""
         return convert(batch, self._batch_type)
 
-    def does_nothing(self, hook: str) -> bool:
+    def _hook_does_nothing(self, hook: str) -> bool:
         """Whether calling a hook would change nothing."""
         kept = {"encode_sample": self._encoded_sample_type, "encode_batch": self._batch_type}
-        return not self.overrides(hook) and kept.get(hook) is None
+        return not self._hook_overridden(hook) and kept.get(hook) is None

@@ -9,7 +9,7 @@ from typing import Any
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.collate import batch_list, generic_batch
 from energon_stream.samples import METADATA_FIELDS, batch_metadata
-from energon_stream.samples._tensors import is_namedtuple
+from energon_stream.samples.tensors import is_namedtuple
 
 __all__ = ["batch_samples", "convert"]
 

@@ -62,6 +62,7 @@ def test_every_image_mode_gives_pillows_pixels(mode, name):
 
 
 def test_an_image_decodes_to_colours_height_width_in_0_to_1_by_default():
+    assert len(IMAGE_MODES) == 17
     image = SampleDecoder().decode("jpg", png(Image.new("RGB", (4, 2), (255, 0, 51))))
     assert image.shape == (3, 2, 4)
     assert image[:, 0, 0].tolist() == pytest.approx([1.0, 0.0, 0.2])
