@@ -32,7 +32,9 @@ TRAIN = Path(__file__).with_name("train_captioning.py")
 STEPS, KILL_AFTER, SAVE_EVERY = 60, 37, 10
 
 
-def train(folder: Path, data: str, env: dict[str, str], name: str, *, kill_after: int | None = None) -> list[str]:
+def train(
+    folder: Path, data: str, env: dict[str, str], name: str, *, kill_after: int | None = None
+) -> list[str]:
     """Run the training script; returns its log lines."""
     log = folder / f"{name}.log"
     checkpoint = folder / f"{name}.pth"
@@ -56,9 +58,15 @@ def lines(path: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--endpoint-url", help="S3 endpoint; default: an embedded server, or AWS if --bucket is given")
-    parser.add_argument("--bucket", help="an existing bucket (created on an endpoint that lets anybody create it)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--endpoint-url", help="S3 endpoint; default: an embedded server, or AWS if --bucket is given"
+    )
+    parser.add_argument(
+        "--bucket", help="an existing bucket (created on an endpoint that lets anybody create it)"
+    )
     parser.add_argument("--prefix", default="captions")
     parser.add_argument("--samples", type=int, default=600)
     args = parser.parse_args()
@@ -111,7 +119,9 @@ def main() -> int:
         train(folder, data, env, "interrupted", kill_after=KILL_AFTER)
         both = train(folder, data, env, "interrupted")
 
-    resumed_at = max(i for i, line in enumerate(both) if int(line.split()[0]) <= int(both[i - 1].split()[0]) or i == 0)
+    resumed_at = max(
+        i for i, line in enumerate(both) if int(line.split()[0]) <= int(both[i - 1].split()[0]) or i == 0
+    )
     before, after = both[:resumed_at], both[resumed_at:]
     first = int(after[0].split()[0])
     print(f"resumed in a new process at step {first}")

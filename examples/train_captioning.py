@@ -18,7 +18,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from energon_stream import CaptioningSample, DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_stream import (
+    CaptioningSample,
+    DefaultTaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+)
 
 VOCABULARY = 64
 SIZE = 32
@@ -48,7 +54,9 @@ def digest(batch: CaptioningSample) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", required=True, help="local path or URL of a prepared dataset")
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--log", type=Path, required=True)
