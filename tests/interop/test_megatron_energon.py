@@ -11,6 +11,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -40,9 +41,9 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-READ_THERE = """
+READ = """
 import json, sys
-from megatron.energon import WorkerConfig, get_loader, get_train_dataset
+from {package} import WorkerConfig, get_loader, get_train_dataset
 
 dataset = get_train_dataset(
     sys.argv[1], split_part=sys.argv[2], batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None,
@@ -57,21 +58,39 @@ print("RESULT" + json.dumps(samples))
 """
 
 
-def there(*arguments):
-    """Run the other Python; returns its standard output."""
-    command = [str(PYTHON), *map(str, arguments)]
+def run(*arguments):
+    """Run a command; returns its standard output."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(
+        [str(item) for item in arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
 
 def prepare_there(folder, *options):
-    there(PYTHON.parent / "energon", "prepare", folder, "--non-interactive", "--num-workers", 2, *options)
+    run(PYTHON.parent / "energon", "prepare", folder, "--non-interactive", "--num-workers", 2, *options)
 
 
-def read_there(folder, split_part):
-    return json.loads(there("-c", READ_THERE, folder, split_part).rpartition("RESULT")[2])
+def train(python, package, folder, split_part):
+    """One pass over a split part, in order, with the loaders of a package."""
+    output = run(python, "-c", READ.replace("{package}", package), folder, split_part)
+    return json.loads(output.rpartition("RESULT")[2])
+
+
+def train_there(folder, split_part):
+    return train(PYTHON, "megatron.energon", folder, split_part)
+
+
+def train_here(folder, split_part):
+    # Our keys begin with the shard, as the tutorials print them.
+    samples = train(sys.executable, "energon_stream", folder, split_part)
+    return [[key.rpartition(".tar/")[2], *rest] for key, *rest in samples]
 
 
 def decode(key, caption, image):
@@ -182,21 +201,22 @@ def test_the_files_are_the_same(tmp_path, builder, options, arguments):
 def test_prepared_here_trains_there(tmp_path):
     captioning_dataset(tmp_path, shards=10, samples_per_shard=3)
     prepare_dataset(str(tmp_path), split_ratio=(8, 1, 1), dataset_yaml=CAPTIONING_YAML)
-    found = read_there(tmp_path, "train")
-    assert found == read_here(tmp_path, "train")
+    found = train_there(tmp_path, "train")
     assert len(found) == 24
-    assert read_there(tmp_path, "val") == read_here(tmp_path, "val")
-    assert "CaptioningSample" in there(PYTHON.parent / "energon", "info", tmp_path)
+    assert found == read_here(tmp_path, "train") == train_here(tmp_path, "train")
+    assert train_there(tmp_path, "val") == read_here(tmp_path, "val")
+    assert "CaptioningSample" in run(PYTHON.parent / "energon", "info", tmp_path)
 
 
-def test_prepared_there_opens_here(tmp_path):
+def test_prepared_there_trains_here(tmp_path):
     captioning_dataset(tmp_path, shards=10, samples_per_shard=3)
+    field_map = json.dumps(CAPTIONING_YAML["field_map"])
     prepare_there(
-        tmp_path, "--split-ratio", "6,3,1", "--sample-type", "CaptioningSample", "--field-map", json.dumps(CAPTIONING_YAML["field_map"])
-    )  # fmt: skip
+        tmp_path, "--split-ratio", "6,3,1", "--sample-type", "CaptioningSample", "--field-map", field_map
+    )
     index = open_webdataset(StoreSpec(str(tmp_path)), split_part="train")
     assert index.dataset_yaml == CAPTIONING_YAML
-    assert read_here(tmp_path, "train") == read_there(tmp_path, "train")
+    assert train_there(tmp_path, "train") == read_here(tmp_path, "train") == train_here(tmp_path, "train")
     with open_sqlite(index.spec.open()) as database:
         sample = database.find("00000004")
         shard = (tmp_path / "data-000001.tar").read_bytes()
