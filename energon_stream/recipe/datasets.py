@@ -13,8 +13,9 @@ from energon_stream.pipeline import SavableDataset
 from energon_stream.pipeline.source import SourceDataset
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.options import ReadOptions
-from energon_stream.recipe.sources import LeafRef, SampleOptions, open_leaf, open_sources
+from energon_stream.recipe.sources import SampleOptions, open_leaf, open_sources
 from energon_stream.recipe.subset import parse_subset
+from energon_stream.recipe.tree import LeafRef
 from energon_stream.schedule import LeafPlan, OrderSpec, RepeatPlan
 from energon_stream.storage import StoreSpec, Transport
 from energon_stream.task import DefaultTaskEncoder, LoadedDataset, TaskEncoder, call_with_accepted
@@ -99,8 +100,7 @@ def get_train_dataset(
         split_part,
         split_config,
         dataset_config,
-        None,
-        parse_subset(subset, os.fspath(path)),
+        subset=parse_subset(subset, os.fspath(path)),
     )
     source = _open(
         ref, config, order, samples, _options(read_options, batch_size, packing_buffer_size), repeat
@@ -170,8 +170,7 @@ def get_val_dataset(
         split_part,
         split_config,
         dataset_config,
-        None,
-        parse_subset(subset, os.fspath(path)),
+        subset=parse_subset(subset, os.fspath(path)),
     )
     options = _options(read_options, batch_size, packing_buffer_size)
     source = _open(ref, config, OrderSpec(), samples, options, repeat=False)

@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
 
 from energon_stream.errors import UnsupportedStoreError
 from energon_stream.index.dataset import WebDatasetIndex, dataset_kind, open_webdataset
 from energon_stream.pipeline.source import SourceLeaf
 from energon_stream.read.decode import FileStoreDecoder
 from energon_stream.recipe.sample_types import make_sample_factory
-from energon_stream.recipe.subset import Subset, parse_subset
+from energon_stream.recipe.subset import parse_subset
+from energon_stream.recipe.tree import LeafRef
 from energon_stream.schedule import LeafPlan, OrderSpec
-from energon_stream.storage import StoreSpec, is_local, run_isolated
+from energon_stream.storage import is_local, run_isolated
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["LeafRef", "SampleOptions", "open_leaf", "open_sources"]
+__all__ = ["SampleOptions", "open_leaf", "open_sources"]
 
 _OPENERS = 16
 """Datasets whose metadata is read at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeafRef:
-    """A reference to one dataset, not opened yet.
-
-    Attributes:
-        spec: Where it lies.
-        split_part: Which part of it.
-        split_config: File in ``.nv-meta`` that defines the parts.
-        dataset_config: File in ``.nv-meta`` that says how samples are made.
-        subflavors: Put on each sample; they override those of the dataset itself.
-        subset: Which of the part's samples.
-    """
-
-    spec: StoreSpec
-    split_part: str
-    split_config: str = "split.yaml"
-    dataset_config: str = "dataset.yaml"
-    subflavors: Mapping[str, Any] | None = None
-    subset: Subset | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +90,7 @@ def open_leaf(
     )
     order = replace(order, **options.order_overrides())
     where = f"{index.spec.url} [{index.split_part}]"
-    subset = parse_subset(options.overrides.get("subset"), where) or ref.subset
-    start, stop = (0, index.num_samples) if subset is None else subset.bounds(index.num_samples, where)
-    subflavors = {**options.subflavors, **(ref.subflavors or {})}
+    subset = parse_subset(options.overrides["subset"], where) if "subset" in options.overrides else ref.subset
+    start, stop = subset.bounds(index.num_samples, where)
+    subflavors = {**options.subflavors, **ref.subflavors}
     return SourceLeaf(index, factory, subflavors), LeafPlan(number, index.shard_starts, order, start, stop)

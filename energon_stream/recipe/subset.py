@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_stream.errors import ConfigError
@@ -13,35 +13,71 @@ __all__ = ["Subset", "parse_subset"]
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """A range of samples, as shares or as numbers.
+    """A range of samples, and a share of that range; by default all.
 
     Attributes:
-        start: Share in ``[0, 1]`` (float) or first sample (int).
-        stop: Share in ``[0, 1]`` (float), one past the last sample (int), or None for the end.
+        first: First sample.
+        last: One past the last sample; None for the end.
+        lower: Share of the range at which the subset begins, in ``[0, 1]``.
+        upper: Share of the range at which it ends.
     """
 
-    start: float | int
-    stop: float | int | None
+    first: int = 0
+    last: int | None = None
+    lower: float = 0.0
+    upper: float = 1.0
+
+    @property
+    def in_samples(self) -> bool:
+        """Whether sample numbers limit it."""
+        return (self.first, self.last) != (0, None)
 
     def bounds(self, total: int, where: str) -> tuple[int, int]:
-        """First sample, and one past the last, of ``total``.
+        """First sample, and one past the last, of ``total``. Shares are rounded down.
 
         Raises:
             ConfigError: The range reaches beyond the samples, or is empty.
         """
-        first, last = (
-            int(total * bound) if isinstance(bound, float) else total if bound is None else bound
-            for bound in (self.start, self.stop)
+        last = total if self.last is None else self.last
+        length = last - self.first
+        first, stop = self.first + int(length * self.lower), self.first + int(length * self.upper)
+        if not 0 <= first < stop <= total:
+            raise ConfigError(f"the subset {self} of {total} samples is empty or too long", where=where)
+        return first, stop
+
+    def of(self, inner: Subset) -> Subset:
+        """This subset of what ``inner`` leaves.
+
+        Raises:
+            ConfigError: Both are in sample numbers, or this one is although it is of a share.
+        """
+        if not self.in_samples:
+            width = inner.upper - inner.lower
+            # Exact at both ends, so that neighbouring shares meet.
+            lower = inner.lower + self.lower * width if self.lower < 1 else inner.upper
+            upper = inner.lower + self.upper * width if self.upper < 1 else inner.upper
+            return replace(inner, lower=lower, upper=upper)
+        if inner == Subset():
+            return self
+        raise ConfigError(
+            f"the subset {self} is in sample numbers, but is of the subset {inner}",
+            hint="give sample numbers where the dataset is named, and percentages elsewhere",
         )
-        if not 0 <= first < last <= total:
-            raise ConfigError(
-                f"the subset from {self.start} to {self.stop} of {total} samples is empty or too long",
-                where=where,
-            )
-        return first, last
+
+    def overlaps(self, other: Subset) -> bool:
+        """Whether the ranges in sample numbers share samples."""
+        ends = [float("inf") if last is None else last for last in (self.last, other.last)]
+        return self.in_samples and other.in_samples and self.first < ends[1] and other.first < ends[0]
+
+    def __str__(self) -> str:
+        shares = f"{self.lower:.6g} to {self.upper:.6g}"
+        if not self.in_samples:
+            return shares
+        numbers = f"[{self.first}, {'end' if self.last is None else self.last}]"
+        return numbers if (self.lower, self.upper) == (0, 1) else f"{shares} of {numbers}"
 
 
-def parse_subset(value: Any, where: str) -> Subset | None:
+def parse_subset(value: Any, where: str) -> Subset:
     """Read a subset.
 
     Args:
@@ -50,33 +86,34 @@ def parse_subset(value: Any, where: str) -> Subset | None:
         where: What it belongs to, for messages.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: It is something else, or empty.
     """
-    if value is None or isinstance(value, Subset):
+    if value is None:
+        return Subset()
+    if isinstance(value, Subset):
         return value
     pair = value.get("range") if isinstance(value, Mapping) and set(value) == {"range"} else value
     if isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2:
         start, stop = (_bound(bound) for bound in pair)
-        kinds = {type(bound) for bound in (start, stop) if bound is not None}
-        if start is not None and start != "?" and stop != "?" and len(kinds) == 1:
-            return Subset(start, stop)  # type: ignore[arg-type] # "?" was excluded
+        if isinstance(start, float) and isinstance(stop, float) and start < stop:
+            return Subset(lower=start, upper=stop)
+        if isinstance(start, int) and (pair[1] == "end" or (isinstance(stop, int) and start < stop)):
+            return Subset(start, stop if isinstance(stop, int) else None)
     raise ConfigError(
         f"{value!r} is no subset",
         where=where,
-        hint='use {"range": ["10%", "50%"]}, or [100, 200], or [100, "end"]',
+        hint='use {"range": ["10%", "50%"]}, or [100, 200], or [100, "end"], with the smaller bound first',
     )
 
 
-def _bound(bound: Any) -> float | int | str | None:
-    """A share, a number, None for the end, or "?"."""
-    if isinstance(bound, int) and not isinstance(bound, bool):
+def _bound(bound: Any) -> float | int | None:
+    """A share (float), a sample number (int), or None for neither."""
+    if isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0:
         return bound
-    if bound == "end":
-        return None
     if isinstance(bound, str) and bound.endswith("%"):
         try:
             share = float(bound[:-1]) / 100
         except ValueError:
-            return "?"
-        return share if 0 <= share <= 1 else "?"
-    return "?"
+            return None
+        return share if 0 <= share <= 1 else None
+    return None
