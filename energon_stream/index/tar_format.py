@@ -30,6 +30,7 @@ _GNU = frozenset({_LONG_NAME, _LONG_LINK, _SPARSE})  # their prefix field holds 
 _MAX_EXTENSION = 1 << 20  # bytes of a long name or a PAX record block; larger is damage
 
 _META_FOLDER = re.compile(r"__[^/]*__/")
+_PAX_MATTERS = re.compile(rb"(?:path|size|sparse|charset)[^\n]*=").search
 # name, size, type, magic, first byte of the prefix
 _FAST_HEADER = struct.Struct("100s24x12s20xc100x5s83xc")
 # name, size, checksum, type, prefix
@@ -244,11 +245,14 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> tuple[str, list[t
     try:
         while position < stop:
             raw_name, raw_size, kind, magic, prefix = unpack(buffer, position)
-            if kind != b"0" or prefix != b"\0" or magic != b"ustar":
-                return _walk_sample(buffer, start, stop)
             size = int(raw_size[:11], 8)
             data = position + 512
             position = data + (size + 511) // 512 * 512
+            if kind != b"0" or prefix != b"\0" or magic != b"ustar":
+                # WebDataset's writer puts a PAX header with the time before each member.
+                if kind == b"x" and 0 < size < 512 and not _PAX_MATTERS(buffer[data : data + size]):
+                    continue
+                return _walk_sample(buffer, start, stop)
             name = raw_name.partition(b"\0")[0].decode("utf-8", "surrogateescape")
             slash = name.rfind("/")
             dot = name.find(".", slash + 1)
@@ -261,7 +265,7 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> tuple[str, list[t
             parts.append((name[dot + 1 :], data, data + size))
     except (ValueError, struct.error):
         return _walk_sample(buffer, start, stop)
-    if not key:
+    if not parts or position - parts[-1][2] >= BLOCK:  # nothing, or a PAX header without its member
         return _walk_sample(buffer, start, stop)
     return key, parts
 

@@ -28,6 +28,7 @@ def build(members, tar_format, pad=True):
     with tarfile.open(fileobj=buffer, mode="w", format=tar_format) as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)
+            info.mtime = 0.5 if tar_format == tarfile.PAX_FORMAT else 0  # as WebDataset's writer does
             if name.endswith("/"):
                 info.type = tarfile.DIRTYPE
             elif content is None:
@@ -121,6 +122,9 @@ def test_a_range_that_is_not_one_sample_is_an_error():
     ):
         with pytest.raises(CorruptTarError):
             sample_parts(buffer, start, stop)
+    buffer, end = build([("a.jpg", b"1"), ("a.txt", b"2")], tarfile.PAX_FORMAT)
+    with pytest.raises(CorruptTarError):
+        sample_parts(buffer, 0, end - 1024)  # the second PAX header without its member
 
 
 def test_old_and_binary_headers_are_read():
