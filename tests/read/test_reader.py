@@ -17,7 +17,7 @@ from energon_stream.read.reader import SampleReader, fetch_samples
 from energon_stream.read.source import TarSource
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, Refs, RepeatPlan, build_schedule
-from energon_stream.storage import Fetcher, StoreSpec
+from energon_stream.storage import Fetcher, RetryPolicy, StoreSpec
 from energon_stream.testing.datasets import random_bytes, write_shards
 from energon_stream.testing.reference import write_reference_dataset
 from energon_stream.testing.s3server import Rule, S3Server
@@ -183,6 +183,7 @@ def test_a_permanent_fault_is_an_error_and_the_next_sample_can_be_read(remote):
     sources = open_sources("s3://bucket/data", remote.storage_options)
     schedule = schedule_of(sources[0], OrderSpec(None, 0, 1, None), repeat=1)
     victim = sources[0].index.shard_paths[1]
+    sources[0].store = sources[0].index.spec.open(policy=RetryPolicy(attempts=3, sleep=lambda seconds: None))
     reader = make_reader(sources, schedule, first_samples=1, max_request=1, byte_budget=1)
     remote.add_rule(Rule("status", pattern=f"*{victim}", status=503))
     read(reader, PER_SHARD)
