@@ -68,6 +68,10 @@ class Measure:
         pick = max if self.more_is_better else min
         return pick(have, key=lambda name: statistics.median(self.values[name])) if have else None
 
+    def ahead(self, name: str) -> bool:
+        """True when a candidate's median is better than ours."""
+        return self.median("ours") != self.median(name) and self.best(["ours", name]) == name
+
     @property
     def peers(self) -> list[str]:
         """Candidates that are neither ours nor a limit."""
@@ -161,7 +165,5 @@ def find_energon() -> str | None:
     python = os.environ.get("ENERGON_STREAM_PEER_PYTHON", str(default))
     if shutil.which(python) is None:
         return None
-    probe = subprocess.run(
-        [python, "-c", "import megatron.energon, multistorageclient, boto3"], capture_output=True, check=False
-    )
+    probe = subprocess.run([python, "-c", "import megatron.energon"], capture_output=True, check=False)
     return python if probe.returncode == 0 else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench import Bench, Measure
 
 PACKAGES = ("torch", "obstore", "s3fs", "fsspec", "webdataset", "numpy")
-HEAD = "| # | figure | ours | goal | best peer | limit | ours ÷ limit | ours ÷ peer |\n|---|---|--:|--:|--:|--:|--:|--:|"
+HEAD = "| # | figure | ours | goal | peers | limit | ours ÷ limit | ours ÷ peers |\n|---|---|--:|--:|--:|--:|--:|--:|"
 
 
 def machine() -> dict[str, str]:
@@ -62,28 +62,32 @@ def _ratio(ours: float | None, other: float | None) -> str:
 def line(measure: Measure) -> str:
     """One line of the table."""
     ours = measure.median("ours")
-    peer, limit = measure.best(measure.peers), measure.best(measure.limit)
+    limit = measure.best(measure.limit)
+    peers = sorted(
+        (p for p in measure.peers if measure.values[p]), reverse=measure.more_is_better, key=measure.median
+    )
     goal = "–"
     if measure.goal is not None:
         reached = ours is not None and (
             ours >= measure.goal if measure.more_is_better else ours <= measure.goal
         )
         goal = f"{'≥' if measure.more_is_better else '≤'} {number(measure.goal)} {'✓' if reached else '✗'}"
-    peer_text = f"{peer} {_spread(measure, peer)}" if peer else "–"
-    if peer and ours is not None and measure.goal is not None:
-        theirs = measure.median(peer)
-        wins = theirs is not None and (theirs > ours if measure.more_is_better else theirs < ours)
-        peer_text = f"**{peer_text}** (ahead)" if wins else peer_text
+    shown = []
+    for peer in peers:
+        ahead = ours is not None and measure.goal is not None and measure.ahead(peer)
+        shown.append(
+            f"**{peer} {_spread(measure, peer)}** (ahead)" if ahead else f"{peer} {_spread(measure, peer)}"
+        )
     limit_text = f"{limit} {_spread(measure, limit)}" if limit else "–"
     cells = [
         measure.row,
         measure.what,
         f"{_spread(measure, 'ours')} {measure.unit}".strip(),
         goal,
-        peer_text,
+        "; ".join(shown) or "–",
         limit_text,
         _ratio(ours, measure.median(limit) if limit else None),
-        _ratio(ours, measure.median(peer) if peer else None),
+        "; ".join(_ratio(ours, measure.median(peer)) for peer in peers) or "–",
     ]
     return "| " + " | ".join(cells) + " |"
 
