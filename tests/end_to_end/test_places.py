@@ -1,0 +1,47 @@
+"""One dataset, many places: every store, transport and number of workers gives the same batches."""
+
+import pytest
+import runs
+
+from energon_stream.storage import StoreSpec
+from energon_stream.testing.s3server import S3Server
+
+BATCHES = 30  # more than one pass
+URL = "s3://end-to-end/captions"
+# Workers first: they are forked, which obstore's use in the same process makes slower.
+CASES = [
+    (place, transport, workers)
+    for workers in (2, 0)
+    for place in ("memory", "stand-in", "localstack", "seaweedfs")
+    for transport in ("obstore", "fsspec")
+    if (place, transport) != ("memory", "obstore")
+]
+
+
+@pytest.fixture(scope="module")
+def batches(captions, localstack, seaweedfs):
+    """Digests by case, all from one new process."""
+    with S3Server() as stand_in:
+        servers = {"stand-in": stand_in, "localstack": localstack, "seaweedfs": seaweedfs}
+        for server in servers.values():
+            server.create_bucket("end-to-end")
+            store = StoreSpec(URL, server.storage_options, "fsspec").open()
+            for path in captions.rglob("*"):
+                if path.is_file():
+                    store.put_file(path.relative_to(captions).as_posix(), str(path))
+        jobs = []
+        for place, transport, workers in CASES:
+            if place == "memory":
+                where = {"url": "memory://captions", "upload": f"{captions}/"}
+            else:
+                where = {"url": URL, "options": servers[place].storage_options}
+            jobs.append({"transport": transport, "workers": workers, "batches": BATCHES, **where})
+        found = runs.in_new_process(jobs)
+    return dict(zip(CASES, found, strict=True))
+
+
+@pytest.mark.localstack
+@pytest.mark.seaweedfs
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_every_place_gives_the_batches_of_the_local_files(captions, batches, case):
+    assert batches[case] == runs.run(url=str(captions), workers=case[2], batches=BATCHES)
