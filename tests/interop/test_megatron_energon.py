@@ -129,6 +129,9 @@ def odd_members(folder, tar_format):
                     )
                     content = random_bytes(len(name) * 37, number, name, part)
                     member.size = len(content)
+                    member.mtime = (
+                        0.5 if tar_format == tarfile.PAX_FORMAT else 0
+                    )  # as WebDataset's writer does
                     tar.addfile(member, io.BytesIO(content))
                 directory = tarfile.TarInfo("directory")
                 directory.type = tarfile.DIRTYPE
