@@ -19,7 +19,18 @@ from energon_stream.read.reader import SampleReader, fetch_samples
 from energon_stream.read.source import OffsetCache, RawSample, TarSource
 from energon_stream.rng import derive_key
 from energon_stream.samples import SourceInfo
-from energon_stream.schedule import Plan, Refs, Schedule, as_cursor, build_schedule, describe_plan, leaves
+from energon_stream.schedule import (
+    ConcatPlan,
+    LeafPlan,
+    Plan,
+    Refs,
+    Schedule,
+    as_cursor,
+    build_schedule,
+    describe_plan,
+    leaves,
+    stream_shares,
+)
 from energon_stream.storage import Fetcher
 from energon_stream.worker import WorkerConfig
 
@@ -133,6 +144,12 @@ def _describe(raw: RawSample) -> dict[str, Any]:
     }
 
 
+def _is_one_pass(plan: Plan) -> bool:
+    if isinstance(plan, LeafPlan):
+        return plan.order.shuffle_over_epochs in (None, 1)
+    return isinstance(plan, ConcatPlan) and all(_is_one_pass(child) for child in plan.children)
+
+
 class SourceDataset(SavableDataset[Any]):
     """Samples of one or more prepared datasets, in the order of a plan.
 
@@ -236,8 +253,24 @@ class SourceDataset(SavableDataset[Any]):
         return items
 
     def len_stream(self, stream: int) -> int | None:
-        """Samples of one pass of a stream."""
-        return self.schedule(stream).length
+        """Samples of one pass of a stream.
+
+        Excluded samples are left out where that can be known without reading: in shards that belong to
+        the stream as a whole, of datasets that are passed over once.
+        """
+        length = self.schedule(stream).length
+        if length is None or not _is_one_pass(self.plan):
+            return length
+        return length - self._excluded(stream)
+
+    def _excluded(self, stream: int) -> int:
+        count = 0
+        for plan, first, last in stream_shares(self.plan, self.worker_config.num_streams, stream):
+            index = self.leaves[plan.leaf].index
+            for shard, path in enumerate(index.shard_paths if index.excluded else ()):
+                whole = first <= index.shard_starts[shard] and index.shard_starts[shard + 1] <= last
+                count += len(index.excluded.get(path, ())) if whole else 0
+        return count
 
     def nominal_length(self) -> int:
         """Samples of this rank in one pass over all sources."""

@@ -24,6 +24,7 @@ __all__ = [
     "build_schedule",
     "describe_plan",
     "leaves",
+    "stream_shares",
 ]
 
 
@@ -88,12 +89,23 @@ def leaves(plan: Plan) -> Iterator[LeafPlan]:
             yield from leaves(child)
 
 
+def stream_shares(plan: Plan, num_streams: int, stream: int) -> Iterator[tuple[LeafPlan, int, int]]:
+    """Each leaf with the first sample, and one past the last, of one stream's share of it.
+
+    The remainders of the leaves' splits rotate over the streams, by the samples of the leaves before.
+    """
+    passed = 0
+    for leaf in leaves(plan):
+        bounds = stream_bounds(leaf.num_samples, num_streams, passed % num_streams)
+        passed += leaf.num_samples
+        yield leaf, leaf.start + bounds[stream], leaf.start + bounds[stream + 1]
+
+
 def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Schedule:
     """Make one stream's schedule.
 
     Each node draws from a key of its own, made of ``key`` and its path, so that equal datasets are not
-    shuffled alike. The remainders of the leaves' splits rotate over the streams
-    (facts of the format: by the sum of the lengths of the leaves before).
+    shuffled alike.
 
     Args:
         plan: What to schedule.
@@ -101,15 +113,11 @@ def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Sc
         stream: Which of them.
         key: Key of all draws; different for each stream.
     """
-    passed = 0
+    shares = stream_shares(plan, num_streams, stream)
 
     def build(node: Plan, path: str) -> Schedule:
-        nonlocal passed
         if isinstance(node, LeafPlan):
-            samples = node.num_samples
-            bounds = stream_bounds(samples, num_streams, passed % num_streams)
-            passed += samples
-            first, last = node.start + bounds[stream], node.start + bounds[stream + 1]
+            _, first, last = next(shares)
             table = SliceTable.build(node.shard_starts, first, last, node.order.max_samples_per_sequence)
             return LeafSchedule(node.leaf, table, node.order, derive_key(key, path))
         if isinstance(node, RepeatPlan):
