@@ -21,7 +21,10 @@ __all__ = ["info"]
 @click.option("--split-config", default=SPLIT_CONFIG, show_default=True)
 @click.option("--dataset-config", default=DATASET_CONFIG, show_default=True)
 def info(path: str, storage_options: dict[str, Any] | None, split_config: str, dataset_config: str) -> None:
-    """Show shards, samples, splits, parts and sample type of the dataset at PATH."""
+    """Show what a dataset holds.
+
+    Shards, samples, split parts, parts and sample type of the dataset at PATH.
+    """
     spec = StoreSpec(path, storage_options)
     metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config)
     counts = metadata.shard_counts

@@ -23,7 +23,10 @@ __all__ = ["lint"]
 @path_argument
 @storage_option
 def lint(path: str, storage_options: dict[str, Any] | None) -> None:
-    """Walk all tars of the dataset at PATH and hold them against their indices; exit status 1 on errors."""
+    """Check tars against their indices.
+
+    Walks all tars of the dataset at PATH; the exit status is 1 if any of them is wrong.
+    """
     spec = StoreSpec(path, storage_options)
     counts = read_metadata(spec).shard_counts
     store = spec.open()

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from typing import Any
 
 import click
 
-from energon_stream.cli.info import info
-from energon_stream.cli.lint import lint
-from energon_stream.cli.prepare import prepare
 from energon_stream.errors import EnergonStreamError
 
 __all__ = ["main"]
 
+_COMMANDS = ("info", "lint", "prepare")
+
 
 class _Group(click.Group):
-    """Shows the library's errors as one line; anything else is a bug and keeps its traceback."""
+    """Imports a command when it is used, and shows the library's errors as one line.
+
+    Anything else is a bug and keeps its traceback.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"energon_stream.cli.{cmd_name}"), cmd_name)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -43,8 +55,3 @@ def _show_version(ctx: click.Context, option: click.Parameter, value: bool) -> N
 )
 def main() -> None:
     """Prepare and inspect datasets in folders or on object storage."""
-
-
-main.add_command(prepare)
-main.add_command(info)
-main.add_command(lint)

@@ -66,7 +66,10 @@ def prepare(
     sample_type: str | None,
     field_map: str | None,
 ) -> None:
-    """Prepare the folder PATH (local, s3://… or any fsspec URL) of WebDataset tars."""
+    """Index a folder of tars.
+
+    PATH is a local folder, s3://… or any other fsspec URL. What the options leave open is asked for.
+    """
     if dataset_kind(path) != "webdataset":
         raise ConfigError("only folders of tars can be prepared", where=path)
     if split_parts and split_ratio:
