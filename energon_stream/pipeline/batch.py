@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from energon_stream.errors import ConfigError, SampleError, SkipSample, StateMismatchError
 from energon_stream.pipeline.dataset import (
@@ -21,7 +21,7 @@ from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.map import function_name
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["BatchDataset", "make_batch"]
+__all__ = ["BatchDataset", "make_batch", "restore_batches"]
 
 
 def make_batch(batcher: Callable[[list[Any]], Any], values: list[Any]) -> Any:
@@ -38,6 +38,36 @@ def make_batch(batcher: Callable[[list[Any]], Any], values: list[Any]) -> Any:
             hint="return the batch, or raise SkipSample to drop it",
         )
     return batch
+
+
+class Batching(Protocol):
+    """What :func:`restore_batches` needs of a dataset that makes batches."""
+
+    kind: ClassVar[str]
+    dataset: SavableDataset[Any]
+    batcher: Callable[[list[Any]], Any]
+
+
+def restore_batches(batching: Batching, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
+    """Make batches again: all their elements at once, then the batcher with the counters of then.
+
+    Keys are ``(kind, call, keys of the elements)``.
+
+    Raises:
+        StateMismatchError: A key of another operator.
+    """
+    if any(key[0] != batching.kind for key in keys):
+        raise StateMismatchError(
+            f"some key does not belong to {type(batching).__name__}", hint="restore with the pipeline of then"
+        )
+    items = iter(batching.dataset.restore_many([inner for key in keys for inner in key[2]], context))
+    restored = []
+    for key in keys:
+        inner = [next(items) for _ in key[2]]
+        with context.config.activate(context.stream, key[1], key[1]):
+            value = make_batch(batching.batcher, [item.value for item in inner])
+        restored.append(Item(value, (batching.kind, key[1], tuple(item.key for item in inner))))
+    return restored
 
 
 class _BatchNode:
@@ -146,19 +176,7 @@ class BatchDataset(Wrapper[Any]):
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Make the elements again, all at once, and batch them."""
-        for key in keys:
-            if key[0] != self.kind:
-                raise StateMismatchError(
-                    f"a key of {key[0]!r} does not belong to a BatchDataset", hint="see config()"
-                )
-        items = iter(self.dataset.restore_many([inner for key in keys for inner in key[2]], context))
-        restored = []
-        for key in keys:
-            inner = [next(items) for _ in key[2]]
-            with context.config.activate(context.stream, key[1], key[1]):
-                value = make_batch(self.batcher, [item.value for item in inner])
-            restored.append(Item(value, (self.kind, key[1], tuple(item.key for item in inner))))
-        return restored
+        return restore_batches(self, keys, context)
 
     def options(self) -> dict[str, Any]:
         """What decides the batches."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from energon_stream.errors import ConfigError, SampleError, SkipSample, StateMismatchError
-from energon_stream.pipeline.batch import make_batch
+from energon_stream.errors import ConfigError, SampleError, SkipSample
+from energon_stream.pipeline.batch import make_batch, restore_batches
 from energon_stream.pipeline.dataset import (
     END,
     Context,
@@ -194,16 +194,7 @@ class GroupBatchDataset(Wrapper[Any]):
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Make the elements again, all at once, and batch them."""
-        if any(key[0] != self.kind for key in keys):
-            raise StateMismatchError("some key does not belong to a GroupBatchDataset", hint="see config()")
-        items = iter(self.dataset.restore_many([inner for key in keys for inner in key[2]], context))
-        restored = []
-        for key in keys:
-            inner = [next(items) for _ in key[2]]
-            with context.config.activate(context.stream, key[1], key[1]):
-                batch = make_batch(self.batcher, [item.value for item in inner])
-            restored.append(Item(batch, (self.kind, key[1], tuple(item.key for item in inner))))
-        return restored
+        return restore_batches(self, keys, context)
 
     def options(self) -> dict[str, Any]:
         """What decides the batches."""
