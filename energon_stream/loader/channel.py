@@ -1,10 +1,11 @@
 """One worker's way to the main process: a pipe for small things, shared memory for large ones.
 
-Byte strings and tensors of some size are copied into a ring of anonymous shared memory that parent and
+Byte strings and tensors of some size are copied into slots of anonymous shared memory that parent and
 child have in common since the fork; the pickle on the pipe holds only their places. The parent copies
-them out when it takes the message and acknowledges it, which frees the ring's oldest message. The
-number of messages under way is bounded, so the worker waits when the consumer is slow. There is no named
-shared memory and nothing to clean up. Where processes share no memory (``spawn``), everything is pickled.
+them out when it takes the message and acknowledges it, which frees the slot. There is one slot more
+than messages may be under way, used in turn, and each message begins at the start of its slot, so the same
+few pages are used again and again. The worker waits when the consumer is slow. There is no named shared
+memory and nothing to clean up. Where processes share no memory (``spawn``), everything is pickled.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import mmap
 import os
 import pickle
 import weakref
-from collections import deque
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -51,19 +51,19 @@ class Wire:
     Args:
         parent: The parent's end of the pipe.
         child: The worker's end.
-        ring_bytes: Size of the shared ring; 0 for none. Untouched pages cost no memory.
+        shared_bytes: Size of the shared memory; 0 for none. Untouched pages cost nothing.
         depth: Messages that may be under way.
     """
 
-    def __init__(self, parent: Connection, child: Connection, ring_bytes: int, depth: int) -> None:
+    def __init__(self, parent: Connection, child: Connection, shared_bytes: int, depth: int) -> None:
         self.parent = parent
         self.child = child
-        self.ring = mmap.mmap(-1, ring_bytes) if ring_bytes else None
+        self.shared = mmap.mmap(-1, shared_bytes) if shared_bytes else None
         self.depth = depth
         _parent_pipes.add(parent)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "ring": None, "parent": None}
+        return {**self.__dict__, "shared": None, "parent": None}
 
 
 def _can_share(tensor: torch.Tensor) -> bool:
@@ -93,18 +93,18 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Reads what this library's own worker wrote; never a file or a peer's message."""
 
-    def __init__(self, file: io.BytesIO, ring: mmap.mmap | None) -> None:
+    def __init__(self, file: io.BytesIO, shared: mmap.mmap | None) -> None:
         super().__init__(file)
-        self._ring = ring
+        self._shared = shared
 
     def persistent_load(self, pid: Any) -> Any:
         kind, start, size, *rest = pid
-        if self._ring is None:
+        if self._shared is None:
             raise WorkerError("a message refers to shared memory that this process does not have")
         if kind == "b":
-            return self._ring[start : start + size]
+            return self._shared[start : start + size]
         dtype, shape = rest
-        data = bytearray(memoryview(self._ring)[start : start + size])
+        data = bytearray(memoryview(self._shared)[start : start + size])
         return torch.frombuffer(data, dtype=getattr(torch, dtype)).reshape(shape)
 
 
@@ -113,45 +113,41 @@ class Sender:
 
     def __init__(self, wire: Wire) -> None:
         self._pipe = wire.child
-        self._ring = wire.ring
-        self._view = None if wire.ring is None else memoryview(wire.ring)
-        self._size = 0 if wire.ring is None else len(wire.ring)
+        self._view = None if wire.shared is None else memoryview(wire.shared)
+        self._slots = wire.depth + 1
+        self._slot_size = 0 if wire.shared is None else len(wire.shared) // self._slots // _ALIGN * _ALIGN
         self._depth = wire.depth
         self._parent = os.getppid()
-        self._head = 0  # where the next value goes
-        self._messages: deque[int] = deque()  # ring bytes of each message under way, waste included
-        self._used = 0
+        self._sent = 0
+        self._under_way = 0
+        self._filled = 0  # bytes of the current slot
 
     def place(self, data: memoryview) -> tuple[int, int] | None:
-        """Copy a value into the ring; None when there is no room."""
-        if self._view is None:
-            return None
+        """Copy a value into the current slot; None when there is no room."""
         size = len(data)
-        need = -(-size // _ALIGN) * _ALIGN
-        waste = self._size - self._head if self._head + need > self._size else 0
-        if self._used + waste + need > self._size:
+        if self._view is None or self._filled + size > self._slot_size:
             return None
-        start = 0 if waste else self._head
+        start = self._sent % self._slots * self._slot_size + self._filled
         self._view[start : start + size] = data
-        self._head = (start + need) % self._size
-        self._used += waste + need
+        self._filled += -(-size // _ALIGN) * _ALIGN
         return start, size
 
     def send(self, message: Any) -> None:
         """Send a message; waits while too many are under way."""
-        while len(self._messages) >= self._depth:
-            self._await_acknowledgement()
-        before = self._used
-        buffer = io.BytesIO()
-        _Pickler(buffer, self).dump(message)
-        self._messages.append(self._used - before)
-        self._pipe.send_bytes(buffer.getbuffer())
         while self._pipe.poll():
             self._take_acknowledgement()
+        while self._under_way >= self._depth:
+            self._await_acknowledgement()
+        buffer = io.BytesIO()
+        self._filled = 0
+        _Pickler(buffer, self).dump(message)
+        self._sent += 1
+        self._under_way += 1
+        self._pipe.send_bytes(buffer.getbuffer())
 
     def _take_acknowledgement(self) -> None:
         self._pipe.recv_bytes()
-        self._used -= self._messages.popleft()
+        self._under_way -= 1
 
     def _await_acknowledgement(self) -> None:
         while not self._pipe.poll(_PARENT_POLL):
@@ -165,7 +161,7 @@ class Receiver:
 
     def __init__(self, wire: Wire) -> None:
         self._pipe = wire.parent
-        self._ring = wire.ring
+        self._shared = wire.shared
 
     @property
     def pipe(self) -> Connection:
@@ -179,13 +175,13 @@ class Receiver:
             EOFError: The worker is gone.
         """
         data = self._pipe.recv_bytes()
-        message = _Unpickler(io.BytesIO(data), self._ring).load()
+        message = _Unpickler(io.BytesIO(data), self._shared).load()
         # The worker may have sent its last message and be gone.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._pipe.send_bytes(b"\0")
         return message
 
     def close(self) -> None:
-        """Close the pipe and drop the ring."""
+        """Close the pipe and let go of the shared memory."""
         self._pipe.close()
-        self._ring = None
+        self._shared = None

@@ -34,7 +34,7 @@ class LoaderOptions:
     Attributes:
         prefetch_factor: Batches that each worker holds ready for each of its streams.
         start_method: ``"fork"`` or ``"spawn"``.
-        ring_bytes: Shared memory of each worker for batches under way.
+        shared_bytes: Shared memory of each worker for batches under way.
         watchdog_seconds: Seconds without a batch after which the workers' stacks are logged; None never.
         watchdog_initial_seconds: The same for the first batch; None for ``watchdog_seconds``.
         fail_on_timeout: Whether the watchdog ends the run.
@@ -42,7 +42,7 @@ class LoaderOptions:
 
     prefetch_factor: int = 2
     start_method: str = "fork"
-    ring_bytes: int = 256 << 20
+    shared_bytes: int = 256 << 20
     watchdog_seconds: float | None = 60.0
     watchdog_initial_seconds: float | None = None
     fail_on_timeout: bool = False
@@ -111,8 +111,8 @@ class _Workers:
                 continue
             self._owner.update(dict.fromkeys(streams, len(self._processes)))
             parent, child = context.Pipe()
-            ring = options.ring_bytes if options.start_method == "fork" else 0
-            wire = Wire(parent, child, ring, options.prefetch_factor * len(streams))
+            shared = options.shared_bytes if options.start_method == "fork" else 0
+            wire = Wire(parent, child, shared, options.prefetch_factor * len(streams))
             mine = Turn(tuple(streams), _first_turn(turn, streams), turn.ended & set(streams))
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker, args=(wire, dataset, streams, states, mine), daemon=True

@@ -46,7 +46,7 @@ _KEYS = ("__module__", "__class__", *_SAMPLE_KEYS, "subflavors", "decoder", *_OP
 
 _CRUDE = "CrudeWebdataset"
 _GENERIC = ("StandardWebdatasetFactory", "DefaultDecoderWebdatasetFactory", "DefaultGenericWebdatasetFactory")
-_FIXED = {name.removesuffix("Sample") + "Webdataset": name for name in SAMPLE_TYPES}
+_FIXED = {name.removesuffix("Sample") + "Webdataset": name for name in SAMPLE_TYPES if name != "Sample"}
 """Megatron-Energon's older factories, each for one sample type."""
 _FACTORIES = {name: name for name in (_CRUDE, *_GENERIC, *_FIXED)}
 
