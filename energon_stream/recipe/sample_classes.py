@@ -13,7 +13,10 @@ from energon_stream.samples import METADATA_FIELDS, Sample, types
 
 __all__ = ["SAMPLE_TYPES", "check_fields", "is_own_module", "nearest", "read_class", "resolve_sample_type"]
 
-SAMPLE_TYPES: Mapping[str, type[Sample]] = {name: getattr(types, name) for name in types.__all__}
+SAMPLE_TYPES: Mapping[str, type[Sample]] = {
+    "Sample": Sample,
+    **{name: getattr(types, name) for name in types.__all__},
+}
 """The library's sample types by name."""
 
 
