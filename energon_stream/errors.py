@@ -203,7 +203,7 @@ class WorkerError(EnergonStreamError, RuntimeError):
     """A worker process failed or died; the message carries its traceback or exit code."""
 
 
-class SkipSample(Exception):  # noqa: N818 - a signal, named as upstream names it
+class SkipSample(Exception):
     """Raise in a hook to drop the sample at hand without counting it as a failure."""
 
 

@@ -2,7 +2,7 @@
 
 Use it on any dataset, also your own::
 
-    from energon_stream.testing import assert_exact_resume
+    from energon_stream.testing.operator_suite import assert_exact_resume
     assert_exact_resume(lambda: MapDataset(my_dataset, my_function))
 """
 
