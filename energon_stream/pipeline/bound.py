@@ -79,6 +79,7 @@ class EpochizeDataset(_Bounded):
     Args:
         dataset: The inner dataset; when it ends, its next pass follows within the epoch.
         length: Elements of one epoch of one rank.
+        num_epochs: Instead of ``length``: passes over the inner dataset's data that make one epoch.
         worker_config: Must agree with the inner dataset's where given.
     """
 
@@ -87,8 +88,17 @@ class EpochizeDataset(_Bounded):
     over_end = True
 
     def __init__(
-        self, dataset: SavableDataset[Any], length: int, *, worker_config: WorkerConfig | None = None
+        self,
+        dataset: SavableDataset[Any],
+        length: int | None = None,
+        *,
+        num_epochs: int | None = None,
+        worker_config: WorkerConfig | None = None,
     ) -> None:
+        if length is None and num_epochs is not None:
+            length = num_epochs * dataset.len_rank()
+        elif length is None or num_epochs is not None:
+            raise ConfigError("EpochizeDataset needs either length or num_epochs")
         super().__init__(dataset, length, worker_config)
 
     def len_stream(self, stream: int) -> int | None:

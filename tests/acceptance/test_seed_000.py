@@ -1,0 +1,115 @@
+"""Seed 000, quickstart: items 1 to 12 of the acceptance list."""
+
+import ast
+from itertools import islice
+
+import pytest
+import quickstart
+import torch
+from acceptance_helpers import SHUFFLED
+from click.testing import CliRunner
+
+from energon_stream import CaptioningSample, WorkerConfig, get_loader, get_train_dataset
+from energon_stream.cli.main import main
+from energon_stream.testing.datasets import captioning_dataset
+from energon_stream.testing.operator_suite import assert_equal_values
+
+
+@pytest.mark.parametrize("caption", ["txt", "json[caption]"])
+def test_item_01_prepare_with_the_pages_answers(tmp_path, monkeypatch, caption):
+    captioning_dataset(tmp_path, shards=10, samples_per_shard=2, with_json=True)
+    monkeypatch.chdir(tmp_path)
+    answers = f"8,1,1\nCaptioningWebdataset\nYes\njpg\n{caption}\n"
+    result = CliRunner().invoke(main, ["prepare", "./"], input=answers)
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in (tmp_path / ".nv-meta").iterdir()}
+    assert {"dataset.yaml", "split.yaml", "index.sqlite"} < names
+    assert names & {".info.json", ".info.yaml"}
+    assert len(list(tmp_path.glob("*.tar.idx"))) == 10
+    assert quickstart.first(tmp_path, 2).caption[0].startswith("caption ")
+
+
+def test_item_02_endless_batches(data):
+    ds = get_train_dataset(
+        str(data / "coco"),
+        batch_size=1,
+        shuffle_buffer_size=100,
+        max_samples_per_sequence=100,
+        worker_config=WorkerConfig.default_worker_config(),
+    )
+    loader = get_loader(ds)
+    keys = [batch.__key__[0] for batch in islice(loader, 200)]
+    assert len(keys) == 200
+    assert len(set(keys)) == 80  # the shards of the train split, more than once
+
+
+@pytest.mark.parametrize("left_out", SHUFFLED)
+def test_item_03_shuffling_must_be_said(data, left_out):
+    given = {name: value for name, value in SHUFFLED.items() if name != left_out}
+    with pytest.raises(TypeError, match=left_out):
+        get_train_dataset(str(data / "coco"), batch_size=1, **given)
+
+
+def test_item_04_the_default_worker_config():
+    config = WorkerConfig.default_worker_config()
+    assert (config.rank, config.world_size, config.num_workers) == (0, 1, 4)
+
+
+def test_item_05_one_sample(data, capsys):
+    sample = quickstart.first(str(data / "coco"), None)
+    assert type(sample) is CaptioningSample
+    assert sample.image.shape == (3, 12, 16)
+    assert sample.image.dtype == torch.float32
+    assert 0 <= sample.image.min() <= sample.image.max() <= 1
+    assert (type(sample.caption), type(sample.__key__)) == (str, str)
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"CaptioningSample(__key__='{sample.__key__}'")
+    assert f"caption='{sample.caption}'" in printed
+
+
+def test_item_06_a_batch_of_two(data):
+    batch = quickstart.first(str(data / "coco"), 2)
+    assert batch.image.shape == (2, 3, 12, 16)
+    assert [type(key) for key in batch.__key__] == [str, str]
+    assert [type(caption) for caption in batch.caption] == [str, str]
+
+
+def test_item_07_unequal_images_are_padded_with_zeros(data, in_process):
+    ds = get_train_dataset(str(data / "unequal"), batch_size=12, worker_config=in_process, **SHUFFLED)
+    batch = next(iter(get_loader(ds)))
+    assert batch.image.shape == (12, 3, 8, 12)
+    for image, caption in zip(batch.image, batch.caption, strict=True):
+        number = int(caption.split()[1])
+        height, width = 4 + 4 * (number % 2), 4 + 4 * (number % 3)
+        assert (image[:, :height, :width] == 1).all()
+        assert image.sum() == 3 * height * width
+
+
+def test_item_10_ranks_see_disjoint_data(data):
+    seen = []
+    for rank in range(2):
+        loader = quickstart.distributed(str(data / "coco"), rank, world_size=2)
+        seen.append({key for batch in islice(loader, 20) for key in batch.__key__})
+        loader.close()
+    assert len(seen[0]) == len(seen[1]) == 40
+    assert not seen[0] & seen[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_item_11_a_restored_loader_goes_on_identically(data, workers):
+    loader, restored = quickstart.save_and_restore(str(data / "coco"), workers)
+    with loader, restored:
+        for expected, batch in islice(zip(loader, restored, strict=False), 30):
+            assert_equal_values(batch, expected)
+
+
+def test_item_12_states_are_plain_values(data):
+    with quickstart.savable(str(data / "coco"), 0) as loader:
+        list(islice(loader, 10))
+        state = loader.save_state_rank()
+    assert ast.literal_eval(repr(state)) == state
+
+
+def test_the_example_runs(data, capsys):
+    quickstart.main(str(data / "coco"))
+    assert "restored as without restoring: True" in capsys.readouterr().out
