@@ -39,6 +39,7 @@ __all__ = [
     "dataset_kind",
     "open_webdataset",
     "read_metadata",
+    "select_part",
 ]
 
 _log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ def open_webdataset(
         EnergonStreamError: As :func:`read_metadata`.
     """
     metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config)
-    return _select(spec, split_part, metadata)
+    return select_part(spec, split_part, metadata)
 
 
 def read_metadata(
@@ -205,7 +206,8 @@ def _missing_info(store: Store) -> NotPreparedError | ObjectNotFoundError:
     return NotPreparedError(f"{META_FOLDER} has no .info.json", where=store.url, hint=_prepare_hint(store))
 
 
-def _select(spec: StoreSpec, split_part: str, metadata: DatasetMetadata) -> WebDatasetIndex:
+def select_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadata) -> WebDatasetIndex:
+    """One split part of a dataset whose metadata was read; raises as :func:`open_webdataset`."""
     counts, split, where = metadata.shard_counts, metadata.split, metadata.split_url
     if split_part not in split.parts:
         raise ConfigError(

@@ -1,26 +1,94 @@
-"""From references to datasets, to opened sources and the plan that orders them."""
+"""What a user names, to opened sources. All that is read before the samples is read here, at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
-from energon_stream.errors import UnsupportedStoreError
-from energon_stream.index.dataset import WebDatasetIndex, dataset_kind, open_webdataset
+from energon_stream.errors import ConfigError, UnsupportedStoreError
+from energon_stream.index.dataset import (
+    DatasetMetadata,
+    WebDatasetIndex,
+    dataset_kind,
+    open_webdataset,
+    read_metadata,
+    select_part,
+)
+from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.pipeline.source import SourceLeaf
 from energon_stream.read.decode import FileStoreDecoder
+from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.sample_types import make_sample_factory
-from energon_stream.recipe.subset import parse_subset
-from energon_stream.recipe.tree import LeafRef
+from energon_stream.recipe.subset import Subset, parse_subset
+from energon_stream.recipe.tree import JoinRef, LeafRef, MetadatasetRef, Part, Reference, Source, inherit
 from energon_stream.schedule import LeafPlan, OrderSpec
-from energon_stream.storage import is_local, run_isolated
-from energon_stream.worker import WorkerConfig
+from energon_stream.storage import StoreSpec, Transport, is_local, run_isolated
 
-__all__ = ["SampleOptions", "open_leaf", "open_sources"]
+__all__ = ["SampleOptions", "Target", "isolated", "open_leaf", "read_parts", "read_sources"]
 
-_OPENERS = 16
-"""Datasets whose metadata is read at the same time."""
+_OPENERS = 32
+"""Sources that are opened at the same time; the fetcher bounds the requests."""
+
+T = TypeVar("T")
+_MetadataKey = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a user names, and how to reach it.
+
+    Attributes:
+        root: Path or URL of a dataset or metadataset, or a metadataset's parsed document.
+        split_part: Split of the metadataset, or part of the dataset.
+        storage_options: Credentials and the like.
+        transport: How to read what is not local.
+        split_config: File in ``.nv-meta`` that defines the parts; datasets only.
+        dataset_config: File in ``.nv-meta`` that says how samples are made; datasets only.
+        subset: Which share of everything.
+        multiplier: ``shuffle_over_epochs_multiplier`` of everything.
+    """
+
+    root: str | Mapping[str, Any]
+    split_part: str
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    transport: Transport = "auto"
+    split_config: str = SPLIT_CONFIG
+    dataset_config: str = DATASET_CONFIG
+    subset: Subset = field(default_factory=Subset)
+    multiplier: int | None = 1
+
+    @property
+    def is_metadataset(self) -> bool:
+        """Whether it names others."""
+        return not isinstance(self.root, str) or dataset_kind(self.root) == "metadataset"
+
+    def parts(self) -> list[Part]:
+        """Its sources; reads metadataset files and nothing else.
+
+        Raises:
+            ConfigError: An option that only single datasets have.
+            EnergonStreamError: What :meth:`MetadatasetFiles.parts` raises.
+        """
+        files = MetadatasetFiles(self.storage_options, self.transport)
+        return files.parts(self._reference(files))
+
+    def _reference(self, files: MetadatasetFiles) -> Reference:
+        names = self.split_config, self.dataset_config
+        if self.is_metadataset and (names != (SPLIT_CONFIG, DATASET_CONFIG) or self.subset.in_samples):
+            raise ConfigError(
+                "split_config, dataset_config and sample numbers are for single datasets",
+                hint="set them in the metadataset, where the dataset is named",
+            )
+        if not isinstance(self.root, str):
+            return inherit(files.document(self.root).split(self.split_part), {}, self.subset, self.multiplier)
+        if self.is_metadataset:
+            spec = files.spec(self.root)
+            return MetadatasetRef(spec, self.split_part, subset=self.subset, multiplier=self.multiplier)
+        spec = StoreSpec(self.root, self.storage_options, self.transport)
+        return LeafRef(spec, self.split_part, *names, subset=self.subset, multiplier=self.multiplier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +104,71 @@ class SampleOptions:
     trust_dataset_code: bool | None = None
 
 
-def open_sources(refs: Sequence[LeafRef], config: WorkerConfig) -> list[WebDatasetIndex]:
-    """Read the metadata of some datasets, concurrently.
+def isolated(target: Target, num_workers: int, read: Callable[[], T]) -> T:
+    """Read for a target, in a short-lived child where this process is going to fork workers.
 
-    A process that is going to fork workers must not start a client of its own, so it has a short-lived
-    child read remote metadata.
+    It must not start a client of its own. What a metadataset names is not known yet, and may be remote.
+    """
+    local = not target.is_metadataset and is_local(str(target.root))
+    return read() if local or not num_workers else run_isolated(read)
+
+
+def read_parts(target: Target) -> list[Part]:
+    """The sources that a target names, without touching them."""
+    return isolated(target, 1, target.parts)
+
+
+def read_sources(target: Target, num_workers: int) -> list[tuple[Part, WebDatasetIndex]]:
+    """Open all sources of a target, concurrently and in one child.
 
     Raises:
-        EnergonStreamError: What :func:`open_webdataset` raises.
+        EnergonStreamError: What :meth:`Target.parts` and :func:`open_webdataset` raise.
     """
-    remote = any(not is_local(ref.spec.url) for ref in refs)
-    return run_isolated(_open_all, refs) if remote and config.num_workers else _open_all(refs)
+
+    def read() -> list[tuple[Part, WebDatasetIndex]]:
+        parts = target.parts()
+        return list(zip(parts, _open_all([part.ref for part in parts]), strict=True))
+
+    return isolated(target, num_workers, read)
 
 
-def _open_all(refs: Sequence[LeafRef]) -> list[WebDatasetIndex]:
-    if len(refs) == 1:
-        return [_open(refs[0])]
-    with ThreadPoolExecutor(_OPENERS) as pool:
-        return list(pool.map(_open, refs))
+def _open_all(refs: Sequence[Source]) -> list[WebDatasetIndex]:
+    metadata: dict[_MetadataKey, Future[DatasetMetadata]] = {}
+    pool = ThreadPoolExecutor(min(_OPENERS, len(refs)))
+    try:
+        return [finish() for finish in [_begin(ref, pool, metadata) for ref in refs]]
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _open(ref: LeafRef) -> WebDatasetIndex:
-    kind = dataset_kind(ref.spec.url)
-    if kind != "webdataset":
-        raise UnsupportedStoreError(f"a {kind} cannot be read yet", where=ref.spec.url)
+def _begin(
+    ref: Source, pool: ThreadPoolExecutor, metadata: dict[_MetadataKey, Future[DatasetMetadata]]
+) -> Callable[[], WebDatasetIndex]:
+    """Begin to open a source, by its kind; what it returns waits for the result."""
+    if isinstance(ref, JoinRef):
+        raise UnsupportedStoreError("a join cannot be read yet", where=ref.where)
+    if dataset_kind(ref.spec.url) == "jsonl":
+        raise UnsupportedStoreError("a jsonl cannot be read yet", where=ref.spec.url)
+    key = ref.spec.url, ref.split_config, ref.dataset_config
+    if key not in metadata:  # several parts of one dataset are common
+        metadata[key] = pool.submit(
+            read_metadata, ref.spec, split_config=ref.split_config, dataset_config=ref.dataset_config
+        )
+    return partial(_select, ref, metadata[key])
+
+
+def _select(ref: LeafRef, metadata: Future[DatasetMetadata]) -> WebDatasetIndex:
+    found = metadata.result()
     names = {"split_part": ref.split_part, "split_config": ref.split_config}
-    index = open_webdataset(ref.spec, dataset_config=ref.dataset_config, **names)
-    wanted = {name: str((index.dataset_yaml or {}).get(name, value)) for name, value in names.items()}
+    wanted = {name: str((found.dataset_yaml or {}).get(name, value)) for name, value in names.items()}
     # What dataset.yaml says goes before what the caller says; it is known only now.
-    return (
-        index if wanted == names else open_webdataset(ref.spec, dataset_config=ref.dataset_config, **wanted)
-    )
+    if wanted["split_config"] != ref.split_config:
+        return open_webdataset(ref.spec, dataset_config=ref.dataset_config, **wanted)
+    return select_part(ref.spec, wanted["split_part"], found)
 
 
 def open_leaf(
-    number: int, ref: LeafRef, index: WebDatasetIndex, order: OrderSpec, samples: SampleOptions
+    number: int, ref: Source, index: WebDatasetIndex, order: OrderSpec | None, samples: SampleOptions
 ) -> tuple[SourceLeaf, LeafPlan]:
     """Make a source of an opened dataset.
 
@@ -78,17 +176,19 @@ def open_leaf(
         number: Its number in the plan.
         ref: Its reference.
         index: The opened dataset.
-        order: How to shuffle; what ``dataset.yaml`` says goes before.
+        order: How to shuffle; what ``dataset.yaml`` says goes before. None not to shuffle at all.
         samples: How samples are made.
 
     Raises:
         ConfigError: The subset is not one, or the dataset names code that is not trusted.
         MetadataError: ``dataset.yaml`` is wrong.
     """
+    if isinstance(ref, JoinRef):
+        raise UnsupportedStoreError("a join cannot be read yet", where=ref.where)
     factory, options = make_sample_factory(
         index, decoder=samples.decoder, trust=samples.trust_dataset_code, dataset_config=ref.dataset_config
     )
-    order = replace(order, **options.order_overrides())
+    order = OrderSpec() if order is None else replace(order, **options.order_overrides())
     where = f"{index.spec.url} [{index.split_part}]"
     subset = parse_subset(options.overrides["subset"], where) if "subset" in options.overrides else ref.subset
     start, stop = subset.bounds(index.num_samples, where)

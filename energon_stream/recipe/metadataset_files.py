@@ -1,0 +1,139 @@
+"""Reads metadataset files: each once, those of one level of nesting at the same time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from energon_stream.errors import ConfigError
+from energon_stream.index.metadata import load_document
+from energon_stream.recipe.metadataset import MetadatasetDocument, parse_metadataset
+from energon_stream.recipe.tree import (
+    BlendRef,
+    LeafRef,
+    MetadatasetRef,
+    Part,
+    Reference,
+    inherit,
+    mixture_parts,
+)
+from energon_stream.storage import (
+    StoreSpec,
+    Transport,
+    is_local,
+    join_url,
+    local_path,
+    parent_url,
+    shared_fetcher,
+)
+
+__all__ = ["MetadatasetFiles"]
+
+
+class MetadatasetFiles:
+    """The metadataset files that one root names, directly or through other files.
+
+    Args:
+        storage_options: For all that is not local.
+        transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
+    """
+
+    def __init__(
+        self, storage_options: Mapping[str, Any] | None = None, transport: Transport = "auto"
+    ) -> None:
+        self._storage_options = storage_options
+        self._transport = transport
+        self._documents: dict[str, MetadatasetDocument] = {}
+
+    def spec(self, url: str) -> StoreSpec:
+        """Where a URL lies; local paths become absolute, and have no storage options."""
+        if is_local(url):
+            return StoreSpec(local_path(url), None, self._transport)
+        return StoreSpec(url, self._storage_options, self._transport)
+
+    def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:
+        """Read a file, or understand a document that was parsed already.
+
+        The paths of a parsed document are relative to the current folder.
+
+        Raises:
+            StorageError: The file cannot be reached.
+            MetadataError: It is wrong; see :func:`parse_metadataset`.
+        """
+        if isinstance(root, Mapping):
+            return parse_metadataset(
+                root, where="the given dict", spec_of=partial(self._beside, os.getcwd()), file=None
+            )
+        spec = self.spec(root)
+        self._read([spec])
+        return self._documents[spec.url]
+
+    def parts(self, root: Reference) -> list[Part]:
+        """Read all files that a reference names, and flatten it to its sources.
+
+        Raises:
+            StorageError: A file cannot be reached.
+            ConfigError: A file lacks a split; ranges of samples of one dataset overlap.
+            MetadataError: A file is wrong, or contains itself.
+        """
+        seen: set[tuple[str, str]] = set()
+        level = list(_nested(root))
+        while level:
+            new = [ref for ref in level if (ref.spec.url, ref.split) not in seen]
+            seen.update((ref.spec.url, ref.split) for ref in new)
+            self._read([ref.spec for ref in new])
+            level = [
+                inner for ref in new for inner in _nested(self._documents[ref.spec.url].split(ref.split))
+            ]
+        parts = mixture_parts(root, self._content)
+        _check_overlaps(parts)
+        return parts
+
+    def _content(self, ref: MetadatasetRef) -> Reference:
+        content = self._documents[ref.spec.url].split(ref.split)
+        return inherit(content, ref.subflavors, ref.subset, ref.multiplier)
+
+    def _read(self, specs: list[StoreSpec]) -> None:
+        fetcher = shared_fetcher()
+        stores = {spec.url: spec.open() for spec in specs if spec.url not in self._documents}
+        bodies = {
+            url: fetcher.call(partial(store.get, ""), deadline=-1, inline=store.is_local)
+            for url, store in stores.items()
+        }
+        for url, body in bodies.items():
+            self._documents[url] = parse_metadataset(
+                load_document(body.result().data, url),
+                where=url,
+                spec_of=partial(self._beside, parent_url(url)),
+                file=self.spec(url),
+            )
+
+    def _beside(self, folder: str, path: str) -> StoreSpec:
+        return self.spec(join_url(folder, path))
+
+
+def _nested(node: Reference) -> Iterator[MetadatasetRef]:
+    if isinstance(node, MetadatasetRef):
+        yield node
+    elif isinstance(node, BlendRef):
+        for child in node.children:
+            yield from _nested(child)
+
+
+def _check_overlaps(parts: list[Part]) -> None:
+    """Sample numbers say exactly which samples are meant; the same one twice is a slip."""
+    numbered: dict[tuple[str, str, str], list[LeafRef]] = {}
+    for part in parts:
+        ref = part.ref
+        if isinstance(ref, LeafRef) and ref.subset.in_samples:
+            others = numbered.setdefault((ref.spec.url, ref.split_part, ref.split_config), [])
+            for other in others:
+                if ref.subset.overlaps(other.subset):
+                    raise ConfigError(
+                        f"the subsets {other.subset} and {ref.subset} overlap",
+                        where=f"{ref.spec.url} [{ref.split_part}]",
+                        hint="give ranges that do not share samples, or use weights to have samples more often",
+                    )
+            others.append(ref)

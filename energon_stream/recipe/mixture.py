@@ -1,0 +1,160 @@
+"""Opened sources and their shares, to one order of all samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from energon_stream.errors import ConfigError
+from energon_stream.pipeline.source import SourceDataset, SourceLeaf
+from energon_stream.read.options import ReadOptions
+from energon_stream.recipe.sources import SampleOptions, Target, open_leaf, read_sources
+from energon_stream.recipe.tree import Part
+from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, OrderSpec, Plan, RepeatPlan
+from energon_stream.task import DatasetBlendMode, LoadedDataset
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["Mixture", "open_mixture"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Opened sources.
+
+    Attributes:
+        parts: Their references and shares.
+        leaves: What is read.
+        plans: The order of each, numbered by its place.
+        config: The job's configuration.
+        options: Limits of the look-ahead.
+    """
+
+    parts: tuple[Part, ...]
+    leaves: tuple[SourceLeaf, ...]
+    plans: tuple[LeafPlan, ...]
+    config: WorkerConfig
+    options: ReadOptions
+
+    @property
+    def blend_mode(self) -> DatasetBlendMode:
+        """What the shares are."""
+        if self.parts[0].repetitions is not None:
+            return DatasetBlendMode.SAMPLE_REPETITIONS
+        return DatasetBlendMode.NONE if len(self.parts) == 1 else DatasetBlendMode.DATASET_WEIGHT
+
+    def train_dataset(self, repeat: bool) -> LoadedDataset:
+        """All sources as one dataset, blended by its plan.
+
+        Raises:
+            ConfigError: One pass over a blend by weights, which has no end.
+            EmptyStreamError: There are more streams than samples.
+        """
+        if not repeat and self.blend_mode is DatasetBlendMode.DATASET_WEIGHT:
+            raise ConfigError(
+                "repeat=False, but a blend by weights has no last sample",
+                hint="use blend_epochized, or repeat=True with virtual_epoch_length",
+            )
+        dataset = self._dataset(self.leaves, self._train_plan(repeat))
+        dataset.require_samples_in_every_stream()
+        return self._loaded(dataset)
+
+    def _train_plan(self, repeat: bool) -> Plan:
+        if self.blend_mode is not DatasetBlendMode.SAMPLE_REPETITIONS:
+            endless = tuple(_repeated(plan, None if repeat else 1) for plan in self.plans)
+            weights = tuple(part.weight or 1.0 for part in self.parts)
+            return endless[0] if len(endless) == 1 else BlendPlan(endless, weights)
+        passes = tuple(
+            _repeated(plan, part.repetitions) for part, plan in zip(self.parts, self.plans, strict=True)
+        )
+        shares = tuple(self._samples(number) for number in range(len(self.parts)))
+        epoch = passes[0] if len(passes) == 1 else BlendPlan(passes, shares)
+        return _repeated(epoch, None if repeat else 1)
+
+    def val_dataset(self) -> LoadedDataset:
+        """All sources as one dataset, one after the other."""
+        plan = self.plans[0] if len(self.plans) == 1 else ConcatPlan(self.plans)
+        return self._loaded(self._dataset(self.leaves, plan))
+
+    def train_datasets(self, repeat: bool = True) -> list[LoadedDataset]:
+        """A dataset for each source, for those who blend themselves.
+
+        Sources with weights repeat; those with repetitions end after them, and weigh as many samples.
+        """
+        return [
+            self._single(number, part.repetitions if part.repetitions is not None else None if repeat else 1)
+            for number, part in enumerate(self.parts)
+        ]
+
+    def val_datasets(self) -> list[LoadedDataset]:
+        """A dataset for each source, one pass each."""
+        return [self._single(number, 1) for number in range(len(self.parts))]
+
+    def _single(self, number: int, repeats: float | None) -> LoadedDataset:
+        part, leaf = self.parts[number], self.leaves[number]
+        dataset = self._dataset((leaf,), _repeated(replace(self.plans[number], leaf=0), repeats))
+        weight = self._samples(number) if part.weight is None else part.weight
+        return LoadedDataset(dataset, weight, part.repetitions, leaf.subflavors)
+
+    def _samples(self, number: int) -> float:
+        """Samples of a source in one epoch."""
+        plan = self.plans[number]
+        copies = max(1, plan.order.shuffle_over_epochs or 1)
+        return plan.num_samples * copies * (self.parts[number].repetitions or 1.0)
+
+    def _dataset(self, leaves: tuple[SourceLeaf, ...], plan: Plan) -> SourceDataset:
+        return SourceDataset(leaves, plan, worker_config=self.config, options=self.options)
+
+    def _loaded(self, dataset: SourceDataset) -> LoadedDataset:
+        return LoadedDataset(dataset, subflavors=self.leaves[0].subflavors if len(self.leaves) == 1 else None)
+
+
+def _repeated(plan: Plan, repeats: float | None) -> Plan:
+    return plan if repeats == 1 else RepeatPlan(plan, repeats)
+
+
+def open_mixture(
+    target: Target,
+    config: WorkerConfig,
+    samples: SampleOptions,
+    options: ReadOptions,
+    order_of: Callable[[int | None], OrderSpec] | None = None,
+) -> Mixture:
+    """Open what a user names.
+
+    Args:
+        target: What it is.
+        config: The job's configuration.
+        samples: How samples are made.
+        options: Limits of the look-ahead.
+        order_of: The order of a source with a certain ``shuffle_over_epochs_multiplier``; None for
+            the order in which the samples lie.
+
+    Raises:
+        EnergonStreamError: What reading metadata raises.
+    """
+    found = read_sources(target, config.num_workers)
+    parts = tuple(part for part, _ in found)
+    if any("__subflavor__" in part.ref.subflavors for part in parts):
+        warnings.warn(
+            "subflavor: is deprecated in metadatasets; use subflavors:, whose values may be anything",
+            FutureWarning,
+            stacklevel=3,
+        )
+    opened = [
+        open_leaf(
+            number,
+            part.ref,
+            index,
+            None if order_of is None else order_of(part.ref.multiplier),
+            samples,
+        )
+        for number, (part, index) in enumerate(found)
+    ]
+    return Mixture(
+        parts,
+        tuple(leaf for leaf, _ in opened),
+        tuple(plan for _, plan in opened),
+        config,
+        options,
+    )
