@@ -115,10 +115,34 @@ if TYPE_CHECKING:
         ReadOptions as ReadOptions,
     )
     from energon_stream.recipe import (
+        DatasetLoader as DatasetLoader,
+    )
+    from energon_stream.recipe import (
+        DatasetLoaderInterface as DatasetLoaderInterface,
+    )
+    from energon_stream.recipe import (
+        LoadedDatasetList as LoadedDatasetList,
+    )
+    from energon_stream.recipe import (
+        Metadataset as Metadataset,
+    )
+    from energon_stream.recipe import (
+        MetadatasetV2 as MetadatasetV2,
+    )
+    from energon_stream.recipe import (
         get_train_dataset as get_train_dataset,
     )
     from energon_stream.recipe import (
         get_val_dataset as get_val_dataset,
+    )
+    from energon_stream.recipe import (
+        get_val_datasets as get_val_datasets,
+    )
+    from energon_stream.recipe import (
+        load_dataset as load_dataset,
+    )
+    from energon_stream.recipe import (
+        traverse_metadataset as traverse_metadataset,
     )
     from energon_stream.samples import (
         Batch as Batch,
@@ -178,6 +202,9 @@ if TYPE_CHECKING:
         Cooker as Cooker,
     )
     from energon_stream.task import (
+        DatasetBlendMode as DatasetBlendMode,
+    )
+    from energon_stream.task import (
         DefaultTaskEncoder as DefaultTaskEncoder,
     )
     from energon_stream.task import (
@@ -232,7 +259,18 @@ _EXPORTS = {
     ],
     "energon_stream.read.decode": ["FileStoreDecoder", "SampleDecoder"],
     "energon_stream.read.options": ["ReadOptions"],
-    "energon_stream.recipe": ["get_train_dataset", "get_val_dataset"],
+    "energon_stream.recipe": [
+        "DatasetLoader",
+        "DatasetLoaderInterface",
+        "LoadedDatasetList",
+        "Metadataset",
+        "MetadatasetV2",
+        "get_train_dataset",
+        "get_val_dataset",
+        "get_val_datasets",
+        "load_dataset",
+        "traverse_metadataset",
+    ],
     "energon_stream.samples": [
         "Batch",
         "CaptioningSample",
@@ -255,6 +293,7 @@ _EXPORTS = {
     "energon_stream.task": [
         "AugmentTaskEncoder",
         "Cooker",
+        "DatasetBlendMode",
         "DefaultTaskEncoder",
         "TaskEncoder",
         "basic_sample_keys",

@@ -1,5 +1,25 @@
 """Paths and YAML to datasets."""
 
-from energon_stream.recipe.datasets import get_train_dataset, get_val_dataset
+from energon_stream.recipe.datasets import get_train_dataset, get_val_dataset, get_val_datasets
+from energon_stream.recipe.interface import (
+    DatasetLoader,
+    DatasetLoaderInterface,
+    LoadedDatasetList,
+    Metadataset,
+    MetadatasetV2,
+    load_dataset,
+    traverse_metadataset,
+)
 
-__all__ = ["get_train_dataset", "get_val_dataset"]
+__all__ = [
+    "DatasetLoader",
+    "DatasetLoaderInterface",
+    "LoadedDatasetList",
+    "Metadataset",
+    "MetadatasetV2",
+    "get_train_dataset",
+    "get_val_dataset",
+    "get_val_datasets",
+    "load_dataset",
+    "traverse_metadataset",
+]
