@@ -35,11 +35,9 @@ def layer(module):
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def imports(path, lazy):
-    """Modules of the package that a file imports, at import time (or also inside functions)."""
-    tree = ast.parse(path.read_text())
-    nodes = ast.walk(tree) if lazy else _top_level(tree)
-    for node in nodes:
+def imports(path):
+    """Modules of the package that a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -49,25 +47,18 @@ def imports(path, lazy):
         yield from (name for name in found if name in MODULES)
 
 
-def _top_level(tree):
-    for node in tree.body:
-        yield node
-        if isinstance(node, (ast.If, ast.Try)):
-            yield from (inner for inner in ast.walk(node) if inner is not node)
-
-
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_data_flows_one_way(module):
     own = layer(module)
     assert own in LEVEL, f"{own} is in no layer"
-    for found in imports(MODULES[module], lazy=True):
+    for found in imports(MODULES[module]):
         other = layer(found)
         # A package's __init__ re-exports; importing it is importing that layer.
         assert LEVEL[other] <= LEVEL[own], f"{module} imports {found}: {other} lies to the right of {own}"
 
 
 def test_there_is_no_import_cycle():
-    graph = {module: set(imports(path, lazy=False)) - {module} for module, path in MODULES.items()}
+    graph = {module: set(imports(path)) - {module} for module, path in MODULES.items()}
     done, path = set(), []
 
     def visit(module):

@@ -12,8 +12,9 @@ import torch
 
 from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.loader.session import LoaderOptions, Session, open_session
-from energon_stream.pipeline.dataset import Context, RestoreKey, SavableDataset, State
+from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Turn, with_restore_key
+from energon_stream.pipeline.node import Context, RestoreKey, State
 from energon_stream.state import check_rank_state, fingerprint, make_rank_state
 from energon_stream.storage import CounterSnapshot, run_isolated
 from energon_stream.worker import WorkerConfig

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.loader.channel import Receiver, Wire
 from energon_stream.loader.worker_process import Failure, run_worker
-from energon_stream.pipeline.dataset import SavableDataset, State
+from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Step, Turn
+from energon_stream.pipeline.node import State
 from energon_stream.storage import CounterSnapshot, default_counters
 
 __all__ = ["LoaderOptions", "Session", "open_session"]

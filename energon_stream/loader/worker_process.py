@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from energon_stream.loader.channel import Sender, Wire, close_inherited_pipes
-from energon_stream.pipeline.dataset import SavableDataset, State
+from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Turn
+from energon_stream.pipeline.node import State
 from energon_stream.storage import default_counters
 
 __all__ = ["Failure", "run_worker"]

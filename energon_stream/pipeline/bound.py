@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.dataset import END, Context, End, Item, Node, SavableDataset, State, Wrapper
+from energon_stream.pipeline.dataset import SavableDataset, Wrapper
+from energon_stream.pipeline.node import END, Context, End, Item, Node, State
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["EpochizeDataset", "LimitDataset", "share_of_stream"]

@@ -10,17 +10,8 @@ import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.batch import BatchDataset
-from energon_stream.pipeline.dataset import (
-    END,
-    Context,
-    End,
-    Item,
-    Node,
-    SavableDataset,
-    Several,
-    State,
-    Wrapper,
-)
+from energon_stream.pipeline.dataset import SavableDataset, Several, Wrapper
+from energon_stream.pipeline.node import END, Context, End, Item, Node, State
 from energon_stream.rng import uniform
 from energon_stream.worker import WorkerConfig
 

@@ -10,90 +10,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from energon_stream.errors import ConfigError, StateMismatchError
-from energon_stream.rng import derive_key
+from energon_stream.pipeline.engine import Engine
+from energon_stream.pipeline.node import Context, Item, Node, RestoreKey, State
 from energon_stream.worker import WorkerConfig
 
-__all__ = [
-    "END",
-    "Context",
-    "End",
-    "Item",
-    "Node",
-    "RestoreKey",
-    "SavableDataset",
-    "Several",
-    "State",
-    "Wrapper",
-    "common_config",
-]
+__all__ = ["SavableDataset", "Several", "Wrapper", "common_config"]
 
 T_co = TypeVar("T_co", covariant=True)
-
-State = Any
-"""Nested dict, list, tuple, str, int, float, bool, bytes and None."""
-
-RestoreKey = tuple[Any, ...]
-"""How an element was made: operator, its counters, and the keys of what it was made of."""
-
-
-class End:
-    """Type of :data:`END`."""
-
-    def __repr__(self) -> str:
-        return "END"
-
-
-END: Final = End()
-"""What ``next()`` gives at the end of a pass."""
-
-
-class Item(NamedTuple):
-    """An element on its way through the pipeline, with the key that can make it again."""
-
-    value: Any
-    key: RestoreKey
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """Where a node runs.
-
-    Attributes:
-        config: The job's configuration.
-        stream: The stream that is served.
-        readers: Source nodes in this process; they share its byte budget.
-        path: Place of the node among the inputs of datasets with several; part of its random keys.
-    """
-
-    config: WorkerConfig
-    stream: int
-    readers: int = 1
-    path: str = ""
-
-    def child(self, number: int) -> Context:
-        """The context of one of several inputs."""
-        return replace(self, path=f"{self.path}/{number}")
-
-    def key(self, name: str) -> int:
-        """Key for the random draws of a node here."""
-        return derive_key(self.config.seed_offset, self.stream, self.path, name)
-
-
-class Node(Protocol):
-    """One stream of one dataset."""
-
-    def next(self) -> Item | End:
-        """The next item, or ``END``; the call after ``END`` begins the next pass."""
-
-    def state(self) -> State:
-        """Where the node stands after the last item given out, in plain values."""
-
-    def close(self) -> None:
-        """Let go of readers and buffers."""
 
 
 class SavableDataset(ABC, Generic[T_co]):
@@ -165,8 +91,6 @@ class SavableDataset(ABC, Generic[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         """Iterate in this process, as a loader without workers does; each call begins anew."""
-        from energon_stream.pipeline.engine import Engine
-
         engine = Engine(self, list(self.worker_config.streams))
         try:
             while (step := engine.step()) is not None:

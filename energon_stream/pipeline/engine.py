@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_stream.pipeline.dataset import Context, End, Node, RestoreKey, SavableDataset, State
+from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
 
 __all__ = ["Engine", "Step", "Turn", "with_restore_key"]
 
@@ -83,7 +83,7 @@ class Engine:
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
+        dataset: Runnable,
         streams: Sequence[int],
         states: Mapping[int, State] | None = None,
         turn: Turn | None = None,

@@ -7,19 +7,10 @@ from typing import Any
 
 from energon_stream.errors import ConfigError, SampleError, SkipSample
 from energon_stream.pipeline.batch import make_batch, restore_batches
-from energon_stream.pipeline.dataset import (
-    END,
-    Context,
-    End,
-    Item,
-    Node,
-    RestoreKey,
-    SavableDataset,
-    State,
-    Wrapper,
-)
+from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.map import function_name
+from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["GroupBatchDataset"]

@@ -8,19 +8,10 @@ from inspect import isgenerator
 from typing import Any
 
 from energon_stream.errors import ConfigError, SkipSample, StateMismatchError
-from energon_stream.pipeline.dataset import (
-    END,
-    Context,
-    End,
-    Item,
-    Node,
-    RestoreKey,
-    SavableDataset,
-    State,
-    Wrapper,
-)
+from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.map import function_name
+from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["PackingDataset"]

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from energon_stream.errors import ConfigError, SkipSample
-from energon_stream.pipeline.dataset import END, Context, End, Item, Node, SavableDataset, State, Wrapper
+from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.map import function_name
+from energon_stream.pipeline.node import END, Context, End, Item, Node, State
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["FilterDataset", "GcDataset", "IterMapDataset", "LogSampleDataset"]

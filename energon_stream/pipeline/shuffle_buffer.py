@@ -13,16 +13,8 @@ from typing import Any
 import numpy as np
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.dataset import (
-    END,
-    Context,
-    End,
-    Item,
-    Node,
-    SavableDataset,
-    State,
-    Wrapper,
-)
+from energon_stream.pipeline.dataset import SavableDataset, Wrapper
+from energon_stream.pipeline.node import END, Context, End, Item, Node, State
 from energon_stream.rng import uniform
 from energon_stream.worker import WorkerConfig
 

@@ -10,13 +10,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from energon_stream.errors import EmptyStreamError, StateMismatchError, StorageError
-from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.pipeline.dataset import END, Context, End, Item, Node, RestoreKey, SavableDataset, State
+from energon_stream.errors import EmptyStreamError, SkipSample, StateMismatchError, StorageError
+from energon_stream.index.source_index import SourceIndex
+from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.failures import FailureGuard
+from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
+from energon_stream.read.open import open_source
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.reader import SampleReader, fetch_samples
-from energon_stream.read.source import OffsetCache, RawSample, TarSource
+from energon_stream.read.source import OffsetCache, RawSample
 from energon_stream.rng import derive_key
 from energon_stream.samples import SourceInfo
 from energon_stream.schedule import (
@@ -34,7 +36,7 @@ from energon_stream.schedule import (
 from energon_stream.storage import Fetcher
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["SampleBuilder", "SourceDataset", "SourceLeaf"]
+__all__ = ["Leaf", "SampleBuilder", "SourceDataset", "SourceLeaf"]
 
 
 class SampleBuilder(Protocol):
@@ -56,6 +58,25 @@ class SampleBuilder(Protocol):
         """
 
 
+class Leaf(Protocol):
+    """One source of a plan: what is read, and what is made of it; a value that travels to other processes."""
+
+    @property
+    def index(self) -> SourceIndex:
+        """What is read."""
+
+    @property
+    def subflavors(self) -> dict[str, Any] | None:
+        """Put on each sample."""
+
+    def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
+        """Turn a raw sample into an element.
+
+        Raises:
+            SampleError: It cannot be made into one.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class SourceLeaf:
     """One source dataset of a plan.
@@ -66,19 +87,25 @@ class SourceLeaf:
         subflavors: Put on each sample.
     """
 
-    index: WebDatasetIndex
+    index: SourceIndex
     builder: SampleBuilder
     subflavors: dict[str, Any] | None = None
 
-    def identity(self) -> dict[str, Any]:
-        """What the data is, wherever it lies: split part, and a hash over shard names and counts."""
-        digest = hashlib.blake2b("\0".join(self.index.shard_paths).encode(), digest_size=8)
-        digest.update(np.ascontiguousarray(self.index.shard_counts).tobytes())
-        return {
-            "split": self.index.split_part,
-            "samples": self.index.num_samples,
-            "shards": digest.hexdigest(),
-        }
+    def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
+        """Turn a raw sample into an element; see :meth:`Leaf.make`."""
+        source = SourceInfo(
+            self.index.spec.url, raw.index, raw.shard, tuple(f"{raw.key}.{part}" for part in raw.parts)
+        )
+        return self.builder.build(
+            raw.name, raw.parts, restore_key=restore_key, subflavors=self.subflavors, source=source
+        )
+
+
+def _identity(index: SourceIndex) -> dict[str, Any]:
+    """What the data is, wherever it lies: split part, and a hash over shard names and counts."""
+    digest = hashlib.blake2b("\0".join(index.shard_paths).encode(), digest_size=8)
+    digest.update(np.ascontiguousarray(index.shard_counts).tobytes())
+    return {"split": index.split_part, "samples": index.num_samples, "shards": digest.hexdigest()}
 
 
 class _Resources:
@@ -88,7 +115,9 @@ class _Resources:
         self.pid = os.getpid()
         self.fetcher = Fetcher(dataset.options.max_in_flight)
         offsets = OffsetCache()
-        self.sources = [TarSource(number, leaf.index, offsets) for number, leaf in enumerate(dataset.leaves)]
+        self.sources = [
+            open_source(number, leaf.index, offsets) for number, leaf in enumerate(dataset.leaves)
+        ]
 
 
 class _SourceNode:
@@ -122,6 +151,8 @@ class _SourceNode:
                 return END
             try:
                 item = self._dataset.make(raw)
+            except SkipSample:
+                continue
             except Exception as error:
                 self._guard.failed(error, _describe(raw))
                 continue
@@ -138,7 +169,7 @@ class _SourceNode:
 def _describe(raw: RawSample) -> dict[str, Any]:
     """A failed sample for handlers: its key, source and the names of its parts, without the bytes."""
     return {
-        "__key__": f"{raw.shard}/{raw.key}",
+        "__key__": raw.name,
         "__sources__": (raw.shard, raw.index),
         "parts": list(raw.parts),
     }
@@ -163,7 +194,7 @@ class SourceDataset(SavableDataset[Any]):
 
     def __init__(
         self,
-        leaves: Sequence[SourceLeaf],
+        leaves: Sequence[Leaf],
         plan: Plan,
         *,
         worker_config: WorkerConfig,
@@ -219,16 +250,8 @@ class SourceDataset(SavableDataset[Any]):
 
     def make(self, raw: RawSample) -> Item:
         """Turn a raw sample into an item."""
-        leaf = self.leaves[raw.leaf]
-        key = f"{raw.shard}/{raw.key}"
         restore_key = ("Source", raw.leaf, raw.index)
-        source = SourceInfo(
-            leaf.index.spec.url, raw.index, raw.shard, tuple(f"{raw.key}.{part}" for part in raw.parts)
-        )
-        value = leaf.builder.build(
-            key, raw.parts, restore_key=restore_key, subflavors=leaf.subflavors, source=source
-        )
-        return Item(value, restore_key)
+        return Item(self.leaves[raw.leaf].make(raw, restore_key), restore_key)
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Read samples by their keys, with as few requests as possible."""
@@ -281,5 +304,5 @@ class SourceDataset(SavableDataset[Any]):
         return {
             "type": "SourceDataset",
             "plan": describe_plan(self.plan),
-            "leaves": [leaf.identity() for leaf in self.leaves],
+            "leaves": [_identity(leaf.index) for leaf in self.leaves],
         }

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from energon_stream.pipeline.dataset import END, Context, End, Item, Node, RestoreKey, SavableDataset, State
+from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Step, Turn
+from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
 from energon_stream.state import dumps, loads
 from energon_stream.worker import WorkerConfig
 

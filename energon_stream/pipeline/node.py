@@ -1,0 +1,85 @@
+"""What runs one stream of a dataset: nodes, their items and their states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Protocol
+
+from energon_stream.rng import derive_key
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["END", "Context", "End", "Item", "Node", "RestoreKey", "Runnable", "State"]
+
+State = Any
+"""Nested dict, list, tuple, str, int, float, bool, bytes and None."""
+
+RestoreKey = tuple[Any, ...]
+"""How an element was made: operator, its counters, and the keys of what it was made of."""
+
+
+class End:
+    """Type of :data:`END`."""
+
+    def __repr__(self) -> str:
+        return "END"
+
+
+END: Final = End()
+"""What ``next()`` gives at the end of a pass."""
+
+
+class Item(NamedTuple):
+    """An element on its way through the pipeline, with the key that can make it again."""
+
+    value: Any
+    key: RestoreKey
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where a node runs.
+
+    Attributes:
+        config: The job's configuration.
+        stream: The stream that is served.
+        readers: Source nodes in this process; they share its byte budget.
+        path: Place of the node among the inputs of datasets with several; part of its random keys.
+    """
+
+    config: WorkerConfig
+    stream: int
+    readers: int = 1
+    path: str = ""
+
+    def child(self, number: int) -> Context:
+        """The context of one of several inputs."""
+        return replace(self, path=f"{self.path}/{number}")
+
+    def key(self, name: str) -> int:
+        """Key for the random draws of a node here."""
+        return derive_key(self.config.seed_offset, self.stream, self.path, name)
+
+
+class Node(Protocol):
+    """One stream of one dataset."""
+
+    def next(self) -> Item | End:
+        """The next item, or ``END``; the call after ``END`` begins the next pass."""
+
+    def state(self) -> State:
+        """Where the node stands after the last item given out, in plain values."""
+
+    def close(self) -> None:
+        """Let go of readers and buffers."""
+
+
+class Runnable(Protocol):
+    """What an engine needs of a dataset."""
+
+    worker_config: WorkerConfig
+
+    def build(self, context: Context, state: State | None) -> Node:
+        """Make the node of one stream, at the start or where ``state`` says."""
+
+    def count_sources(self) -> int:
+        """Source datasets below, each of which reads ahead on its own."""
