@@ -35,6 +35,7 @@ _WHAT_DIFFERS = {
     "order": "the order (shuffling, slices, blending)",
     "pipeline": "the pipeline (batch size, operators, functions)",
 }
+_HINT = "pass what save_state_rank() returned"
 
 
 def dumps(state: Any) -> bytes:
@@ -127,22 +128,26 @@ def check_rank_state(
         Place of the next stream, streams that ended in this pass, and the state of each stream.
 
     Raises:
-        StateError: Not a state of this library.
+        StateError: Not a state of this library, or a damaged one.
         StateVersionError: Of another version of the format.
         StateMismatchError: Of other data, another order or pipeline, or another topology.
     """
     if isinstance(state, (bytes, bytearray)):
         state = loads(bytes(state))
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
-        raise StateError(
-            f"a {type(state).__name__} that is not a rank state", hint="pass what save_state_rank() returned"
-        )
+        raise StateError(f"a {type(state).__name__} that is not a rank state", hint=_HINT)
     if state.get("version") != VERSION:
         raise StateVersionError(
             f"the state has format version {state.get('version')}, this library reads {VERSION}",
             hint="resume with the library version that saved it",
         )
-    saved, mine = dict(state["topology"]), _topology(config)
+    try:
+        saved, saved_prints = dict(state["topology"]), dict(state["fingerprint"])
+        position, ended = int(state["turn"][0]), [int(stream) for stream in state["turn"][1]]
+        streams = {int(stream): value for stream, value in state["streams"].items()}
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"the state is damaged: {error!r}", hint=_HINT) from error
+    mine = _topology(config)
     if saved != mine:
         changed = ", ".join(
             f"{name} {saved.get(name)} -> {mine[name]}" for name in mine if saved.get(name) != mine[name]
@@ -152,13 +157,13 @@ def check_rank_state(
             hint="restore with the same rank, world size, seed and number of streams"
             " (num_workers may differ when num_streams is set)",
         )
-    differing = [
-        text for name, text in _WHAT_DIFFERS.items() if state["fingerprint"].get(name) != prints[name]
-    ]
+    differing = [text for name, text in _WHAT_DIFFERS.items() if saved_prints.get(name) != prints[name]]
     if differing:
         raise StateMismatchError(
             f"the state was saved with another dataset: {'; '.join(differing)} differ",
             hint="build the dataset with the arguments of then, or start without a state",
         )
-    position, ended = state["turn"]
-    return int(position), [int(s) for s in ended], {int(s): value for s, value in state["streams"].items()}
+    own = set(config.streams)
+    if streams.keys() != own or not own.issuperset(ended) or not 0 <= position < len(own):
+        raise StateError(f"the state is damaged: streams {sorted(own)} are expected", hint=_HINT)
+    return position, ended, streams

@@ -48,7 +48,8 @@ def train(
         while process.poll() is None and lines(log) < kill_after:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        if process.wait() != -signal.SIGKILL:
+            raise SystemExit(f"training '{name}' ended before it was killed")
         print(f"killed with SIGKILL after step {lines(log)}")
     return log.read_text().splitlines()
 
@@ -116,13 +117,9 @@ def main() -> int:
         if server is not None:
             counted = server.counters()
             print(f"  the server counted {counted.total} requests, {counted.bytes_sent / 1e6:.1f} MB in all")
-        train(folder, data, env, "interrupted", kill_after=KILL_AFTER)
-        both = train(folder, data, env, "interrupted")
+        before = train(folder, data, env, "interrupted", kill_after=KILL_AFTER)
+        after = train(folder, data, env, "interrupted")[len(before) :]
 
-    resumed_at = max(
-        i for i, line in enumerate(both) if int(line.split()[0]) <= int(both[i - 1].split()[0]) or i == 0
-    )
-    before, after = both[:resumed_at], both[resumed_at:]
     first = int(after[0].split()[0])
     print(f"resumed in a new process at step {first}")
     if before != whole[: len(before)] or after != whole[first - 1 :] or not before:

@@ -12,7 +12,12 @@ from energon_stream.errors import EnergonStreamError
 
 __all__ = ["main"]
 
-_COMMANDS = ("info", "lint", "prepare")
+_COMMANDS = {
+    "info": "Show what a dataset holds.",
+    "lint": "Check tars against their indices.",
+    "prepare": "Index a folder of tars.",
+}
+"""What ``--help`` says of the commands, so that it imports none of them."""
 
 
 class _Group(click.Group):
@@ -29,6 +34,10 @@ class _Group(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(f"energon_stream.cli.{cmd_name}"), cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
 from energon_stream.read.options import ReadOptions, cut_generation
 from energon_stream.read.source import RawSample, TarSource
 from energon_stream.rng import Int64Array
@@ -144,10 +145,24 @@ def _request(
     return int((plan.stops - plan.starts).sum())
 
 
+def _body(fetch: _Fetch) -> Body:
+    """Wait for an answer. The index asked for it, so the index is wrong where the bytes do not exist."""
+    try:
+        return fetch.future.result()
+    except RangeError as error:
+        raise IndexMismatchError(error.what, where=error.where, hint=error.hint) from error
+    except ObjectNotFoundError as error:
+        raise ObjectNotFoundError(
+            "the dataset lists a shard that is not there",
+            where=error.where,
+            hint="Put it back, or run `energon-stream prepare` again.",
+        ) from error
+
+
 def _cut(sources: Sequence[TarSource], window: _Window, row: int, fetch: _Fetch) -> RawSample | None:
     """Wait for one sample's bytes and cut it into its parts."""
     source = sources[int(window.leaf[row])]
-    body = fetch.future.result()
+    body = _body(fetch)
     if not fetch.checked:
         source.observe(fetch.shard, body.etag)
         fetch.checked = True
