@@ -60,6 +60,7 @@ class WebDatasetIndex:
             the total.
         excluded: Shard path to keys of its samples that are not to be used. They count in lengths.
         dataset_yaml: Content of ``dataset.yaml``; None where there is none.
+        excluded_shards: Shards of the part that are not to be used at all; they are not in the others.
     """
 
     spec: StoreSpec
@@ -68,6 +69,7 @@ class WebDatasetIndex:
     shard_counts: Int64Array
     excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
     dataset_yaml: Mapping[str, Any] | None = None
+    excluded_shards: tuple[str, ...] = ()
     shard_starts: Int64Array = field(init=False)
 
     def __post_init__(self) -> None:
@@ -231,7 +233,8 @@ def select_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadata) -> 
         )
     mine = set(paths)
     excluded = {shard: frozenset(keys) for shard, keys in by_shard.items() if shard in mine}
-    return WebDatasetIndex(spec, split_part, paths, shard_counts, excluded, metadata.dataset_yaml)
+    left_out = tuple(path for path in split.parts[split_part] if path in whole)
+    return WebDatasetIndex(spec, split_part, paths, shard_counts, excluded, metadata.dataset_yaml, left_out)
 
 
 def _sort_excludes(

@@ -16,9 +16,10 @@ from types import TracebackType
 from energon_stream.errors import DuplicateKeyError, MetadataError, NotPreparedError, ObjectNotFoundError
 from energon_stream.index.metadata import META_FOLDER
 from energon_stream.index.scan import ShardScan
+from energon_stream.index.stream import stream_object
 from energon_stream.storage import Store, local_path
 
-__all__ = ["INDEX_SQLITE", "SampleLocation", "SqliteIndex", "SqliteWriter", "open_sqlite"]
+__all__ = ["INDEX_SQLITE", "SampleLocation", "SqliteIndex", "SqliteWriter", "open_sqlite", "sqlite_file"]
 
 INDEX_SQLITE = f"{META_FOLDER}/index.sqlite"
 
@@ -153,12 +154,11 @@ class SqliteIndex:
 
 
 @contextmanager
-def open_sqlite(store: Store) -> Iterator[SqliteIndex]:
-    """Open a dataset's index for the length of the block; a remote one is downloaded to a temporary file.
+def sqlite_file(store: Store) -> Iterator[str]:
+    """A dataset's index as a local file for the length of the block; a remote one is downloaded.
 
     Raises:
         NotPreparedError: The dataset has none.
-        MetadataError: It is no SQLite database of this schema.
     """
     with tempfile.TemporaryDirectory(prefix="energon-index-") as folder:
         try:
@@ -168,16 +168,30 @@ def open_sqlite(store: Store) -> Iterator[SqliteIndex]:
             else:
                 path = os.path.join(folder, "index.sqlite")
                 with open(path, "wb") as file:
-                    file.write(store.get(INDEX_SQLITE).data)
+                    file.writelines(stream_object(store, INDEX_SQLITE))
         except ObjectNotFoundError as error:
             raise NotPreparedError(
                 "the dataset has no index.sqlite", where=store.url, hint="Run `energon-stream prepare`."
             ) from error
-        with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as database:
-            try:
-                database.execute("SELECT 1 FROM samples, sample_parts LIMIT 1")
-            except sqlite3.DatabaseError as error:
-                raise MetadataError(
-                    f"this is no usable index: {error}", where=f"{store.url}/{INDEX_SQLITE}"
-                ) from error
-            yield SqliteIndex(database)
+        yield path
+
+
+@contextmanager
+def open_sqlite(store: Store) -> Iterator[SqliteIndex]:
+    """Open a dataset's index for the length of the block; a remote one is downloaded to a temporary file.
+
+    Raises:
+        NotPreparedError: The dataset has none.
+        MetadataError: It is no SQLite database of this schema.
+    """
+    with (
+        sqlite_file(store) as path,
+        closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as database,
+    ):
+        try:
+            database.execute("SELECT 1 FROM samples, sample_parts LIMIT 1")
+        except sqlite3.DatabaseError as error:
+            raise MetadataError(
+                f"this is no usable index: {error}", where=f"{store.url}/{INDEX_SQLITE}"
+            ) from error
+        yield SqliteIndex(database)

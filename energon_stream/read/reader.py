@@ -7,6 +7,9 @@ batch as exact ranges; when its first answer is there, larger ones follow, as lo
 unconsumed bytes stay within the budget. A request may take in samples that lie between two wanted ones
 and are due soon after; their bytes are kept, not fetched again.
 
+A reference is one byte range, or, where datasets are joined, one for each that has the sample; the ranges
+of a reference are planned and fetched like any others, and consumed together.
+
 Nothing here runs in a thread of its own: the consumer's calls drive the planning, the fetcher's
 threads the requests.
 """
@@ -22,7 +25,7 @@ import numpy.typing as npt
 
 from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
 from energon_stream.read.options import ReadOptions, cut_generation
-from energon_stream.read.source import RawSample, TarSource
+from energon_stream.read.source import Piece, RawSample, Source
 from energon_stream.rng import Int64Array
 from energon_stream.schedule import Cursor, Refs, Schedule
 from energon_stream.storage import Body, ByteRange, Fetcher, plan_fetches
@@ -35,10 +38,10 @@ _CHUNK = 1024
 
 @dataclass(slots=True)
 class _Fetch:
-    """One request, and how many samples still need its bytes."""
+    """One request, and how many byte ranges still need its bytes."""
 
     future: Future[Body]
-    shard: int
+    object: int
     start: int
     size: int
     users: int
@@ -51,17 +54,19 @@ def _no_ints() -> Int64Array:
 
 @dataclass(slots=True)
 class _Window:
-    """References with known byte ranges: consumed ``[:head]``, requested ``[head:planned]``, later ones.
+    """Located byte ranges: consumed ``[:head]``, requested ``[head:planned]``, later ones.
 
-    ``fetches[i]`` is the request that serves reference ``i``; one that lies between two requested
+    ``widths[i]`` is the number of ranges of the reference that begins with range ``i``, or 0 where none
+    begins. ``fetches[i]`` is the request that serves range ``i``; one that lies between two requested
     neighbours has one before its turn comes.
     """
 
     leaf: Int64Array = field(default_factory=_no_ints)
     index: Int64Array = field(default_factory=_no_ints)
-    shards: Int64Array = field(default_factory=_no_ints)
+    objects: Int64Array = field(default_factory=_no_ints)
     starts: Int64Array = field(default_factory=_no_ints)
     stops: Int64Array = field(default_factory=_no_ints)
+    widths: list[int] = field(default_factory=list)
     fetches: list[_Fetch | None] = field(default_factory=list)
     head: int = 0
     planned: int = 0
@@ -69,37 +74,51 @@ class _Window:
     def __len__(self) -> int:
         return len(self.fetches)
 
-    def append(self, sources: Sequence[TarSource], refs: Refs) -> None:
-        """Locate references, add them at the end, and forget the consumed ones."""
-        shards, starts, stops = (np.empty(len(refs), dtype=np.int64) for _ in range(3))
-        for leaf in np.unique(refs.leaf).tolist():
-            mine = refs.leaf == leaf
-            shards[mine], starts[mine], stops[mine] = sources[leaf].locate(refs.index[mine])
+    def append(self, sources: Sequence[Source], refs: Refs) -> None:
+        """Locate references, add their ranges at the end, and forget the consumed ones."""
+        leaves = np.unique(refs.leaf).tolist()
+        most = max((sources[leaf].width for leaf in leaves), default=1)
+        objects = np.full((len(refs), most), -1, dtype=np.int64)
+        starts, stops = (np.empty((len(refs), most), dtype=np.int64) for _ in range(2))
+        for leaf in leaves:
+            mine, its = refs.leaf == leaf, slice(0, sources[leaf].width)
+            objects[mine, its], starts[mine, its], stops[mine, its] = sources[leaf].locate(refs.index[mine])
+        there = objects >= 0
+        counts = there.sum(axis=1)
+        widths = np.zeros_like(objects)
+        widths[np.arange(len(refs)), there.argmax(axis=1)] = counts
         old = slice(self.head, None)
-        self.leaf = np.concatenate([self.leaf[old], refs.leaf])
-        self.index = np.concatenate([self.index[old], refs.index])
-        self.shards = np.concatenate([self.shards[old], shards])
-        self.starts = np.concatenate([self.starts[old], starts])
-        self.stops = np.concatenate([self.stops[old], stops])
-        self.fetches = [*self.fetches[old], *[None] * len(refs)]
+        self.leaf = np.concatenate([self.leaf[old], np.repeat(refs.leaf, counts)])
+        self.index = np.concatenate([self.index[old], np.repeat(refs.index, counts)])
+        self.objects = np.concatenate([self.objects[old], objects[there]])
+        self.starts = np.concatenate([self.starts[old], starts[there]])
+        self.stops = np.concatenate([self.stops[old], stops[there]])
+        self.widths = [*self.widths[old], *widths[there].tolist()]
+        self.fetches = [*self.fetches[old], *[None] * int(counts.sum())]
         self.planned -= self.head
         self.head = 0
 
+    def whole(self, must: int) -> int:
+        """``must`` ranges after the requested ones, and those that complete the last one's reference."""
+        while self.planned + must < len(self) and not self.widths[self.planned + must]:
+            must += 1
+        return must
+
     def sizes(self) -> Int64Array:
-        """Bytes of each reference after the requested ones."""
+        """Bytes of each range after the requested ones."""
         return self.stops[self.planned :] - self.starts[self.planned :]
 
 
-def _request_offsets(sources: Sequence[TarSource], refs: Refs, fetcher: Fetcher) -> list[Future[object]]:
+def _request_offsets(sources: Sequence[Source], refs: Refs, fetcher: Fetcher) -> list[Future[object]]:
     return [
-        fetcher.call(load, inline=sources[leaf].store.is_local)
+        fetcher.call(load, inline=sources[leaf].index_is_local)
         for leaf in np.unique(refs.leaf).tolist()
         for load in sources[leaf].missing_offsets(refs.index[refs.leaf == leaf])
     ]
 
 
 def _request(
-    sources: Sequence[TarSource],
+    sources: Sequence[Source],
     window: _Window,
     must: int,
     may: int,
@@ -108,15 +127,15 @@ def _request(
     max_bytes: int,
     deadline: int,
 ) -> int:
-    """Request the next ``must`` references, and those of the ``may`` after them that lie in between.
+    """Request the next ``must`` ranges, and those of the ``may`` after them that lie in between.
 
-    ``deadline`` is the first reference's rank in the fetcher's queue. Returns the bytes requested.
+    ``deadline`` is the first range's rank in the fetcher's queue. Returns the bytes requested.
     """
     begin = window.planned
     rows = begin + np.flatnonzero([fetch is None for fetch in window.fetches[begin : begin + must + may]])
     window.planned += must
     plan = plan_fetches(
-        window.leaf[rows] << 32 | window.shards[rows],
+        window.leaf[rows] << 32 | window.objects[rows],
         window.starts[rows],
         window.stops[rows],
         rows < begin + must,
@@ -130,19 +149,32 @@ def _request(
     fetches: dict[int, _Fetch] = {}
     for number in np.argsort(first_use, kind="stable").tolist():
         source = sources[int(plan.objects[number]) >> 32]
-        shard = int(plan.objects[number]) & 0xFFFFFFFF
+        place = int(plan.objects[number]) & 0xFFFFFFFF
         start, stop = int(plan.starts[number]), int(plan.stops[number])
+        store, path = source.place(place)
         future = fetcher.submit(
-            source.store,
-            source.index.shard_paths[shard],
+            store,
+            path,
             ByteRange(start, stop),
-            etag=source.etag(shard),
+            etag=source.etag(place),
             deadline=deadline + int(first_use[number]) - begin,
         )
-        fetches[number] = _Fetch(future, shard, start, stop - start, int(users[number]))
+        fetches[number] = _Fetch(future, place, start, stop - start, int(users[number]))
     for row, number in zip(rows[served].tolist(), plan.fetch_of[served].tolist(), strict=True):
         window.fetches[row] = fetches[number]
     return int((plan.stops - plan.starts).sum())
+
+
+def _take(window: _Window, row: int) -> list[_Fetch]:
+    """The requests that serve the reference that begins with range ``row``; the window forgets them."""
+    taken = []
+    for at in range(row, row + window.widths[row]):
+        fetch = window.fetches[at]
+        if fetch is None:
+            raise RuntimeError("a reference was consumed before it was requested; please report this")
+        window.fetches[at] = None
+        taken.append(fetch)
+    return taken
 
 
 def _body(fetch: _Fetch) -> Body:
@@ -159,16 +191,18 @@ def _body(fetch: _Fetch) -> Body:
         ) from error
 
 
-def _cut(sources: Sequence[TarSource], window: _Window, row: int, fetch: _Fetch) -> RawSample | None:
-    """Wait for one sample's bytes and cut it into its parts."""
-    source = sources[int(window.leaf[row])]
-    body = _body(fetch)
-    if not fetch.checked:
-        source.observe(fetch.shard, body.etag)
-        fetch.checked = True
-    start, stop = int(window.starts[row]), int(window.stops[row])
-    view = body.data[start - fetch.start : stop - fetch.start]
-    return source.cut(int(window.index[row]), fetch.shard, view, start)
+def _cut(sources: Sequence[Source], window: _Window, row: int, fetches: Sequence[_Fetch]) -> RawSample | None:
+    """Wait for the bytes of one reference and cut them into parts."""
+    source = sources[window.leaf.item(row)]
+    pieces: list[Piece] = []
+    for at, fetch in enumerate(fetches, row):
+        body = _body(fetch)
+        if not fetch.checked:
+            source.observe(fetch.object, body.etag)
+            fetch.checked = True
+        start, stop = window.starts.item(at), window.stops.item(at)
+        pieces.append((fetch.object, body.data[start - fetch.start : stop - fetch.start], start))
+    return source.cut(window.index.item(row), pieces)
 
 
 class SampleReader:
@@ -186,7 +220,7 @@ class SampleReader:
         self,
         schedule: Schedule,
         cursor: Cursor,
-        sources: Sequence[TarSource],
+        sources: Sequence[Source],
         fetcher: Fetcher,
         options: ReadOptions,
     ) -> None:
@@ -209,7 +243,8 @@ class SampleReader:
         """The next sample; None at the end of the pass.
 
         Raises:
-            StorageError: Its bytes could not be read; the next call goes on with the sample after it.
+            StorageError: Its bytes could not be read, as when the shard is gone; the next call goes on with
+                the sample after it.
             IndexMismatchError: The shard is not what its index says.
         """
         window = self._window
@@ -218,16 +253,14 @@ class SampleReader:
             row = window.head
             if row == window.planned:
                 return None
-            fetch = window.fetches[row]
-            if fetch is None:
-                raise RuntimeError("a reference was consumed before it was requested; please report this")
-            window.fetches[row] = None
-            window.head += 1
+            fetches = _take(window, row)
+            window.head += len(fetches)
             self._consumed += 1
-            fetch.users -= 1
-            if not fetch.users:
-                self._outstanding -= fetch.size
-            sample = _cut(self._sources, window, row, fetch)
+            for fetch in fetches:
+                fetch.users -= 1
+                if not fetch.users:
+                    self._outstanding -= fetch.size
+            sample = _cut(self._sources, window, row, fetches)
             if sample is not None:
                 return sample
 
@@ -298,8 +331,12 @@ class SampleReader:
             wanted = options.generation_bytes(self._generation)
             rest = slice(window.planned, window.planned + options.max_ahead // 2)
             must = cut_generation(
-                window.leaf[rest] << 32 | window.shards[rest], window.starts[rest], window.stops[rest], wanted
+                window.leaf[rest] << 32 | window.objects[rest],
+                window.starts[rest],
+                window.stops[rest],
+                wanted,
             )
+            must = window.whole(must)
             may = max(0, int(np.searchsorted(np.cumsum(sizes), 2 * wanted, side="right")) - must)
             gap = options.max_gap
             if window.head < window.planned:
@@ -320,7 +357,7 @@ class SampleReader:
 
 
 def fetch_samples(
-    sources: Sequence[TarSource], refs: Refs, fetcher: Fetcher, options: ReadOptions
+    sources: Sequence[Source], refs: Refs, fetcher: Fetcher, options: ReadOptions
 ) -> list[RawSample | None]:
     """Read some samples at once, with as few requests as their places allow.
 
@@ -333,5 +370,5 @@ def fetch_samples(
     window.append(sources, refs)
     _request(sources, window, len(window), 0, fetcher, options.max_gap, options.max_request, 0)
     return [
-        _cut(sources, window, row, fetch) for row, fetch in enumerate(window.fetches) if fetch is not None
+        _cut(sources, window, row, _take(window, row)) for row, width in enumerate(window.widths) if width
     ]

@@ -1,12 +1,13 @@
-"""One source dataset as the reader sees it: where its samples lie, and how to cut them out."""
+"""What the reader asks of a source dataset, and datasets of tars: where samples lie, how to cut them out."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -17,30 +18,94 @@ from energon_stream.index.tar_index import OffsetWindow, read_offsets
 from energon_stream.rng import Int64Array
 from energon_stream.storage.base import Store
 
-__all__ = ["OffsetCache", "RawSample", "TarSource"]
+__all__ = ["OffsetCache", "Piece", "RawSample", "Source", "TarSource", "VersionGuard"]
+
+Piece: TypeAlias = tuple[int, memoryview, int]
+"""Object number, the bytes of a range of it, and where the range begins."""
 
 
 @dataclass(slots=True)
 class RawSample:
-    """A sample's parts as they lie in the tar.
+    """A sample's parts as they lie in the dataset.
 
     Attributes:
         leaf: Number of the source dataset.
         index: Sample within the source's split part.
         key: Sample key without the shard.
-        shard: Path of the tar, relative to the dataset.
+        shard: Path of the tar, relative to the dataset; None where there are no shards.
         parts: Part name to bytes. The views keep the fetched block alive: copy what is kept.
+        members: The samples that are joined, None for a missing one; empty where nothing is joined.
+            The sample itself is then the first of them.
     """
 
     leaf: int
     index: int
     key: str
-    shard: str
+    shard: str | None
     parts: dict[str, memoryview]
+    members: tuple[RawSample | None, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Shard and key: unique within a dataset."""
+        return self.key if self.shard is None else f"{self.shard}/{self.key}"
+
+
+class Source(Protocol):
+    """One source dataset of a plan, opened in this process.
+
+    Its bytes lie in objects (shards, as a rule), which it numbers from 0.
+    """
+
+    @property
+    def width(self) -> int:
+        """Largest number of byte ranges of a sample."""
+
+    @property
+    def index_is_local(self) -> bool:
+        """Whether :meth:`missing_offsets` gives functions that run at memory speed."""
+
+    def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
+        """What has to be run before :meth:`locate`; the functions may run at the same time."""
+
+    def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Byte ranges of samples whose index entries have been requested.
+
+        Returns:
+            ``int64 [len(samples), width]`` arrays: object, first byte, one past the last byte. An object of
+            -1 is no range; each sample has one at least.
+        """
+
+    def place(self, number: int, /) -> tuple[Store, str]:
+        """Store and path of an object."""
+
+    def etag(self, number: int, /) -> str | None:
+        """Content version that an object had when it was first read, if it is known."""
+
+    def observe(self, number: int, etag: str | None, /) -> None:
+        """Note the version an answer carried.
+
+        Raises:
+            ObjectChangedError: It is not the version of the first answer.
+        """
+
+    def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample | None:
+        """Cut a sample's bytes into its parts.
+
+        Args:
+            sample: Sample number.
+            pieces: The bytes of its ranges, in the order of :meth:`locate`.
+
+        Returns:
+            The sample; None when it is excluded.
+
+        Raises:
+            IndexMismatchError: A range does not hold one sample.
+        """
 
 
 class OffsetCache:
-    """Parts of ``.tar.idx`` files by source and shard number, bounded in bytes."""
+    """Parts of index files by source and number (of the shard, or the block), bounded in bytes."""
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
         self._max_bytes = max_bytes
@@ -48,23 +113,53 @@ class OffsetCache:
         self._entries: OrderedDict[tuple[int, int], OffsetWindow] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, leaf: int, shard: int, first: int, last: int) -> OffsetWindow | None:
+    def get(self, leaf: int, number: int, first: int, last: int) -> OffsetWindow | None:
         """What is known, if it covers entries ``first`` to ``last``."""
         with self._lock:
-            window = self._entries.get((leaf, shard))
+            window = self._entries.get((leaf, number))
             if window is None or not window.covers(first, last):
                 return None
-            self._entries.move_to_end((leaf, shard))
+            self._entries.move_to_end((leaf, number))
             return window
 
-    def put(self, leaf: int, shard: int, window: OffsetWindow) -> None:
+    def put(self, leaf: int, number: int, window: OffsetWindow) -> None:
         """Keep entries; the longest unused ones make room."""
         with self._lock:
-            old = self._entries.pop((leaf, shard), None)
+            old = self._entries.pop((leaf, number), None)
             self._bytes += window.offsets.nbytes - (0 if old is None else old.offsets.nbytes)
-            self._entries[leaf, shard] = window
+            self._entries[leaf, number] = window
             while self._bytes > self._max_bytes and len(self._entries) > 1:
                 self._bytes -= self._entries.popitem(last=False)[1].offsets.nbytes
+
+
+class VersionGuard:
+    """Sees to it that all answers about an object are of one version.
+
+    Args:
+        url: Where the objects lie, for messages.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._etags: dict[str, str] = {}
+
+    def etag(self, path: str) -> str | None:
+        """Version of the first answer, if there was one that told it."""
+        return self._etags.get(path)
+
+    def observe(self, path: str, etag: str | None) -> None:
+        """Note the version of an answer.
+
+        Raises:
+            ObjectChangedError: It is not that of the first one.
+        """
+        known = etag if etag is None else self._etags.setdefault(path, etag)
+        if known != etag:
+            raise ObjectChangedError(
+                f"the object was replaced while it was being read (version {known}, now {etag})",
+                where=f"{self._url}/{path}".rstrip("/"),
+                hint="prepare the dataset again and restart from a saved state",
+            )
 
 
 @dataclass(slots=True)
@@ -81,10 +176,21 @@ class TarSource:
     index: WebDatasetIndex
     offsets: OffsetCache = field(default_factory=OffsetCache)
     store: Store = field(init=False)
-    _etags: dict[str, str] = field(init=False, default_factory=dict)
+    _versions: VersionGuard = field(init=False)
 
     def __post_init__(self) -> None:
         self.store = self.index.spec.open()
+        self._versions = VersionGuard(self.index.spec.url)
+
+    @property
+    def width(self) -> int:
+        """One range for each sample."""
+        return 1
+
+    @property
+    def index_is_local(self) -> bool:
+        """Whether index files are read at memory speed."""
+        return self.store.is_local
 
     def shard_of(self, samples: Int64Array) -> Int64Array:
         """Shard number of each sample, ``int64``."""
@@ -115,11 +221,7 @@ class TarSource:
         return list(zip(ordered[starts].tolist(), firsts.tolist(), lasts.tolist(), strict=True))
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Byte ranges of samples whose index entries have been requested.
-
-        Returns:
-            ``int64`` arrays: shard number, first byte, one past the last byte.
-        """
+        """Shard number, first byte, and one past the last byte: ``int64 [len(samples), 1]`` arrays."""
         shards = self.shard_of(samples)
         local = samples - self.index.shard_starts[shards]
         starts = np.empty(len(samples), dtype=np.int64)
@@ -131,44 +233,23 @@ class TarSource:
             mine = shards == shard
             starts[mine] = window.offsets[local[mine] - window.first]
             stops[mine] = window.offsets[local[mine] + 1 - window.first]
-        return shards, starts, stops
+        return shards[:, None], starts[:, None], stops[:, None]
+
+    def place(self, shard: int) -> tuple[Store, str]:
+        """Store and path of a shard."""
+        return self.store, self.index.shard_paths[shard]
 
     def etag(self, shard: int) -> str | None:
         """Content version that the shard had when it was first read, if it is known."""
-        return self._etags.get(self.index.shard_paths[shard])
+        return self._versions.etag(self.index.shard_paths[shard])
 
     def observe(self, shard: int, etag: str | None) -> None:
-        """Note the version an answer carried.
+        """Note the version of a shard; see :meth:`Source.observe`."""
+        self._versions.observe(self.index.shard_paths[shard], etag)
 
-        Raises:
-            ObjectChangedError: It is not the version of the first answer.
-        """
-        if etag is None:
-            return
-        path = self.index.shard_paths[shard]
-        known = self._etags.setdefault(path, etag)
-        if known != etag:
-            raise ObjectChangedError(
-                f"the shard was replaced while it was being read (version {known}, now {etag})",
-                where=f"{self.index.spec.url}/{path}",
-                hint="prepare the dataset again and restart from a saved state",
-            )
-
-    def cut(self, sample: int, shard: int, view: memoryview, offset: int) -> RawSample | None:
-        """Cut a sample's bytes into its parts.
-
-        Args:
-            sample: Sample number.
-            shard: Its shard.
-            view: The bytes of the sample's range.
-            offset: Where the range begins in the tar; for messages.
-
-        Returns:
-            The sample; None when it is excluded.
-
-        Raises:
-            IndexMismatchError: The range does not hold one sample.
-        """
+    def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample | None:
+        """Cut a sample's bytes into its parts; see :meth:`Source.cut`."""
+        shard, view, offset = pieces[0]
         path = self.index.shard_paths[shard]
         try:
             key, parts = sample_parts(view, 0, len(view))
@@ -178,7 +259,7 @@ class TarSource:
                 where=f"{self.index.spec.url}/{path} from byte {offset}",
                 hint="the shard was changed or damaged after it was indexed; run `energon-stream prepare` again",
             ) from error
-        if self.index.is_excluded(shard, key):
+        if self.index.excluded and self.index.is_excluded(shard, key):
             return None
         return RawSample(
             self.leaf, sample, key, path, {name: view[start:stop] for name, start, stop in parts}

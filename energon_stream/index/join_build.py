@@ -1,0 +1,179 @@
+"""Building join indices, by matching sample keys in the datasets' ``index.sqlite``."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_stream.errors import DatasetError, MetadataError, NotPreparedError, ObjectNotFoundError
+from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.join_index import JoinPart, dataset_identity, join_header, join_index_spec
+from energon_stream.index.metadata import INFO_JSON, INFO_YAML, parse_info
+from energon_stream.index.scan import scan_shard
+from energon_stream.index.sqlite_index import SqliteWriter, sqlite_file
+from energon_stream.rng import Int64Array
+from energon_stream.storage import ListEntry, StoreSpec
+
+__all__ = ["JoinReport", "build_join_index"]
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class JoinReport:
+    """What a join index was built of.
+
+    Attributes:
+        url: Where it lies.
+        rows: Rows in it.
+        skipped: Samples of the primary that are not in it.
+        missing: Rows that lack the member's sample, for each member.
+    """
+
+    url: str
+    rows: int
+    skipped: int
+    missing: tuple[int, ...]
+
+
+def build_join_index(metadataset: StoreSpec, members: Sequence[JoinPart]) -> JoinReport:
+    """Match samples by their keys and write the index; an existing one is replaced.
+
+    Keys and places come from each dataset's ``index.sqlite``; where there is none, from its tars.
+
+    Args:
+        metadataset: The file that has the join.
+        members: What is joined, the primary first.
+
+    Raises:
+        DatasetError: A sample has no partner in a dataset of ``nonmatch: error``.
+        MetadataError: A dataset's ``index.sqlite`` cannot be used.
+        StorageError: Something cannot be read or written.
+    """
+    spec = join_index_spec(metadataset, members, (dataset_identity(member.index) for member in members))
+    rows = skipped = 0
+    missing = np.zeros(len(members), dtype=np.int64)
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="energon-join-"))
+        matcher = _Matcher(
+            [stack.enter_context(_keys_file(member.index)) for member in members],
+            [member.index for member in members],
+            stack,
+        )
+        path = Path(folder, "index.bin")
+        with open(path, "wb") as file:
+            file.write(join_header(len(members)))
+            for keys, found in matcher.shards():
+                kept = _kept(keys, found, members)
+                rows, skipped = rows + int(kept.sum()), skipped + int((~kept).sum())
+                missing += (found[kept][:, :, 0] < 0).sum(axis=0)
+                file.write(found[kept].astype("<i8").tobytes())
+        spec.open().put_file("", str(path))
+    return JoinReport(spec.url, rows, skipped, tuple(missing.tolist()))
+
+
+def _kept(keys: Sequence[str], found: Int64Array, members: Sequence[JoinPart]) -> npt.NDArray[np.bool_]:
+    """Which rows of a shard enter the index."""
+    lacking = found[:, :, 0] < 0
+    kept = np.ones(len(keys), dtype=np.bool_)
+    for number, member in enumerate(members):
+        if member.nonmatch == "skip":
+            kept &= ~lacking[:, number]
+    for number, member in enumerate(members):
+        wrong = np.flatnonzero(lacking[:, number] & kept)
+        if member.nonmatch == "error" and len(wrong):
+            shown = ", ".join(repr(keys[row]) for row in wrong[:_SHOWN].tolist())
+            raise DatasetError(
+                f"some samples of {members[0].index.spec.url} have no partner: {shown}{'…' * (len(wrong) > _SHOWN)}",
+                where=f"{member.index.spec.url} [{member.index.split_part}]",
+                hint="Add them, or give the dataset `nonmatch: skip` or `nonmatch: none`.",
+            )
+    return kept
+
+
+class _Matcher:
+    """Finds the partners of the primary's samples.
+
+    Args:
+        files: SQLite file of each member.
+        indices: The members.
+        stack: Closes what is opened here.
+    """
+
+    def __init__(self, files: Sequence[str], indices: Sequence[WebDatasetIndex], stack: ExitStack) -> None:
+        self._indices = indices
+        self._tars = [_tar_order(index) for index in indices]
+        # One connection for each pair: SQLite attaches ten files to one at most.
+        self._pairs = []
+        for file, index in zip(files, indices, strict=True):
+            database = stack.enter_context(
+                closing(sqlite3.connect(f"file:{files[0]}?mode=ro&immutable=1", uri=True))
+            )
+            try:
+                database.execute("ATTACH ? AS partner", (f"file:{file}?mode=ro&immutable=1",))
+                database.execute("SELECT 1 FROM partner.samples LIMIT 1")
+            except sqlite3.DatabaseError as error:
+                raise MetadataError(
+                    f"its index.sqlite cannot be used: {error}", where=index.spec.url
+                ) from error
+            self._pairs.append(database)
+
+    def shards(self) -> Iterator[tuple[list[str], Int64Array]]:
+        """For each shard of the primary, its keys in order, and places ``int64 [keys, members, 3]``."""
+        for path in self._indices[0].shard_paths:
+            tar_id = self._tars[0][path]
+            columns = [self._partners(number, tar_id) for number in range(len(self._indices))]
+            used = columns[0][1][:, 0] >= 0  # without excluded ones
+            keys = [key for key, use in zip(columns[0][0], used.tolist(), strict=True) if use]
+            yield keys, np.stack([places for _, places in columns], axis=1)[used]
+
+    def _partners(self, number: int, tar_id: int) -> tuple[list[str], Int64Array]:
+        """One member's samples for the keys of a shard of the primary; -1 where it has none to be used."""
+        index = self._indices[number]
+        rows = self._pairs[number].execute(
+            "SELECT own.sample_key, other.tar_file_id, other.byte_offset, other.byte_size FROM main.samples AS own "
+            "LEFT JOIN partner.samples AS other ON other.sample_key = own.sample_key "
+            "WHERE own.tar_file_id = ? ORDER BY own.sample_index",
+            (tar_id,),
+        )
+        shard_of = {self._tars[number][path]: shard for shard, path in enumerate(index.shard_paths)}
+        keys, places = [], []
+        for key, tar, offset, size in rows:
+            shard = shard_of.get(tar, -1)  # partners of other split parts do not count
+            usable = shard >= 0 and not index.is_excluded(shard, key)
+            keys.append(key)
+            places.append((shard, offset, size) if usable else (-1, -1, -1))
+        return keys, np.array(places, dtype=np.int64).reshape(-1, 3)
+
+
+def _tar_order(index: WebDatasetIndex) -> dict[str, int]:
+    """Shard path to its id in ``index.sqlite``: its place in ``.info.json``."""
+    store = index.spec.open()
+    try:
+        path, body = INFO_JSON, store.get(INFO_JSON)
+    except ObjectNotFoundError:
+        path, body = INFO_YAML, store.get(INFO_YAML)
+    return {shard: number for number, shard in enumerate(parse_info(body.data, f"{store.url}/{path}"))}
+
+
+@contextmanager
+def _keys_file(index: WebDatasetIndex) -> Iterator[str]:
+    """The dataset's ``index.sqlite``, or one made of its tars, as a local file."""
+    store = index.spec.open()
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(sqlite_file(store))
+        except NotPreparedError:
+            path = f"{stack.enter_context(TemporaryDirectory(prefix='energon-join-'))}/index.sqlite"
+            order = _tar_order(index)
+            with SqliteWriter(path, list(order)) as writer:
+                for shard in index.shard_paths:
+                    writer.add(order[shard], scan_shard(store, ListEntry(shard, store.head(shard))))
+        yield path

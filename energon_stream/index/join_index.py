@@ -1,0 +1,180 @@
+"""Join indices: which samples of several datasets belong together.
+
+``<metadataset file>.cache/join_index_<sha256>.bin`` is Megatron-Energon's format: the magic ``JIDX0001``,
+the number of datasets, and rows of (shard, first byte, size) for each dataset, all little-endian 64-bit
+integers. A shard is its place in the split part, a missing partner -1, -1, -1. Rows follow the first
+dataset, the primary.
+
+The name tells what was joined. It is Megatron-Energon's where that is unambiguous: it leaves out split
+parts, excluded shards and the order of excludes, so that there one file may stand for several joins. What it
+leaves out enters the name here as soon as it is not the default.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from energon_stream.errors import (
+    EmptyDatasetError,
+    MetadataError,
+    NotPreparedError,
+    ObjectNotFoundError,
+    RangeError,
+)
+from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.metadata import META_FOLDER
+from energon_stream.index.row_file import RowFile
+from energon_stream.rng import Int64Array
+from energon_stream.storage import ByteRange, StoreSpec
+
+__all__ = [
+    "JoinIndex",
+    "JoinPart",
+    "NonMatch",
+    "dataset_identity",
+    "join_header",
+    "join_index_spec",
+    "open_join_index",
+]
+
+NonMatch: TypeAlias = Literal["error", "skip", "none"]
+
+_MAGIC = b"JIDX0001"
+_HEADER = 16
+
+
+@dataclass(frozen=True, slots=True)
+class JoinPart:
+    """One dataset of a join.
+
+    Attributes:
+        index: The opened dataset.
+        nonmatch: What to do with a row of the primary that this dataset has no sample for.
+    """
+
+    index: WebDatasetIndex
+    nonmatch: NonMatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinIndex:
+    """An opened join: one virtual shard; picklable.
+
+    Attributes:
+        members: The datasets, the primary first.
+        rows: The index; a row is (shard, first byte, size) for each member.
+        excluded: Nothing; excluded samples are not in the index.
+    """
+
+    members: tuple[WebDatasetIndex, ...]
+    rows: RowFile
+    excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> StoreSpec:
+        """The index file."""
+        return self.rows.spec
+
+    @property
+    def split_part(self) -> str:
+        """The primary's split part."""
+        return self.members[0].split_part
+
+    @property
+    def num_samples(self) -> int:
+        """Rows."""
+        return self.rows.rows
+
+    @property
+    def shard_paths(self) -> tuple[str, ...]:
+        """Shards of all members."""
+        return tuple(path for member in self.members for path in member.shard_paths)
+
+    @property
+    def shard_counts(self) -> Int64Array:
+        """All rows."""
+        return np.array([self.num_samples], dtype=np.int64)
+
+    @property
+    def shard_starts(self) -> Int64Array:
+        """0, and the number of rows."""
+        return np.array([0, self.num_samples], dtype=np.int64)
+
+
+def dataset_identity(index: WebDatasetIndex) -> str:
+    """The dataset's ``index.uuid``; one without is known by its shards and counts."""
+    store = index.spec.open()
+    try:
+        return bytes(store.get(f"{META_FOLDER}/index.uuid").data).decode()
+    except ObjectNotFoundError:
+        shards = zip(index.shard_paths, index.shard_counts.tolist(), strict=True)
+        return hashlib.sha256(repr(list(shards)).encode()).hexdigest()
+
+
+def join_index_spec(
+    metadataset: StoreSpec, members: Sequence[JoinPart], identities: Iterable[str]
+) -> StoreSpec:
+    """Where the index of a join lies.
+
+    Args:
+        metadataset: The file that has the join.
+        members: What is joined.
+        identities: What :func:`dataset_identity` says of the members.
+    """
+    digest = hashlib.sha256()
+    for member, identity in zip(members, identities, strict=True):
+        index = member.index
+        excluded = sorted(f"{shard}/{key}" for shard, keys in index.excluded.items() for key in keys)
+        digest.update(f"\0uuid={identity}\0excludes=".encode())
+        digest.update("".join(f"{entry}\0" for entry in excluded).encode())
+        digest.update(f"\0nonmatch={member.nonmatch}\0".encode())
+        if index.split_part != "train" or index.excluded_shards:
+            shards = "\0".join(index.shard_paths)
+            digest.update(f"\0split={index.split_part}\0shards={shards}\0".encode())
+    return replace(metadataset, url=f"{metadataset.url}.cache/join_index_{digest.hexdigest()}.bin")
+
+
+def open_join_index(metadataset: StoreSpec, members: Sequence[JoinPart]) -> JoinIndex:
+    """Open the index of a join.
+
+    Args:
+        metadataset: The file that has the join.
+        members: What is joined, the primary first.
+
+    Raises:
+        NotPreparedError: There is no index of these datasets as they are now.
+        MetadataError: It is no join index of so many datasets.
+        EmptyDatasetError: It has no rows.
+    """
+    with ThreadPoolExecutor(len(members)) as pool:
+        identities = list(pool.map(dataset_identity, (member.index for member in members)))
+    spec = join_index_spec(metadataset, members, identities)
+    store, width = spec.open(), 3 * len(members)
+    try:
+        body = store.get_range("", ByteRange(0, _HEADER))
+    except ObjectNotFoundError as error:
+        raise NotPreparedError(
+            "the join has no index, or its datasets were prepared again since",
+            where=spec.url,
+            hint=f"Run `energon-stream prepare {metadataset.url}`.",
+        ) from error
+    except RangeError as error:
+        raise MetadataError("this is no join index", where=spec.url) from error
+    size = store.head("").size if body.total_size is None else body.total_size
+    rows, rest = divmod(size - _HEADER, 8 * width)
+    if rest or bytes(body.data) != join_header(len(members)):
+        raise MetadataError(f"this is no index of a join of {len(members)} datasets", where=spec.url)
+    if not rows:
+        raise EmptyDatasetError("the join has no rows", where=spec.url)
+    return JoinIndex(tuple(member.index for member in members), RowFile(spec, _HEADER, width, rows))
+
+
+def join_header(members: int) -> bytes:
+    """First bytes of the index of so many datasets."""
+    return _MAGIC + members.to_bytes(8, "little")

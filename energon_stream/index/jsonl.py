@@ -1,0 +1,168 @@
+"""JSONL datasets: one JSON object a line, found through ``x.jsonl.idx``.
+
+The index is N + 1 little-endian unsigned 64-bit integers: 0, and the end of each record. Blank lines
+belong to the record before them, those at the beginning to the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_stream.errors import (
+    EmptyDatasetError,
+    IndexMismatchError,
+    MetadataError,
+    NotPreparedError,
+    ObjectNotFoundError,
+    RangeError,
+)
+from energon_stream.index.row_file import RowFile
+from energon_stream.index.stream import stream_object
+from energon_stream.index.tar_index import encode_offsets
+from energon_stream.rng import Int64Array
+from energon_stream.storage import StoreSpec, shared_fetcher
+
+__all__ = ["JsonlIndex", "open_jsonl", "prepare_jsonl"]
+
+_ENTRY = 8
+_NEWLINE, _OPEN, _CLOSE = b"\n{}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JsonlIndex:
+    """An opened JSONL file: one virtual shard, which belongs to every split part; picklable.
+
+    Attributes:
+        spec: The file.
+        num_samples: Its records.
+        split_part: Name for messages.
+        excluded: Nothing.
+    """
+
+    spec: StoreSpec
+    num_samples: int
+    split_part: str = "all"
+    excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def offsets(self) -> RowFile:
+        """The index; record ``i`` begins at row ``i`` and ends at row ``i + 1``."""
+        return RowFile(_index_spec(self.spec), 0, 1, self.num_samples + 1)
+
+    @property
+    def shard_paths(self) -> tuple[str, ...]:
+        """The file's name."""
+        return (self.spec.url.rpartition("/")[2],)
+
+    @property
+    def shard_counts(self) -> Int64Array:
+        """All records."""
+        return np.array([self.num_samples], dtype=np.int64)
+
+    @property
+    def shard_starts(self) -> Int64Array:
+        """0, and the number of records."""
+        return np.array([0, self.num_samples], dtype=np.int64)
+
+
+def _index_spec(spec: StoreSpec) -> StoreSpec:
+    return replace(spec, url=f"{spec.url}.idx")
+
+
+def open_jsonl(spec: StoreSpec) -> JsonlIndex:
+    """Open a JSONL file.
+
+    Raises:
+        ObjectNotFoundError: There is no such file.
+        NotPreparedError: It has no index.
+        IndexMismatchError: The index is not that of the file.
+        EmptyDatasetError: It has no records.
+    """
+    hint = f"Run `energon-stream prepare {spec.url}`."
+    store, index_store, fetcher = spec.open(), _index_spec(spec).open(), shared_fetcher()
+    size = fetcher.call(partial(store.head, ""), deadline=-1, inline=store.is_local)
+    tail = fetcher.call(partial(index_store.get_suffix, "", _ENTRY), deadline=-1, inline=store.is_local)
+    found = size.result()
+    try:
+        last = tail.result()
+        length = last.total_size if last.total_size is not None else index_store.head("").size
+    except ObjectNotFoundError as error:
+        raise NotPreparedError("the file has no index", where=index_store.url, hint=hint) from error
+    except RangeError:  # an empty index
+        length = 0
+    end = int.from_bytes(last.data, "little") if length and len(last.data) == _ENTRY else -1
+    if length % _ENTRY or end != found.size:
+        raise IndexMismatchError(
+            f"the index is of a file of {end} bytes, but the file has {found.size}", where=spec.url, hint=hint
+        )
+    if length < 2 * _ENTRY:
+        raise EmptyDatasetError("the file has no records", where=spec.url)
+    return JsonlIndex(spec, length // _ENTRY - 1)
+
+
+def prepare_jsonl(url_or_path: str, *, storage_options: Mapping[str, Any] | None = None) -> int:
+    """Write ``x.jsonl.idx`` beside ``x.jsonl``; an existing one is replaced.
+
+    Args:
+        url_or_path: The file; a local path or any fsspec URL.
+        storage_options: Credentials and the like for the URL's file system.
+
+    Returns:
+        Number of records.
+
+    Raises:
+        ObjectNotFoundError: There is no such file.
+        MetadataError: A line is no JSON object; its braces are looked at, no more.
+        EmptyDatasetError: There are no records.
+    """
+    spec = StoreSpec(url_or_path, storage_options)
+    store = spec.open()
+    starts, size = [np.zeros(1, dtype=np.int64)], 0
+    for found, end in _records(stream_object(store, ""), store.url):
+        starts.append(found)
+        size = end
+    offsets = np.concatenate(starts)[1:]
+    if not len(offsets):
+        raise EmptyDatasetError("the file has no records", where=store.url)
+    offsets[0] = 0
+    _index_spec(spec).open().put("", encode_offsets(np.append(offsets, size)))
+    return len(offsets)
+
+
+def _records(pieces: Iterable[memoryview], where: str) -> Iterator[tuple[Int64Array, int]]:
+    """First byte of each record, and one past the last byte looked at, for each piece."""
+    base, line, rest = 0, 1, b""
+    for piece in pieces:
+        data = rest + bytes(piece)
+        ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == _NEWLINE) + 1
+        last = int(ends[-1]) if len(ends) else 0
+        yield base + _starts(data, ends, base, line, where), base + len(data)
+        base, line, rest = base + last, line + len(ends), data[last:]
+    if rest:
+        yield base + _starts(rest + b"\n", np.array([len(rest) + 1]), base, line, where), base + len(rest)
+
+
+def _starts(data: bytes, ends: npt.NDArray[Any], base: int, line: int, where: str) -> Int64Array:
+    """First byte of each line that is not blank; ``ends`` are one past the lines' last bytes."""
+    if not len(ends):
+        return np.zeros(0, dtype=np.int64)
+    starts: Int64Array = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+    view = np.frombuffer(data, dtype=np.uint8)
+    plain = (view[starts] == _OPEN) & (view[np.maximum(ends - 2, 0)] == _CLOSE)
+    for number in np.flatnonzero(~plain).tolist():
+        text = data[starts[number] : ends[number]].strip()
+        plain[number] = bool(text)
+        if text and not (text.startswith(b"{") and text.endswith(b"}")):
+            raise MetadataError(
+                f"line {line + number} is no JSON object: {text[:40]!r}",
+                where=f"{where} from byte {base + starts[number]}",
+                hint="Every line must hold one object in braces.",
+            )
+    records: Int64Array = starts[plain]
+    return records

@@ -1,0 +1,118 @@
+"""Samples of several datasets, joined by their keys: one byte range of each, read together."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from energon_stream.errors import IndexMismatchError
+from energon_stream.index.join_index import JoinIndex
+from energon_stream.read.row_blocks import RowBlocks
+from energon_stream.read.source import OffsetCache, Piece, RawSample, TarSource
+from energon_stream.rng import Int64Array
+from energon_stream.storage import Store
+
+__all__ = ["JoinSource"]
+
+_HINT = "Run `energon-stream prepare` for the metadataset again."
+
+
+@dataclass(slots=True)
+class JoinSource:
+    """Reads the rows of one join in this process; see :class:`Source` for the methods.
+
+    The objects are the shards of all members, member after member. Places come from the join's index
+    alone, so no ``.tar.idx`` is read.
+
+    Args:
+        leaf: Number of this source in sample references.
+        index: The opened join.
+        offsets: Index entries at hand.
+    """
+
+    leaf: int
+    index: JoinIndex
+    offsets: OffsetCache = field(default_factory=OffsetCache)
+    _members: list[TarSource] = field(init=False)
+    _first: Int64Array = field(init=False)
+    _first_list: list[int] = field(init=False)
+    _rows: RowBlocks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._members = [TarSource(self.leaf, member, self.offsets) for member in self.index.members]
+        counts = [len(member.shard_paths) for member in self.index.members]
+        self._first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._first_list = self._first.tolist()
+        self._rows = RowBlocks(self.leaf, self.index.rows, self.offsets)
+
+    @property
+    def width(self) -> int:
+        """One range for each member."""
+        return len(self._members)
+
+    @property
+    def index_is_local(self) -> bool:
+        """Whether the join's index is read at memory speed."""
+        return self._rows.store.is_local
+
+    def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
+        """Loads of the index's blocks."""
+        return self._rows.missing(samples)
+
+    def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Shard, first byte, and one past the last byte in each member; -1 for a missing partner."""
+        shards, starts, sizes = (
+            self._rows.take(samples).reshape(len(samples), self.width, 3).transpose(2, 0, 1)
+        )
+        there = shards >= 0
+        wrong = there & ((shards >= np.diff(self._first)) | (starts < 0) | (sizes <= 0))
+        wrong[:, 0] |= ~there[:, 0]
+        if wrong.any():
+            row = int(samples[int(wrong.any(axis=1).argmax())])
+            raise IndexMismatchError(
+                f"row {row} of the join names no bytes of its datasets",
+                where=self.index.rows.spec.url,
+                hint=_HINT,
+            )
+        return np.where(there, shards + self._first[:-1], -1), starts, starts + sizes
+
+    def _member(self, number: int) -> tuple[int, TarSource, int]:
+        """Number of the member that has an object, the member, and the object's number there."""
+        at = bisect_right(self._first_list, number) - 1
+        return at, self._members[at], number - self._first_list[at]
+
+    def place(self, number: int) -> tuple[Store, str]:
+        """Store and path of a member's shard."""
+        _, member, shard = self._member(number)
+        return member.place(shard)
+
+    def etag(self, number: int) -> str | None:
+        """Content version of a member's shard, if it is known."""
+        _, member, shard = self._member(number)
+        return member.etag(shard)
+
+    def observe(self, number: int, etag: str | None) -> None:
+        """Note the version of a member's shard."""
+        _, member, shard = self._member(number)
+        member.observe(shard, etag)
+
+    def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample | None:
+        """Cut each member's bytes; they must have one key."""
+        samples: list[RawSample | None] = [None] * self.width
+        for number, view, offset in pieces:
+            at, member, shard = self._member(number)
+            samples[at] = member.cut(sample, [(shard, view, offset)])
+        primary = samples[0]
+        if primary is None:
+            return None
+        keys = [found.key for found in samples if found is not None]
+        if len(set(keys)) > 1:
+            raise IndexMismatchError(
+                f"row {sample} of the join has samples of different keys: {', '.join(map(repr, keys))}",
+                where=self.index.rows.spec.url,
+                hint=_HINT,
+            )
+        return replace(primary, members=tuple(samples))

@@ -1,0 +1,84 @@
+"""Records of a JSONL file as samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from energon_stream.errors import IndexMismatchError
+from energon_stream.index.jsonl import JsonlIndex
+from energon_stream.read.row_blocks import RowBlocks
+from energon_stream.read.source import OffsetCache, Piece, RawSample, VersionGuard
+from energon_stream.rng import Int64Array
+from energon_stream.storage import Store
+
+__all__ = ["JsonlSource"]
+
+
+@dataclass(slots=True)
+class JsonlSource:
+    """Reads one JSONL file in this process; see :class:`Source` for the methods.
+
+    The key of a sample is its number, its only part ``json``.
+
+    Args:
+        leaf: Number of this source in sample references.
+        index: The opened file.
+        offsets: Index entries at hand.
+    """
+
+    leaf: int
+    index: JsonlIndex
+    offsets: OffsetCache = field(default_factory=OffsetCache)
+    store: Store = field(init=False)
+    _rows: RowBlocks = field(init=False)
+    _versions: VersionGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = self.index.spec.open()
+        self._rows = RowBlocks(self.leaf, self.index.offsets, self.offsets)
+        self._versions = VersionGuard(self.index.spec.url)
+
+    @property
+    def width(self) -> int:
+        """One range for each sample."""
+        return 1
+
+    @property
+    def index_is_local(self) -> bool:
+        """Whether the index is read at memory speed."""
+        return self._rows.store.is_local
+
+    def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
+        """Loads of the index's blocks."""
+        return self._rows.missing(np.concatenate([samples, samples + 1]))
+
+    def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """0, first byte, and one past the last byte: ``int64 [len(samples), 1]`` arrays."""
+        starts, stops = self._rows.take(samples), self._rows.take(samples + 1)
+        wrong = np.flatnonzero((starts < 0) | (stops <= starts))
+        if len(wrong):
+            raise IndexMismatchError(
+                f"the index has no bytes for record {samples[wrong[0]]}",
+                where=self.index.spec.url,
+                hint="Run `energon-stream prepare` again.",
+            )
+        return np.zeros_like(starts), starts, stops
+
+    def place(self, number: int) -> tuple[Store, str]:
+        """The file."""
+        return self.store, ""
+
+    def etag(self, number: int) -> str | None:
+        """Content version of the file, if it is known."""
+        return self._versions.etag("")
+
+    def observe(self, number: int, etag: str | None) -> None:
+        """Note the file's version."""
+        self._versions.observe("", etag)
+
+    def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample:
+        """One record, whitespace around it included."""
+        return RawSample(self.leaf, sample, str(sample), None, {"json": pieces[0][1]})
