@@ -1,0 +1,205 @@
+"""Functional defects of Megatron-Energon 7.4.1 that are none here.
+
+Tested with the part in question, not again here:
+
+- Joins (four rows) and JSONL: with joins and JSONL.
+- Cache directories, the second ``get()`` of a lazy file: with the cache pools.
+- Overriding hooks with lambdas and assigned methods: ``tests/task/test_encoder.py``.
+- Workers started with ``spawn``, pinned memory, the watchdog: ``tests/loader/test_loader.py``.
+
+Without a counterpart here:
+
+- Media metadata while preparing, ``preview``, the checkpoint tool: there are no such commands yet.
+- Lint of undecodable images and of metadatasets: ``lint`` compares tars with their indices, of one dataset,
+  and says so; what is wrong there is covered by ``tests/cli/test_cli.py``.
+"""
+
+from itertools import islice
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from energon_stream import (
+    Batch,
+    DefaultTaskEncoder,
+    EpochizeDataset,
+    GroupBatchDataset,
+    LimitDataset,
+    MapDataset,
+    SkipSample,
+    WorkerConfig,
+    edataclass,
+    get_loader,
+    get_train_dataset,
+    get_val_dataset,
+    stateless,
+)
+from energon_stream.cli.main import main
+from energon_stream.errors import ConfigError, FatalSampleError, MetadataError
+from energon_stream.index.prepare import prepare_dataset
+from energon_stream.samples import TextSample
+from energon_stream.testing.datasets import (
+    CRUDE_YAML,
+    captioning_dataset,
+    prepared_captioning_dataset,
+    write_shards,
+)
+from energon_stream.testing.operator_suite import NumbersDataset, run_steps
+
+IN_PROCESS = WorkerConfig(0, 1, 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return prepared_captioning_dataset(tmp_path_factory.mktemp("data"), shards=3, samples_per_shard=8)
+
+
+def train(folder, encoder=None, workers=0, **options):
+    return get_train_dataset(
+        str(folder),
+        batch_size=options.pop("batch_size", 2),
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        worker_config=WorkerConfig(0, 1, workers),
+        task_encoder=encoder,
+        split_part=options.pop("split_part", "train"),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("ratio", [(7, 2, 1), (6, 3, 1), (8, 1, 1)])
+def test_a_split_ratio_loses_no_shards(tmp_path, ratio):
+    write_shards(tmp_path, shards=10, samples_per_shard=1, parts=lambda number: {"txt": b""})
+    prepare_dataset(str(tmp_path), split_ratio=ratio, dataset_yaml=CRUDE_YAML)
+    for name, share in zip(("train", "val", "test"), ratio, strict=True):
+        dataset = get_val_dataset(str(tmp_path), batch_size=None, split_part=name, worker_config=IN_PROCESS)
+        assert len(list(dataset)) == share
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_fewer_samples_than_streams(tmp_path, workers):
+    prepared_captioning_dataset(tmp_path, shards=1, samples_per_shard=3, split_ratio=(1, 0, 0))
+    config = WorkerConfig(0, 1, workers)
+    dataset = get_val_dataset(str(tmp_path), batch_size=1, split_part="train", worker_config=config)
+    with get_loader(dataset) as loader:
+        assert [len(list(loader)) for _ in range(2)] == [3, 3]
+    if workers:  # an endless pass over nothing must not be built
+        with pytest.raises(ConfigError, match="3 samples cannot be dealt to 4 streams"):
+            train(tmp_path, workers=workers)
+
+
+def test_info_of_a_crude_dataset(tmp_path):
+    captioning_dataset(tmp_path, shards=2, samples_per_shard=3)
+    prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
+    result = CliRunner().invoke(main, ["info", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "6 samples in 2 shards" in result.output
+    assert "CrudeWebdataset" in result.output
+
+
+@edataclass
+class TextBatch(Batch):
+    values: torch.Tensor
+    text: list[str]
+
+
+def test_batches_of_samples_are_stacked():
+    samples = [
+        {"__key__": str(n), "__restore_key__": (), "values": torch.ones(n), "text": "t"} for n in (1, 2)
+    ]
+    batch = TextBatch.from_samples(samples, __subflavors__=None, __sources__=None)
+    assert batch.values.tolist() == [[1, 0], [1, 1]]
+    assert (batch.__key__, batch.text) == (["1", "2"], ["t", "t"])
+
+
+def test_a_tolerance_beside_seeds_is_kept(folder):
+    class Failing(DefaultTaskEncoder):
+        @stateless(restore_seeds=True, failure_tolerance=7)
+        def encode_sample(self, sample):
+            raise ValueError("damaged")
+
+    with pytest.raises(FatalSampleError, match="7 samples in a row"):
+        next(iter(train(folder, Failing())))
+
+
+@pytest.mark.parametrize("error", [ValueError, SkipSample])
+def test_a_group_criterion_that_raises_costs_that_sample_only(error):
+    def criterion(number):
+        if number in (0, 5):  # also at the first sample
+            raise error
+        return number % 2, None
+
+    batches = list(GroupBatchDataset(NumbersDataset(10), criterion, list, fixed_batch_size=2))
+    assert sorted(batches) == [[1, 3], [2, 4], [6, 8], [7, 9]]
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_limit_reads_nothing_more_and_resets_only_on_request(anew):
+    seen = []
+    dataset = LimitDataset(
+        MapDataset(NumbersDataset(9), lambda n: seen.append(n) or n), 3, reset_after_epoch=anew
+    )
+    steps = run_steps(dataset, 8)
+    assert [step.value for step in steps] == [0, 1, 2, None, *([0, 1, 2] if anew else [3, 4, 5]), None]
+    assert seen == [0, 1, 2, *([0, 1, 2] if anew else [3, 4, 5])]
+
+
+def test_epochs_over_a_finite_dataset_are_never_short():
+    loader = get_loader(EpochizeDataset(NumbersDataset(30), 20))
+    epochs = [list(loader) for _ in range(5)]
+    assert [len(epoch) for epoch in epochs] == [20] * 5
+    assert [number for epoch in epochs for number in epoch] == [number % 30 for number in range(100)]
+
+
+def test_options_of_one_call_do_not_reach_another(folder):
+    pil = next(iter(train(folder, batch_size=None, image_decode="pil")))
+    assert not isinstance(pil.image, torch.Tensor)
+    assert isinstance(next(iter(train(folder, batch_size=None))).image, torch.Tensor)
+    assert next(iter(train(folder, batch_size=None, image_decode="torchrgb8"))).image.dtype == torch.uint8
+
+
+def test_a_required_field_without_a_part_is_found_when_opening(tmp_path):
+    captioning_dataset(tmp_path, shards=1, samples_per_shard=2)
+    yaml = {"sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"}}
+    prepare_dataset(
+        str(tmp_path), split_ratio=(1, 0, 0), dataset_yaml={**yaml, "field_map": {"image": "jpg"}}
+    )
+    with pytest.raises(MetadataError, match="field_map lacks caption"):
+        train(tmp_path)
+
+
+def test_configurations_compare_with_anything():
+    assert WorkerConfig(0, 1, 0) == IN_PROCESS
+    assert (IN_PROCESS == 3) is False
+    assert WorkerConfig(0, 1, 1) != IN_PROCESS
+
+
+def test_our_own_checks_are_not_counted_as_bad_samples(folder):
+    calls = []
+
+    class Wrong(DefaultTaskEncoder):
+        def batch(self, samples):
+            calls.append(samples)
+            return self._batch(samples, result_type=TextSample)  # images and captions have no text
+
+    with pytest.raises(ConfigError, match="TextSample needs the field 'text'"):
+        next(iter(train(folder, Wrong())))
+    assert len(calls) == 1
+
+
+class Packing(DefaultTaskEncoder):
+    def select_samples_to_pack(self, samples):
+        return [[sample] for sample in samples]
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return samples[0]
+
+
+def test_nothing_is_printed(folder, capfd):
+    loaders = [get_loader(train(folder, Packing(), workers=2, packing_buffer_size=4)) for _ in range(3)]
+    for loader in loaders:
+        assert len(list(islice(loader, 4))) == 4
+    del loader, loaders
+    assert capfd.readouterr() == ("", "")
