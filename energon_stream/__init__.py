@@ -142,6 +142,9 @@ if TYPE_CHECKING:
         load_dataset as load_dataset,
     )
     from energon_stream.recipe import (
+        prepare_metadataset as prepare_metadataset,
+    )
+    from energon_stream.recipe import (
         traverse_metadataset as traverse_metadataset,
     )
     from energon_stream.samples import (
@@ -269,6 +272,7 @@ _EXPORTS = {
         "get_val_dataset",
         "get_val_datasets",
         "load_dataset",
+        "prepare_metadataset",
         "traverse_metadataset",
     ],
     "energon_stream.samples": [

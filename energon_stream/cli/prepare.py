@@ -20,9 +20,11 @@ from energon_stream.cli.options import path_argument, storage_option
 from energon_stream.cli.wizard import Wizard, parse_ratio
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import dataset_kind
+from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.prepare import PrepareReport, find_shards, prepare_dataset
 from energon_stream.index.scan import peek_parts
+from energon_stream.recipe import prepare_metadataset
 from energon_stream.storage import Store, StoreSpec
 
 __all__ = ["prepare"]
@@ -104,6 +106,21 @@ def prepare(
     if document is not None and "sample_loader" in document:
         _write_sample_loader(store, document, report)
     _show(report)
+
+
+def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None) -> None:
+    records = prepare_jsonl(path, storage_options=storage_options)
+    click.echo(f"Indexed {records} records.")
+
+
+def _prepare_joins(path: str, storage_options: dict[str, Any] | None) -> None:
+    reports = prepare_metadataset(path, storage_options=storage_options)
+    for report in reports:
+        missing = ", ".join(map(str, report.missing[1:]))
+        click.echo(
+            f"{report.url}: {report.rows} rows, {report.skipped} skipped, without a partner: {missing}"
+        )
+    click.echo(f"Prepared {len(reports)} joins.")
 
 
 def _advance(bar: tqdm[Any], done: int) -> None:

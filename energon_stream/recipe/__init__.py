@@ -10,6 +10,7 @@ from energon_stream.recipe.interface import (
     load_dataset,
     traverse_metadataset,
 )
+from energon_stream.recipe.prepare import prepare_metadataset
 
 __all__ = [
     "DatasetLoader",
@@ -21,5 +22,6 @@ __all__ = [
     "get_val_dataset",
     "get_val_datasets",
     "load_dataset",
+    "prepare_metadataset",
     "traverse_metadataset",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from energon_stream.errors import ConfigError, UnsupportedStoreError
+from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import (
     DatasetMetadata,
     WebDatasetIndex,
@@ -17,17 +17,22 @@ from energon_stream.index.dataset import (
     read_metadata,
     select_part,
 )
+from energon_stream.index.join_index import JoinIndex
+from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
-from energon_stream.pipeline.source import SourceLeaf
-from energon_stream.read.decode import FileStoreDecoder
+from energon_stream.index.source_index import SourceIndex
+from energon_stream.pipeline.source import Leaf, SourceLeaf
+from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
+from energon_stream.recipe.join import join_leaf, open_join
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
-from energon_stream.recipe.sample_types import make_sample_factory
+from energon_stream.recipe.sample_factory import SampleFactory
+from energon_stream.recipe.sample_types import LeafOptions, make_sample_factory
 from energon_stream.recipe.subset import Subset, parse_subset
 from energon_stream.recipe.tree import JoinRef, LeafRef, MetadatasetRef, Part, Reference, Source, inherit
 from energon_stream.schedule import LeafPlan, OrderSpec
 from energon_stream.storage import StoreSpec, Transport, is_local, run_isolated
 
-__all__ = ["SampleOptions", "Target", "isolated", "open_leaf", "read_parts", "read_sources"]
+__all__ = ["SampleOptions", "Target", "isolated", "open_all", "open_leaf", "read_parts", "read_sources"]
 
 _OPENERS = 32
 """Sources that are opened at the same time; the fetcher bounds the requests."""
@@ -118,21 +123,22 @@ def read_parts(target: Target) -> list[Part]:
     return isolated(target, 1, target.parts)
 
 
-def read_sources(target: Target, num_workers: int) -> list[tuple[Part, WebDatasetIndex]]:
+def read_sources(target: Target, num_workers: int) -> list[tuple[Part, SourceIndex]]:
     """Open all sources of a target, concurrently and in one child.
 
     Raises:
         EnergonStreamError: What :meth:`Target.parts` and :func:`open_webdataset` raise.
     """
 
-    def read() -> list[tuple[Part, WebDatasetIndex]]:
+    def read() -> list[tuple[Part, SourceIndex]]:
         parts = target.parts()
-        return list(zip(parts, _open_all([part.ref for part in parts]), strict=True))
+        return list(zip(parts, open_all([part.ref for part in parts]), strict=True))
 
     return isolated(target, num_workers, read)
 
 
-def _open_all(refs: Sequence[Source]) -> list[WebDatasetIndex]:
+def open_all(refs: Sequence[Source]) -> list[SourceIndex]:
+    """Open sources, all at the same time; raises what :func:`read_sources` does."""
     metadata: dict[_MetadataKey, Future[DatasetMetadata]] = {}
     pool = ThreadPoolExecutor(min(_OPENERS, len(refs)))
     try:
@@ -143,12 +149,14 @@ def _open_all(refs: Sequence[Source]) -> list[WebDatasetIndex]:
 
 def _begin(
     ref: Source, pool: ThreadPoolExecutor, metadata: dict[_MetadataKey, Future[DatasetMetadata]]
-) -> Callable[[], WebDatasetIndex]:
+) -> Callable[[], SourceIndex]:
     """Begin to open a source, by its kind; what it returns waits for the result."""
     if isinstance(ref, JoinRef):
-        raise UnsupportedStoreError("a join cannot be read yet", where=ref.where)
+        members = [_begin(member.leaf, pool, metadata) for member in ref.members]
+        # Waits in the pool for what was given to the pool before it, so there is always a thread that works.
+        return pool.submit(lambda: open_join(ref, [finish() for finish in members])).result
     if dataset_kind(ref.spec.url) == "jsonl":
-        raise UnsupportedStoreError("a jsonl cannot be read yet", where=ref.spec.url)
+        return pool.submit(open_jsonl, ref.spec).result
     key = ref.spec.url, ref.split_config, ref.dataset_config
     if key not in metadata:  # several parts of one dataset are common
         metadata[key] = pool.submit(
@@ -168,8 +176,8 @@ def _select(ref: LeafRef, metadata: Future[DatasetMetadata]) -> WebDatasetIndex:
 
 
 def open_leaf(
-    number: int, ref: Source, index: WebDatasetIndex, order: OrderSpec | None, samples: SampleOptions
-) -> tuple[SourceLeaf, LeafPlan]:
+    number: int, ref: Source, index: SourceIndex, order: OrderSpec | None, samples: SampleOptions
+) -> tuple[Leaf, LeafPlan]:
     """Make a source of an opened dataset.
 
     Args:
@@ -183,14 +191,26 @@ def open_leaf(
         ConfigError: The subset is not one, or the dataset names code that is not trusted.
         MetadataError: ``dataset.yaml`` is wrong.
     """
+    if isinstance(ref, JoinRef) and isinstance(index, JoinIndex):
+        members = [
+            _source_leaf(member.leaf, own, samples)[0]
+            for member, own in zip(ref.members, index.members, strict=True)
+        ]
+        return join_leaf(number, ref, index, members, order or OrderSpec(), samples.trust_dataset_code)
     if isinstance(ref, JoinRef):
-        raise UnsupportedStoreError("a join cannot be read yet", where=ref.where)
-    factory, options = make_sample_factory(
-        index, decoder=samples.decoder, trust=samples.trust_dataset_code, dataset_config=ref.dataset_config
-    )
+        raise TypeError(f"a join cannot be made of a {type(index).__name__}")
+    leaf, options = _source_leaf(ref, index, samples)
     order = OrderSpec() if order is None else replace(order, **options.order_overrides())
     where = f"{index.spec.url} [{index.split_part}]"
     subset = parse_subset(options.overrides["subset"], where) if "subset" in options.overrides else ref.subset
     start, stop = subset.bounds(index.num_samples, where)
-    subflavors = {**options.subflavors, **ref.subflavors}
-    return SourceLeaf(index, factory, subflavors), LeafPlan(number, index.shard_starts, order, start, stop)
+    return leaf, LeafPlan(number, index.shard_starts, order, start, stop)
+
+
+def _source_leaf(ref: LeafRef, index: SourceIndex, samples: SampleOptions) -> tuple[SourceLeaf, LeafOptions]:
+    if not isinstance(index, WebDatasetIndex):  # a JSONL file: crude, and always parsed
+        return SourceLeaf(index, SampleFactory(SampleDecoder()), dict(ref.subflavors)), LeafOptions()
+    factory, options = make_sample_factory(
+        index, decoder=samples.decoder, trust=samples.trust_dataset_code, dataset_config=ref.dataset_config
+    )
+    return SourceLeaf(index, factory, {**options.subflavors, **ref.subflavors}), options

@@ -1,0 +1,83 @@
+"""Preparing metadatasets: the indices of their joins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from energon_stream.index.join_build import JoinReport, build_join_index
+from energon_stream.index.join_index import JoinPart
+from energon_stream.recipe.join import join_parts
+from energon_stream.recipe.metadataset_files import MetadatasetFiles
+from energon_stream.recipe.sources import open_all
+from energon_stream.recipe.tree import BlendRef, JoinRef, MetadatasetRef, Reference
+from energon_stream.storage import StoreSpec, Transport, run_isolated
+
+__all__ = ["prepare_metadataset"]
+
+
+def prepare_metadataset(
+    path: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    transport: Transport = "auto",
+) -> list[JoinReport]:
+    """Build the join indices of a metadataset and of those that it names; others need none.
+
+    They are written to ``<metadataset file>.cache/``; those of joins that the file does not have any more,
+    or of datasets that were prepared again, are removed.
+
+    Args:
+        path: The metadataset file; a local path or any fsspec URL.
+        storage_options: Credentials and the like for all that is not local.
+        transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
+
+    Returns:
+        What was built, join by join.
+
+    Raises:
+        DatasetError: A sample has no partner in a dataset of ``nonmatch: error``.
+        EnergonStreamError: A metadataset or dataset cannot be read.
+    """
+    files = MetadatasetFiles(storage_options, transport)
+    return run_isolated(_prepare, os.fspath(path), files)
+
+
+def _prepare(path: str, files: MetadatasetFiles) -> list[JoinReport]:
+    reports: list[JoinReport] = []
+    paths, seen = [path], {path}
+    while paths:
+        url = paths.pop(0)
+        joins: list[JoinRef] = []
+        for split in files.document(url).splits.values():
+            for ref in _references(split):
+                if isinstance(ref, JoinRef):
+                    joins.append(ref)
+                elif isinstance(ref, MetadatasetRef) and ref.spec.url not in seen:
+                    seen.add(ref.spec.url)
+                    paths.append(ref.spec.url)
+        if joins:
+            reports += _build(files.spec(url), joins)
+    return reports
+
+
+def _references(node: Reference) -> Iterator[Reference]:
+    if isinstance(node, BlendRef):
+        for child in node.children:
+            yield from _references(child)
+    else:
+        yield node
+
+
+def _build(file: StoreSpec, joins: list[JoinRef]) -> list[JoinReport]:
+    indices = iter(open_all([member.leaf for join in joins for member in join.members]))
+    parts: list[list[JoinPart]] = [join_parts(join, [next(indices) for _ in join.members]) for join in joins]
+    reports = [build_join_index(file, members) for members in parts]
+    used = {report.url.rpartition("/")[2] for report in reports}
+    store = replace(file, url=f"{file.url}.cache").open()
+    for entry in list(store.list()):
+        if entry.path.startswith("join_index_") and entry.path not in used:
+            store.delete(entry.path)
+    return reports
