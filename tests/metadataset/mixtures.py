@@ -1,8 +1,9 @@
 """Small datasets of texts, and ways to read metadatasets of them."""
 
+import json
 from itertools import islice
 
-from energon_stream import WorkerConfig, get_train_dataset, get_val_dataset
+from energon_stream import ReadOptions, WorkerConfig, get_train_dataset, get_val_dataset
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.testing.datasets import write_shards
@@ -32,7 +33,7 @@ def v2(train, **splits):
 
 
 def write(path, document):
-    path.write_bytes(dump_yaml(document))
+    path.write_bytes(dump_yaml(json.loads(json.dumps(document))))  # without aliases
     return path
 
 
@@ -43,6 +44,7 @@ def train(path, **changes):
         "shuffle_buffer_size": 10,
         "max_samples_per_sequence": 4,
         "worker_config": ALONE,
+        "read_options": ReadOptions(max_ahead=64),  # tiny datasets would be planned for hundreds of passes
     }
     return get_train_dataset(path, **{**arguments, **changes})
 

@@ -1,6 +1,7 @@
 """Documents to references: every key, every slip; nothing is read."""
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -207,4 +208,4 @@ def test_subsets_compose_from_the_inside():
 
 def _neighbours(count):
     ends = [f"{100 * number / count}%" for number in range(count)] + ["100%"]
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(pairwise(ends))
