@@ -1,0 +1,93 @@
+"""Metadatasets in object storage: equal to local ones, and cheap however many sources they have."""
+
+import os
+
+import pytest
+from mixtures import ALONE, text_dataset, texts, train, v2, val, write
+
+from energon_stream import WorkerConfig, get_loader, load_dataset, traverse_metadataset
+from energon_stream.testing.s3server import S3Server
+
+SOURCES = 1000
+
+
+def batch_texts(dataset, batches):
+    """Texts of some batches of a loader with the dataset's workers."""
+    with get_loader(dataset) as loader:
+        found = iter(loader)
+        return [next(found).text for _ in range(batches)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("transport", ["auto", "fsspec"])
+def test_yaml_and_data_in_s3_give_the_sequence_of_local_files(lake, s3_server, workers, transport):
+    write(lake / "inner.yaml", v2({"blend": [{"path": "../b", "weight": 2}, {"path": "../c"}]}))
+    (lake / "metas").mkdir(exist_ok=True)
+    (lake / "inner.yaml").rename(lake / "metas" / "inner.yaml")
+    blend = {"blend": [{"weight": 5, "path": "./a"}, {"weight": 2, "path": "metas/inner.yaml"}]}
+    local = write(lake / "outer.yaml", v2(blend, val={"path": "c"}))
+    s3_server.upload_folder(lake, "s3://bucket/lake")
+    options = {"storage_options": s3_server.storage_options, "transport": transport}
+    arguments = {"batch_size": 4, "worker_config": WorkerConfig(0, 1, workers)}
+    url = "s3://bucket/lake/outer.yaml"
+    expected = batch_texts(train(local, **arguments), 20)
+    assert batch_texts(train(url, **arguments, **options), 20) == expected
+    assert texts(val(url, **options)) == texts(val(local)) == ["c16", "c17"]
+    assert [ref.path for ref in traverse_metadataset(url, split_part="train", **options)] == [
+        "s3://bucket/lake/a",
+        "s3://bucket/lake/b",
+        "s3://bucket/lake/c",
+    ]
+    loaded = load_dataset(url, **options).get_datasets(training=False, worker_config=ALONE)
+    assert texts(loaded.datasets[0].dataset) == ["c16", "c17"]
+
+
+def test_a_local_yaml_may_name_remote_data(lake, s3_server, tmp_path):
+    s3_server.upload_folder(lake / "a", "s3://bucket/a")
+    both = {"blend": [{"path": "s3://bucket/a"}, {"path": str(lake / "b"), "weight": 3}]}
+    path = write(tmp_path / "both.yaml", v2(both))
+    dataset = train(
+        path, storage_options=s3_server.storage_options, batch_size=4, worker_config=WorkerConfig(0, 1, 1)
+    )
+    assert {text[0] for batch in batch_texts(dataset, 10) for text in batch} == {"a", "b"}
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory):
+    """A server of a bucket of 1,000 datasets (links to one), and a metadataset of them in two files."""
+    root = tmp_path_factory.mktemp("thousand")
+    bucket = root / "bucket"
+    bucket.mkdir()
+    text_dataset(root / "one", "x", per_shard=8, shards=2, split_ratio=(1, 0, 0))
+    entries = [{"path": f"d{number}", "subflavors": {"n": number}} for number in range(SOURCES)]
+    for entry in entries:
+        os.symlink(root / "one", bucket / entry["path"], target_is_directory=True)
+    half = SOURCES // 2
+    for name, part in (("first", entries[:half]), ("second", entries[half:])):
+        write(bucket / f"{name}.yaml", v2({"blend": part}))
+    write(bucket / "all.yaml", v2({"blend": [{"path": "first.yaml"}, {"path": "second.yaml"}]}))
+    with S3Server(bucket.parent, first_byte_latency=0.02) as server:
+        yield server
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_thousand_sources_cost_three_requests_each_and_few_sockets(thousand, workers):
+    thousand.reset_counters()
+    dataset = train(
+        "s3://bucket/all.yaml",
+        storage_options=thousand.storage_options,
+        batch_size=16,
+        worker_config=WorkerConfig(0, 1, workers),
+    )
+    opening = thousand.counters()
+    assert opening.requests == {"GET": 3 + 3 * SOURCES}
+    assert opening.max_in_flight <= 64
+    assert opening.connections <= 64
+    thousand.reset_counters()
+    with get_loader(dataset) as loader:
+        batches = [batch for batch, _ in zip(loader, range(40), strict=False)]
+    running = thousand.counters()
+    assert len({flavors["n"] for batch in batches for flavors in batch.__subflavors__}) > 300
+    assert running.max_in_flight <= 64 * max(1, workers)
+    assert running.connections <= 64 * max(1, workers)
+    assert set(running.requests) == {"GET"}
