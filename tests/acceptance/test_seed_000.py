@@ -1,15 +1,17 @@
 """Seed 000, quickstart: items 1 to 12 of the acceptance list."""
 
 import ast
+import shutil
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import quickstart
 import torch
-from acceptance_helpers import SHUFFLED
+from acceptance_helpers import SHUFFLED, assert_share, source
 from click.testing import CliRunner
 
-from energon_stream import CaptioningSample, WorkerConfig, get_loader, get_train_dataset
+from energon_stream import CaptioningSample, WorkerConfig, get_loader, get_train_dataset, get_val_dataset
 from energon_stream.cli.main import main
 from energon_stream.testing.datasets import captioning_dataset
 from energon_stream.testing.operator_suite import assert_equal_values
@@ -83,6 +85,47 @@ def test_item_07_unequal_images_are_padded_with_zeros(data, in_process):
         height, width = 4 + 4 * (number % 2), 4 + 4 * (number % 3)
         assert (image[:, :height, :width] == 1).all()
         assert image.sum() == 3 * height * width
+
+
+@pytest.fixture(scope="module")
+def blend(data):
+    """The page's metadataset, beside its datasets."""
+    return shutil.copy(Path(quickstart.__file__).with_name("coyo-coco-dataset.yaml"), data)
+
+
+def test_item_08_a_metadataset_has_its_weights_and_splits(blend, in_process):
+    loader = get_loader(
+        get_train_dataset(
+            blend,
+            batch_size=4,
+            shuffle_buffer_size=100,
+            max_samples_per_sequence=100,
+            worker_config=WorkerConfig.default_worker_config(),
+        )
+    )
+    with loader:
+        keys = [key for batch in islice(loader, 250) for key in batch.__key__]
+    assert_share(sum(source(key) == "coco" for key in keys), 5 / 7, 1000)
+    for split, name, shard in (("val", "coco", "008"), ("test", "coyo", "009")):
+        ds = get_val_dataset(blend, batch_size=4, split_part=split, worker_config=in_process)
+        found = [key for batch in ds for key in batch.__key__]
+        assert len(found) == 10
+        assert all(key.startswith(f"{name}-{shard}.tar/") for key in found)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_item_09_the_same_from_s3(data, blend, s3_server, tmp_bucket, workers):
+    for name in ("coco", "coyo"):
+        s3_server.upload_folder(data / name, f"{tmp_bucket}/lake/{name}")
+    remote = f"{tmp_bucket}/lake/coyo-coco-dataset.yaml"
+    s3_server.put(remote, Path(blend).read_bytes())
+    sequences = []
+    for path, options in ((blend, None), (remote, s3_server.storage_options)):
+        config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+        ds = get_train_dataset(path, batch_size=4, worker_config=config, storage_options=options, **SHUFFLED)
+        with get_loader(ds) as loader:
+            sequences.append([batch.__key__ for batch in islice(loader, 60)])
+    assert sequences[0] == sequences[1]
 
 
 def test_item_10_ranks_see_disjoint_data(data):
