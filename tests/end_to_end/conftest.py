@@ -3,10 +3,9 @@
 import shutil
 
 import pytest
+from runs import SECRET
 
 from energon_stream.testing.datasets import prepared_captioning_dataset
-
-SECRET = "SECRET-never-to-be-shown"
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from energon_stream import (
 )
 from energon_stream.state import dumps, loads
 
+SECRET = "SECRET-never-to-be-shown"
 ORDER = {"batch_size": 3, "shuffle_buffer_size": 20, "max_samples_per_sequence": 5}
 
 
