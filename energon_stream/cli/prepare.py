@@ -24,7 +24,6 @@ from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.prepare import PrepareReport, find_shards, prepare_dataset
 from energon_stream.index.scan import peek_parts
-from energon_stream.recipe import prepare_metadataset
 from energon_stream.storage import Store, StoreSpec
 
 __all__ = ["prepare"]
@@ -68,12 +67,15 @@ def prepare(
     sample_type: str | None,
     field_map: str | None,
 ) -> None:
-    """Index a folder of tars.
+    """Index a folder of tars, a .jsonl file, or the joins of a metadataset.
 
-    PATH is a local folder, s3://… or any other fsspec URL. What the options leave open is asked for.
+    PATH is local, s3://… or any other fsspec URL. What the options leave open is asked for. All options but
+    --storage-option are for folders.
     """
-    if dataset_kind(path) != "webdataset":
-        raise ConfigError("only folders of tars can be prepared", where=path)
+    kind = dataset_kind(path)
+    if kind != "webdataset":
+        (_prepare_jsonl if kind == "jsonl" else _prepare_joins)(path, storage_options)
+        return
     if split_parts and split_ratio:
         raise ConfigError("give either --split-parts or --split-ratio")
     store = StoreSpec(path, storage_options).open()
@@ -114,6 +116,8 @@ def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None) -> None:
 
 
 def _prepare_joins(path: str, storage_options: dict[str, Any] | None) -> None:
+    from energon_stream.recipe import prepare_metadataset  # needs PyTorch
+
     reports = prepare_metadataset(path, storage_options=storage_options)
     for report in reports:
         missing = ", ".join(map(str, report.missing[1:]))

@@ -14,13 +14,12 @@ _PIECE = 8 << 20
 _AHEAD = 8
 
 
-def stream_object(store: Store, path: str, *, piece: int = _PIECE) -> Iterator[memoryview]:
+def stream_object(store: Store, path: str) -> Iterator[memoryview]:
     """Read an object in pieces, all of one version; some are requested ahead.
 
     Args:
         store: Where it lies.
         path: Its path.
-        piece: Bytes of one request.
 
     Raises:
         ObjectNotFoundError: There is no such object.
@@ -29,8 +28,8 @@ def stream_object(store: Store, path: str, *, piece: int = _PIECE) -> Iterator[m
     meta = store.head(path)
     fetcher = shared_fetcher()
     waiting: deque[Future[Body]] = deque()
-    for start in range(0, meta.size, piece):
-        part = ByteRange(start, min(start + piece, meta.size))
+    for start in range(0, meta.size, _PIECE):
+        part = ByteRange(start, min(start + _PIECE, meta.size))
         waiting.append(fetcher.submit(store, path, part, etag=meta.etag))
         if len(waiting) == (1 if store.is_local else _AHEAD):
             yield waiting.popleft().result().data
