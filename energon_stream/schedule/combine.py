@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_stream.errors import ConfigError
 from energon_stream.rng import Int64Array, derive_key, uniform
@@ -163,8 +164,15 @@ class BlendSchedule:
     children: tuple[Schedule, ...]
     weights: tuple[float, ...]
     key: int
+    _finite: tuple[int, ...] = field(init=False, repr=False)
+    _capacity: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        lengths = [child.length for child in self.children]
+        capacity = np.array([np.inf if length is None else length for length in lengths])
+        finite = (number for number, length in enumerate(lengths) if length)  # the others never change
+        object.__setattr__(self, "_finite", tuple(finite))
+        object.__setattr__(self, "_capacity", capacity)
         if len(self.weights) != len(self.children) or not self.children:
             raise ConfigError("a blend needs one weight for each dataset, and at least one dataset")
         if not all(weight > 0 and math.isfinite(weight) for weight in self.weights):
@@ -195,7 +203,9 @@ class BlendSchedule:
         """Which child supplies each of the next references; shorter when all are exhausted."""
         epoch, step, inner = cast("tuple[int, int, tuple[Cursor, ...]]", cursor)
         key = derive_key(self.key, "blend", epoch)
-        left = np.array([np.inf if n is None else n for n in self._left(inner)])
+        left = self._capacity.copy()
+        for number in self._finite:
+            left[number] = cast(int, self.children[number].remaining(inner[number]))
         parts: list[Int64Array] = []
         while count > 0 and (left > 0).any():
             bounds = np.cumsum(np.where(left > 0, self.weights, 0.0))
@@ -203,7 +213,8 @@ class BlendSchedule:
             choices = np.searchsorted(bounds, draws, side="right").astype(np.int64)
             # The draws hold until some finite child gives out its last reference.
             size = count
-            for child in np.flatnonzero(np.isfinite(left) & (left > 0)):
+            uses_of = np.bincount(choices, minlength=len(left))
+            for child in np.flatnonzero((uses_of >= left) & (left > 0)):
                 uses = np.flatnonzero(choices[:size] == child)
                 if len(uses) >= left[child]:
                     size = int(uses[int(left[child]) - 1]) + 1

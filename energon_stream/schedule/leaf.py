@@ -94,11 +94,13 @@ class LeafSchedule:
     order: OrderSpec
     key: int
     _per_group: int = field(init=False)
+    _length: int = field(init=False)
     _cached: list[_Group] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         mean = max(1.0, self.table.num_samples / max(1, len(self.table)))
         window = self.order.shuffle_window if self.order.shuffle_window > 1 else 0
+        self._length = self.table.num_samples * self._copies
         self._per_group = max(self.order.parallel_slices, int(np.ceil(window / mean)))
 
     @property
@@ -113,7 +115,7 @@ class LeafSchedule:
     def length(self) -> int | None:
         """References in one pass. With replacement, what one pass holds depends on the draws; the
         pass ends after as many references as the source has samples."""
-        return self.table.num_samples * self._copies
+        return self._length
 
     def begin(self, epoch: int = 0) -> Cursor:
         """Cursor at the start of a pass."""
@@ -156,7 +158,7 @@ class LeafSchedule:
 
     def _step(self, cursor: Cursor, count: int) -> tuple[list[Int64Array], Cursor]:
         epoch, given, number, offset = cast("tuple[int, int, int, int]", cursor)
-        left = min(count, cast(int, self.length) - given)
+        left = min(count, self._length - given)
         given += left
         parts: list[Int64Array] = []
         while left > 0:
@@ -181,4 +183,4 @@ class LeafSchedule:
 
     def remaining(self, cursor: Cursor) -> int | None:
         """References left in this pass."""
-        return cast(int, self.length) - cast("tuple[int, int, int, int]", cursor)[1]
+        return self._length - cast("tuple[int, int, int, int]", cursor)[1]

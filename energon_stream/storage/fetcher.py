@@ -32,7 +32,7 @@ class Fetcher:
         max_in_flight: Largest number of requests at one time, and of threads.
     """
 
-    def __init__(self, max_in_flight: int = 32) -> None:
+    def __init__(self, max_in_flight: int = 48) -> None:
         if max_in_flight < 1:
             raise ConfigError(f"max_in_flight is {max_in_flight}", hint="Use 1 or more.")
         self._max_in_flight = max_in_flight
