@@ -18,6 +18,7 @@ import tempfile
 import time
 import urllib.request
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
@@ -196,6 +197,14 @@ class SeaweedFS(ProcessServer):
 
     access_key = "seaweed-test-key"
     secret_key = "seaweed-test-secret"
+    _ports: Sequence[int] = ()
+
+    def stop(self) -> None:
+        """As for every server; its sockets, some of which no option moves out of /tmp, go too."""
+        super().stop()
+        for port in self._ports:
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink(missing_ok=True)
 
     def _command(self, folder: Path, port: int) -> list[str]:
         binary = shutil.which(
@@ -211,6 +220,7 @@ class SeaweedFS(ProcessServer):
         (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         (folder / "data").mkdir()
         ports = dict(zip(_WEED_PORTS, free_ports(len(_WEED_PORTS)), strict=True))
+        self._ports = [port, *ports.values()]
         return [
             binary,
             "server",
