@@ -12,42 +12,47 @@ from energon_stream.worker import WorkerConfig
 __all__ = ["EpochizeDataset", "LimitDataset", "share_of_stream"]
 
 
-def share_of_stream(length: int, config: WorkerConfig, stream: int) -> int:
-    """How many of a rank's ``length`` elements come from a stream, when its streams take turns."""
+def share_of_stream(length: int, config: WorkerConfig, stream: int, begin: int = 0) -> int:
+    """How many of a rank's ``length`` elements from number ``begin`` on come from a stream.
+
+    The streams of a rank take turns.
+    """
     streams = config.streams
     place = streams.index(stream) if stream in streams else stream // config.world_size
-    return length // len(streams) + (1 if place < length % len(streams) else 0)
+    turn = (place - begin) % len(streams)
+    return length // len(streams) + (1 if turn < length % len(streams) else 0)
 
 
 class _BoundNode:
-    """State: ``in`` (inner state), ``at`` (elements given out in this pass)."""
+    """State: ``in`` (inner state), ``at`` (elements given out in this pass), ``pass`` (passes that ended)."""
 
     def __init__(self, dataset: _Bounded, context: Context, state: State | None) -> None:
-        saved = state or {"in": None, "at": 0}
-        self._dataset = dataset.dataset
+        saved = state or {"in": None, "at": 0, "pass": 0}
+        self._dataset = dataset
         self._context = context
-        self._length = share_of_stream(dataset.length, context.config, context.stream)
-        self._restart = dataset.restart
-        self._over_end = dataset.over_end
         self._at: int = saved["at"]
-        self._inner = self._dataset.build(context, saved["in"])
+        self._pass: int = saved["pass"]
+        self._length = dataset.share(context.stream, self._pass)
+        self._inner = dataset.dataset.build(context, saved["in"])
 
     def next(self) -> Item | End:
         if self._at < self._length:
             item = self._inner.next()
-            if isinstance(item, End) and self._over_end:
+            if isinstance(item, End) and self._dataset.over_end:
                 item = self._inner.next()
             if not isinstance(item, End):
                 self._at += 1
                 return item
-        elif self._restart:
+        elif self._dataset.restart:
             self._inner.close()
-            self._inner = self._dataset.build(self._context, None)
+            self._inner = self._dataset.dataset.build(self._context, None)
         self._at = 0
+        self._pass += 1
+        self._length = self._dataset.share(self._context.stream, self._pass)
         return END
 
     def state(self) -> State:
-        return {"in": self._inner.state(), "at": self._at}
+        return {"in": self._inner.state(), "at": self._at, "pass": self._pass}
 
     def close(self) -> None:
         self._inner.close()
@@ -64,6 +69,10 @@ class _Bounded(Wrapper[Any]):
         if length < 1:
             raise ConfigError(f"length of {type(self).__name__} is {length}", hint="use a positive number")
         self.length = length
+
+    def share(self, stream: int, number: int) -> int:
+        """Elements of a stream in a pass, of which ``number`` have gone before."""
+        return share_of_stream(self.length, self.worker_config, stream)
 
     def build(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
@@ -102,8 +111,15 @@ class EpochizeDataset(_Bounded):
             raise ConfigError("EpochizeDataset needs either length or num_epochs")
         super().__init__(dataset, length, worker_config)
 
+    def share(self, stream: int, number: int) -> int:
+        """Elements of a stream in an epoch; those over come from another stream each time.
+
+        Else short epochs would leave out, or see less of, the data of the last streams.
+        """
+        return share_of_stream(self.length, self.worker_config, stream, number * self.length)
+
     def len_stream(self, stream: int) -> int | None:
-        """The stream's share of the epoch."""
+        """The stream's share of the first epoch."""
         return share_of_stream(self.length, self.worker_config, stream)
 
 

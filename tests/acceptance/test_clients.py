@@ -165,6 +165,15 @@ def test_c06_loaders_are_true_and_epochs_go_on(data, workers):
         assert [key for epoch in epochs for key in epoch] == [batch.__key__ for batch in islice(whole, 16)]
 
 
+@pytest.mark.parametrize("length", [1, 3])
+def test_c06_short_epochs_leave_no_data_out(data, length):
+    """Also where the workers' shares of one epoch differ."""
+    with get_loader(train(data / "coco", workers=2, batch_size=1, virtual_epoch_length=length)) as loader:
+        keys = [batch.__key__[0] for _ in range(84 // length) for batch in loader]
+    assert len(keys) == 84
+    assert len(set(keys[:80] if length == 1 else keys)) == 80
+
+
 def as_lists(key):
     return [as_lists(part) for part in key] if isinstance(key, tuple) else key
 
