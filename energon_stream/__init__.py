@@ -222,6 +222,18 @@ if TYPE_CHECKING:
     from energon_stream.task import (
         stateless as stateless,
     )
+    from energon_stream.task.packers import (
+        best_fit_decreasing as best_fit_decreasing,
+    )
+    from energon_stream.task.packers import (
+        first_fit as first_fit,
+    )
+    from energon_stream.task.packers import (
+        histogram_pack as histogram_pack,
+    )
+    from energon_stream.task.packers import (
+        pack_by_size as pack_by_size,
+    )
     from energon_stream.worker import (
         WorkerConfig as WorkerConfig,
     )
@@ -304,6 +316,7 @@ _EXPORTS = {
         "cooker",
         "stateless",
     ],
+    "energon_stream.task.packers": ["best_fit_decreasing", "first_fit", "histogram_pack", "pack_by_size"],
     "energon_stream.worker": ["WorkerConfig"],
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
