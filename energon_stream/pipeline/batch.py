@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 from energon_stream.errors import ConfigError, SampleError, SkipSample, StateMismatchError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.failures import FailureGuard
-from energon_stream.pipeline.map import function_name
+from energon_stream.pipeline.map import function_label, function_name
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
 from energon_stream.worker import WorkerConfig
 
@@ -174,5 +174,5 @@ class BatchDataset(Wrapper[Any]):
         return {
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
-            "batcher": function_name(self.batcher),
+            "batcher": function_label(self.batcher),
         }

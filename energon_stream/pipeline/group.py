@@ -9,7 +9,7 @@ from energon_stream.errors import ConfigError, SampleError, SkipSample
 from energon_stream.pipeline.batch import make_batch, restore_batches
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.failures import FailureGuard
-from energon_stream.pipeline.map import function_name
+from energon_stream.pipeline.map import function_label, function_name
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
 from energon_stream.worker import WorkerConfig
 
@@ -190,7 +190,7 @@ class GroupBatchDataset(Wrapper[Any]):
     def options(self) -> dict[str, Any]:
         """What decides the batches."""
         return {
-            "criterion": function_name(self.criterion),
+            "criterion": function_label(self.criterion),
             "batch_size": self.fixed_batch_size,
             "drop_last": self.drop_last,
         }

@@ -12,12 +12,17 @@ from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["MapDataset", "function_name"]
+__all__ = ["MapDataset", "function_label", "function_name"]
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Qualified name of a function for descriptions and messages."""
+    """Qualified name of a function for messages."""
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def function_label(function: Callable[..., Any]) -> str:
+    """Name of a function in descriptions, without its class: renaming that must not refuse saved states."""
+    return function_name(function).rpartition(".")[2]
 
 
 class _MapNode:
@@ -170,4 +175,4 @@ class MapDataset(Wrapper[Any]):
 
     def options(self) -> dict[str, Any]:
         """Name of the function."""
-        return {"fn": function_name(self.fn)}
+        return {"fn": function_label(self.fn)}

@@ -10,7 +10,7 @@ from typing import Any
 from energon_stream.errors import ConfigError, SkipSample, StateMismatchError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.failures import FailureGuard
-from energon_stream.pipeline.map import function_name
+from energon_stream.pipeline.map import function_label, function_name
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
 from energon_stream.worker import WorkerConfig
 
@@ -266,6 +266,6 @@ class PackingDataset(Wrapper[Any]):
         """What decides the packs."""
         return {
             "buffer_size": self.buffer_size,
-            "pre_packer": function_name(self.pre_packer),
-            "final_packer": function_name(self.final_packer),
+            "pre_packer": function_label(self.pre_packer),
+            "final_packer": function_label(self.final_packer),
         }

@@ -11,7 +11,7 @@ from typing import Any
 from energon_stream.errors import ConfigError, SkipSample
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.failures import FailureGuard
-from energon_stream.pipeline.map import function_name
+from energon_stream.pipeline.map import function_label
 from energon_stream.pipeline.node import END, Context, End, Item, Node, State
 from energon_stream.worker import WorkerConfig
 
@@ -101,7 +101,7 @@ class FilterDataset(_Passing):
 
     def options(self) -> dict[str, Any]:
         """Name of the function."""
-        return {"filter_fn": function_name(self.filter_fn)}
+        return {"filter_fn": function_label(self.filter_fn)}
 
 
 class GcDataset(_Passing):
@@ -260,4 +260,4 @@ class IterMapDataset(Wrapper[Any]):
 
     def options(self) -> dict[str, Any]:
         """Name of the function."""
-        return {"iter_map_fn": function_name(self.iter_map_fn)}
+        return {"iter_map_fn": function_label(self.iter_map_fn)}

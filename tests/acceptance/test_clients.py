@@ -29,6 +29,7 @@ from energon_stream import (
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
+    get_val_datasets,
     stateless,
 )
 from energon_stream.errors import StateInUseError
@@ -100,6 +101,20 @@ def test_c02_a_limited_repeated_validation_set_begins_anew(data, workers):
         passes = [[batch.__key__ for batch in loader] for _ in range(2)]
     assert len(passes[0]) == 7
     assert passes[0] == passes[1]
+
+
+def test_c02_validation_sets_are_pairs_of_dataset_and_source(data):
+    document = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"val": {"blend": [{"path": str(data / "coco")}, {"path": str(data / "coyo")}]}},
+    }
+    pairs = get_val_datasets(document, batch_size=5, worker_config=IN_PROCESS, limit=1)
+    assert [source.path for _, source in pairs] == [str(data / "coco"), str(data / "coyo")]
+    for dataset, source in pairs:
+        (batch,) = dataset
+        assert all(key.startswith(source.path.rpartition("/")[2]) for key in batch.__key__)
+        assert len(batch.__key__) == 5
 
 
 def test_c03_worker_configurations():

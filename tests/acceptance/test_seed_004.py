@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import tutorial
-from acceptance_helpers import SHUFFLED
+from acceptance_helpers import SHUFFLED, assert_share
 from click.testing import CliRunner
 
 from energon_stream import (
@@ -178,6 +178,20 @@ def test_item_42_packing_restored_in_the_middle_of_a_buffer(tars, tmp_path, work
                 assert all(len(caption) <= tutorial.PACK + len(" | ") * 3 for caption in batch.captions)
         packed = [c for batch in islice(loader, 10) for c in batch.captions]
     assert any(" | " in caption for caption in packed)
+
+
+def test_item_43_ratios_and_origins_by_yaml(tars, tmp_path):
+    (tmp_path / "first").symlink_to(tars)
+    (tmp_path / "second").symlink_to(tars)
+    path = tmp_path / "mixture.yaml"
+    path.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n"
+        "      - {weight: 3, path: ./first, subflavors: {origin: first}}\n"
+        "      - {weight: 1, path: ./second, subflavors: {origin: second}}\n"
+    )
+    origins = [sample.__subflavors__["origin"] for sample in islice(load(path, batch_size=None), 400)]
+    assert_share(origins.count("first"), 0.75, 400)
+    assert set(origins) == {"first", "second"}
 
 
 def test_item_44_states_of_ranks_in_files_and_new_processes(tars, tmp_path):
