@@ -1,4 +1,4 @@
-"""``energon-stream lint``: whether tars, indices and metadata of a dataset agree."""
+"""``energon-stream lint``: whether tars, indices and metadata agree, and whether the samples can be made."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import click
 import numpy as np
 
 from energon_stream.cli.options import path_argument, storage_option
-from energon_stream.errors import DatasetError, IndexMismatchError
-from energon_stream.index.dataset import read_metadata
+from energon_stream.errors import DatasetError, FatalSampleError, IndexMismatchError
+from energon_stream.index.dataset import DatasetMetadata, dataset_kind, read_metadata
 from energon_stream.index.prepare import find_shards
 from energon_stream.index.scan import scan_shard
 from energon_stream.index.tar_index import index_path, read_offsets
@@ -22,13 +22,34 @@ __all__ = ["lint"]
 @click.command()
 @path_argument
 @storage_option
-def lint(path: str, storage_options: dict[str, Any] | None) -> None:
-    """Check tars against their indices.
+@click.option("--decode/--no-decode", default=True, show_default=True, help="Make all samples, too.")
+def lint(path: str, storage_options: dict[str, Any] | None, decode: bool) -> None:
+    """Check tars against their indices, and make the samples of all split parts.
 
-    Walks all tars of the dataset at PATH; the exit status is 1 if any of them is wrong.
+    PATH is a dataset or a metadataset, whose tars are not walked; the exit status is 1 if anything is wrong.
     """
-    spec = StoreSpec(path, storage_options)
-    counts = read_metadata(spec).shard_counts
+    kind = dataset_kind(path)
+    errors = 0
+    splits = ["train"]
+    if kind == "webdataset":
+        spec = StoreSpec(path, storage_options)
+        metadata = read_metadata(spec)
+        errors = _check_shards(spec, metadata)
+        splits = [name for name, shards in metadata.split.parts.items() if shards]
+        decode = decode and metadata.dataset_yaml is not None
+    elif kind == "metadataset":
+        from energon_stream.recipe.metadataset_files import MetadatasetFiles
+
+        splits = list(MetadatasetFiles(storage_options).document(path).splits)
+    if decode and not errors:
+        errors = sum(_check_samples(path, split, storage_options) for split in splits)
+    if errors:
+        raise click.exceptions.Exit(1)
+
+
+def _check_shards(spec: StoreSpec, metadata: DatasetMetadata) -> int:
+    """Walk all tars; the number of those that are wrong."""
+    counts = metadata.shard_counts
     store = spec.open()
     listed = {entry.path: entry for entry in find_shards(store)}
     errors = 0
@@ -39,8 +60,32 @@ def lint(path: str, storage_options: dict[str, Any] | None) -> None:
             errors += 1
             click.echo(f"{error}", err=True)
     click.echo(f"{sum(counts.values())} samples in {len(counts)} shards, {errors} shards with errors")
-    if errors:
-        raise click.exceptions.Exit(1)
+    return errors
+
+
+def _check_samples(path: str, split: str, storage_options: dict[str, Any] | None) -> int:
+    """Make the samples of a split; the number of those that cannot be made. Very many end the check."""
+    from energon_stream.recipe import get_val_dataset  # needs PyTorch, which the other checks do not
+    from energon_stream.worker import WorkerConfig
+
+    errors = samples = 0
+
+    def note(error: Exception, sample: Any, sources: Any = None) -> None:
+        nonlocal errors
+        errors += 1
+        click.echo(f"{error}", err=True)
+
+    config = WorkerConfig(0, 1, 0, global_error_handler=note)
+    try:
+        for _ in get_val_dataset(
+            path, batch_size=None, split_part=split, worker_config=config, storage_options=storage_options
+        ):
+            samples += 1
+    except (DatasetError, FatalSampleError) as error:
+        errors += 1
+        click.echo(f"{error}", err=True)
+    click.echo(f"{split}: {samples} samples made, {errors} errors")
+    return errors
 
 
 def _check_shard(store: Store, listed: Mapping[str, ListEntry], shard: str, count: int) -> None:

@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "info": "Show what a dataset holds.",
-    "lint": "Check tars against their indices.",
+    "lint": "Check tars, indices and samples.",
     "prepare": "Index a folder of tars.",
 }
 """What ``--help`` says of the commands, so that it imports none of them."""

@@ -10,15 +10,15 @@ Tested with the part in question, not again here:
 Without a counterpart here:
 
 - Media metadata while preparing, ``preview``, the checkpoint tool: there are no such commands yet.
-- Lint of undecodable images and of metadatasets: ``lint`` compares tars with their indices, of one dataset,
-  and says so; what is wrong there is covered by ``tests/cli/test_cli.py``.
 """
 
+import io
 from itertools import islice
 
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
 from energon_stream import (
     Batch,
@@ -40,6 +40,7 @@ from energon_stream.errors import ConfigError, FatalSampleError, MetadataError
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.samples import TextSample
 from energon_stream.testing.datasets import (
+    CAPTIONING_YAML,
     CRUDE_YAML,
     captioning_dataset,
     prepared_captioning_dataset,
@@ -48,6 +49,16 @@ from energon_stream.testing.datasets import (
 from energon_stream.testing.operator_suite import NumbersDataset, run_steps
 
 IN_PROCESS = WorkerConfig(0, 1, 0)
+
+
+def pixel():
+    """A JPEG of one pixel."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+PIXEL = pixel()
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +107,24 @@ def test_info_of_a_crude_dataset(tmp_path):
     assert result.exit_code == 0, result.output
     assert "6 samples in 2 shards" in result.output
     assert "CrudeWebdataset" in result.output
+
+
+def test_lint_decodes_and_knows_metadatasets(folder, tmp_path):
+    def parts(number):
+        return {"jpg": b"no image" if number % 2 else PIXEL, "txt": b""}
+
+    write_shards(tmp_path / "bad", shards=2, samples_per_shard=3, parts=parts)
+    prepare_dataset(str(tmp_path / "bad"), split_ratio=(1, 1, 0), dataset_yaml=CAPTIONING_YAML)
+    (tmp_path / "good").symlink_to(folder)
+    document = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {path: ./%s}}\n"
+    for name in ("good", "bad"):
+        (tmp_path / f"{name}.yaml").write_text(document % name)
+    results = {}
+    for path in ("good", "bad", "good.yaml", "bad.yaml"):
+        result = CliRunner().invoke(main, ["lint", str(tmp_path / path)])
+        results[path] = (result.exit_code, result.stderr.count(": sample "))
+    assert results == {"good": (0, 0), "bad": (1, 3), "good.yaml": (0, 0), "bad.yaml": (1, 1)}
+    assert CliRunner().invoke(main, ["lint", "--no-decode", str(tmp_path / "bad")]).exit_code == 0
 
 
 @edataclass
