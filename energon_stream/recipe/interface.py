@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
-from energon_stream.recipe.arguments import Shuffling, reading_options
+from energon_stream.recipe.arguments import Shuffling, prepare, reading_options
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.mixture import open_mixture
-from energon_stream.recipe.sources import SampleOptions, Target, isolated, read_parts
+from energon_stream.recipe.sources import Target, isolated, read_parts
 from energon_stream.recipe.subset import parse_subset
 from energon_stream.recipe.tree import JoinRef, LeafRef
 from energon_stream.storage import Transport
-from energon_stream.task import DatasetBlendMode, LoadedDataset
+from energon_stream.task import DatasetBlendMode, LoadedDataset, TaskEncoder
 from energon_stream.worker import WorkerConfig
 
 __all__ = [
@@ -61,8 +60,9 @@ class DatasetLoaderInterface(ABC):
         shuffle_over_epochs_multiplier: int | None = 1,
         parallel_shard_iters: int | None = None,
         subset: Any = None,
-        decoder: FileStoreDecoder | None = SampleDecoder(),  # noqa: B008  (a value without state)
+        task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
         trust_dataset_code: bool | None = None,
+        **decoding: Any,
     ) -> LoadedDatasetList:
         """Open a dataset of samples for each source.
 
@@ -75,12 +75,14 @@ class DatasetLoaderInterface(ABC):
             shuffle_over_epochs_multiplier: See there.
             parallel_shard_iters: See there.
             subset: See there.
-            decoder: Decodes parts; None leaves bytes.
+            task_encoder: Says how parts are decoded; nothing else of it is used here.
             trust_dataset_code: See there.
+            **decoding: See there.
 
         Raises:
             EnergonStreamError: What ``get_train_dataset`` raises.
         """
+        config, _, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding)
         target = self.target(
             split_part or ("train" if training else "val"),
             subset=parse_subset(subset, "subset"),
@@ -89,8 +91,8 @@ class DatasetLoaderInterface(ABC):
         shuffling = Shuffling(max_samples_per_sequence, shuffle_buffer_size, parallel_shard_iters)
         mixture = open_mixture(
             target,
-            worker_config or WorkerConfig.default_worker_config(),
-            SampleOptions(decoder, trust_dataset_code),
+            config,
+            samples,
             reading_options(None, None, None),
             shuffling.order if training else None,
         )

@@ -18,9 +18,11 @@ from energon_stream import (
     get_loader,
     get_val_datasets,
     load_dataset,
+    prepare_metadataset,
     traverse_metadataset,
 )
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
+from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.state import dumps
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key, run_steps
 
@@ -302,6 +304,36 @@ def test_resume_is_exact(lake, document, options, streams):
     assert_exact_resume(make, steps=steps, tail=6)
     if not options:
         assert_restores_by_key(make)
+
+
+def test_tars_lines_and_joins_in_one_blend(lake, tmp_path):
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(f'{{"text": "l{number}"}}\n' for number in range(30)))
+    prepare_jsonl(str(lines))
+    joiner = {"__module__": "megatron.energon", "__class__": "TextSample"}
+    members = [{"path": str(lake / "a")}, {"path": str(lake / "b")}]
+    node = {
+        "blend": [
+            {"path": str(lake / "c"), "weight": 2},
+            {"path": str(lines), "subflavors": {"of": "lines"}},
+            {"join": members, "joiner": joiner, "subflavors": {"of": "join"}, "weight": 3},
+        ]
+    }
+    path = write(tmp_path / "kinds.yaml", v2(node, val=node))
+    prepare_metadataset(path)
+    of = Counter(
+        sample["__subflavors__"]["of"] if isinstance(sample, dict) else sample.__subflavors__["of"]
+        for sample in islice(train(path), 1200)
+    )
+    assert [of[kind] / 200 for kind in ("c", "lines", "join")] == pytest.approx([2, 1, 3], abs=0.4)
+    assert len(list(val(path))) == 2 + 30 + 4
+    assert_exact_resume(lambda: train(path), steps=30, tail=6)
+    assert_restores_by_key(lambda: train(path))
+    assert [ref.path for ref in traverse_metadataset(path, split_part="train")] == [
+        str(lake / "c"),
+        str(lines),
+        *(member["path"] for member in members),
+    ]
 
 
 def test_validation_resumes_exactly(lake):
