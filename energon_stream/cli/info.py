@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from energon_stream.cli.options import path_argument, storage_option
-from energon_stream.index.dataset import DatasetMetadata, read_metadata
+from energon_stream.index.dataset import DatasetMetadata, dataset_kind, read_metadata
+from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.scan import peek_parts
 from energon_stream.storage import ListEntry, StoreSpec
@@ -23,9 +24,17 @@ __all__ = ["info"]
 def info(path: str, storage_options: dict[str, Any] | None, split_config: str, dataset_config: str) -> None:
     """Show what a dataset holds.
 
-    Shards, samples, split parts, parts and sample type of the dataset at PATH.
+    Shards, samples, split parts, parts and sample type of the dataset at PATH; of a metadataset, what its
+    splits are made of.
     """
+    kind = dataset_kind(path)
     spec = StoreSpec(path, storage_options)
+    if kind == "metadataset":
+        _show_metadataset(path, storage_options)
+        return
+    if kind == "jsonl":
+        click.echo(f"{path}: {open_jsonl(spec).num_samples} samples")
+        return
     metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config)
     counts = metadata.shard_counts
     click.echo(f"{metadata.url}: {sum(counts.values())} samples in {len(counts)} shards")
@@ -40,6 +49,19 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
         click.echo(f"{name}: {samples} samples in {len(shards)} shards")
     if metadata.split.exclude:
         click.echo(f"Excluded: {len(metadata.split.exclude)} entries")
+
+
+def _show_metadataset(path: str, storage_options: dict[str, Any] | None) -> None:
+    from energon_stream.recipe.metadataset_files import MetadatasetFiles  # needs PyTorch, unlike the rest
+    from energon_stream.recipe.tree import JoinRef
+
+    files = MetadatasetFiles(storage_options)
+    for split, root in files.document(path).splits.items():
+        for part in files.parts(root):
+            leaves = [m.leaf for m in part.ref.members] if isinstance(part.ref, JoinRef) else [part.ref]
+            names = " joined with ".join(f"{leaf.path} [{leaf.split_part}]" for leaf in leaves)
+            share = f"{part.repetitions:g} times" if part.weight is None else f"{part.weight:.1%} of samples"
+            click.echo(f"{split}: {share} from {names}")
 
 
 def _sample_type(metadata: DatasetMetadata) -> str:

@@ -100,13 +100,23 @@ def test_fewer_samples_than_streams(tmp_path, workers):
             train(tmp_path, workers=workers)
 
 
-def test_info_of_a_crude_dataset(tmp_path):
-    captioning_dataset(tmp_path, shards=2, samples_per_shard=3)
-    prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
-    result = CliRunner().invoke(main, ["info", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert "6 samples in 2 shards" in result.output
-    assert "CrudeWebdataset" in result.output
+def test_info_of_crude_datasets_metadatasets_and_jsonl(tmp_path):
+    captioning_dataset(tmp_path / "crude", shards=2, samples_per_shard=3)
+    prepare_dataset(str(tmp_path / "crude"), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
+    (tmp_path / "meta.yaml").write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
+        "  train: {blend: [{path: ./crude, weight: 3}, {path: ./other, weight: 1}]}\n"
+    )
+    (tmp_path / "lines.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    assert CliRunner().invoke(main, ["prepare", str(tmp_path / "lines.jsonl")]).exit_code == 0
+    for path, *texts in (
+        ("crude", "6 samples in 2 shards", "CrudeWebdataset"),
+        ("meta.yaml", "train: 75.0% of samples from", "crude [train]", "train: 25.0%", "other [train]"),
+        ("lines.jsonl", "2 samples"),
+    ):
+        result = CliRunner().invoke(main, ["info", str(tmp_path / path)])
+        assert result.exit_code == 0, result.output
+        assert [text for text in texts if text not in result.output] == []
 
 
 def test_lint_decodes_and_knows_metadatasets(folder, tmp_path):
