@@ -8,7 +8,7 @@ import pytest
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.recipe.metadataset import parse_metadataset
 from energon_stream.recipe.subset import Subset, parse_subset
-from energon_stream.recipe.tree import AuxRef, BlendRef, LeafRef, MetadatasetRef
+from energon_stream.recipe.tree import AuxRef, BlendRef, LeafRef, MetadatasetRef, inherit
 from energon_stream.storage import StoreSpec, join_url
 
 FOLDER = "s3://bucket/metas"
@@ -204,6 +204,15 @@ def test_subsets_compose_from_the_inside():
         of([0, 5], ["0%", "50%"])
     with pytest.raises(ConfigError, match="empty or too long"):
         of(["0%", "50%"], [0, 200]).bounds(20, "here")
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "both"),
+    [(1, 1, 1), (2, 3, 6), (None, 2, None), (-1, 2, -1), (3, -1, -1), (-1, None, None), (-1, -1, -1)],
+)
+def test_multipliers_multiply_down_the_tree(inner, outer, both):
+    leaf = parse_v2({"path": "a", "shuffle_over_epochs_multiplier": inner}).split("train")
+    assert inherit(leaf, {}, Subset(), outer).multiplier == both
 
 
 def _neighbours(count):
