@@ -2,7 +2,7 @@
 
 Byte strings and tensors of some size are copied into slots of anonymous shared memory that parent and
 child have in common since the fork; the pickle on the pipe holds only their places. The parent copies
-them out when it takes the message and acknowledges it, which frees the slot. There is one slot more
+them out when it takes the message, and acknowledges it, which frees the slot. There is one slot more
 than messages may be under way, used in turn, and each message begins at the start of its slot, so the same
 few pages are used again and again. The worker waits when the consumer is slow. There is no named shared
 memory and nothing to clean up. Where processes share no memory (``spawn``), everything is pickled.
@@ -145,6 +145,11 @@ class Sender:
         self._under_way += 1
         self._pipe.send_bytes(buffer.getbuffer())
 
+    def drain(self) -> None:
+        """Wait until the parent has acknowledged everything."""
+        while self._under_way:
+            self._await_acknowledgement()
+
     def _take_acknowledgement(self) -> None:
         self._pipe.recv_bytes()
         self._under_way -= 1
@@ -169,17 +174,18 @@ class Receiver:
         return self._pipe
 
     def receive(self) -> Any:
-        """Take the next message and acknowledge it.
+        """Take the next message; what it refers to is copied out.
 
         Raises:
             EOFError: The worker is gone.
         """
-        data = self._pipe.recv_bytes()
-        message = _Unpickler(io.BytesIO(data), self._shared).load()
+        return _Unpickler(io.BytesIO(self._pipe.recv_bytes()), self._shared).load()
+
+    def acknowledge(self) -> None:
+        """Let the worker use the oldest message's slot again."""
         # The worker may have sent its last message and be gone.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._pipe.send_bytes(b"\0")
-        return message
 
     def close(self) -> None:
         """Close the pipe and let go of the shared memory."""

@@ -104,6 +104,7 @@ class _Workers:
         self._receivers: list[Receiver] = []
         self._processes: list[BaseProcess] = []
         self._first = True
+        self._ended: set[int] = set()  # workers whose last message was an end, not yet acknowledged
         config = dataset.worker_config
         context: BaseContext = multiprocessing.get_context(options.start_method)
         for worker in range(config.num_workers):
@@ -127,12 +128,20 @@ class _Workers:
     def step(self, stream: int) -> Step:
         worker = self._owner[stream]
         receiver = self._receivers[worker]
+        if worker in self._ended:
+            self._ended.remove(worker)
+            receiver.acknowledge()
         self._wait(worker)
         try:
             message = receiver.receive()
         except (EOFError, ConnectionResetError) as error:
             raise self._died(worker) from error
         self._first = False
+        if isinstance(message, Failure) or not message[0].ended:
+            receiver.acknowledge()
+        else:
+            # A worker that has ended waits for this: it must not read the next pass unasked.
+            self._ended.add(worker)
         if isinstance(message, Failure):
             raise _as_error(message)
         step, self._counters[worker] = message

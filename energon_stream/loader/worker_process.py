@@ -71,7 +71,10 @@ def run_worker(
     try:
         engine = Engine(dataset, streams, states, turn)
         while True:
-            sender.send((engine.step_any(), default_counters().snapshot()))
+            step = engine.step_any()
+            sender.send((step, default_counters().snapshot()))
+            if step.ended and not engine.turn.ended and not dataset.passes_follow:
+                sender.drain()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent closed its end: nothing is wanted any more
     except BaseException as error:

@@ -94,6 +94,7 @@ class EpochizeDataset(_Bounded):
     """
 
     kind = "Epochize"
+    passes_follow = True
     restart = False
     over_end = True
 

@@ -32,6 +32,8 @@ class SavableDataset(ABC, Generic[T_co]):
 
     worker_config: WorkerConfig
     inputs: tuple[SavableDataset[Any], ...] = ()
+    passes_follow: ClassVar[bool] = False
+    """Whether another pass is sure to follow, as after a virtual epoch, so that workers may read on into it."""
 
     @abstractmethod
     def build(self, context: Context, state: State | None) -> Node:
