@@ -58,7 +58,8 @@ class WebDatasetIndex:
         shard_counts: ``int64`` array: samples of each shard.
         shard_starts: ``int64`` array, one longer: number of the first sample of each shard, and
             the total.
-        excluded: Shard path to keys of its samples that are not to be used. They count in lengths.
+        excluded: Shard path, of any part, to keys of its samples that are not to be used. They count in
+            lengths.
         dataset_yaml: Content of ``dataset.yaml``; None where there is none.
         excluded_shards: Shards of the part that are not to be used at all; they are not in the others.
     """
@@ -231,8 +232,7 @@ def select_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadata) -> 
         raise EmptyDatasetError(
             f"split part {split_part!r} has no samples", where=where, hint=f"Parts: {', '.join(split.parts)}."
         )
-    mine = set(paths)
-    excluded = {shard: frozenset(keys) for shard, keys in by_shard.items() if shard in mine}
+    excluded = {shard: frozenset(keys) for shard, keys in by_shard.items()}
     left_out = tuple(path for path in split.parts[split_part] if path in whole)
     return WebDatasetIndex(spec, split_part, paths, shard_counts, excluded, metadata.dataset_yaml, left_out)
 
