@@ -107,7 +107,7 @@ def one_pass(root, request):
 
 
 def test_one_pass_reads_each_byte_once_and_the_books_agree(one_pass):
-    workers, counted, books, opening = one_pass
+    _, counted, books, opening = one_pass
     assert counted.bytes_received == SAMPLES * EXACT + SHARDS * (SAMPLES // SHARDS + 1) * 8
     assert counted.bytes_received <= 1.08 * SAMPLES * PAYLOAD
     assert all("/.nv-meta/" in entry.key for entry in opening)
