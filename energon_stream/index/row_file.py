@@ -12,7 +12,7 @@ from energon_stream.storage import ByteRange, Store, StoreSpec
 
 __all__ = ["RowFile"]
 
-_BLOCK_BYTES = 64 << 10
+_BLOCK_BYTES = 16 << 10  # a shuffled slice of samples reads one or two blocks of a large file
 
 
 @dataclass(frozen=True, slots=True)
