@@ -191,8 +191,9 @@ class _Workers:
     def close(self) -> None:
         for receiver in self._receivers:
             receiver.close()
+        deadline = time.monotonic() + _JOIN_SECONDS  # for all together
         for process in self._processes:
-            process.join(_JOIN_SECONDS)
+            process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()

@@ -135,7 +135,7 @@ def test_classes_may_be_renamed(folder):
 
 
 class Hanging:
-    """Passes ten numbers of each worker, and hangs then."""
+    """Passes twenty numbers, and hangs then."""
 
     def __init__(self):
         self.never = multiprocessing.get_context("fork").Event()
@@ -147,7 +147,7 @@ class Hanging:
 
 
 def test_saving_does_not_wait_for_a_hanging_worker():
-    config = WorkerConfig(0, 1, 2)
+    config = WorkerConfig(0, 1, 1)
     loader = get_savable_loader(MapDataset(NumbersDataset(100, config), Hanging()))
     assert list(islice(loader, 20)) == list(range(20))
     state = loader.save_state_rank()
