@@ -2,7 +2,7 @@
 
 Tested with the part in question, not again here:
 
-- Joins (four rows) and JSONL: with joins and JSONL.
+- Preparing joins of remote datasets, and JSONL: ``tests/read/test_join.py``, ``tests/index/test_jsonl_index.py``.
 - Cache directories, the second ``get()`` of a lazy file: with the cache pools.
 - Overriding hooks with lambdas and assigned methods: ``tests/task/test_encoder.py``.
 - Workers started with ``spawn``, pinned memory, the watchdog: ``tests/loader/test_loader.py``.
@@ -13,6 +13,9 @@ Without a counterpart here:
 """
 
 import io
+import os
+import subprocess
+import sys
 from itertools import islice
 
 import pytest
@@ -98,6 +101,33 @@ def test_fewer_samples_than_streams(tmp_path, workers):
     if workers:  # an endless pass over nothing must not be built
         with pytest.raises(ConfigError, match="3 samples cannot be dealt to 4 streams"):
             train(tmp_path, workers=workers)
+
+
+def test_joins_know_missing_partners_and_any_number_of_excludes(tmp_path):
+    """Three excludes: the name of the index must not depend on the order of a set."""
+    text = {"sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"}}
+    for name, count in (("first", 8), ("second", 6)):
+        parts = {"txt": name.encode()}
+        write_shards(tmp_path / name, shards=1, samples_per_shard=count, parts=lambda number, p=parts: p)
+        yaml = {**text, "field_map": {"text": "txt"}}
+        prepare_dataset(str(tmp_path / name), split_ratio=(1, 0, 0), dataset_yaml=yaml)
+    split = tmp_path / "second" / ".nv-meta" / "split.yaml"
+    excluded = "".join(f"\n- data-000000.tar/{number:08d}" for number in (1, 3, 5))
+    split.write_text(split.read_text().replace("exclude: []", f"exclude:{excluded}"))
+    path = tmp_path / "joined.yaml"
+    path.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    join:\n"
+        "      - {path: ./first}\n      - {path: ./second, nonmatch: none}\n"
+        "    joiner: {__module__: megatron.energon, __class__: TextSample}\n"
+    )
+    script = "import sys; from energon_stream import prepare_metadataset; prepare_metadataset(sys.argv[1])"
+    command = [sys.executable, "-c", script, str(path)]
+    for seed in ("1", "2"):
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": seed})
+    samples = list(train(path, batch_size=None, repeat=False))
+    assert len(list((tmp_path / "joined.yaml.cache").iterdir())) == 1
+    found = {int(sample.__key__[-8:]): (sample.text, len(sample.__sources__)) for sample in samples}
+    assert found == {number: ("second", 2) if number in (0, 2, 4) else ("first", 1) for number in range(8)}
 
 
 def test_info_of_crude_datasets_metadatasets_and_jsonl(tmp_path):
