@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_stream.errors import ConfigError, MetadataError, UnsupportedStoreError
+from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex, JoinPart, open_join_index
 from energon_stream.index.source_index import SourceIndex
@@ -87,12 +87,12 @@ def join_parts(ref: JoinRef, indices: Sequence[SourceIndex]) -> list[JoinPart]:
     """What is joined, once the members are opened.
 
     Raises:
-        UnsupportedStoreError: A member is no prepared folder of tars.
+        ConfigError: A member is no prepared folder of tars.
     """
     parts = []
     for member, index in zip(ref.members, indices, strict=True):
         if not isinstance(index, WebDatasetIndex):
-            raise UnsupportedStoreError(
+            raise ConfigError(
                 "only folders of tars can be joined", where=index.spec.url, hint=f"see {ref.where}"
             )
         parts.append(JoinPart(index, member.nonmatch))

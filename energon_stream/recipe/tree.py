@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from energon_stream.errors import MetadataError
+from energon_stream.index.join_index import NonMatch
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.recipe.subset import Subset
 from energon_stream.storage import StoreSpec
@@ -26,8 +27,6 @@ __all__ = [
     "inherit",
     "mixture_parts",
 ]
-
-NonMatch = Literal["error", "skip", "none"]
 
 
 @dataclass(frozen=True, slots=True)
