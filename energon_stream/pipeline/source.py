@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from energon_stream.cache import LeafStores
 from energon_stream.errors import EmptyStreamError, SkipSample, StateMismatchError, StorageError
 from energon_stream.index.source_index import SourceIndex
 from energon_stream.pipeline.dataset import SavableDataset
@@ -20,7 +21,7 @@ from energon_stream.read.options import ReadOptions
 from energon_stream.read.reader import SampleReader, fetch_samples
 from energon_stream.read.source import OffsetCache, RawSample
 from energon_stream.rng import derive_key
-from energon_stream.samples import SourceInfo
+from energon_stream.samples import CrudeSample, SourceInfo
 from energon_stream.schedule import (
     ConcatPlan,
     LeafPlan,
@@ -33,7 +34,7 @@ from energon_stream.schedule import (
     leaves,
     stream_shares,
 )
-from energon_stream.storage import Fetcher
+from energon_stream.storage import shared_fetcher
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["Leaf", "SampleBuilder", "SourceDataset", "SourceLeaf"]
@@ -41,6 +42,10 @@ __all__ = ["Leaf", "SampleBuilder", "SourceDataset", "SourceLeaf"]
 
 class SampleBuilder(Protocol):
     """Turns a sample's parts into an element; made from a ``dataset.yaml``."""
+
+    @property
+    def is_crude(self) -> bool:
+        """Whether it makes crude samples."""
 
     def build(
         self,
@@ -69,6 +74,14 @@ class Leaf(Protocol):
     def subflavors(self) -> dict[str, Any] | None:
         """Put on each sample."""
 
+    @property
+    def is_crude(self) -> bool:
+        """Whether all samples are crude."""
+
+    @property
+    def stores(self) -> LeafStores:
+        """What crude samples may be completed with."""
+
     def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
         """Turn a raw sample into an element.
 
@@ -85,11 +98,18 @@ class SourceLeaf:
         index: The opened dataset.
         builder: Makes its samples.
         subflavors: Put on each sample.
+        stores: What crude samples may be completed with.
     """
 
     index: SourceIndex
     builder: SampleBuilder
     subflavors: dict[str, Any] | None = None
+    stores: LeafStores = field(default_factory=LeafStores)
+
+    @property
+    def is_crude(self) -> bool:
+        """Whether all samples are crude."""
+        return self.builder.is_crude
 
     def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
         """Turn a raw sample into an element; see :meth:`Leaf.make`."""
@@ -113,7 +133,7 @@ class _Resources:
 
     def __init__(self, dataset: SourceDataset) -> None:
         self.pid = os.getpid()
-        self.fetcher = Fetcher(dataset.options.max_in_flight)
+        self.fetcher = shared_fetcher(dataset.options.max_in_flight)  # one, however many datasets are mixed
         offsets = OffsetCache()
         self.sources = [
             open_source(number, leaf.index, offsets) for number, leaf in enumerate(dataset.leaves)
@@ -251,7 +271,11 @@ class SourceDataset(SavableDataset[Any]):
     def make(self, raw: RawSample) -> Item:
         """Turn a raw sample into an item."""
         restore_key = ("Source", raw.leaf, raw.index)
-        return Item(self.leaves[raw.leaf].make(raw, restore_key), restore_key)
+        leaf = self.leaves[raw.leaf]
+        value = leaf.make(raw, restore_key)
+        if isinstance(value, CrudeSample):
+            value.stores = leaf.stores
+        return Item(value, restore_key)
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Read samples by their keys, with as few requests as possible."""

@@ -131,7 +131,9 @@ class _Parser:
         return list(value)
 
     def text(self, value: Mapping[str, Any], key: str, place: str, default: str | None = None) -> str:
-        found = value.get(key, default)
+        found = value.get(key)
+        if found is None:
+            found = default
         if not isinstance(found, str) or not found:
             raise self.fail(f"{key!r} must be a text, not {found!r:.80}", place)
         return found

@@ -32,7 +32,7 @@ class Fetcher:
         max_in_flight: Largest number of requests at one time, and of threads.
     """
 
-    def __init__(self, max_in_flight: int = 48) -> None:
+    def __init__(self, max_in_flight: int = 32) -> None:
         if max_in_flight < 1:
             raise ConfigError(f"max_in_flight is {max_in_flight}", hint="Use 1 or more.")
         self._max_in_flight = max_in_flight
@@ -97,6 +97,11 @@ class Fetcher:
         self._tokens.put(True)
         return future
 
+    def close(self) -> None:
+        """Cancel what waits, let what runs end, and end the threads. It may be used again."""
+        self._drain()
+        self._reset()
+
     def _work(self) -> None:
         while self._tokens.get():
             with self._lock:
@@ -133,9 +138,13 @@ def _answer(job: _Job) -> None:
         future.set_result(result)
 
 
-_SHARED = PerProcess(Fetcher)
+_DEFAULT_IN_FLIGHT = 48  # clients open a few more sockets than that; they stay below 64
+_SHARED: PerProcess[dict[int, Fetcher]] = PerProcess(dict)
 
 
-def shared_fetcher() -> Fetcher:
-    """The fetcher of this process."""
-    return _SHARED.get()
+def shared_fetcher(max_in_flight: int = _DEFAULT_IN_FLIGHT) -> Fetcher:
+    """The one fetcher of this process that has this limit; not to be closed by one of its users."""
+    fetchers = _SHARED.get()
+    if max_in_flight not in fetchers:
+        fetchers[max_in_flight] = Fetcher(max_in_flight)
+    return fetchers[max_in_flight]

@@ -1,11 +1,19 @@
 """Metadatasets in object storage: equal to local ones, and cheap however many sources they have."""
 
 import os
+import threading
 
 import pytest
 from mixtures import ALONE, text_dataset, texts, train, v2, val, write
 
-from energon_stream import WorkerConfig, get_loader, load_dataset, traverse_metadataset
+from energon_stream import (
+    BlendDataset,
+    DefaultTaskEncoder,
+    WorkerConfig,
+    get_loader,
+    load_dataset,
+    traverse_metadataset,
+)
 from energon_stream.recipe import sources
 from energon_stream.testing.s3server import S3Server
 
@@ -95,3 +103,25 @@ def test_a_thousand_sources_cost_three_requests_each_and_few_sockets(thousand, w
     assert len({flavors["n"] for batch in batches for flavors in batch.__subflavors__}) > 300
     assert running.max_in_flight <= 64 * max(1, workers)
     assert set(running.requests) == {"GET"}
+
+
+def test_an_encoder_that_blends_itself_shares_the_threads_too(thousand):
+    """One dataset for each source, each of which reads ahead; the limit is the process's."""
+
+    class Blending(DefaultTaskEncoder):
+        def build_train_datasets(self, *, datasets, batch_size, worker_config, **_):
+            blend = BlendDataset(*datasets, worker_config=worker_config)
+            return self.build_batch(blend, batch_size=batch_size, worker_config=worker_config)
+
+    dataset = train(
+        "s3://bucket/first.yaml",
+        storage_options=thousand.storage_options,
+        subset=["0%", "50%"],
+        batch_size=16,
+        task_encoder=Blending(),
+    )
+    before = threading.active_count()
+    with get_loader(dataset) as loader:
+        batches = [batch for batch, _ in zip(loader, range(3), strict=False)]
+    assert len({flavors["n"] for batch in batches for flavors in batch.__subflavors__}) > 30
+    assert threading.active_count() - before <= dataset.dataset.inputs[0].options.max_in_flight
