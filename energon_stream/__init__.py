@@ -9,6 +9,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from energon_stream.cache import (
+        CachePool as CachePool,
+    )
+    from energon_stream.cache import (
+        DecodeFileStore as DecodeFileStore,
+    )
+    from energon_stream.cache import (
+        DirectLazy as DirectLazy,
+    )
+    from energon_stream.cache import (
+        FileCacheLazy as FileCacheLazy,
+    )
+    from energon_stream.cache import (
+        FileStore as FileStore,
+    )
+    from energon_stream.cache import (
+        FileStoreCachePool as FileStoreCachePool,
+    )
+    from energon_stream.cache import (
+        Lazy as Lazy,
+    )
+    from energon_stream.cache import (
+        MockLazy as MockLazy,
+    )
+    from energon_stream.cache import (
+        NoCachePool as NoCachePool,
+    )
+    from energon_stream.cache import (
+        PrimaryFileStore as PrimaryFileStore,
+    )
+    from energon_stream.cache import (
+        SystemFileStore as SystemFileStore,
+    )
     from energon_stream.errors import (
         FatalSampleError as FatalSampleError,
     )
@@ -241,6 +274,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "energon_stream.cache": [
+        "CachePool",
+        "DecodeFileStore",
+        "DirectLazy",
+        "FileCacheLazy",
+        "FileStore",
+        "FileStoreCachePool",
+        "Lazy",
+        "MockLazy",
+        "NoCachePool",
+        "PrimaryFileStore",
+        "SystemFileStore",
+    ],
     "energon_stream.errors": ["FatalSampleError", "IgnoreSample", "SkipSample"],
     "energon_stream.loader": ["BasicDataLoader", "SavableDataLoader", "get_loader", "get_savable_loader"],
     "energon_stream.pipeline": [

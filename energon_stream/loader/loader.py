@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from energon_stream.cache import CachePool
 from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.loader.session import LoaderOptions, Session, open_session
 from energon_stream.pipeline.dataset import SavableDataset
@@ -192,6 +193,7 @@ def _options(
     fail_on_timeout: bool,
     start_method: str,
     worker_config: WorkerConfig | None,
+    cache_pool: CachePool | None,
 ) -> LoaderOptions:
     if worker_config is not None:
         if worker_config != dataset.worker_config:
@@ -208,6 +210,7 @@ def _options(
         watchdog_seconds=watchdog_timeout_seconds,
         watchdog_initial_seconds=watchdog_initial_timeout_seconds,
         fail_on_timeout=fail_on_timeout,
+        cache_pool=cache_pool,
     )
 
 
@@ -221,6 +224,7 @@ def get_loader(
     pin_memory: bool | None = None,
     start_method: str = "fork",
     worker_config: WorkerConfig | None = None,
+    cache_pool: CachePool | None = None,
 ) -> BasicDataLoader[T]:
     """Make a loader.
 
@@ -234,6 +238,8 @@ def get_loader(
         pin_memory: Whether batches are pinned; None pins where CUDA is available.
         start_method: ``"fork"`` or ``"spawn"``; with spawn all functions must be picklable.
         worker_config: Not needed; accepted where it equals the dataset's.
+        cache_pool: What cookers and hooks fetch auxiliary data with; None fetches when it is asked for.
+            Close it after the loader, or leave that to the end of the process.
     """
     options = _options(
         dataset,
@@ -243,6 +249,7 @@ def get_loader(
         fail_on_timeout,
         start_method,
         worker_config,
+        cache_pool,
     )
     return BasicDataLoader(dataset, options, pin_memory=pin_memory)
 
@@ -257,6 +264,7 @@ def get_savable_loader(
     pin_memory: bool | None = None,
     start_method: str = "fork",
     worker_config: WorkerConfig | None = None,
+    cache_pool: CachePool | None = None,
     checkpoint_every_sec: float = 60,
     checkpoint_every_min_n_samples: int | None = None,
     n_checkpoints: int | None = None,
@@ -277,5 +285,6 @@ def get_savable_loader(
         fail_on_timeout,
         start_method,
         worker_config,
+        cache_pool,
     )
     return SavableDataLoader(dataset, options, pin_memory=pin_memory)

@@ -14,6 +14,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
+from energon_stream.cache import CachePool, use_pool
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.loader.channel import Receiver, Wire
 from energon_stream.loader.worker_process import Failure, run_worker
@@ -39,6 +40,7 @@ class LoaderOptions:
         watchdog_seconds: Seconds without a batch after which the workers' stacks are logged; None never.
         watchdog_initial_seconds: The same for the first batch; None for ``watchdog_seconds``.
         fail_on_timeout: Whether the watchdog ends the run.
+        cache_pool: What cookers and hooks fetch with; each worker has its own share of it.
     """
 
     prefetch_factor: int = 2
@@ -47,6 +49,7 @@ class LoaderOptions:
     watchdog_seconds: float | None = 60.0
     watchdog_initial_seconds: float | None = None
     fail_on_timeout: bool = False
+    cache_pool: CachePool | None = None
 
     def __post_init__(self) -> None:
         if self.prefetch_factor < 1:
@@ -79,12 +82,21 @@ class Session(Protocol):
 class _InProcess:
     """Streams run by the caller."""
 
-    def __init__(self, dataset: SavableDataset[Any], states: Mapping[int, State], turn: Turn) -> None:
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        states: Mapping[int, State],
+        turn: Turn,
+        cache_pool: CachePool | None,
+    ) -> None:
         self._before = default_counters().snapshot()
-        self._engine = Engine(dataset, turn.streams, states, turn)
+        self._pool = cache_pool
+        with use_pool(cache_pool):
+            self._engine = Engine(dataset, turn.streams, states, turn)
 
     def step(self, stream: int) -> Step:
-        return self._engine.step_any()
+        with use_pool(self._pool):
+            return self._engine.step_any()
 
     def io_counters(self) -> CounterSnapshot:
         return default_counters().snapshot() - self._before
@@ -117,7 +129,9 @@ class _Workers:
             wire = Wire(parent, child, shared, options.prefetch_factor * len(streams))
             mine = Turn(tuple(streams), _first_turn(turn, streams), turn.ended & set(streams))
             process = context.Process(  # type: ignore[attr-defined]
-                target=run_worker, args=(wire, dataset, streams, states, mine), daemon=True
+                target=run_worker,
+                args=(wire, dataset, streams, states, mine, options.cache_pool),
+                daemon=True,
             )
             process.start()
             child.close()
@@ -228,5 +242,5 @@ def open_session(
         options: How batches come here.
     """
     if dataset.worker_config.num_workers == 0:
-        return _InProcess(dataset, states, turn)
+        return _InProcess(dataset, states, turn, options.cache_pool)
     return _Workers(dataset, states, turn, options)

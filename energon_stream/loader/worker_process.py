@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from energon_stream.cache import CachePool, use_pool
 from energon_stream.loader.channel import Sender, Wire, close_inherited_pipes
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Turn
@@ -50,6 +51,7 @@ def run_worker(
     streams: list[int],
     states: Mapping[int, State],
     turn: Turn,
+    cache_pool: CachePool | None = None,
 ) -> None:
     """Produce the elements of some streams until the parent goes away.
 
@@ -59,6 +61,7 @@ def run_worker(
         streams: Streams that this worker serves.
         states: Where they stand.
         turn: Whose turn it is, among this worker's streams.
+        cache_pool: What hooks fetch with.
     """
     close_inherited_pipes()
     # The parent decides when to end; an interrupt from the terminal reaches all of the group.
@@ -69,12 +72,13 @@ def run_worker(
     sender = Sender(wire)
     engine: Engine | None = None
     try:
-        engine = Engine(dataset, streams, states, turn)
-        while True:
-            step = engine.step_any()
-            sender.send((step, default_counters().snapshot()))
-            if step.ended and not engine.turn.ended and not dataset.passes_follow:
-                sender.drain()
+        with use_pool(cache_pool):
+            engine = Engine(dataset, streams, states, turn)
+            while True:
+                step = engine.step_any()
+                sender.send((step, default_counters().snapshot()))
+                if step.ended and not engine.turn.ended and not dataset.passes_follow:
+                    sender.drain()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent closed its end: nothing is wanted any more
     except BaseException as error:
@@ -83,3 +87,5 @@ def run_worker(
     finally:
         if engine is not None:
             engine.close()
+        if cache_pool is not None:
+            cache_pool.close()

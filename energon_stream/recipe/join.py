@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from energon_stream.cache import FileStore, LeafStores
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex, JoinPart, open_join_index
@@ -35,6 +36,7 @@ class JoinLeaf:
         joiner: Makes one sample of those of a row; None stands for a missing one.
         names: Keywords of the joiner; None to pass by position.
         subflavors: Put on each sample.
+        stores: What the joiner's samples may be completed with, where they are crude.
     """
 
     index: JoinIndex
@@ -42,6 +44,12 @@ class JoinLeaf:
     joiner: Joiner
     names: tuple[str, ...] | None = None
     subflavors: dict[str, Any] | None = None
+    stores: LeafStores = field(default_factory=LeafStores)
+
+    @property
+    def is_crude(self) -> bool:
+        """Only the joiner knows."""
+        return False
 
     def make(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Any:
         """Join the samples of a row. Of the result, restore key and sources are set here."""
@@ -147,12 +155,18 @@ def join_leaf(
                 )
     names = tuple(str(member.name) for member in ref.members) if ref.members[0].name is not None else None
     subflavors = dict(ref.subflavors)
-    leaves = tuple(
-        SourceLeaf(leaf.index, leaf.builder, {**(leaf.subflavors or {}), **subflavors}) for leaf in members
-    )
+    leaves = tuple(replace(leaf, subflavors={**(leaf.subflavors or {}), **subflavors}) for leaf in members)
     start, stop = ref.subset.bounds(index.num_samples, ref.where)
-    leaf = JoinLeaf(index, leaves, joiner, names, leaves[0].subflavors)
+    leaf = JoinLeaf(index, leaves, joiner, names, leaves[0].subflavors, LeafStores(_all_aux(ref, members)))
     return leaf, LeafPlan(number, index.shard_starts, order, start, stop)
+
+
+def _all_aux(ref: JoinRef, members: Sequence[SourceLeaf]) -> dict[str, FileStore[Any]]:
+    found: dict[str, FileStore[Any]] = {}
+    for name, store in (pair for member in members for pair in member.stores.aux.items()):
+        if found.setdefault(name, store) != store:
+            raise ConfigError(f"two datasets of the join have other data as aux {name!r}", where=ref.where)
+    return found
 
 
 _FROM_JOINED = Sample.from_joined.__func__  # type: ignore[attr-defined] # a classmethod has one

@@ -33,6 +33,11 @@ class SampleFactory:
     part_filter: frozenset[str] | Callable[[str], bool] | None = None
 
     @property
+    def is_crude(self) -> bool:
+        """Whether it makes crude samples."""
+        return self.sample_type is None
+
+    @property
     def parts_needed(self) -> frozenset[str] | None:
         """Parts that are ever looked at; None where any may be."""
         if self.fields:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from energon_stream.cache import DecodeFileStore, FileStore, LeafStores, SystemFileStore
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import (
     DatasetMetadata,
@@ -23,12 +24,22 @@ from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.source_index import SourceIndex
 from energon_stream.pipeline.source import Leaf, SourceLeaf
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
+from energon_stream.read.file_stores import WebdatasetFileStore
 from energon_stream.recipe.join import join_leaf, open_join
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.sample_factory import SampleFactory
 from energon_stream.recipe.sample_types import LeafOptions, make_sample_factory
 from energon_stream.recipe.subset import Subset, parse_subset
-from energon_stream.recipe.tree import JoinRef, LeafRef, MetadatasetRef, Part, Reference, Source, inherit
+from energon_stream.recipe.tree import (
+    AuxRef,
+    JoinRef,
+    LeafRef,
+    MetadatasetRef,
+    Part,
+    Reference,
+    Source,
+    inherit,
+)
 from energon_stream.schedule import LeafPlan, OrderSpec
 from energon_stream.storage import StoreSpec, Transport, is_local, run_isolated
 
@@ -209,8 +220,23 @@ def open_leaf(
 
 def _source_leaf(ref: LeafRef, index: SourceIndex, samples: SampleOptions) -> tuple[SourceLeaf, LeafOptions]:
     if not isinstance(index, WebDatasetIndex):  # a JSONL file: crude, and always parsed
-        return SourceLeaf(index, SampleFactory(SampleDecoder()), dict(ref.subflavors)), LeafOptions()
+        stores = _stores(ref, None, samples.decoder)
+        return SourceLeaf(index, SampleFactory(SampleDecoder()), dict(ref.subflavors), stores), LeafOptions()
     factory, options = make_sample_factory(
         index, decoder=samples.decoder, trust=samples.trust_dataset_code, dataset_config=ref.dataset_config
     )
-    return SourceLeaf(index, factory, {**options.subflavors, **ref.subflavors}), options
+    stores = _stores(ref, AuxRef(ref.spec, "webdataset"), samples.decoder)
+    return SourceLeaf(index, factory, {**options.subflavors, **ref.subflavors}, stores), options
+
+
+def _stores(ref: LeafRef, primary: AuxRef | None, decoder: FileStoreDecoder | None) -> LeafStores:
+    return LeafStores(
+        {name: _file_store(aux, decoder) for name, aux in ref.aux.items()},
+        None if primary is None else _file_store(primary, decoder),
+    )
+
+
+def _file_store(ref: AuxRef, decoder: FileStoreDecoder | None) -> FileStore[Any]:
+    files = ref.kind == "filesystem"
+    store: FileStore[Any] = SystemFileStore(ref.spec) if files else WebdatasetFileStore(ref.spec)
+    return store if decoder is None else DecodeFileStore(store, decoder=decoder)

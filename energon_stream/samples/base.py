@@ -98,4 +98,12 @@ class CrudeSample(dict[str, Any]):
 
     Besides the parts it holds ``__key__``, ``__shard__``, ``__restore_key__``, ``__subflavors__`` and
     ``__sources__``.
+
+    Attributes:
+        stores: What a cooker may look up for the sample. It stays in the process that read the sample.
     """
+
+    stores: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)

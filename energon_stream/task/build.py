@@ -17,7 +17,7 @@ from energon_stream.pipeline import (
     SavableDataset,
 )
 from energon_stream.samples import CrudeSample
-from energon_stream.task.cooking import Cooker, select_cooker
+from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, select_cooker, source_leaves
 from energon_stream.task.loaded import DatasetBlendMode, LoadedDataset
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
 from energon_stream.worker import WorkerConfig
@@ -121,16 +121,16 @@ class PipelineBuilder:
     def build_cook_crude_sample(
         self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None
     ) -> SavableDataset[Any]:
-        """Add the cooking of crude samples, where there are cookers."""
+        """Add the cooking of crude samples, where there are cookers.
+
+        Raises:
+            ConfigError: A source has no cooker, or auxiliary data that its cooker does not ask for, or lacks
+                some that it asks for.
+        """
+        if not self._hook_overridden("cook_crude_sample"):
+            check_cookers(self.cookers, source_leaves(dataset))
         if not self.cookers:
             return dataset
-        for candidate in self.cookers:
-            for need in ("cache", "primary"):
-                if getattr(candidate.cook, f"__cooker_need_{need}__", False):
-                    raise ConfigError(
-                        f"a cooker needs {need!r}, which this version cannot give to cookers yet",
-                        where=getattr(candidate.cook, "__qualname__", None),
-                    )
         hook = self._hook_function("cook_crude_sample")
         pure = get_stateless(hook) and all(get_stateless(candidate.cook) for candidate in self.cookers)
         return MapDataset(
@@ -146,7 +146,7 @@ class PipelineBuilder:
         if not isinstance(sample, CrudeSample):
             return sample
         chosen = select_cooker(self.cookers, sample.get("__subflavors__"))
-        return self._hook_function("cook_crude_sample")(sample, chosen, {})
+        return self._hook_function("cook_crude_sample")(sample, chosen, cooker_arguments(chosen, sample))
 
     def build_encode_sample(
         self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None

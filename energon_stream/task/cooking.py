@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from inspect import Parameter, signature
 from typing import Any, Generic, TypeVar
 
+from energon_stream.cache import LeafStores, PrimaryFileStore, active_pool
 from energon_stream.errors import ConfigError
-from energon_stream.samples import METADATA_FIELDS, SourceInfo
+from energon_stream.pipeline import SavableDataset
+from energon_stream.pipeline.source import Leaf, SourceDataset
+from energon_stream.samples import METADATA_FIELDS, CrudeSample, SourceInfo
 
-__all__ = ["Cooker", "basic_sample_keys", "cooker", "select_cooker"]
+__all__ = [
+    "Cooker",
+    "basic_sample_keys",
+    "check_cookers",
+    "cooker",
+    "cooker_arguments",
+    "select_cooker",
+    "source_leaves",
+]
 
 T_co = TypeVar("T_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,7 +33,8 @@ class Cooker(Generic[T_co]):
     """A function for crude samples, and which datasets it is for.
 
     Attributes:
-        cook: Called with a ``CrudeSample``, whose parts are decoded, and the auxiliary stores by name.
+        cook: Called with a ``CrudeSample``, whose parts are decoded, and with the auxiliary stores of its
+            dataset (``aux:`` in the metadataset) as keyword arguments.
         has_subflavors: Subflavors that a dataset must have; None takes all.
     """
 
@@ -38,8 +52,9 @@ def cooker(*, need_cache: bool = False, need_primary: bool = False) -> Callable[
     """Say what else a cooker function wants as keyword arguments.
 
     Args:
-        need_cache: The cache pool, as ``cache``.
-        need_primary: The sample's own dataset as a file store, as ``primary``.
+        need_cache: The loader's cache pool, as ``cache``.
+        need_primary: The sample's own dataset as a file store, as ``primary``; a name that begins with a
+            dot is one of the sample's own parts.
     """
 
     def mark(function: F) -> F:
@@ -65,6 +80,88 @@ def select_cooker(cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any] 
         where=f"has_subflavors of the cookers: {[c.has_subflavors for c in cookers]}",
         hint="add a Cooker for it, or one without has_subflavors at the end of `cookers`",
     )
+
+
+def source_leaves(dataset: SavableDataset[Any]) -> list[Leaf]:
+    """The sources that a dataset is made of."""
+    if isinstance(dataset, SourceDataset):
+        return list(dataset.leaves)
+    return [leaf for inner in dataset.inputs for leaf in source_leaves(inner)]
+
+
+def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> None:
+    """Check that each source's cooker and auxiliary stores fit, before anything is read.
+
+    Raises:
+        ConfigError: No cooker matches, or see :func:`cooker_arguments`.
+    """
+    for leaf in leaves:
+        where = f"{leaf.index.spec.url} [{leaf.index.split_part}]"
+        if cookers and (leaf.is_crude or leaf.stores.aux):
+            chosen = select_cooker(cookers, leaf.subflavors)
+            _check_parameters(chosen.cook, frozenset(leaf.stores.aux), where)
+        elif leaf.stores.aux:
+            raise ConfigError(
+                f"no cooker asks for the auxiliary data {', '.join(leaf.stores.aux)}",
+                where=where,
+                hint="remove it from the metadataset, or give the task encoder cookers",
+            )
+
+
+def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]:
+    """What a cooker gets besides the sample: stores by name, and what :func:`cooker` marks.
+
+    Raises:
+        ConfigError: The sample's source has no names to look up, and the cooker wants ``primary``.
+    """
+    stores: LeafStores = sample.stores or LeafStores()
+    arguments = dict(stores.aux)
+    if _needs(chosen.cook, "primary"):
+        if stores.primary is None:
+            raise ConfigError(
+                f"the cooker {_name(chosen.cook)} needs 'primary', but {sample['__key__']} is not of a folder of tars"
+            )
+        key = sample["__key__"].removeprefix(f"{sample['__shard__']}/")
+        arguments["primary"] = PrimaryFileStore(stores.primary, key)
+    return {**arguments, "cache": active_pool()} if _needs(chosen.cook, "cache") else arguments
+
+
+@lru_cache
+def _check_parameters(cook: Callable[..., Any], aux: frozenset[str], where: str) -> None:
+    """Compare a cooker's keyword parameters with the names of the stores."""
+    try:
+        parameters = list(signature(cook).parameters.values())[1:]
+    except ValueError:  # a built-in type without a signature
+        return
+    marked = {need for need in ("cache", "primary") if _needs(cook, need)}
+    named = {
+        p.name for p in parameters if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    }
+    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)
+    unasked = sorted(aux - (named - marked))
+    if unasked and not takes_any:
+        raise ConfigError(
+            f"no cooker asks for the auxiliary data {', '.join(unasked)}",
+            where=where,
+            hint=f"add the parameter to {_name(cook)}, or remove the data from the metadataset",
+        )
+    required = {p.name for p in parameters if p.name in named and p.default is Parameter.empty}
+    missing = sorted(required - aux - marked)
+    if missing:
+        raise ConfigError(
+            f"the cooker {_name(cook)} asks for {', '.join(missing)}, which the dataset does not have",
+            where=where,
+            hint="name it under aux: in the metadataset; cache and primary come with "
+            "@cooker(need_cache=True, need_primary=True)",
+        )
+
+
+def _needs(cook: Callable[..., Any], need: str) -> bool:
+    return bool(getattr(cook, f"__cooker_need_{need}__", False))
+
+
+def _name(cook: Callable[..., Any]) -> str:
+    return getattr(cook, "__qualname__", repr(cook))
 
 
 def basic_sample_keys(

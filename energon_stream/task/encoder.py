@@ -6,6 +6,7 @@ from abc import ABC
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from energon_stream.cache import CachePool, active_pool
 from energon_stream.errors import ConfigError
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.samples import CrudeSample
@@ -42,7 +43,13 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
 
     @stateless
     def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[Any], aux: Mapping[str, Any]) -> Any:
-        """Call the cooker that was chosen for a crude sample."""
+        """Call the cooker that was chosen for a crude sample.
+
+        Args:
+            sample: The sample.
+            cooker: The cooker.
+            aux: Its keyword arguments: file stores by name, and ``primary`` and ``cache`` where it wants them.
+        """
         return cooker.cook(sample, **aux)
 
     @stateless
@@ -100,6 +107,11 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
     ) -> Any:
         """Batch samples field by field to a type; for use in ``batch``. See :func:`batch_samples`."""
         return batch_samples(samples, result_type, actions)
+
+    @property
+    def cache(self) -> CachePool:
+        """The pool that the running loader was given; one that keeps nothing where there is none."""
+        return active_pool()
 
     @property
     def current_batch_index(self) -> int:

@@ -16,7 +16,6 @@ from energon_stream.task import (
     TaskEncoder,
     basic_sample_keys,
     call_with_accepted,
-    cooker,
     stateless,
 )
 from energon_stream.testing.operator_suite import NumbersDataset, assert_exact_resume, assert_restores_by_key
@@ -292,11 +291,6 @@ def test_failure_tolerance_comes_from_the_mark_or_the_encoder():
         list(train(Failing()))
 
 
-@cooker(need_cache=True)
-def needs_cache(sample, cache):
-    return sample
-
-
 class Both(DefaultTaskEncoder):
     def encode_sample(self, sample):
         return sample
@@ -305,15 +299,10 @@ class Both(DefaultTaskEncoder):
         return sample
 
 
-class NeedsCache(DefaultTaskEncoder):
-    cookers = (Cooker(needs_cache),)
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: train(Both()), "encode_sample and postencode_sample exclude each other"),
-        (lambda: train(NeedsCache(), crude), "a cooker needs 'cache'"),
         (lambda: list(train(DefaultTaskEncoder(), packing_buffer_size=3)), "does not say how to pack"),
         (lambda: list(train(DefaultTaskEncoder(encoded_sample_type=TutorialBatch), str)), "no fields"),
         (lambda: list(train(DefaultTaskEncoder(batch_type=int))), "cannot be mapped to int"),

@@ -1,0 +1,142 @@
+"""Prepared datasets as file stores: one range request for each part that is looked up."""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import apsw
+
+from energon_stream.cache import FileStore, open_once
+from energon_stream.cache.file_store import missing_file
+from energon_stream.errors import MetadataError, NotPreparedError, ObjectNotFoundError
+from energon_stream.index.metadata import INFO_JSON, INFO_YAML, parse_info
+from energon_stream.index.sqlite_index import INDEX_SQLITE
+from energon_stream.index.tar_format import split_name
+from energon_stream.read.source import VersionGuard
+from energon_stream.read.sqlite_ranges import LocalDatabase, RemoteDatabase, RemoteFile
+from energon_stream.samples import SourceInfo
+from energon_stream.storage import ByteRange, Store, StoreSpec, local_path, strip_credentials
+from energon_stream.storage.fork import PerProcess
+
+__all__ = ["WebdatasetFileStore"]
+
+_FIND = """
+SELECT tar_file_id, sample_index, content_byte_offset, content_byte_size
+FROM samples JOIN sample_parts USING (tar_file_id, sample_index) WHERE sample_key = ? AND part_name = ?
+"""
+
+
+class _Place(NamedTuple):
+    shard: str
+    sample: int
+    bytes: ByteRange
+
+
+class _Opened:
+    """A dataset's index and shards, in one process; what several stores share."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        self.store = open_once(spec)
+        self.versions = VersionGuard(self.store.url)
+        self._shards = list(_read_info(self.store))
+        try:
+            if self.store.is_local:
+                self.store.head(INDEX_SQLITE)
+                path = posixpath.join(local_path(self.store.url), INDEX_SQLITE)
+                self._database: LocalDatabase | RemoteDatabase = LocalDatabase(path)
+            else:
+                self._database = RemoteDatabase(RemoteFile(self.store, INDEX_SQLITE))
+        except ObjectNotFoundError as error:
+            raise _not_prepared(self.store, "index.sqlite") from error
+        self._of_thread = threading.local()
+
+    def find(self, key: str) -> _Place | None:
+        """Where a part lies; None where there is none."""
+        name = split_name(key)
+        if name is None:
+            return None
+        try:
+            row = self._connection().execute(_FIND, name).fetchone()
+        except apsw.Error as error:
+            where = f"{self.store.url}/{INDEX_SQLITE}"
+            raise MetadataError(f"this is no usable index: {error}", where=where) from error
+        if row is None:
+            return None
+        shard, sample, offset, size = row
+        return _Place(self._shards[shard], sample, ByteRange(offset, offset + size))
+
+    def _connection(self) -> apsw.Connection:
+        found: apsw.Connection | None = getattr(self._of_thread, "connection", None)
+        if found is None:
+            self._of_thread.connection = found = self._database.connect()
+        return found
+
+
+class _Register:
+    """Opened datasets of one process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._opened: dict[StoreSpec, _Opened] = {}
+
+    def get(self, spec: StoreSpec) -> _Opened:
+        with self._lock:
+            if spec not in self._opened:
+                self._opened[spec] = _Opened(spec)
+            return self._opened[spec]
+
+
+_REGISTER = PerProcess(_Register)
+
+
+@dataclass(frozen=True, slots=True)
+class WebdatasetFileStore(FileStore[bytes]):
+    """The parts of a prepared dataset, by sample key and part name: ``store["folder/000012.jpg"]``.
+
+    Attributes:
+        spec: The dataset; it needs ``index.sqlite``.
+    """
+
+    spec: StoreSpec
+
+    def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
+        """Read one part with one request; see ``FileStore``.
+
+        Raises:
+            NotPreparedError: The dataset has no index.
+            ObjectChangedError: A shard was replaced since it was first read.
+        """
+        opened = _REGISTER.get().get(self.spec)
+        place = opened.find(key)
+        if place is None:
+            raise missing_file(key, self)
+        versions = opened.versions
+        body = opened.store.get_range(place.shard, place.bytes, etag=versions.etag(place.shard))
+        versions.observe(place.shard, body.etag)
+        return bytes(body.data), SourceInfo(self.get_path(), place.sample, place.shard, (key,))
+
+    def get_path(self) -> str:
+        """Path or URL of the dataset."""
+        return strip_credentials(self.spec.url)
+
+
+def _read_info(store: Store) -> dict[str, int]:
+    """Samples of each shard, in the order of the shards' ids."""
+    for name in (INFO_JSON, INFO_YAML):
+        try:
+            where = f"{store.url}/{name}"
+            return parse_info(store.get(name).data, where)
+        except ObjectNotFoundError:
+            continue
+    raise _not_prepared(store, INFO_JSON)
+
+
+def _not_prepared(store: Store, what: str) -> NotPreparedError:
+    return NotPreparedError(
+        f"auxiliary data needs a prepared dataset, and here is no {what}",
+        where=store.url,
+        hint=f"run `energon-stream prepare {store.url}`, or name it filesystem://… if it is a plain folder",
+    )
