@@ -16,9 +16,12 @@ def main():
     kinds = {
         "captions (log-normal, mean 300)": rng.lognormal(5.4, 0.7, BUFFER),
         "documents (uniform 1 to 4096)": rng.uniform(1, CAPACITY, BUFFER),
-        "images (256, 576 or 1024, and text)": rng.choice([256, 576, 1024], BUFFER) + rng.integers(10, 200, BUFFER),
+        "images (256, 576 or 1024, and text)": rng.choice([256, 576, 1024], BUFFER)
+        + rng.integers(10, 200, BUFFER),
     }
-    print(f"| {BUFFER:,} samples, packs of {CAPACITY:,} | packer | packs | fill | ms |\n|---|---|--:|--:|--:|")
+    print(
+        f"| {BUFFER:,} samples, packs of {CAPACITY:,} | packer | packs | fill | ms |\n|---|---|--:|--:|--:|"
+    )
     for name, values in kinds.items():
         sizes = np.clip(values, 1, CAPACITY).astype(int).tolist()
         for packer in (first_fit, best_fit_decreasing, histogram_pack):

@@ -6,10 +6,39 @@ import pytest
 
 import energon_stream
 
-CLIENTS = """VQASample DefaultTaskEncoder WorkerConfig stateless get_train_dataset Sample SimilarityInterleavedSample
-SkipSample Batch get_savable_loader Cooker basic_sample_keys get_loader InterleavedSample batch_list batch_pad_stack
-CaptioningSample get_val_dataset LimitDataset RepeatDataset OCRSample MultiChoiceVQASample ImageSample generic_batch
-BatchDataset MapDataset FilterDataset CrudeSample edataclass TaskEncoder cooker""".split()
+CLIENTS = [
+    "VQASample",
+    "DefaultTaskEncoder",
+    "WorkerConfig",
+    "stateless",
+    "get_train_dataset",
+    "Sample",
+    "SimilarityInterleavedSample",
+    "SkipSample",
+    "Batch",
+    "get_savable_loader",
+    "Cooker",
+    "basic_sample_keys",
+    "get_loader",
+    "InterleavedSample",
+    "batch_list",
+    "batch_pad_stack",
+    "CaptioningSample",
+    "get_val_dataset",
+    "LimitDataset",
+    "RepeatDataset",
+    "OCRSample",
+    "MultiChoiceVQASample",
+    "ImageSample",
+    "generic_batch",
+    "BatchDataset",
+    "MapDataset",
+    "FilterDataset",
+    "CrudeSample",
+    "edataclass",
+    "TaskEncoder",
+    "cooker",
+]
 
 
 def test_all_is_sorted_and_each_name_is_there():

@@ -43,7 +43,9 @@ def train(url, options, config, **changes):
 
 
 def val(url, options, config):
-    return get_val_dataset(url, split_part="train", batch_size=3, storage_options=options, worker_config=config)
+    return get_val_dataset(
+        url, split_part="train", batch_size=3, storage_options=options, worker_config=config
+    )
 
 
 PIPELINES = {
