@@ -10,8 +10,8 @@ import argparse
 import tempfile
 
 import fsspec
-from energon_stream.index.prepare import prepare_dataset
 
+from energon_stream.index.prepare import prepare_dataset
 from energon_stream.testing.datasets import CAPTIONING_YAML, captioning_dataset
 
 
