@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from inspect import Parameter, signature
+from functools import cache
+from inspect import signature
 from typing import Any, Generic, TypeVar
 
 from energon_stream.cache import LeafStores, PrimaryFileStore, active_pool
@@ -18,6 +18,7 @@ __all__ = [
     "Cooker",
     "basic_sample_keys",
     "check_cookers",
+    "check_parameters",
     "cooker",
     "cooker_arguments",
     "select_cooker",
@@ -90,21 +91,24 @@ def source_leaves(dataset: SavableDataset[Any]) -> list[Leaf]:
 
 
 def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> None:
-    """Check that each source's cooker and auxiliary stores fit, before anything is read.
+    """Check that each source's cooker and stores fit, before anything is read.
 
     Raises:
-        ConfigError: No cooker matches, or see :func:`cooker_arguments`.
+        ConfigError: No cooker matches, or it and the stores do not fit together.
     """
     for leaf in leaves:
         where = f"{leaf.index.spec.url} [{leaf.index.split_part}]"
         if cookers and (leaf.is_crude or leaf.stores.aux):
-            chosen = select_cooker(cookers, leaf.subflavors)
-            _check_parameters(chosen.cook, frozenset(leaf.stores.aux), where)
+            cook = select_cooker(cookers, leaf.subflavors).cook
+            if _needs(cook, "primary") and leaf.stores.primary is None:
+                raise _no_primary(cook, where)
+            names = [*leaf.stores.aux, *(need for need in ("primary", "cache") if _needs(cook, need))]
+            check_parameters(cook, frozenset(names), where)
         elif leaf.stores.aux:
             raise ConfigError(
-                f"no cooker asks for the auxiliary data {', '.join(leaf.stores.aux)}",
+                f"no cooker asks for {', '.join(leaf.stores.aux)}",
                 where=where,
-                hint="remove it from the metadataset, or give the task encoder cookers",
+                hint="remove it from aux: in the metadataset, or give the task encoder cookers",
             )
 
 
@@ -115,38 +119,37 @@ def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]
         ConfigError: The sample's source has no names to look up, and the cooker wants ``primary``.
     """
     stores: LeafStores = sample.stores or LeafStores()
-    arguments = dict(stores.aux)
+    arguments: dict[str, Any] = dict(stores.aux)
     if _needs(chosen.cook, "primary"):
         if stores.primary is None:
-            raise ConfigError(
-                f"the cooker {_name(chosen.cook)} needs 'primary', but {sample['__key__']} is not of a folder of tars"
-            )
+            raise _no_primary(chosen.cook, sample["__key__"])
         key = sample["__key__"].removeprefix(f"{sample['__shard__']}/")
         arguments["primary"] = PrimaryFileStore(stores.primary, key)
-    return {**arguments, "cache": active_pool()} if _needs(chosen.cook, "cache") else arguments
+    if _needs(chosen.cook, "cache"):
+        arguments["cache"] = active_pool()
+    return arguments
 
 
-@lru_cache
-def _check_parameters(cook: Callable[..., Any], aux: frozenset[str], where: str) -> None:
-    """Compare a cooker's keyword parameters with the names of the stores."""
+@cache
+def check_parameters(cook: Callable[..., Any], given: frozenset[str], where: str) -> None:
+    """Compare a cooker's keyword parameters with what it will be given.
+
+    Raises:
+        ConfigError: They are not the same.
+    """
     try:
         parameters = list(signature(cook).parameters.values())[1:]
     except ValueError:  # a built-in type without a signature
         return
-    marked = {need for need in ("cache", "primary") if _needs(cook, need)}
-    named = {
-        p.name for p in parameters if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    }
-    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)
-    unasked = sorted(aux - (named - marked))
-    if unasked and not takes_any:
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    unasked = sorted(given - named.keys())
+    if unasked and all(p.kind is not p.VAR_KEYWORD for p in parameters):
         raise ConfigError(
-            f"no cooker asks for the auxiliary data {', '.join(unasked)}",
+            f"no cooker asks for {', '.join(unasked)}",
             where=where,
-            hint=f"add the parameter to {_name(cook)}, or remove the data from the metadataset",
+            hint=f"add the parameter to {_name(cook)}, or remove it from aux: in the metadataset",
         )
-    required = {p.name for p in parameters if p.name in named and p.default is Parameter.empty}
-    missing = sorted(required - aux - marked)
+    missing = sorted(name for name, p in named.items() if p.default is p.empty and name not in given)
     if missing:
         raise ConfigError(
             f"the cooker {_name(cook)} asks for {', '.join(missing)}, which the dataset does not have",
@@ -154,6 +157,12 @@ def _check_parameters(cook: Callable[..., Any], aux: frozenset[str], where: str)
             hint="name it under aux: in the metadataset; cache and primary come with "
             "@cooker(need_cache=True, need_primary=True)",
         )
+
+
+def _no_primary(cook: Callable[..., Any], where: str) -> ConfigError:
+    return ConfigError(
+        f"the cooker {_name(cook)} needs 'primary', which only folders of tars have", where=where
+    )
 
 
 def _needs(cook: Callable[..., Any], need: str) -> bool:

@@ -11,7 +11,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.samples import CrudeSample
 from energon_stream.task.build import PipelineBuilder
-from energon_stream.task.cooking import Cooker
+from energon_stream.task.cooking import Cooker, check_parameters
 from energon_stream.task.field_mapping import batch_samples, convert
 from energon_stream.task.stateless import stateless
 from energon_stream.worker import WorkerConfig
@@ -49,7 +49,12 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
             sample: The sample.
             cooker: The cooker.
             aux: Its keyword arguments: file stores by name, and ``primary`` and ``cache`` where it wants them.
+
+        Raises:
+            ConfigError: The cooker's parameters are others.
         """
+        sources = sample.get("__sources__") or ()
+        check_parameters(cooker.cook, frozenset(aux), sources[0].dataset_path if sources else "")
         return cooker.cook(sample, **aux)
 
     @stateless
