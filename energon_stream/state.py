@@ -9,7 +9,8 @@ Format, version 1::
     {"format": "energon_stream.rank", "version": 1,
      "fingerprint": {"data": hash, "order": hash, "pipeline": hash},
      "topology": {"world_size": R, "rank": r, "num_streams": S, "seed_offset": n},
-     "turn": [place of the next stream among the rank's, [streams that ended in this pass]],
+     "turn": [place of the next stream among the rank's, [streams that ended in this pass],
+              elements that the rank gave out in this pass],
      "streams": {"<stream>": state of its pipeline, or None at the start}}
 """
 
@@ -23,9 +24,19 @@ from typing import Any
 import msgpack
 
 from energon_stream.errors import StateError, StateMismatchError, StateVersionError
+from energon_stream.pipeline.engine import Turn
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["FORMAT", "VERSION", "check_rank_state", "dumps", "fingerprint", "loads", "make_rank_state"]
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "check_rank_state",
+    "dumps",
+    "fingerprint",
+    "loads",
+    "make_rank_state",
+    "read_rank_state",
+]
 
 FORMAT = "energon_stream.rank"
 VERSION = 1
@@ -35,6 +46,7 @@ _WHAT_DIFFERS = {
     "order": "the order (shuffling, slices, blending)",
     "pipeline": "the pipeline (batch size, operators, functions)",
 }
+_TOPOLOGY = ("world_size", "rank", "num_streams", "seed_offset")
 _HINT = "pass what save_state_rank() returned"
 
 
@@ -103,7 +115,7 @@ def _topology(config: WorkerConfig) -> dict[str, int]:
 def make_rank_state(
     prints: Mapping[str, str],
     config: WorkerConfig,
-    turn: tuple[int, list[int]],
+    turn: Turn,
     streams: Mapping[int, Any],
 ) -> dict[str, Any]:
     """Put a rank's state together."""
@@ -112,25 +124,23 @@ def make_rank_state(
         "version": VERSION,
         "fingerprint": dict(prints),
         "topology": _topology(config),
-        "turn": [turn[0], list(turn[1])],
+        "turn": [turn.position, sorted(turn.ended), turn.given],
         "streams": {str(stream): state for stream, state in streams.items()},
     }
 
 
-def check_rank_state(
-    state: Any,
-    prints: Mapping[str, str],
-    config: WorkerConfig,
-) -> tuple[int, list[int], dict[int, Any]]:
-    """Check a rank's state against what it is to be restored into.
+def read_rank_state(state: Any) -> dict[str, Any]:
+    """Check that something is a whole rank state, and give its parts their types.
+
+    Args:
+        state: What ``save_state_rank`` returned, or its msgpack bytes.
 
     Returns:
-        Place of the next stream, streams that ended in this pass, and the state of each stream.
+        The state, its parts of the types that this module's description says.
 
     Raises:
         StateError: Not a state of this library, or a damaged one.
         StateVersionError: Of another version of the format.
-        StateMismatchError: Of other data, another order or pipeline, or another topology.
     """
     if isinstance(state, (bytes, bytearray)):
         state = loads(bytes(state))
@@ -142,11 +152,36 @@ def check_rank_state(
             hint="resume with the library version that saved it",
         )
     try:
-        saved, saved_prints = dict(state["topology"]), dict(state["fingerprint"])
-        position, ended = int(state["turn"][0]), [int(stream) for stream in state["turn"][1]]
-        streams = {int(stream): value for stream, value in state["streams"].items()}
+        topology = {name: int(state["topology"][name]) for name in _TOPOLOGY}
+        position, ended, given = state["turn"]
+        turn = [int(position), [int(stream) for stream in ended], int(given)]
+        streams = {str(int(stream)): value for stream, value in state["streams"].items()}
+        mine = range(topology["rank"], topology["num_streams"], topology["world_size"])
+        if set(streams) != {str(stream) for stream in mine}:
+            raise ValueError(f"streams {sorted(streams)}, not {list(mine)}")
+        prints = dict(state["fingerprint"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state is damaged: {error!r}", hint=_HINT) from error
+    return {**state, "fingerprint": prints, "topology": topology, "turn": turn, "streams": streams}
+
+
+def check_rank_state(
+    state: Any,
+    prints: Mapping[str, str],
+    config: WorkerConfig,
+) -> tuple[Turn, dict[int, Any]]:
+    """Check a rank's state against what it is to be restored into.
+
+    Returns:
+        Whose turn it is, and the state of each stream.
+
+    Raises:
+        StateError: Not a state of this library, or a damaged one.
+        StateVersionError: Of another version of the format.
+        StateMismatchError: Of other data, another order or pipeline, or another topology.
+    """
+    read = read_rank_state(state)
+    saved, saved_prints = read["topology"], read["fingerprint"]
     mine = _topology(config)
     if saved != mine:
         changed = ", ".join(
@@ -163,7 +198,9 @@ def check_rank_state(
             f"the state was saved with another dataset: {'; '.join(differing)} differ",
             hint="build the dataset with the arguments of then, or start without a state",
         )
-    own = set(config.streams)
-    if streams.keys() != own or not own.issuperset(ended) or not 0 <= position < len(own):
-        raise StateError(f"the state is damaged: streams {sorted(own)} are expected", hint=_HINT)
-    return position, ended, streams
+    position, ended, given = read["turn"]
+    streams = tuple(config.streams)
+    if not set(streams).issuperset(ended) or not 0 <= position < len(streams):
+        raise StateError(f"the state is damaged: its turn is {read['turn']}", hint=_HINT)
+    turn = Turn(streams, position, frozenset(ended), given)
+    return turn, {int(stream): value for stream, value in read["streams"].items()}

@@ -19,6 +19,7 @@ LAYERS = [
     {"task"},
     {"recipe"},
     {"state"},
+    {"redistribute"},
     {"loader"},
     {"__init__"},
     {"cli", "integrations", "testing"},

@@ -13,6 +13,7 @@ from energon_stream.errors import EnergonStreamError
 __all__ = ["main"]
 
 _COMMANDS = {
+    "checkpoint": "Look at saved states, deal them to other ranks.",
     "info": "Show what a dataset holds.",
     "lint": "Check tars, indices and samples.",
     "prepare": "Index a folder of tars.",

@@ -6,6 +6,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -56,7 +57,7 @@ class BasicDataLoader(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Iterate to the end of the pass."""
         if self._session is None:
-            turn = Turn(self._turn.streams, self._turn.position, self._turn.ended)
+            turn = replace(self._turn)
             self._session = open_session(self.dataset, self._states, turn, self._options)
         while True:
             stream = self._turn.current()
@@ -157,9 +158,8 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def save_state_rank(self) -> dict[str, Any]:
         """Where this rank stands, after the last batch given out, in built-in types only."""
-        turn = (self._turn.position, sorted(self._turn.ended))
         prints = fingerprint(self.dataset.config())
-        return make_rank_state(prints, self.worker_config, turn, copy.deepcopy(self._states))
+        return make_rank_state(prints, self.worker_config, self._turn, copy.deepcopy(self._states))
 
     def restore_state_rank(self, state: dict[str, Any] | bytes | None) -> None:
         """Go on where a saved state stands; before the first iteration only.
@@ -180,8 +180,8 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._states = dict.fromkeys(self._turn.streams)
             return
         prints = fingerprint(self.dataset.config())
-        position, ended, streams = check_rank_state(state, prints, self.worker_config)
-        self._turn = Turn(self._turn.streams, position, frozenset(ended))
+        turn, streams = check_rank_state(state, prints, self.worker_config)
+        self._turn = turn
         self._states = {stream: copy.deepcopy(streams.get(stream)) for stream in self._turn.streams}
 
 

@@ -19,11 +19,13 @@ class Turn:
         streams: All streams, in order.
         position: Place in ``streams`` whose turn is next.
         ended: Streams that have ended in this pass.
+        given: Elements given out in this pass, by all of the streams.
     """
 
     streams: tuple[int, ...]
     position: int = 0
     ended: frozenset[int] = frozenset()
+    given: int = 0
 
     def current(self) -> int:
         """The stream whose turn it is."""
@@ -33,6 +35,7 @@ class Turn:
 
     def done(self) -> None:
         """The current stream gave an element."""
+        self.given += 1
         self.position = (self.position + 1) % len(self.streams)
 
     def end(self) -> bool:
@@ -40,7 +43,7 @@ class Turn:
         self.ended |= {self.streams[self.position]}
         if len(self.ended) < len(self.streams):
             return False
-        self.position, self.ended = 0, frozenset()
+        self.position, self.ended, self.given = 0, frozenset(), 0
         return True
 
 

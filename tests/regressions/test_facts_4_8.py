@@ -5,11 +5,12 @@ Tested with the part in question, not again here:
 - Preparing joins of remote datasets, and JSONL: ``tests/read/test_join.py``, ``tests/index/test_jsonl_index.py``.
 - Cache directories, the second ``get()`` of a lazy file: with the cache pools.
 - Overriding hooks with lambdas and assigned methods: ``tests/task/test_encoder.py``.
+- The checkpoint tool: ``tests/cli/test_checkpoint.py``.
 - Workers started with ``spawn``, pinned memory, the watchdog: ``tests/loader/test_loader.py``.
 
 Without a counterpart here:
 
-- Media metadata while preparing, ``preview``, the checkpoint tool: there are no such commands yet.
+- ``preview``: there is no such command yet.
 """
 
 import io
