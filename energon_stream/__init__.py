@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from energon_stream.errors import (
         SkipSample as SkipSample,
     )
+    from energon_stream.index.media import (
+        ImageMetadata as ImageMetadata,
+    )
     from energon_stream.loader import (
         BasicDataLoader as BasicDataLoader,
     )
@@ -288,6 +291,7 @@ _EXPORTS = {
         "SystemFileStore",
     ],
     "energon_stream.errors": ["FatalSampleError", "IgnoreSample", "SkipSample"],
+    "energon_stream.index.media": ["ImageMetadata"],
     "energon_stream.loader": ["BasicDataLoader", "SavableDataLoader", "get_loader", "get_savable_loader"],
     "energon_stream.pipeline": [
         "BatchDataset",

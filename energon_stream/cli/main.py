@@ -17,6 +17,7 @@ _COMMANDS = {
     "info": "Show what a dataset holds.",
     "lint": "Check tars, indices and samples.",
     "prepare": "Index a folder of tars.",
+    "prepare-media": "Index the size of images.",
 }
 """What ``--help`` says of the commands, so that it imports none of them."""
 
@@ -33,7 +34,8 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"energon_stream.cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"energon_stream.cli.{name}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-__all__ = ["path_argument", "storage_option"]
+from energon_stream.errors import ConfigError
+from energon_stream.index.media import MediaFilter
+from energon_stream.index.media_tables import MediaReport
+
+__all__ = ["media_filter", "media_options", "path_argument", "show_media", "storage_option"]
 
 path_argument = click.argument("path")
 
@@ -33,3 +38,48 @@ storage_option = click.option(
     metavar="KEY=VALUE",
     help="Option of the file system, such as endpoint_url=http://…; JSON values are parsed. Repeatable.",
 )
+
+
+def media_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the three options that say which files are media; :func:`media_filter` reads them."""
+    for option in (
+        click.option(
+            "--media-metadata-by-glob",
+            metavar="PATTERN,…",
+            help="Index the size of images by name: samplekey.part, or the path in a plain folder.",
+        ),
+        click.option("--media-metadata-by-header", is_flag=True, help="… of all files that are images."),
+        click.option("--media-metadata-by-extension", is_flag=True, help="… by the usual extensions."),
+    ):
+        command = option(command)
+    return command
+
+
+def media_filter(by_glob: str | None, by_header: bool, by_extension: bool) -> MediaFilter | None:
+    """The filter that was asked for, if any.
+
+    Raises:
+        ConfigError: More than one was.
+    """
+    if (by_glob is not None) + by_header + by_extension > 1:
+        raise ConfigError("give one of the --media-metadata-by-… options")
+    if by_glob is not None:
+        return MediaFilter("GLOB", tuple(by_glob.split(",")))
+    if by_header:
+        return MediaFilter("HEADER")
+    return MediaFilter("EXTENSION") if by_extension else None
+
+
+def show_media(report: MediaReport | None) -> None:
+    """Say what became of media files."""
+    if report is None:
+        return
+    click.echo(f"Stored media metadata of {report.stored} files.")
+    if report.skipped_av:
+        click.echo(
+            f"Skipped {report.skipped_av} audio and video files: their metadata is not available.", err=True
+        )
+    if report.unreadable:
+        click.echo(
+            f"{len(report.unreadable)} files are no images, the first is {report.unreadable[0]}.", err=True
+        )

@@ -16,7 +16,13 @@ from energon_stream.cli.dataset_yaml import (
     find_sample_type,
     sample_fields,
 )
-from energon_stream.cli.options import path_argument, storage_option
+from energon_stream.cli.options import (
+    media_filter,
+    media_options,
+    path_argument,
+    show_media,
+    storage_option,
+)
 from energon_stream.cli.wizard import Wizard, parse_ratio
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import dataset_kind
@@ -45,6 +51,7 @@ _SHOWN = 2
 @click.option("--num-workers", default=16, show_default=True, help="Tars that are read at once.")
 @click.option("--tar-index-only", is_flag=True, help="Write the .tar.idx files only.")
 @click.option("--shuffle-tars", is_flag=True, help="Shuffle the tars before they are split.")
+@media_options
 @click.option("--non-interactive", is_flag=True, help="Ask nothing; what is missing is an error.")
 @click.option("--split-ratio", metavar="TRAIN,VAL,TEST", help="For example 8,1,1.")
 @click.option("--force-overwrite", is_flag=True, help="Replace an existing preparation without asking.")
@@ -60,6 +67,9 @@ def prepare(
     num_workers: int,
     tar_index_only: bool,
     shuffle_tars: bool,
+    media_metadata_by_glob: str | None,
+    media_metadata_by_header: bool,
+    media_metadata_by_extension: bool,
     non_interactive: bool,
     split_ratio: str | None,
     force_overwrite: bool,
@@ -73,7 +83,10 @@ def prepare(
     --storage-option are for folders.
     """
     kind = dataset_kind(path)
+    media = media_filter(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     if kind != "webdataset":
+        if media is not None:
+            raise ConfigError("media metadata is for folders", where=path)
         (_prepare_jsonl if kind == "jsonl" else _prepare_joins)(path, storage_options)
         return
     if split_parts and split_ratio:
@@ -100,6 +113,7 @@ def prepare(
             dataset_yaml=document,
             shuffle_tars=shuffle_tars,
             tar_index_only=tar_index_only,
+            media_filter=media,
             workers=num_workers,
             storage_options=storage_options,
             progress=lambda done, total: _advance(bar, done),
@@ -108,6 +122,7 @@ def prepare(
     if document is not None and "sample_loader" in document:
         _write_sample_loader(store, document, report)
     _show(report)
+    show_media(report.media)
 
 
 def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None) -> None:

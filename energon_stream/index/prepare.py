@@ -6,15 +6,15 @@ import random
 import re
 import tempfile
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError, ObjectNotFoundError
+from energon_stream.index.media import MediaFile, MediaFilter
+from energon_stream.index.media_tables import FoundMedia, MediaReport, MediaTables, find_media
 from energon_stream.index.metadata import (
     DATASET_CONFIG,
     INFO_JSON,
@@ -24,6 +24,7 @@ from energon_stream.index.metadata import (
     encode_info,
     encode_split,
 )
+from energon_stream.index.parallel import ordered_map
 from energon_stream.index.scan import ShardScan, scan_shard
 from energon_stream.index.split import match_names, split_by_patterns, split_by_ratio
 from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter
@@ -46,12 +47,14 @@ class PrepareReport:
         split: Shards of each split part.
         parts: Names of all parts in the dataset, sorted.
         files: Paths written, relative to the dataset.
+        media: What became of media files; None where no filter was given.
     """
 
     shard_counts: Mapping[str, int]
     split: Mapping[str, tuple[str, ...]]
     parts: tuple[str, ...]
     files: tuple[str, ...]
+    media: MediaReport | None = None
 
     @property
     def num_samples(self) -> int:
@@ -69,6 +72,7 @@ def prepare_dataset(
     dataset_yaml: Mapping[str, Any] | None = None,
     shuffle_tars: bool = False,
     tar_index_only: bool = False,
+    media_filter: MediaFilter | None = None,
     workers: int = 16,
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -89,6 +93,7 @@ def prepare_dataset(
         dataset_yaml: Content of ``dataset.yaml``; None writes none.
         shuffle_tars: Shuffle the shards (always the same way) before they are split.
         tar_index_only: Write the ``.tar.idx`` files only.
+        media_filter: Which parts are images whose size is written to the index; None for none.
         workers: Shards that are read at once.
         storage_options: Credentials and the like for the URL's file system.
         progress: Called with the number of shards done and of all.
@@ -103,6 +108,8 @@ def prepare_dataset(
     """
     if workers < 1:
         raise ConfigError(f"workers is {workers}", hint="Use 1 or more.")
+    if tar_index_only and media_filter is not None:
+        raise ConfigError("media metadata lies in index.sqlite, which tar_index_only leaves out")
     if not tar_index_only and (split_ratio is None) == (split_patterns is None):
         raise ConfigError("give either split_ratio or split_patterns")
     store = StoreSpec(url_or_path, storage_options).open()
@@ -118,30 +125,37 @@ def prepare_dataset(
         random.Random(_SHUFFLE_SEED).shuffle(order)
     split = split_by_patterns(order, split_patterns) if split_patterns else {}
     split = split_by_ratio(order, split_ratio) if split_ratio is not None else split
-    for path in () if tar_index_only else existing & {INFO_JSON, INFO_YAML}:
-        store.delete(path)  # from here to the end the folder is not a prepared one
+    for path in (INDEX_SQLITE, INFO_JSON, INFO_YAML):
+        # From here to the end the folder is no prepared one. An index alone would make it a plain folder.
+        if path in existing and not tar_index_only:
+            store.delete(path)
     counts: dict[str, int] = {}
     parts: set[str] = set()
     files = [index_path(path) for path in paths]
     with tempfile.TemporaryDirectory(prefix="energon-prepare-") as folder:
         database = str(Path(folder) / "index.sqlite")
+        tables: MediaTables | None = None
         with nullcontext() if tar_index_only else SqliteWriter(database, paths) as writer:
-            for tar_id, scan in enumerate(_scan_all(store, entries, workers, progress)):
+            if writer is not None and media_filter is not None:
+                tables = MediaTables(writer.database, media_filter)
+            for tar_id, (scan, media) in enumerate(
+                _scan_all(store, entries, workers, media_filter, progress)
+            ):
                 counts[scan.path] = len(scan.keys)
                 parts.update(part[1] for part in scan.parts)
                 if writer is not None:
                     writer.add(tar_id, scan)
+                if tables is not None and media is not None:
+                    tables.add(media)
         if not tar_index_only:
-            store.put_file(INDEX_SQLITE, database)
-            files += [
-                INDEX_SQLITE,
-                *_write_metadata(store, counts, split, dataset_yaml, INFO_YAML in existing),
-            ]
-    return PrepareReport(counts, split, tuple(sorted(parts)), tuple(files))
+            files += _write_metadata(store, database, counts, split, dataset_yaml, INFO_YAML in existing)
+    report = None if tables is None else tables.report
+    return PrepareReport(counts, split, tuple(sorted(parts)), tuple(files), report)
 
 
 def _write_metadata(
     store: Store,
+    database: str,
     counts: Mapping[str, int],
     split: Mapping[str, tuple[str, ...]],
     dataset_yaml: Mapping[str, Any] | None,
@@ -151,12 +165,14 @@ def _write_metadata(
     if dataset_yaml is not None:
         documents[f"{META_FOLDER}/{DATASET_CONFIG}"] = dump_yaml(dict(dataset_yaml))
     documents[f"{META_FOLDER}/index.uuid"] = str(uuid.uuid4()).encode()
-    if with_info_yaml:
-        documents[INFO_YAML] = encode_info(counts, as_yaml=True)
-    documents[INFO_JSON] = encode_info(counts)
+    infos = {INFO_YAML: encode_info(counts, as_yaml=True)} if with_info_yaml else {}
+    infos[INFO_JSON] = encode_info(counts)
     for path, content in documents.items():
         store.put(path, content)
-    return list(documents)
+    store.put_file(INDEX_SQLITE, database)
+    for path, content in infos.items():
+        store.put(path, content)
+    return [*documents, INDEX_SQLITE, *infos]
 
 
 def find_shards(
@@ -194,11 +210,12 @@ def _scan_all(
     store: Store,
     entries: Sequence[ListEntry],
     workers: int,
+    media_filter: MediaFilter | None,
     progress: Callable[[int, int], None] | None,
-) -> Iterator[ShardScan]:
+) -> Iterator[tuple[ShardScan, FoundMedia | None]]:
     """Scan shards at the same time and write their indices; yields in order, with few waiting."""
 
-    def scan(entry: ListEntry) -> ShardScan:
+    def scan(entry: ListEntry) -> tuple[ShardScan, FoundMedia | None]:
         found = scan_shard(store, entry)
         if not found.keys:
             raise EmptyDatasetError(
@@ -207,17 +224,15 @@ def _scan_all(
                 hint="Leave it out with --exclude.",
             )
         store.put(index_path(entry.path), encode_offsets(found.offsets))
-        return found
+        if media_filter is None:
+            return found, None
+        files = (
+            MediaFile(f"{found.keys[sample]}.{part}", entry.path, start, size, entry.meta.etag)
+            for sample, part, start, size in found.parts
+        )
+        return found, find_media(store, media_filter, files)
 
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="energon-prepare")
-    waiting: deque[Future[ShardScan]] = deque()
-    remaining = iter(entries)
-    try:
-        for done in range(len(entries)):
-            while len(waiting) < 2 * workers and (entry := next(remaining, None)) is not None:
-                waiting.append(pool.submit(scan, entry))
-            yield waiting.popleft().result()
-            if progress is not None:
-                progress(done + 1, len(entries))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for done, result in enumerate(ordered_map(scan, entries, workers), 1):
+        yield result
+        if progress is not None:
+            progress(done, len(entries))

@@ -53,6 +53,11 @@ class SqliteWriter:
         # The file is nothing until it is complete, so it needs no protection while it is built.
         self._database.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + _TABLES)
 
+    @property
+    def database(self) -> sqlite3.Connection:
+        """The file while it is built, for further tables."""
+        return self._database
+
     def add(self, tar_id: int, scan: ShardScan) -> None:
         """Add the samples of a shard.
 

@@ -11,7 +11,8 @@ import apsw
 
 from energon_stream.cache import FileStore, open_once
 from energon_stream.cache.file_store import missing_file
-from energon_stream.errors import MetadataError, NotPreparedError, ObjectNotFoundError
+from energon_stream.errors import MetadataError, NotPreparedError, ObjectNotFoundError, UnsupportedStoreError
+from energon_stream.index.media import ImageMetadata
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, parse_info
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.tar_format import split_name
@@ -27,6 +28,7 @@ _FIND = """
 SELECT tar_file_id, sample_index, content_byte_offset, content_byte_size
 FROM samples JOIN sample_parts USING (tar_file_id, sample_index) WHERE sample_key = ? AND part_name = ?
 """
+_FIND_IMAGE = "SELECT metadata_json FROM media_metadata WHERE entry_key = ? AND metadata_type = 'image'"
 
 
 class _Place(NamedTuple):
@@ -67,6 +69,23 @@ class _Opened:
             return None
         shard, sample, offset, size = row
         return _Place(self._shards[shard], sample, ByteRange(offset, offset + size))
+
+    def image(self, key: str, store: WebdatasetFileStore) -> ImageMetadata:
+        """Metadata of an image; ``store`` is for messages."""
+        where = f"{self.store.url}/{INDEX_SQLITE}"
+        try:
+            row = self._connection().execute(_FIND_IMAGE, (key,)).fetchone()
+        except apsw.SQLError as error:
+            raise UnsupportedStoreError(
+                "the dataset has no media metadata",
+                where=self.store.url,
+                hint="run `energon-stream prepare-media`",
+            ) from error
+        except apsw.Error as error:
+            raise MetadataError(f"this is no usable index: {error}", where=where) from error
+        if row is None:
+            raise missing_file(key, store)
+        return ImageMetadata.from_json(row[0], f"{where}: {key}")
 
     def _connection(self) -> apsw.Connection:
         found: apsw.Connection | None = getattr(self._of_thread, "connection", None)
@@ -117,6 +136,15 @@ class WebdatasetFileStore(FileStore[bytes]):
         body = opened.store.get_range(place.shard, place.bytes, etag=versions.etag(place.shard))
         versions.observe(place.shard, body.etag)
         return bytes(body.data), SourceInfo(self.get_path(), place.sample, place.shard, (key,))
+
+    def get_media_metadata(self, key: str) -> ImageMetadata:
+        """Size and kind of an image.
+
+        Raises:
+            UnsupportedStoreError: The dataset was prepared without media metadata.
+            FieldError: There is none of that name.
+        """
+        return _REGISTER.get().get(self.spec).image(key, self)
 
     def get_path(self) -> str:
         """Path or URL of the dataset."""

@@ -6,6 +6,7 @@ Tested with the part in question, not again here:
 - Cache directories, the second ``get()`` of a lazy file: with the cache pools.
 - Overriding hooks with lambdas and assigned methods: ``tests/task/test_encoder.py``.
 - The checkpoint tool: ``tests/cli/test_checkpoint.py``.
+- Media metadata by glob, and what a run that fails leaves: ``tests/index/test_media.py``.
 - Workers started with ``spawn``, pinned memory, the watchdog: ``tests/loader/test_loader.py``.
 
 Without a counterpart here:

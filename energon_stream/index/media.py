@@ -1,0 +1,197 @@
+"""Size and kind of images, from the first bytes of their files."""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import json
+import posixpath
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from energon_stream.errors import ConfigError, MetadataError, StorageError
+from energon_stream.storage import ByteRange, Store, plan_fetches, shared_fetcher
+
+__all__ = ["ImageMetadata", "MediaFile", "MediaFilter", "read_images"]
+
+_IMAGES = frozenset(["bmp", "gif", "ico", "j2k", "jp2", "jpx", "jpeg", "jpg", "png", "tif", "tiff", "webp"])
+_AV = frozenset(["aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm"])
+_FORMATS = ("BMP", "GIF", "ICO", "JPEG", "JPEG2000", "PNG", "TIFF", "WEBP")
+"""Those of the extensions; Pillow's rarer ones take other data for theirs, or start programs."""
+
+_HEAD_BYTES = 64 << 10
+_MAX_GAP = 64 << 10  # small neighbours come along in one request, large ones are never read whole
+_MAX_FETCH = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMetadata:
+    """What the header of an image says.
+
+    Attributes:
+        width: Pixels.
+        height: Pixels.
+        format: Pillow's name of the file format, such as ``"PNG"``.
+        mode: Pillow's name of the pixel format, such as ``"RGB"``.
+    """
+
+    width: int
+    height: int
+    format: str
+    mode: str
+
+    def to_json(self) -> str:
+        """As it lies in ``index.sqlite``."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> ImageMetadata:
+        """The reverse; ``where`` names its place in messages.
+
+        Raises:
+            MetadataError: It is something else.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            return cls(fields["width"], fields["height"], fields["format"], fields["mode"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise MetadataError(f"this is no image metadata: {text!r}", where=where) from error
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFilter:
+    """Which files are media.
+
+    Attributes:
+        strategy: ``"EXTENSION"`` for those with a usual extension, ``"HEADER"`` to look into all files,
+            ``"GLOB"`` for those whose name matches a pattern.
+        patterns: The patterns, for ``"GLOB"``. They are matched against ``samplekey.part`` in prepared
+            datasets and against the relative path in plain folders; ``*`` matches slashes, too.
+
+    Raises:
+        ConfigError: Patterns are missing, or given to another strategy.
+    """
+
+    strategy: Literal["EXTENSION", "HEADER", "GLOB"]
+    patterns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.strategy == "GLOB") != bool(self.patterns) or not all(self.patterns):
+            raise ConfigError(
+                f"the media filter {self.strategy} has the patterns {self.patterns!r}",
+                hint="GLOB needs one or more, such as *.jpg; the others have none.",
+            )
+
+    def matches(self, name: str) -> bool:
+        """Whether to look into a file."""
+        if self.strategy == "GLOB":
+            return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
+        return self.strategy == "HEADER" or _extension(name) in _IMAGES | _AV
+
+
+class MediaFile(NamedTuple):
+    """Where a file lies: ``size`` bytes from ``start`` in the object at ``path``, of version ``etag``."""
+
+    name: str
+    path: str
+    start: int
+    size: int
+    etag: str | None
+
+    @property
+    def is_av(self) -> bool:
+        """Whether its extension is one of audio or video."""
+        return _extension(self.name) in _AV
+
+
+def read_images(store: Store, files: Sequence[MediaFile]) -> list[ImageMetadata | None]:
+    """Read the headers of images; None for what is no image.
+
+    The first bytes of all files are requested at once, neighbours together; more only where Pillow asks.
+
+    Args:
+        store: Where they lie.
+        files: So many that their first 64 KiB fit into memory.
+
+    Raises:
+        StorageError: The store did not deliver.
+    """
+    numbers: dict[str, int] = {}
+    objects = np.array([numbers.setdefault(file.path, len(numbers)) for file in files], dtype=np.int64)
+    starts = np.array([file.start for file in files], dtype=np.int64)
+    stops = starts + np.array([min(file.size, _HEAD_BYTES) for file in files], dtype=np.int64)
+    plan = plan_fetches(objects, starts, stops, stops > starts, max_gap=_MAX_GAP, max_bytes=_MAX_FETCH)
+    paths, etags = list(numbers), {file.path: file.etag for file in files}
+    fetcher = shared_fetcher()
+    bodies = []
+    for number, start, stop in zip(plan.objects, plan.starts, plan.stops, strict=True):
+        path = paths[number]
+        bodies.append(fetcher.submit(store, path, ByteRange(int(start), int(stop)), etag=etags[path]))
+    found: list[ImageMetadata | None] = []
+    for file, fetch, stop in zip(files, plan.fetch_of, stops, strict=True):
+        if file.size == 0:
+            found.append(None)
+            continue
+        first = int(plan.starts[fetch])
+        head = bodies[fetch].result().data[file.start - first : int(stop) - first]
+        found.append(_read_header(io.BufferedReader(_Payload(store, file, head))))
+    return found
+
+
+def _read_header(payload: io.BufferedReader) -> ImageMetadata | None:
+    try:
+        with Image.open(payload, formats=_FORMATS) as image:
+            return ImageMetadata(image.width, image.height, str(image.format), image.mode)
+    except StorageError:
+        raise  # is an OSError, which else means that Pillow cannot read it
+    except (OSError, ValueError, SyntaxError, EOFError, OverflowError, Image.DecompressionBombError):
+        return None
+
+
+def _extension(name: str) -> str:
+    return posixpath.splitext(name)[1][1:].lower()
+
+
+class _Payload(io.RawIOBase):
+    """A part of an object as a file; what lies outside the window at hand is read in growing windows."""
+
+    def __init__(self, store: Store, file: MediaFile, head: memoryview) -> None:
+        self._store, self._file = store, file
+        self._window, self._window_start, self._position = head, 0, 0
+        self._length = _HEAD_BYTES
+
+    def readinto(self, buffer: Any) -> int:
+        """Some bytes from the position on; 0 at the end."""
+        if self._position >= self._file.size:
+            return 0
+        start = self._position - self._window_start
+        if not 0 <= start < len(self._window):
+            self._length *= 2
+            first = self._file.start + self._position
+            stop = min(first + self._length, self._file.start + self._file.size)
+            body = self._store.get_range(self._file.path, ByteRange(first, stop), etag=self._file.etag)
+            self._window, self._window_start, start = body.data, self._position, 0
+        length = min(len(buffer), len(self._window) - start)
+        buffer[:length] = self._window[start : start + length]
+        self._position += length
+        return length
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"byte {base + offset} is before the file")
+        self._position = base + offset
+        return self._position

@@ -1,0 +1,208 @@
+"""Media metadata in ``index.sqlite``, of prepared datasets and of plain folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+
+from energon_stream.errors import ConfigError, MetadataError, NotPreparedError, ObjectNotFoundError
+from energon_stream.index.media import ImageMetadata, MediaFile, MediaFilter, read_images
+from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, parse_info
+from energon_stream.index.parallel import ordered_map
+from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
+from energon_stream.storage import ObjectMeta, Store, StoreSpec
+
+__all__ = ["FoundMedia", "MediaReport", "MediaTables", "find_media", "prepare_media"]
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS media_metadata (
+  entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, metadata_json TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS media_filters (
+  filter_id INTEGER PRIMARY KEY AUTOINCREMENT, strategy TEXT NOT NULL, patterns TEXT,
+  created_at_utc TEXT DEFAULT CURRENT_TIMESTAMP, UNIQUE(strategy, patterns));
+"""
+_PARTS = """
+SELECT sample_key || '.' || part_name, tar_file_id, content_byte_offset, content_byte_size
+FROM sample_parts JOIN samples USING (tar_file_id, sample_index)
+ORDER BY tar_file_id, sample_index, content_byte_offset
+"""
+_BATCH = 128  # files of one task
+
+
+@dataclass(frozen=True, slots=True)
+class MediaReport:
+    """What became of the files that a media filter matched.
+
+    Attributes:
+        stored: Files whose metadata is in the index now.
+        skipped_av: Audio and video files; their metadata is not available.
+        unreadable: Names of the files that are no images. With ``HEADER``, which looks into everything,
+            that is no defect, and there are none.
+    """
+
+    stored: int = 0
+    skipped_av: int = 0
+    unreadable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMedia:
+    """Some of a dataset's media: ``images`` by name, and a report's other two attributes."""
+
+    images: Mapping[str, ImageMetadata]
+    skipped_av: int
+    unreadable: tuple[str, ...]
+
+
+def find_media(store: Store, media_filter: MediaFilter, files: Iterable[MediaFile]) -> FoundMedia:
+    """Read the metadata of those files that a filter matches; raises as ``read_images`` does."""
+    matching = [file for file in files if media_filter.matches(file.name)]
+    candidates = [file for file in matching if not file.is_av]
+    images: dict[str, ImageMetadata] = {}
+    unreadable: list[str] = []
+    for start in range(0, len(candidates), _BATCH):
+        batch = candidates[start : start + _BATCH]
+        for file, image in zip(batch, read_images(store, batch), strict=True):
+            if image is not None:
+                images[file.name] = image
+            elif media_filter.strategy != "HEADER":
+                unreadable.append(file.name)
+    return FoundMedia(images, len(matching) - len(candidates), tuple(unreadable))
+
+
+class MediaTables:
+    """Writes the two tables into an open database; what is there of another filter stays.
+
+    Args:
+        database: The database.
+        media_filter: What the media are found with.
+    """
+
+    def __init__(self, database: sqlite3.Connection, media_filter: MediaFilter) -> None:
+        self._database = database
+        self.report = MediaReport()
+        for statement in _TABLES.split(";"):  # executescript() would end the caller's transaction
+            database.execute(statement)
+        database.execute(
+            "INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)",
+            (media_filter.strategy, ",".join(media_filter.patterns)),
+        )
+
+    def add(self, found: FoundMedia) -> None:
+        """Store what was found, and count it in ``report``."""
+        self._database.executemany(
+            "INSERT OR REPLACE INTO media_metadata VALUES (?, 'image', ?)",
+            ((name, image.to_json()) for name, image in found.images.items()),
+        )
+        self.report = MediaReport(
+            self.report.stored + len(found.images),
+            self.report.skipped_av + found.skipped_av,
+            self.report.unreadable + found.unreadable,
+        )
+
+
+def prepare_media(
+    url_or_path: str,
+    media_filter: MediaFilter,
+    *,
+    workers: int = 16,
+    storage_options: Mapping[str, object] | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> MediaReport:
+    """Add media metadata to the index of a prepared dataset, or make that of a plain folder.
+
+    The index is replaced at the end, at once; a run that fails leaves everything as it was.
+
+    Args:
+        url_or_path: Local folder or any fsspec URL.
+        media_filter: Which files are media.
+        workers: Batches of files that are read at once.
+        storage_options: Credentials and the like for the URL's file system.
+        progress: Called with the number of files that were looked at since the last call.
+
+    Raises:
+        ConfigError: No image was found, or there are no workers.
+        NotPreparedError: A folder of tars that is not prepared, or has no index.
+        MetadataError: The index is damaged, or not that of ``.info.json``.
+        ObjectNotFoundError: No such folder, or a shard is missing.
+    """
+    if workers < 1:
+        raise ConfigError(f"workers is {workers}", hint="Use 1 or more.")
+    store = StoreSpec(url_or_path, storage_options).open()
+    entries = {entry.path: entry.meta for entry in store.list()}
+    info = next((path for path in (INFO_JSON, INFO_YAML) if path in entries), None)
+    _check_kind(store, entries, info)
+    with tempfile.TemporaryDirectory(prefix="energon-prepare-") as folder:
+        path = os.path.join(folder, "index.sqlite")
+        if info is not None or INDEX_SQLITE in entries:
+            with sqlite_file(store) as existing:
+                shutil.copyfile(existing, path)
+        try:
+            with closing(sqlite3.connect(path, isolation_level=None)) as database:
+                database.execute("BEGIN")
+                tables, done = MediaTables(database, media_filter), 0
+                files = _files(entries) if info is None else _parts(database, store, info, entries)
+                for size, found in ordered_map(
+                    lambda batch: (len(batch), find_media(store, media_filter, batch)),
+                    _batches(files),
+                    workers,
+                ):
+                    tables.add(found)
+                    done += size
+                    if progress is not None:
+                        progress(size)
+                database.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            where = f"{store.url}/{INDEX_SQLITE}"
+            raise MetadataError(f"this is no usable index: {error}", where=where) from error
+        if not tables.report.stored:
+            raise ConfigError(
+                f"among {done} files the media filter {media_filter.strategy} found no image "
+                f"({tables.report.skipped_av} audio and video files, {len(tables.report.unreadable)} others)",
+                where=store.url,
+                hint="Patterns are matched against samplekey.part, or the path in a plain folder.",
+            )
+        store.put_file(INDEX_SQLITE, path)
+    return tables.report
+
+
+def _check_kind(store: Store, entries: Mapping[str, ObjectMeta], info: str | None) -> None:
+    if not entries:
+        raise ObjectNotFoundError("there are no files", where=store.url, hint="Check the path.")
+    if info is None and any(path.endswith(".tar") for path in entries):
+        # An index alone would turn it into a plain folder for every reader.
+        raise NotPreparedError(
+            "a folder of tars that is not prepared",
+            where=store.url,
+            hint="Run `energon-stream prepare` with the media option instead.",
+        )
+
+
+def _batches(files: Iterator[MediaFile]) -> Iterator[list[MediaFile]]:
+    while batch := list(islice(files, _BATCH)):
+        yield batch
+
+
+def _files(entries: Mapping[str, ObjectMeta]) -> Iterator[MediaFile]:
+    for path, meta in entries.items():
+        if not path.startswith(f"{META_FOLDER}/"):
+            yield MediaFile(path, path, 0, meta.size, meta.etag)
+
+
+def _parts(
+    database: sqlite3.Connection, store: Store, info: str, entries: Mapping[str, ObjectMeta]
+) -> Iterator[MediaFile]:
+    shards = list(parse_info(store.get(info).data, f"{store.url}/{info}"))
+    for name, shard, start, size in database.execute(_PARTS):
+        if shard >= len(shards):
+            raise MetadataError("index.sqlite knows more shards than .info.json", where=store.url)
+        path = shards[shard]
+        if path not in entries:
+            raise ObjectNotFoundError("a shard is missing", where=f"{store.url}/{path}")
+        yield MediaFile(name, path, start, size, entries[path].etag)
