@@ -138,11 +138,11 @@ def read_images(store: Store, files: Sequence[MediaFile]) -> list[ImageMetadata 
             continue
         first = int(plan.starts[fetch])
         head = bodies[fetch].result().data[file.start - first : int(stop) - first]
-        found.append(_read_header(io.BufferedReader(_Payload(store, file, head))))
+        found.append(_read_header(_Reader(_Payload(store, file, head), file.size)))
     return found
 
 
-def _read_header(payload: io.BufferedReader) -> ImageMetadata | None:
+def _read_header(payload: _Reader) -> ImageMetadata | None:
     try:
         with Image.open(payload, formats=_FORMATS) as image:
             return ImageMetadata(image.width, image.height, str(image.format), image.mode)
@@ -154,6 +154,18 @@ def _read_header(payload: io.BufferedReader) -> ImageMetadata | None:
 
 def _extension(name: str) -> str:
     return posixpath.splitext(name)[1][1:].lower()
+
+
+class _Reader(io.BufferedReader):
+    """Asks for no more memory than the file can fill, whatever length a damaged header claims."""
+
+    def __init__(self, raw: io.RawIOBase, size: int) -> None:
+        super().__init__(raw)
+        self._size = size
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Bytes from the position on."""
+        return super().read(size if size is None else min(size, self._size))
 
 
 class _Payload(io.RawIOBase):
