@@ -84,12 +84,12 @@ class FileStore(ABC, Generic[T_co]):
         return data
 
     def get_media_metadata(self, key: str) -> Any:
-        """Size, length and the like of a media file, if they were indexed.
+        """Size and kind of an image, if they were indexed.
 
         Raises:
-            UnsupportedStoreError: This version does not read them.
+            UnsupportedStoreError: They were not, or the store has no index.
         """
-        raise UnsupportedStoreError("media metadata is not available yet", where=f"{self.get_path()}: {key}")
+        raise UnsupportedStoreError("this store has no media metadata", where=f"{self.get_path()}: {key}")
 
 
 def add_source(sample: Any, source: SourceInfo) -> None:

@@ -1,4 +1,4 @@
-"""Prepared datasets as file stores: one range request for each part that is looked up."""
+"""Prepared datasets as file stores, one range request for each part; plain folders with media metadata."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import apsw
 
-from energon_stream.cache import FileStore, open_once
+from energon_stream.cache import FileStore, SystemFileStore, open_once
 from energon_stream.cache.file_store import missing_file
 from energon_stream.errors import MetadataError, NotPreparedError, ObjectNotFoundError, UnsupportedStoreError
 from energon_stream.index.media import ImageMetadata
@@ -22,7 +22,7 @@ from energon_stream.samples import SourceInfo
 from energon_stream.storage import ByteRange, Store, StoreSpec, local_path, strip_credentials
 from energon_stream.storage.fork import PerProcess
 
-__all__ = ["WebdatasetFileStore"]
+__all__ = ["FolderFileStore", "WebdatasetFileStore"]
 
 _FIND = """
 SELECT tar_file_id, sample_index, content_byte_offset, content_byte_size
@@ -37,13 +37,11 @@ class _Place(NamedTuple):
     bytes: ByteRange
 
 
-class _Opened:
-    """A dataset's index and shards, in one process; what several stores share."""
+class _Index:
+    """A folder's ``index.sqlite``, in one process; what several stores share."""
 
     def __init__(self, spec: StoreSpec) -> None:
         self.store = open_once(spec)
-        self.versions = VersionGuard(self.store.url)
-        self._shards = list(_read_info(self.store))
         try:
             if self.store.is_local:
                 self.store.head(INDEX_SQLITE)
@@ -54,6 +52,34 @@ class _Opened:
         except ObjectNotFoundError as error:
             raise _not_prepared(self.store, "index.sqlite") from error
         self._of_thread = threading.local()
+
+    def image(self, key: str, store: FileStore[bytes]) -> ImageMetadata:
+        """Metadata of an image; ``store`` is for messages."""
+        where = f"{self.store.url}/{INDEX_SQLITE}"
+        try:
+            row = self._connection().execute(_FIND_IMAGE, (key,)).fetchone()
+        except apsw.SQLError as error:
+            raise _no_media(self.store.url) from error
+        except apsw.Error as error:
+            raise MetadataError(f"this is no usable index: {error}", where=where) from error
+        if row is None:
+            raise missing_file(key, store)
+        return ImageMetadata.from_json(row[0], f"{where}: {key}")
+
+    def _connection(self) -> apsw.Connection:
+        found: apsw.Connection | None = getattr(self._of_thread, "connection", None)
+        if found is None:
+            self._of_thread.connection = found = self._database.connect()
+        return found
+
+
+class _Opened(_Index):
+    """A prepared dataset's index and shards."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        self._shards = list(_read_info(open_once(spec)))
+        super().__init__(spec)
+        self.versions = VersionGuard(self.store.url)
 
     def find(self, key: str) -> _Place | None:
         """Where a part lies; None where there is none."""
@@ -70,42 +96,22 @@ class _Opened:
         shard, sample, offset, size = row
         return _Place(self._shards[shard], sample, ByteRange(offset, offset + size))
 
-    def image(self, key: str, store: WebdatasetFileStore) -> ImageMetadata:
-        """Metadata of an image; ``store`` is for messages."""
-        where = f"{self.store.url}/{INDEX_SQLITE}"
-        try:
-            row = self._connection().execute(_FIND_IMAGE, (key,)).fetchone()
-        except apsw.SQLError as error:
-            raise UnsupportedStoreError(
-                "the dataset has no media metadata",
-                where=self.store.url,
-                hint="run `energon-stream prepare-media`",
-            ) from error
-        except apsw.Error as error:
-            raise MetadataError(f"this is no usable index: {error}", where=where) from error
-        if row is None:
-            raise missing_file(key, store)
-        return ImageMetadata.from_json(row[0], f"{where}: {key}")
-
-    def _connection(self) -> apsw.Connection:
-        found: apsw.Connection | None = getattr(self._of_thread, "connection", None)
-        if found is None:
-            self._of_thread.connection = found = self._database.connect()
-        return found
-
 
 class _Register:
-    """Opened datasets of one process."""
+    """Opened datasets and folders of one process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._opened: dict[StoreSpec, _Opened] = {}
+        self._datasets: dict[StoreSpec, _Opened] = {}
+        self._folders: dict[StoreSpec, _Index] = {}
 
-    def get(self, spec: StoreSpec) -> _Opened:
+    def dataset(self, spec: StoreSpec) -> _Opened:
         with self._lock:
-            if spec not in self._opened:
-                self._opened[spec] = _Opened(spec)
-            return self._opened[spec]
+            return self._datasets.get(spec) or self._datasets.setdefault(spec, _Opened(spec))
+
+    def folder(self, spec: StoreSpec) -> _Index:
+        with self._lock:
+            return self._folders.get(spec) or self._folders.setdefault(spec, _Index(spec))
 
 
 _REGISTER = PerProcess(_Register)
@@ -128,7 +134,7 @@ class WebdatasetFileStore(FileStore[bytes]):
             NotPreparedError: The dataset has no index.
             ObjectChangedError: A shard was replaced since it was first read.
         """
-        opened = _REGISTER.get().get(self.spec)
+        opened = _REGISTER.get().dataset(self.spec)
         place = opened.find(key)
         if place is None:
             raise missing_file(key, self)
@@ -144,11 +150,34 @@ class WebdatasetFileStore(FileStore[bytes]):
             UnsupportedStoreError: The dataset was prepared without media metadata.
             FieldError: There is none of that name.
         """
-        return _REGISTER.get().get(self.spec).image(key, self)
+        return _REGISTER.get().dataset(self.spec).image(key, self)
 
     def get_path(self) -> str:
         """Path or URL of the dataset."""
         return strip_credentials(self.spec.url)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class FolderFileStore(SystemFileStore):
+    """A plain folder of files, and what ``prepare-media`` found out about them."""
+
+    def get_media_metadata(self, key: str) -> ImageMetadata:
+        """Size and kind of an image.
+
+        Raises:
+            UnsupportedStoreError: The folder has no media metadata.
+            FieldError: There is none of that name.
+        """
+        try:
+            index = _REGISTER.get().folder(self.spec)
+        except NotPreparedError as error:
+            raise _no_media(self.get_path()) from error
+        return index.image(key, self)
+
+
+def _no_media(where: str) -> UnsupportedStoreError:
+    hint = "run `energon-stream prepare-media`"
+    return UnsupportedStoreError("there is no media metadata", where=where, hint=hint)
 
 
 def _read_info(store: Store) -> dict[str, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from energon_stream.cache import DecodeFileStore, FileStore, LeafStores, SystemFileStore
+from energon_stream.cache import DecodeFileStore, FileStore, LeafStores
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import (
     DatasetMetadata,
@@ -24,7 +24,7 @@ from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.source_index import SourceIndex
 from energon_stream.pipeline.source import Leaf, SourceLeaf
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
-from energon_stream.read.file_stores import WebdatasetFileStore
+from energon_stream.read.file_stores import FolderFileStore, WebdatasetFileStore
 from energon_stream.recipe.join import join_leaf, open_join
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.sample_factory import SampleFactory
@@ -238,5 +238,5 @@ def _stores(ref: LeafRef, primary: AuxRef | None, decoder: FileStoreDecoder | No
 
 def _file_store(ref: AuxRef, decoder: FileStoreDecoder | None) -> FileStore[Any]:
     files = ref.kind == "filesystem"
-    store: FileStore[Any] = SystemFileStore(ref.spec) if files else WebdatasetFileStore(ref.spec)
+    store: FileStore[Any] = FolderFileStore(ref.spec) if files else WebdatasetFileStore(ref.spec)
     return store if decoder is None else DecodeFileStore(store, decoder=decoder)
