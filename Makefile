@@ -29,7 +29,7 @@ unit: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(PIP) -e '.[bench]'
-	$(BIN)/python -m benchmarks.run $(BENCH)
+	$(BIN)/python benchmarks/run.py $(BENCH)
 
 # Both ways with Megatron-Energon 7.4.1, which gets a virtual environment of its own.
 interop: $(VENV)/installed
