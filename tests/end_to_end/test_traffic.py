@@ -113,8 +113,11 @@ def test_one_pass_reads_each_byte_once_and_the_books_agree(one_pass):
     assert all("/.nv-meta/" in entry.key for entry in opening)
     assert set(books.requests) == {"GET"}
     # Nothing is read for a pass that nobody has asked for, by workers neither.
-    assert books.requests["GET"] == counted.total_requests + OPENING
-    assert books.bytes_sent == counted.bytes_received + sum(entry.bytes for entry in opening)
+    # (An attempt that a connection loses on its way does not reach the server's books, and is made again.)
+    reached = books.requests["GET"] - OPENING
+    assert counted.total_requests - counted.retries <= reached <= counted.total_requests
+    if not counted.retries:
+        assert books.bytes_sent == counted.bytes_received + sum(entry.bytes for entry in opening)
 
 
 def test_the_first_pass_costs_some_more_requests_for_its_early_first_batch(one_pass):
