@@ -46,6 +46,17 @@ def main():
                 packing_buffer_size=100, task_encoder=Packs()
             ),
             "blend of three datasets": BlendDataset(*[(train(), 1.0) for _ in range(3)]),
+            "blend of 1,000 datasets in a metadataset": get_train_dataset(
+                {
+                    "__module__": "megatron.energon",
+                    "__class__": "MetadatasetV2",
+                    "splits": {"train": {"blend": [{"path": folder}] * 1000}},
+                },
+                worker_config=WorkerConfig(0, 1, 0),
+                batch_size=4,
+                shuffle_buffer_size=100,
+                max_samples_per_sequence=100,
+            ),
             "shuffle buffer of 100 batches of 4 (operator on batches)": ShuffleBufferDataset(train(), 100),
         }
         print("| pipeline | bytes |\n|---|--:|")

@@ -61,10 +61,7 @@ class _MapNode:
         try:
             with self._context.config.activate(self._context.stream, call, self._batch_index()):
                 made = next(self._generator)
-        except StopIteration:
-            self._generator = self._open = None
-            return None
-        except SkipSample:
+        except (StopIteration, SkipSample):
             self._generator = self._open = None
             return None
         except Exception as error:
