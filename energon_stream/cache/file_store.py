@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from energon_stream.errors import FieldError, ObjectNotFoundError, SampleError, UnsupportedStoreError
 from energon_stream.samples import SourceInfo
 from energon_stream.storage import Store, StoreSpec, Transport, strip_credentials
+from energon_stream.storage.buffers import as_bytes
 from energon_stream.storage.fork import PerProcess
 
 __all__ = [
@@ -143,7 +144,7 @@ class SystemFileStore(FileStore[bytes]):
         if path.startswith(("/", "..")) or path == ".":
             raise SampleError(f"{key!r} is no file in this folder", where=self.get_path())
         try:
-            data = bytes(open_once(self.spec).get(path).data)
+            data = as_bytes(open_once(self.spec).get(path).data)
         except ObjectNotFoundError as error:
             raise missing_file(key, self) from error
         return data, SourceInfo(self.get_path(), key, None, (key,))

@@ -20,6 +20,7 @@ from energon_stream.read.source import VersionGuard
 from energon_stream.read.sqlite_ranges import LocalDatabase, RemoteDatabase, RemoteFile
 from energon_stream.samples import SourceInfo
 from energon_stream.storage import ByteRange, Store, StoreSpec, local_path, strip_credentials
+from energon_stream.storage.buffers import as_bytes
 from energon_stream.storage.fork import PerProcess
 
 __all__ = ["FolderFileStore", "WebdatasetFileStore"]
@@ -141,7 +142,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         versions = opened.versions
         body = opened.store.get_range(place.shard, place.bytes, etag=versions.etag(place.shard))
         versions.observe(place.shard, body.etag)
-        return bytes(body.data), SourceInfo(self.get_path(), place.sample, place.shard, (key,))
+        return as_bytes(body.data), SourceInfo(self.get_path(), place.sample, place.shard, (key,))
 
     def get_media_metadata(self, key: str) -> ImageMetadata:
         """Size and kind of an image.

@@ -10,6 +10,7 @@ from energon_stream.errors import FieldError, SampleError
 from energon_stream.read.decode import FileStoreDecoder
 from energon_stream.recipe.fields import FieldAccess, parts_of
 from energon_stream.samples import CrudeSample, Sample, SourceInfo
+from energon_stream.storage.buffers import as_bytes
 
 __all__ = ["SampleFactory"]
 
@@ -104,7 +105,7 @@ class SampleFactory:
         return [part for part in parts if wanted(part)]
 
     def _decode(self, part: str, data: bytes | memoryview) -> Any:
-        return bytes(data) if self.decoder is None else self.decoder.decode(part, data)
+        return as_bytes(data) if self.decoder is None else self.decoder.decode(part, data)
 
     def _loaded(self, sample_type: type[Sample], crude: CrudeSample, metadata: dict[str, Any]) -> Sample:
         if self.loader is None:

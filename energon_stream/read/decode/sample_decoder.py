@@ -18,6 +18,7 @@ import torch
 
 from energon_stream.errors import ConfigError, DecodeError, EnergonStreamError
 from energon_stream.read.decode.images import IMAGE_EXTENSIONS, IMAGE_MODES, decode_image
+from energon_stream.storage.buffers import as_bytes
 
 __all__ = ["FileStoreDecoder", "SampleDecoder"]
 
@@ -143,7 +144,7 @@ class SampleDecoder(FileStoreDecoder):
 
         Args:
             name: Part name (``jpg``, ``left.jpg``) or file name.
-            data: The bytes; they are copied.
+            data: The bytes; nothing that is returned refers to a larger block they may be part of.
 
         Returns:
             See the class.
@@ -152,7 +153,7 @@ class SampleDecoder(FileStoreDecoder):
             DecodeError: The bytes are not what the name says, or the part is a pickle.
             ConfigError: Parts of this kind cannot be decoded at all.
         """
-        copied = bytes(data)
+        copied = as_bytes(data)
         try:
             return self._decode(name, copied)
         except (EnergonStreamError, MemoryError):
