@@ -62,6 +62,8 @@ class WebDatasetIndex:
             lengths.
         dataset_yaml: Content of ``dataset.yaml``; None where there is none.
         excluded_shards: Shards of the part that are not to be used at all; they are not in the others.
+        shard_ids: ``int64`` array: place of each shard in ``.info.json``, which is its number in
+            ``index.sqlite``; None where that is not known.
     """
 
     spec: StoreSpec
@@ -71,6 +73,7 @@ class WebDatasetIndex:
     excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
     dataset_yaml: Mapping[str, Any] | None = None
     excluded_shards: tuple[str, ...] = ()
+    shard_ids: Int64Array | None = None
     shard_starts: Int64Array = field(init=False)
 
     def __post_init__(self) -> None:
@@ -234,7 +237,11 @@ def select_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadata) -> 
         )
     excluded = {shard: frozenset(keys) for shard, keys in by_shard.items()}
     left_out = tuple(path for path in split.parts[split_part] if path in whole)
-    return WebDatasetIndex(spec, split_part, paths, shard_counts, excluded, metadata.dataset_yaml, left_out)
+    numbers = {path: number for number, path in enumerate(counts)}
+    ids = np.array([numbers[path] for path in paths], dtype=np.int64)
+    return WebDatasetIndex(
+        spec, split_part, paths, shard_counts, excluded, metadata.dataset_yaml, left_out, ids
+    )
 
 
 def _sort_excludes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import threading
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,12 +13,11 @@ from energon_stream.cache.file_store import missing_file
 from energon_stream.errors import MetadataError, NotPreparedError, ObjectNotFoundError, UnsupportedStoreError
 from energon_stream.index.media import ImageMetadata
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, parse_info
-from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.tar_format import split_name
+from energon_stream.read.index_database import index_database
 from energon_stream.read.source import VersionGuard
-from energon_stream.read.sqlite_ranges import LocalDatabase, RemoteDatabase, RemoteFile
 from energon_stream.samples import SourceInfo
-from energon_stream.storage import ByteRange, Store, StoreSpec, local_path, strip_credentials
+from energon_stream.storage import ByteRange, Store, StoreSpec, strip_credentials
 from energon_stream.storage.buffers import as_bytes
 from energon_stream.storage.fork import PerProcess
 
@@ -44,34 +42,22 @@ class _Index:
     def __init__(self, spec: StoreSpec) -> None:
         self.store = open_once(spec)
         try:
-            if self.store.is_local:
-                self.store.head(INDEX_SQLITE)
-                path = posixpath.join(local_path(self.store.url), INDEX_SQLITE)
-                self._database: LocalDatabase | RemoteDatabase = LocalDatabase(path)
-            else:
-                self._database = RemoteDatabase(RemoteFile(self.store, INDEX_SQLITE))
+            self._database = index_database(spec)
         except ObjectNotFoundError as error:
             raise _not_prepared(self.store, "index.sqlite") from error
-        self._of_thread = threading.local()
 
     def image(self, key: str, store: FileStore[bytes]) -> ImageMetadata:
         """Metadata of an image; ``store`` is for messages."""
-        where = f"{self.store.url}/{INDEX_SQLITE}"
+        where = self._database.url
         try:
-            row = self._connection().execute(_FIND_IMAGE, (key,)).fetchone()
+            found = self._database.rows(_FIND_IMAGE, (key,))
         except apsw.SQLError as error:
             raise _no_media(self.store.url) from error
         except apsw.Error as error:
             raise MetadataError(f"this is no usable index: {error}", where=where) from error
-        if row is None:
+        if not found:
             raise missing_file(key, store)
-        return ImageMetadata.from_json(row[0], f"{where}: {key}")
-
-    def _connection(self) -> apsw.Connection:
-        found: apsw.Connection | None = getattr(self._of_thread, "connection", None)
-        if found is None:
-            self._of_thread.connection = found = self._database.connect()
-        return found
+        return ImageMetadata.from_json(found[0][0], f"{where}: {key}")
 
 
 class _Opened(_Index):
@@ -88,13 +74,12 @@ class _Opened(_Index):
         if name is None:
             return None
         try:
-            row = self._connection().execute(_FIND, name).fetchone()
+            found = self._database.rows(_FIND, name)
         except apsw.Error as error:
-            where = f"{self.store.url}/{INDEX_SQLITE}"
-            raise MetadataError(f"this is no usable index: {error}", where=where) from error
-        if row is None:
+            raise MetadataError(f"this is no usable index: {error}", where=self._database.url) from error
+        if not found:
             return None
-        shard, sample, offset, size = row
+        shard, sample, offset, size = found[0]
         return _Place(self._shards[shard], sample, ByteRange(offset, offset + size))
 
 

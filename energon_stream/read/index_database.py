@@ -1,0 +1,95 @@
+"""A folder's ``index.sqlite``, opened once in a process and queried from any of its threads."""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import apsw
+
+from energon_stream.cache import open_once
+from energon_stream.index.sqlite_index import INDEX_SQLITE
+from energon_stream.read.sqlite_ranges import LocalDatabase, RemoteDatabase, RemoteFile
+from energon_stream.storage import StoreSpec, local_path
+from energon_stream.storage.fork import PerProcess
+
+__all__ = ["IndexDatabase", "index_database"]
+
+_CACHE_KIB = 256
+"""Pages that a connection keeps; what it drops is read again from the lines that the process keeps."""
+
+
+class IndexDatabase:
+    """The index of one folder, in one process; made by :func:`index_database`.
+
+    Args:
+        spec: The folder.
+
+    Raises:
+        ObjectNotFoundError: It has no index.
+    """
+
+    def __init__(self, spec: StoreSpec) -> None:
+        self.store = open_once(spec)
+        self._database: LocalDatabase | RemoteDatabase
+        if self.store.is_local:
+            self.store.head(INDEX_SQLITE)
+            self._database = LocalDatabase(posixpath.join(local_path(self.store.url), INDEX_SQLITE))
+        else:
+            self._database = RemoteDatabase(RemoteFile(self.store, INDEX_SQLITE))
+        self._idle: deque[apsw.Connection] = deque()  # as many as there were queries at one time
+
+    @property
+    def url(self) -> str:
+        """Where the index lies."""
+        return f"{self.store.url}/{INDEX_SQLITE}"
+
+    def rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Run a query.
+
+        Raises:
+            apsw.Error: It is no usable index.
+            StorageError: The store did not deliver.
+        """
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._database.connect()
+            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        try:
+            return connection.execute(query, values).fetchall()
+        finally:
+            self._idle.append(connection)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The index of one folder while anybody has it; a dataset that is opened later may be a new one."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    opened: weakref.ref[IndexDatabase] | None = None
+
+    def get(self, spec: StoreSpec) -> IndexDatabase:
+        with self.lock:
+            found = None if self.opened is None else self.opened()
+            if found is None:
+                found = IndexDatabase(spec)
+                self.opened = weakref.ref(found)
+            return found
+
+
+_SLOTS: PerProcess[dict[StoreSpec, _Slot]] = PerProcess(dict)
+
+
+def index_database(spec: StoreSpec) -> IndexDatabase:
+    """The index of a folder; in a process, all who have it share it.
+
+    Raises:
+        ObjectNotFoundError: It has no index.
+        StorageError: The store did not deliver.
+    """
+    return _SLOTS.get().setdefault(spec, _Slot()).get(spec)
