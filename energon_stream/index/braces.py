@@ -12,6 +12,9 @@ from energon_stream.errors import MetadataError
 __all__ = ["collapse", "expand"]
 
 _DIGITS = re.compile(r"([0-9]+)")
+_SPECIAL = re.compile(r"[{}\\]")
+# What `prepare` writes: a range of one number. For 10^5 names the library takes four times as long.
+_RUN = re.compile(r"([^{}\\]*)\{([0-9]+)\.\.([0-9]+)\}([^{}\\]*)")
 
 
 def expand(patterns: Iterable[str], where: str) -> list[str]:
@@ -22,11 +25,27 @@ def expand(patterns: Iterable[str], where: str) -> list[str]:
     """
     names: list[str] = []
     for pattern in patterns:
+        if not _SPECIAL.search(pattern):
+            names.append(pattern)
+            continue
+        run = _RUN.fullmatch(pattern)
+        if run:
+            names.extend(_count(*run.groups()))
+            continue
         try:
             names.extend(braceexpand.braceexpand(pattern))
         except ValueError as error:
             raise MetadataError(f"the braces of {pattern!r} do not pair up", where=where) from error
     return names
+
+
+def _count(before: str, first: str, last: str, after: str) -> list[str]:
+    """Names with each number of a range; a zero in front of one pads all of them, as in a shell."""
+    padded = any(number.startswith("0") and number != "0" for number in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    start, stop = int(first), int(last)
+    numbers = range(start, stop + 1) if start <= stop else range(start, stop - 1, -1)
+    return [f"{before}{number:0{width}d}{after}" for number in numbers]
 
 
 def collapse(names: Sequence[str]) -> list[str]:

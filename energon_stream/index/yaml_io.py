@@ -9,8 +9,9 @@ errors here.
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -19,7 +20,7 @@ from energon_stream.errors import MetadataError
 
 __all__ = ["check_keys", "dump_yaml", "load_yaml"]
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars are resolved here
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 _TRUE = frozenset({"true", "True", "TRUE", "yes", "Yes", "YES"})
@@ -30,6 +31,7 @@ _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
+_NUMERIC = frozenset("+-.0123456789")  # how a number begins
 _DOTTED_WORD = re.compile(r"\.(?=[iIN]|nan)")
 
 
@@ -47,47 +49,56 @@ def load_yaml(data: bytes | memoryview, where: str) -> Any:
         MetadataError: No YAML, an empty file, a duplicate key or an alias.
     """
     try:
-        root = yaml.compose(bytes(data), _LOADER)
+        # Events, not nodes: a split file may list 10^5 shards, and a tree of nodes is ten times their size.
+        events = yaml.parse(bytes(data), _LOADER)
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                break
+        else:
+            raise MetadataError("the file is empty", where=where)
+        value = _value(next(events), events, where)
+        next(events)  # the document's end
+        if not isinstance(next(events), yaml.StreamEndEvent):
+            raise MetadataError("the file holds more than one document", where=where)
+        return value
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise MetadataError(f"this is no YAML: {reason}", where=where) from error
-    if root is None:
-        raise MetadataError("the file is empty", where=where)
-    return _value(root, where, set())
 
 
-def _value(node: yaml.Node, where: str, seen: set[int]) -> Any:
-    if id(node) in seen:
-        raise MetadataError(
-            f"line {_line(node)} is used through an alias (*name)",
-            where=where,
-            hint="Write the value out; Megatron-Energon reads aliases as plain text.",
-        )
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        return _mapping(node, where, seen)
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(item, where, seen) for item in node.value]
-    style, text = getattr(node, "style", None), str(node.value)
-    return text if style in _QUOTED else _scalar(text)
+def _value(event: yaml.Event, events: Iterator[yaml.Event], where: str) -> Any:
+    """The value that begins with an event; takes its other events."""
+    if isinstance(event, yaml.ScalarEvent):
+        return event.value if event.style in _QUOTED else _scalar(event.value)
+    if isinstance(event, yaml.SequenceStartEvent):
+        return [_value(item, events, where) for item in _until(yaml.SequenceEndEvent, events)]
+    if isinstance(event, yaml.MappingStartEvent):
+        return _mapping(events, where)
+    raise MetadataError(
+        f"line {_line(event)} uses a value through an alias (*name)",
+        where=where,
+        hint="Write the value out; Megatron-Energon reads aliases as plain text.",
+    )
 
 
-def _mapping(node: yaml.MappingNode, where: str, seen: set[int]) -> dict[str, Any]:
+def _until(end: type[yaml.Event], events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
+    return itertools.takewhile(lambda event: not isinstance(event, end), events)
+
+
+def _mapping(events: Iterator[yaml.Event], where: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise MetadataError(f"the key in line {_line(key_node)} is no text", where=where)
-        key = key_node.value
+    for event in _until(yaml.MappingEndEvent, events):
+        if not isinstance(event, yaml.ScalarEvent):
+            raise MetadataError(f"the key in line {_line(event)} is no text", where=where)
+        key = event.value
         if key in result:
-            raise MetadataError(
-                f"the key {key!r} appears twice, again in line {_line(key_node)}", where=where
-            )
-        result[key] = _value(value_node, where, seen)
+            raise MetadataError(f"the key {key!r} appears twice, again in line {_line(event)}", where=where)
+        result[key] = _value(next(events), events, where)
     return result
 
 
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
+def _line(event: yaml.Event) -> int:
+    return event.start_mark.line + 1 if event.start_mark else 0
 
 
 def _scalar(text: str) -> Any:
@@ -95,6 +106,8 @@ def _scalar(text: str) -> Any:
         return None
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
+    if text[0] not in _NUMERIC:
+        return text
     if _INT.fullmatch(text):
         return int(text)
     if _FLOAT.fullmatch(text):

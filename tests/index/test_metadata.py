@@ -2,9 +2,10 @@
 
 import json
 
+import braceexpand
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from energon_stream.errors import (
@@ -97,7 +98,9 @@ def test_scalars_follow_yaml_1_2(text, value):
         ("# nothing", "empty"),
         ("a: [", "no YAML"),
         ("split_parts: {}\nsplit_parts: {}", "'split_parts' appears twice, again in line 2"),
-        ("a: &x [1]\nb: *x", "alias"),
+        ("a: &x [1]\nb: *x", "line 2 .*alias"),
+        ("a: 1\n---\nb: 2", "more than one document"),
+        ("split_parts: {[a]: 1}", "no text"),
         ("[1]", "mapping"),
         ("split_parts: {}\nexcludes: []", "Did you mean 'exclude'"),
         ("split_parts: [a]", "'split_parts' must map"),
@@ -121,6 +124,24 @@ def test_a_ratio_loses_no_shard(ratio):
             True
         ] * ratio.count(0)
     assert [len(part) for part in split_by_ratio([""] * 100, (8, 1, 1)).values()] == [80, 10, 10]
+
+
+@given(
+    st.text("ab{}0129.,-\\", max_size=9)
+    | st.from_regex(r"[ab]?\{[0-9]{1,3}\.\.[0-9]{1,3}\}[ab{]?", fullmatch=True)
+)
+@example("{1..3}")
+@example("a{09..11}b")
+@example("{11..09}")
+@example("{00..0}")
+def test_what_is_expanded_here_is_what_the_library_expands(pattern):
+    try:
+        expected = list(braceexpand.braceexpand(pattern))
+    except ValueError:
+        with pytest.raises(MetadataError):
+            expand([pattern], "f")
+    else:
+        assert expand([pattern], "f") == expected
 
 
 def test_split_patterns_are_regular_expressions_globs_or_braces():
