@@ -1,4 +1,7 @@
-"""P6: time and memory to plan and to restore at 10^9 samples in 10^5 shards, on a made-up index; no data is read."""
+"""P6: time and memory at 10^9 samples in 10^5 shards.
+
+First to plan and to restore, on a made-up index; then to open real files and to the first batch (``startup.py``).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 import tracemalloc
 
 import numpy as np
+from startup import report as report_startup
 
 from energon_stream.schedule import LeafPlan, OrderSpec, RepeatPlan, build_schedule
 from energon_stream.state import dumps
@@ -51,6 +55,8 @@ def main():
     for name, cursor_of in rows.items():
         milliseconds, peak, size = plan_and_take(cursor_of)
         print(f"| {name} | {milliseconds:.1f} | {peak / 1e6:.1f} | {size} |")
+    print()
+    report_startup([8, SHARDS])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,157 @@
+"""What is read before the first batch, by the server's own books: it must not grow with the dataset (P4, P6)."""
+
+import re
+import tracemalloc
+from collections import Counter
+
+import pytest
+
+from energon_stream import (
+    Cooker,
+    DefaultTaskEncoder,
+    WorkerConfig,
+    basic_sample_keys,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from energon_stream.index.metadata import encode_info, encode_split
+from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.testing import s3server
+from energon_stream.testing._s3objects import FolderObjects
+from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset
+from energon_stream.testing.s3server import S3Server
+
+BATCH, PER_SHARD, SIDE_BY_SIDE = 32, 100, 16
+SAMPLE_BYTES = 4 * 512  # bin and json, each a header and a block
+METADATA = {".info.json": 1, "split.yaml": 1, "dataset.yaml": 1}
+HUGE, SOURCES = 100_000, 50
+
+
+@stateless
+def keep(sample):
+    return basic_sample_keys(sample)
+
+
+class Encoder(DefaultTaskEncoder):
+    """Keys only."""
+
+    decoder = None
+    cookers = [Cooker(keep)]
+
+    def batch(self, samples):
+        return [sample["__key__"] for sample in samples]
+
+
+class OneTar(FolderObjects):
+    """A folder in which all shards are the same file, and all leaves the same folder: they need not be written."""
+
+    def open(self, bucket, key):
+        return super().open(bucket, re.sub(r"data-\d{6}", "data-000000", re.sub(r"leaf-\d\d", "data", key)))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Buckets named after their number of shards; ``listed`` has every name in ``split.yaml``."""
+    root = tmp_path_factory.mktemp("startup")
+    for shards, listed in ((8, False), (64, False), (10_000, False), (HUGE, False), (HUGE, True)):
+        folder = prepared_binary_dataset(
+            root / ("listed" if listed else f"shards-{shards}") / "data",
+            samples=PER_SHARD,
+            shards=1,
+            payload_bytes=500,
+        )
+        names = [f"data-{number:06d}.tar" for number in range(shards)]
+        split = dump_yaml({"split_parts": {"train": names}, "exclude": []})
+        meta = folder / ".nv-meta"
+        (meta / ".info.json").write_bytes(encode_info(dict.fromkeys(names, PER_SHARD)))
+        (meta / "split.yaml").write_bytes(split if listed else encode_split({"train": names}))
+        (meta / "dataset.yaml").write_bytes(dump_yaml(CRUDE_YAML))
+    return root
+
+
+@pytest.fixture
+def server(root, monkeypatch):
+    monkeypatch.setattr(s3server, "FolderObjects", OneTar)
+    with S3Server(root) as server:
+        yield server
+
+
+def open_dataset(server, bucket, workers=0, path="data"):
+    return get_train_dataset(
+        f"s3://{bucket}/{path}",
+        batch_size=BATCH,
+        shuffle_buffer_size=50,
+        max_samples_per_sequence=20,
+        parallel_shard_iters=SIDE_BY_SIDE,
+        worker_config=WorkerConfig(0, 1, workers),
+        task_encoder=Encoder(),
+        storage_options=server.storage_options,
+    )
+
+
+def metadata(log):
+    return Counter(entry.key.rpartition("/")[2] for entry in log if "/.nv-meta/" in entry.key)
+
+
+def until_served(log, keys):
+    """The requests whose answers a batch had to wait for: up to the last one that it has bytes of."""
+    wanted = Counter(key.partition("/")[0] for key in keys)
+    for number, entry in enumerate(log, 1):
+        if entry.key.endswith(".tar"):
+            wanted[entry.key.rpartition("/")[2]] -= entry.bytes // SAMPLE_BYTES
+        if max(wanted.values()) <= 0:
+            return log[:number]
+    raise AssertionError(f"never read: {+wanted}")
+
+
+@pytest.mark.parametrize("bucket", ["shards-8", "shards-64", "shards-10000", f"shards-{HUGE}"])
+def test_the_first_batch_costs_its_metadata_its_index_entries_and_its_samples(server, bucket):
+    with get_savable_loader(open_dataset(server, bucket)) as loader:
+        keys = next(iter(loader))
+    waited = until_served(server.log(), keys)
+    touched = {key.partition("/")[0] for key in keys}
+    kinds = Counter(entry.key.rpartition(".")[2] for entry in waited if "/.nv-meta/" not in entry.key)
+    assert metadata(waited) == METADATA
+    assert kinds["idx"] == len(touched) <= SIDE_BY_SIDE
+    assert kinds["tar"] <= BATCH
+    assert len(waited) == sum(METADATA.values()) + kinds["idx"] + kinds["tar"]
+    assert set(server.counters().requests) == {"GET"}
+
+
+def test_workers_read_no_metadata(server):
+    with get_savable_loader(open_dataset(server, "shards-10000", workers=2)) as loader:
+        for _ in zip(range(4), loader, strict=False):
+            pass
+    assert metadata(server.log()) == METADATA
+
+
+@pytest.mark.parametrize("bucket", [f"shards-{HUGE}", "listed"])
+def test_a_dataset_of_a_hundred_thousand_shards_fits_in_64_mb(server, bucket):
+    open_dataset(server, "shards-8")  # imports and the client are not the dataset's
+    tracemalloc.start()
+    try:
+        dataset = open_dataset(server, bucket)
+        with get_savable_loader(dataset) as loader:
+            next(iter(loader))
+            kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(dataset) == HUGE * PER_SHARD // BATCH
+    assert kept < 40e6
+    assert peak < 64e6
+
+
+def test_the_metadata_of_fifty_sources_is_read_at_once(server):
+    sources = [{"path": f"s3://shards-64/leaf-{number:02d}"} for number in range(SOURCES)]
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    document["splits"] = {"train": {"blend": [{"weight": 1.0, **source} for source in sources]}}
+    server.put("s3://shards-64/all.yaml", dump_yaml(document))
+    server.shape(first_byte_latency=0.05)
+    open_dataset(server, "shards-64", path="all.yaml")
+    opening = server.log()
+    assert opening[0].key.endswith("all.yaml")
+    assert metadata(opening) == {name: SOURCES * count for name, count in METADATA.items()}
+    assert len(opening) == 1 + SOURCES * sum(METADATA.values())
+    # Neither one source after the other nor three files after three: as much as one process has in flight.
+    assert SOURCES * sum(METADATA.values()) // 6 < server.counters().max_in_flight <= 64
