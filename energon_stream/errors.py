@@ -13,6 +13,7 @@
     │   ├── RangeError                      a byte range outside the object
     │   ├── UnsupportedStoreError           the store cannot do what was asked
     │   └── TransientStorageError           a fault worth another try; raised when tries are used up
+    │       └── ThrottledError              the store is asked more than it takes
     ├── DatasetError (ValueError)           what lies in the dataset is wrong
     │   ├── NotPreparedError                no usable ``.nv-meta``
     │   ├── MetadataError                   a metadata file has a wrong key, type or value
@@ -63,6 +64,7 @@ __all__ = [
     "StateMismatchError",
     "StateVersionError",
     "StorageError",
+    "ThrottledError",
     "TransientStorageError",
     "UnsupportedStoreError",
     "UntrustedCodeError",
@@ -137,6 +139,10 @@ class UnsupportedStoreError(StorageError):
 
 class TransientStorageError(StorageError):
     """A fault that another try may cure: 5xx, 429, reset, short body, no progress."""
+
+
+class ThrottledError(TransientStorageError):
+    """The store is asked more than it takes (429, 503): fewer requests at a time may help."""
 
 
 class DatasetError(EnergonStreamError, ValueError):

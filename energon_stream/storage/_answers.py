@@ -8,6 +8,7 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     RangeError,
     StorageError,
+    ThrottledError,
     TransientStorageError,
     UnsupportedStoreError,
 )
@@ -52,7 +53,9 @@ def answer_error(status: int, code: str, message: str, *, where: str, endpoint: 
             where=where,
             hint="The object is shorter than its index says; prepare the dataset again.",
         )
-    if status in (408, 425, 429) or (status >= 500 and status != 501) or (status, code) in _TRANSIENT:
+    if status in (429, 503):
+        return ThrottledError(f"the store is asked more than it takes ({answer})", where=where)
+    if status in (408, 425) or (status >= 500 and status != 501) or (status, code) in _TRANSIENT:
         return TransientStorageError(f"the store is busy or failing ({answer})", where=where)
     if status in (301, 302, 307, 308):
         return StorageError(

@@ -24,6 +24,8 @@ class CounterSnapshot:
         errors: Failed attempts by error class name.
         max_in_flight: Largest number of attempts at one time since the process started (a
             difference keeps the later value).
+        hedges: Attempts beside one that was late; they are in ``requests``, and not in ``retries``.
+        hedged_bytes: Bytes that these asked for a second time.
     """
 
     requests: Mapping[str, int] = field(default_factory=dict)
@@ -31,6 +33,8 @@ class CounterSnapshot:
     retries: int = 0
     errors: Mapping[str, int] = field(default_factory=dict)
     max_in_flight: int = 0
+    hedges: int = 0
+    hedged_bytes: int = 0
 
     @property
     def total_requests(self) -> int:
@@ -44,6 +48,8 @@ class CounterSnapshot:
             retries=self.retries + other.retries,
             errors=dict(Counter(self.errors) + Counter(other.errors)),
             max_in_flight=max(self.max_in_flight, other.max_in_flight),
+            hedges=self.hedges + other.hedges,
+            hedged_bytes=self.hedged_bytes + other.hedged_bytes,
         )
 
     def __sub__(self, earlier: CounterSnapshot) -> CounterSnapshot:
@@ -53,6 +59,8 @@ class CounterSnapshot:
             retries=self.retries - earlier.retries,
             errors=_difference(self.errors, earlier.errors),
             max_in_flight=self.max_in_flight,
+            hedges=self.hedges - earlier.hedges,
+            hedged_bytes=self.hedged_bytes - earlier.hedged_bytes,
         )
 
 
@@ -69,12 +77,16 @@ class Counters:
         self._requests: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
         self._bytes = self._retries = self._in_flight = self._max_in_flight = 0
+        self._hedges = self._hedged_bytes = 0
 
-    def begin(self, kind: str, *, is_retry: bool) -> None:
-        """An attempt starts."""
+    def begin(self, kind: str, *, is_retry: bool, hedged_bytes: int = 0) -> None:
+        """An attempt starts; one beside a late one asks for ``hedged_bytes`` again."""
         with self._lock:
             self._requests[kind] += 1
             self._retries += is_retry
+            if hedged_bytes:
+                self._hedges += 1
+                self._hedged_bytes += hedged_bytes
             self._in_flight += 1
             if self._in_flight > self._max_in_flight:
                 self._max_in_flight = self._in_flight
@@ -96,6 +108,8 @@ class Counters:
                 retries=self._retries,
                 errors=dict(self._errors),
                 max_in_flight=self._max_in_flight,
+                hedges=self._hedges,
+                hedged_bytes=self._hedged_bytes,
             )
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 from energon_stream.errors import RangeError, UnsupportedStoreError
 from energon_stream.storage._answers import answer_error
+from energon_stream.storage.attempts import AttemptListener, attempt_listener
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.counters import Counters, default_counters
 from energon_stream.storage.fork import keep_inherited
+from energon_stream.storage.into import get_into
 from energon_stream.storage.retry import RetryPolicy
 
 __all__ = ["ManagedStore"]
@@ -52,6 +55,12 @@ class ManagedStore:
                 return Body(memoryview(b""), etag, None)
             raise RangeError(f"no such byte range: {byte_range}", where=f"{self.url}/{path}")
         return self._read(path, lambda store: store.get_range(path, byte_range, etag=etag), etag)
+
+    def get_into(
+        self, path: str, byte_range: ByteRange, into: memoryview, *, etag: str | None = None
+    ) -> Body:
+        """Read a byte range; see :func:`energon_stream.storage.into.get_into`."""
+        return self._read(path, lambda store: get_into(store, path, byte_range, into, etag=etag), etag)
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
         """Read the last ``length`` bytes (all of a shorter object)."""
@@ -112,18 +121,39 @@ class ManagedStore:
     ) -> T:
         store = self._backend()
         counters = self._counters or default_counters()
+        listener = attempt_listener() or _NOBODY
 
         def attempt(number: int) -> T:
-            counters.begin(kind, is_retry=number > 0)
+            listener.begin()
+            counters.begin(kind, is_retry=number > 0, hedged_bytes=listener.hedged_bytes)
             try:
                 result = request(store)
             except BaseException as error:
                 counters.end(error=error)
+                listener.end(error)
                 raise
             counters.end(received=size(result))
+            listener.end(None)
             return result
 
-        return self._policy.run(attempt)
+        policy = self._policy if listener.retries else replace(self._policy, attempts=1)
+        return policy.run(attempt)
+
+
+class _Nobody:
+    """Listens to requests that no fetcher runs."""
+
+    retries = True
+    hedged_bytes = 0
+
+    def begin(self) -> None:
+        """Attempts start at once."""
+
+    def end(self, error: BaseException | None) -> None:
+        """Nothing follows from an answer."""
+
+
+_NOBODY: AttemptListener = _Nobody()
 
 
 def _body_size(body: Body) -> int:

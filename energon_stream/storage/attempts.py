@@ -1,0 +1,42 @@
+"""How whoever runs a request hears of its single attempts, which the retry layer makes below it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from energon_stream.storage.fork import PerProcess
+
+__all__ = ["AttemptListener", "attempt_listener", "listen"]
+
+
+class AttemptListener(Protocol):
+    """Hears of every attempt that one thread makes at a remote store.
+
+    Attributes:
+        retries: Whether failed attempts are worth another one.
+        hedged_bytes: Bytes that the attempts ask for a second time, 0 for those of their own.
+    """
+
+    retries: bool
+    hedged_bytes: int
+
+    def begin(self) -> None:
+        """An attempt is about to start. May wait; an error raised here ends the request."""
+
+    def end(self, error: BaseException | None) -> None:
+        """The attempt is over."""
+
+
+# A child that is forked on a listened thread must not wake the parent's locks.
+_threads = PerProcess(threading.local)
+
+
+def attempt_listener() -> AttemptListener | None:
+    """Who listens to this thread's attempts."""
+    return getattr(_threads.get(), "listener", None)
+
+
+def listen(listener: AttemptListener) -> None:
+    """Let ``listener`` hear of the attempts that this thread makes from now on, until the next call."""
+    _threads.get().listener = listener

@@ -1,0 +1,59 @@
+"""How many requests may be in flight at a store that rejects some. Pure: no clock, no threads."""
+
+from __future__ import annotations
+
+__all__ = ["ConcurrencyLimit"]
+
+_WINDOW = 64  # attempts that one decision looks at
+_SHORT_WINDOW = 24  # the least of them, where few are in flight and 64 would take long
+_TOLERATED = 0.25  # share of rejections; 2/7 would be 1.4 attempts a success
+_KEPT = 0.8  # rejections of a fifth must not shrink the limit, see below
+
+
+class ConcurrencyLimit:
+    """Additive increase, multiplicative decrease, on the share of rejections in a window of attempts.
+
+    A window of at most a quarter of rejections lets the limit grow by a sixteenth of the largest
+    (by a quarter of itself where that is less). A worse one ends at the rejection that makes it
+    certain, and shrinks the limit to what the store took, with a fifth on top: ``limit * accepted
+    share / 0.8``, at least one less and at most half. So rejections that depend on the load keep the
+    limit near what the store takes, and a fifth of random ones, which a lower limit would not
+    make fewer, leaves it near the largest.
+
+    Args:
+        largest: Limit while the store rejects little; where it starts.
+
+    Attributes:
+        limit: Requests that may be in flight now, 1 or more.
+    """
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self.limit = largest
+        self._attempts = self._rejections = 0
+        self._ignored = 0
+
+    def observe(self, *, rejected: bool, in_flight: int) -> None:
+        """Take note of an answer.
+
+        Args:
+            rejected: Whether the store said that it is asked too much.
+            in_flight: Requests in flight, the answered one included.
+        """
+        if self._ignored:  # it was in flight before the limit shrank and says nothing of the new one
+            self._ignored -= 1
+            return
+        self._attempts += 1
+        self._rejections += rejected
+        window = min(_WINDOW, max(_SHORT_WINDOW, 4 * self.limit))
+        if self._rejections > _TOLERATED * window:
+            accepted = 1 - self._rejections / self._attempts
+            kept = int(self.limit * max(0.5, accepted / _KEPT))
+            self.limit = max(1, min(self.limit - 1, kept))
+            self._ignored = max(0, in_flight - 1)
+        elif self._attempts >= window:
+            step = max(1, min(self._largest // 16, self.limit // 4))
+            self.limit = min(self._largest, self.limit + step)
+        else:
+            return
+        self._attempts = self._rejections = 0

@@ -1,0 +1,272 @@
+"""The fetcher at a slow, throttling or broken store: second requests, fewer in flight, no slot held in vain."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from energon_stream.errors import ConfigError, RangeError, ThrottledError, TransientStorageError
+from energon_stream.storage import Body, ByteRange, Counters, Fetcher, RetryPolicy, StoreSpec
+from energon_stream.storage.managed import ManagedStore
+from energon_stream.testing.s3server import Rule
+
+SIZE = 30_000
+COUNT = 600
+OBJECT = bytes(range(251)) * (COUNT * SIZE // 251 + 1)
+
+
+@pytest.fixture
+def counters():
+    return Counters()
+
+
+@pytest.fixture
+def store(s3_server, tmp_bucket, counters):
+    s3_server.put(f"{tmp_bucket}/key", OBJECT)
+    s3_server.put(f"{tmp_bucket}/slow", OBJECT[:SIZE])
+    return StoreSpec(tmp_bucket, s3_server.storage_options).open(counters=counters)
+
+
+@pytest.fixture
+def fetcher():
+    fetcher = Fetcher(32)
+    yield fetcher
+    fetcher.close()
+
+
+def read(fetcher, store, count):
+    """Read ``count`` different ranges and compare every byte."""
+    ranges = [ByteRange(n * SIZE, (n + 1) * SIZE) for n in range(count)]
+    futures = [fetcher.submit(store, "key", wanted, deadline=n) for n, wanted in enumerate(ranges)]
+    for wanted, future in zip(ranges, futures, strict=True):
+        assert future.result().data == OBJECT[wanted.start : wanted.stop]
+
+
+def served(server, ending):
+    return sum(entry.key.endswith(ending) for entry in server.log())
+
+
+def test_a_slow_tail_is_asked_twice_within_the_bytes_allowed(s3_server, store, fetcher, counters):
+    s3_server.shape(first_byte_latency=0.02, slow_tail=(0.02, 20.0), seed=1)
+    s3_server.reset_counters()
+    read(fetcher, store, COUNT)
+    fetcher.close()  # late answers come in and are dropped
+    seen, served = counters.snapshot(), s3_server.counters()
+    assert seen.hedges > 0
+    assert seen.hedged_bytes == seen.hedges * SIZE <= 0.03 * COUNT * SIZE
+    assert served.bytes_sent == seen.bytes_received == COUNT * SIZE + seen.hedged_bytes
+    assert seen.requests == {"get": COUNT + seen.hedges} == {"get": served.requests["GET"]}
+    assert (seen.retries, seen.errors) == (0, {})
+    assert seen.max_in_flight <= 32 + 10
+
+
+def test_a_healthy_store_is_asked_once(s3_server, store, fetcher, counters):
+    s3_server.shape(first_byte_latency=0.2)  # long against the pauses of a busy machine
+    read(fetcher, store, 200)
+    assert counters.snapshot().hedges <= 3
+
+
+def test_the_second_answer_is_enough_and_the_first_is_dropped(s3_server, store, fetcher, counters):
+    s3_server.shape(first_byte_latency=0.01)
+    read(fetcher, store, 40)
+    s3_server.reset_counters()
+    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=2.0))
+    assert fetcher.submit(store, "slow", ByteRange(0, SIZE)).result().data == OBJECT[:SIZE]
+    assert served(s3_server, "/slow") == 1  # the first one's answer is still to come
+    read(fetcher, store, 40)
+    fetcher.close()
+    assert served(s3_server, "/slow") == 2
+    seen = counters.snapshot()
+    assert seen.bytes_received == 81 * SIZE + seen.hedged_bytes
+
+
+@pytest.mark.parametrize("how", ["off", "call", "too few answers", "too large"])
+def test_what_is_not_asked_twice(s3_server, store, counters, how):
+    fetcher = Fetcher(8, hedged_share=0.0 if how == "off" else 0.03)
+    read(fetcher, store, 5 if how == "too few answers" else 40)
+    before = counters.snapshot()
+    s3_server.add_rule(Rule("delay", "*", times=1, seconds=0.5))
+    wanted = ByteRange(0, 8_000_000 if how == "too large" else SIZE)
+    if how == "call":
+        body = fetcher.call(lambda: store.get_range("key", wanted))
+    else:
+        body = fetcher.submit(store, "key", wanted)
+    assert body.result().data == OBJECT[: wanted.stop]
+    assert (counters.snapshot() - before).requests == {"get": 1}
+    fetcher.close()
+    for share in (-0.1, 1.1):
+        with pytest.raises(ConfigError, match="hedged_share"):
+            Fetcher(8, hedged_share=share)
+
+
+def test_a_rejected_second_request_is_not_tried_again(s3_server, store, fetcher, counters):
+    read(fetcher, store, 40)
+    before = counters.snapshot()
+    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=1.0))
+    s3_server.add_rule(Rule("status", "*/slow"))
+    assert fetcher.submit(store, "slow", ByteRange(0, SIZE)).result().data == OBJECT[:SIZE]
+    seen = counters.snapshot() - before
+    assert (seen.hedges, seen.retries) == (1, 0)
+    assert (seen.requests, seen.errors) == ({"get": 2}, {"ThrottledError": 1})
+
+
+def test_a_fifth_of_random_503_costs_neither_requests_nor_concurrency(s3_server, store, fetcher, counters):
+    s3_server.shape(first_byte_latency=0.01, share_503=0.2, seed=3)
+    s3_server.reset_counters()
+    read(fetcher, store, COUNT)
+    fetcher.close()
+    seen = counters.snapshot()
+    assert set(seen.errors) == {"ThrottledError"}
+    assert seen.total_requests == s3_server.counters().requests["GET"] <= 1.4 * COUNT
+    assert seen.retries + seen.hedges == seen.total_requests - COUNT
+    assert seen.hedges <= 0.03 * COUNT
+
+
+class ScriptedStore:
+    """Answers as its ``answer(path, number)`` does; numbers count the requests for a path."""
+
+    is_local = False
+    url = "scripted://"
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.lock = threading.Lock()
+        self.asked = {}
+        self.inside = self.most_inside = 0
+
+    def get_range(self, path, byte_range, *, etag=None):
+        with self.lock:
+            self.asked[path] = number = self.asked.get(path, 0) + 1
+            self.inside += 1
+            self.most_inside = max(self.inside, self.most_inside)
+        try:
+            self.answer(path, number)
+        finally:
+            with self.lock:
+                self.inside -= 1
+        return Body(memoryview(bytes(len(byte_range))), etag, None)
+
+
+def managed(store, counters, **policy):
+    return ManagedStore(lambda: store, RetryPolicy(**policy), counters)
+
+
+def test_two_failures_are_the_first_one(fetcher, counters):
+    second_failed = threading.Event()
+
+    def answer(path, number):
+        if path == "bad" and number == 1:
+            assert second_failed.wait(20)
+            raise RangeError("the first")
+        if path == "bad":
+            second_failed.set()
+            raise RangeError("the second")
+
+    scripted = ScriptedStore(answer)
+    store = managed(scripted, counters)
+    for _ in range(20):
+        fetcher.submit(store, "good", ByteRange(0, 10)).result()
+    with pytest.raises(RangeError, match="the first"):
+        fetcher.submit(store, "bad", ByteRange(0, 10)).result()
+    assert scripted.asked["bad"] == 2
+
+
+def test_a_late_request_whose_answer_came_does_not_try_again(fetcher, counters):
+    answered = threading.Event()
+
+    def answer(path, number):
+        if path == "late" and number == 1:
+            assert answered.wait(20)
+            raise TransientStorageError("at last")
+
+    scripted = ScriptedStore(answer)
+    store = managed(scripted, counters, base_delay=0.0)
+    for _ in range(20):
+        fetcher.submit(store, "good", ByteRange(0, 10)).result()
+    fetcher.submit(store, "late", ByteRange(0, 10)).result()
+    answered.set()
+    fetcher.close()
+    assert scripted.asked["late"] == 2
+    assert counters.snapshot().retries == 0
+
+
+def test_a_request_that_waits_for_its_next_try_leaves_its_slot_to_others(counters):
+    asleep, wake = threading.Event(), threading.Event()
+
+    def sleep(seconds):
+        asleep.set()
+        assert wake.wait(20)
+
+    def answer(path, number):
+        if path == "rejected" and number == 1:
+            raise ThrottledError("too much")
+
+    scripted, fetcher = ScriptedStore(answer), Fetcher(1)
+    store = managed(scripted, counters, sleep=sleep)
+    rejected = fetcher.submit(store, "rejected", ByteRange(0, 1))
+    assert asleep.wait(20)
+    for _ in range(5):
+        fetcher.submit(store, "others", ByteRange(0, 1)).result(timeout=20)
+    assert not rejected.done()
+    wake.set()
+    assert rejected.result(timeout=20).data == b"\0"
+    assert scripted.most_inside == 1
+    fetcher.close()
+
+
+def test_concurrency_follows_what_the_store_takes(fetcher, counters):
+    takes = [4]
+
+    def answer(path, number):
+        if scripted.inside > takes[0]:
+            raise ThrottledError("too much")
+        time.sleep(0.002)
+
+    scripted = ScriptedStore(answer)
+    store = managed(scripted, counters, attempts=100, base_delay=0.004, max_delay=0.1)
+
+    def attempts(count):
+        before = counters.snapshot().total_requests
+        for future in [fetcher.call(lambda: store.get_range("x", ByteRange(0, 1))) for _ in range(count)]:
+            future.result()
+        return counters.snapshot().total_requests - before
+
+    attempts(500)
+    assert attempts(1500) <= 1.4 * 1500
+    takes[0] = 10**9
+    attempts(2500)
+    scripted.most_inside = 0
+    attempts(500)
+    assert scripted.most_inside >= 28
+
+
+def test_close_fork_and_exit_while_a_late_request_is_under_way(s3_server, tmp_bucket, store):
+    """In a process of its own; the exit waits for threads in the client, and takes none down with it."""
+    for key in ("slow", "sloth"):
+        s3_server.put(f"{tmp_bucket}/{key}", OBJECT[:SIZE])
+        s3_server.add_rule(Rule("delay", f"*/{key}", times=1, seconds=1.5))
+    program = f"""
+        from energon_stream.storage import *
+        store = StoreSpec({tmp_bucket!r}, {s3_server.storage_options!r}).open()
+        read = lambda fetcher, key: fetcher.submit(store, key, ByteRange(0, {SIZE})).result().data
+        for fetcher, key in ((Fetcher(8), "slow"), (shared_fetcher(8), "sloth")):
+            for _ in range(40):
+                read(fetcher, "key")
+            read(fetcher, key)
+            assert run_isolated(lambda: len(read(fetcher, "key"))) == {SIZE}
+            if key == "slow":
+                fetcher.close()
+                read(fetcher, "key")
+        assert default_counters().snapshot().hedges >= 2
+        queued = [shared_fetcher(8).submit(store, "key", ByteRange(0, {SIZE})) for _ in range(50)]
+        print("end")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+    assert "Traceback" not in done.stderr
+    assert served(s3_server, "/slow") == served(s3_server, "/sloth") == 2
