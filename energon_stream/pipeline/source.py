@@ -18,6 +18,7 @@ from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
 from energon_stream.read.open import open_source
 from energon_stream.read.options import ReadOptions
+from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.reader import SampleReader, fetch_samples
 from energon_stream.read.source import OffsetCache, RawSample
 from energon_stream.rng import derive_key
@@ -46,6 +47,10 @@ class SampleBuilder(Protocol):
     @property
     def is_crude(self) -> bool:
         """Whether it makes crude samples."""
+
+    @property
+    def selection(self) -> PartSelection | None:
+        """Parts that it looks at; None where it may look at any."""
 
     def build(
         self,
@@ -77,6 +82,10 @@ class Leaf(Protocol):
     @property
     def is_crude(self) -> bool:
         """Whether all samples are crude."""
+
+    @property
+    def selection(self) -> PartSelection | None:
+        """Parts that are needed; None for all."""
 
     @property
     def stores(self) -> LeafStores:
@@ -111,10 +120,17 @@ class SourceLeaf:
         """Whether all samples are crude."""
         return self.builder.is_crude
 
+    @property
+    def selection(self) -> PartSelection | None:
+        """Parts that are needed; None for all."""
+        return self.builder.selection
+
     def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
-        """Turn a raw sample into an element; see :meth:`Leaf.make`."""
+        """Turn a raw sample into an element; see :meth:`Leaf.make`. The parts that are needed are its source."""
+        selection = self.builder.selection
+        parts = raw.parts if selection is None else [part for part in raw.parts if part in selection]
         source = SourceInfo(
-            self.index.spec.url, raw.index, raw.shard, tuple(f"{raw.key}.{part}" for part in raw.parts)
+            self.index.spec.url, raw.index, raw.shard, tuple(f"{raw.key}.{part}" for part in parts)
         )
         return self.builder.build(
             raw.name, raw.parts, restore_key=restore_key, subflavors=self.subflavors, source=source

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from energon_stream.errors import ConfigError
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.options import ReadOptions
+from energon_stream.recipe.fields import parse_parts
 from energon_stream.recipe.sources import SampleOptions
 from energon_stream.schedule import OrderSpec
 from energon_stream.task import DefaultTaskEncoder, TaskEncoder
@@ -58,6 +59,7 @@ def prepare(
     encoder: TaskEncoder[Any, Any, Any, Any] | None,
     trust: bool | None,
     decoding: dict[str, Any],
+    parts: Sequence[str] | None = None,
 ) -> tuple[WorkerConfig, TaskEncoder[Any, Any, Any, Any], SampleOptions]:
     """Fill in the defaults; ``decoding`` holds the arguments that older code passes.
 
@@ -72,7 +74,8 @@ def prepare(
             "handler= is deprecated: use WorkerConfig(global_error_handler=…)", FutureWarning, stacklevel=3
         )
         config = replace(config, global_error_handler=_legacy_handler(handler))
-    return config, encoder, SampleOptions(_decoder(encoder.decoder, decoding), trust)
+    decoder = _decoder(encoder.decoder, decoding)
+    return config, encoder, SampleOptions(decoder, trust, parse_parts(parts, "parts="))
 
 
 def _legacy_handler(handler: Callable[[Exception, Any], Any]) -> Callable[..., None]:

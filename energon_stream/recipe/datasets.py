@@ -38,6 +38,7 @@ def get_train_dataset(
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     repeat: bool = True,
     subset: Mapping[str, Any] | Sequence[Any] | None = None,
+    parts: Sequence[str] | None = None,
     split_config: str = "split.yaml",
     dataset_config: str = "dataset.yaml",
     storage_options: Mapping[str, Any] | None = None,
@@ -68,6 +69,8 @@ def get_train_dataset(
         repeat: Whether passes follow each other for ever. A blend by weights has no passes.
         subset: Part of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``; for
             metadatasets a share of each source.
+        parts: Parts that samples are made of, as ``["json", "txt"]``; others are not read where that saves
+            bytes. None for all that ``dataset.yaml`` names.
         split_config: File in ``.nv-meta`` that defines the split parts.
         dataset_config: File in ``.nv-meta`` that says how samples are made.
         storage_options: Credentials, endpoint and the like, as fsspec spells them; default: from the
@@ -84,7 +87,7 @@ def get_train_dataset(
         StorageError: The dataset cannot be reached.
         DatasetError: The dataset is not prepared, or its metadata is wrong.
     """
-    config, encoder, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding)
+    config, encoder, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding, parts)
     shuffling = Shuffling(max_samples_per_sequence, shuffle_buffer_size, parallel_shard_iters)
     target = Target(
         _root(path),
@@ -125,6 +128,7 @@ def get_val_dataset(
     limit: int | None = None,
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     subset: Mapping[str, Any] | Sequence[Any] | None = None,
+    parts: Sequence[str] | None = None,
     split_config: str = "split.yaml",
     dataset_config: str = "dataset.yaml",
     storage_options: Mapping[str, Any] | None = None,
@@ -147,6 +151,8 @@ def get_val_dataset(
         task_encoder: How samples become batches; None is a new ``DefaultTaskEncoder()``.
         subset: Part of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``; for
             metadatasets a share of each source.
+        parts: Parts that samples are made of, as ``["json", "txt"]``; others are not read where that saves
+            bytes. None for all that ``dataset.yaml`` names.
         split_config: File in ``.nv-meta`` that defines the split parts.
         dataset_config: File in ``.nv-meta`` that says how samples are made.
         storage_options: Credentials, endpoint and the like, as fsspec spells them.
@@ -160,7 +166,7 @@ def get_val_dataset(
         StorageError: The dataset cannot be reached.
         DatasetError: The dataset is not prepared, or its metadata is wrong.
     """
-    config, encoder, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding)
+    config, encoder, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding, parts)
     target = Target(
         _root(path),
         split_part,
@@ -196,6 +202,7 @@ def get_val_datasets(
     limit: int | None = None,
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     subset: Mapping[str, Any] | Sequence[Any] | None = None,
+    parts: Sequence[str] | None = None,
     split_config: str = "split.yaml",
     dataset_config: str = "dataset.yaml",
     storage_options: Mapping[str, Any] | None = None,
@@ -211,7 +218,7 @@ def get_val_datasets(
     Returns:
         Pairs of a dataset and the reference of its source.
     """
-    config, encoder, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding)
+    config, encoder, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding, parts)
     target = Target(
         _root(path),
         split_part,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_stream.errors import FieldError, MetadataError
+from energon_stream.errors import ConfigError, FieldError, MetadataError
 
-__all__ = ["Access", "FieldAccess", "parse_field_map", "parts_of"]
+__all__ = ["Access", "FieldAccess", "parse_field_map", "parse_parts", "parts_of"]
 
 _ACCESS = re.compile(r"\s*([^\[\],\s]+)((?:\[[^\[\]]+\])*)\s*")
 _COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
@@ -53,6 +53,22 @@ class FieldAccess:
 
     field: str
     alternatives: tuple[Access, ...]
+
+    def within(self, parts: frozenset[str], where: str) -> FieldAccess:
+        """The same field from these parts only; ``where`` is for messages.
+
+        Raises:
+            ConfigError: It comes from others.
+        """
+        left = tuple(access for access in self.alternatives if access.part in parts)
+        if not left:
+            wanted = " or ".join(sorted({access.part for access in self.alternatives}))
+            raise ConfigError(
+                f"field {self.field!r} is to come from {wanted}, but parts={sorted(parts)} leaves that out",
+                where=where,
+                hint="name the part as well, or leave `parts` out: what no field needs is not read anyway",
+            )
+        return replace(self, alternatives=left)
 
     def read(self, parts: Collection[str], decode: Callable[[str], Any]) -> Any:
         """Get the field's value.
@@ -103,6 +119,19 @@ def _parse(field: str, text: Any, where: str) -> tuple[Access, ...]:
             hint="write a part (jpg), a place within one (json[caption]), or several with commas (jpg,png)",
         )
     return alternatives
+
+
+def parse_parts(value: Any, where: str) -> frozenset[str] | None:
+    """Read a list of part names, ``[json, txt]``; None for all parts.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(part, str) for part in value):
+        return frozenset(value)
+    raise ConfigError(f"parts is {value!r:.80}", where=where, hint='use a list of names, as ["json", "txt"]')
 
 
 def parts_of(fields: Collection[FieldAccess]) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ class DatasetLoaderInterface(ABC):
         shuffle_over_epochs_multiplier: int | None = 1,
         parallel_shard_iters: int | None = None,
         subset: Any = None,
+        parts: Sequence[str] | None = None,
         task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
         trust_dataset_code: bool | None = None,
         **decoding: Any,
@@ -75,6 +76,7 @@ class DatasetLoaderInterface(ABC):
             shuffle_over_epochs_multiplier: See there.
             parallel_shard_iters: See there.
             subset: See there.
+            parts: See there.
             task_encoder: Says how parts are decoded; nothing else of it is used here.
             trust_dataset_code: See there.
             **decoding: See there.
@@ -82,7 +84,7 @@ class DatasetLoaderInterface(ABC):
         Raises:
             EnergonStreamError: What ``get_train_dataset`` raises.
         """
-        config, _, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding)
+        config, _, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding, parts)
         target = self.target(
             split_part or ("train" if training else "val"),
             subset=parse_subset(subset, "subset"),

@@ -12,6 +12,7 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex, JoinPart, open_join_index
 from energon_stream.index.source_index import SourceIndex
 from energon_stream.pipeline.source import SourceLeaf
+from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.source import RawSample
 from energon_stream.recipe.sample_classes import is_own_module, resolve_sample_type
 from energon_stream.recipe.sample_factory import SampleFactory
@@ -50,6 +51,11 @@ class JoinLeaf:
     def is_crude(self) -> bool:
         """Only the joiner knows."""
         return False
+
+    @property
+    def selection(self) -> PartSelection | None:
+        """All: joined samples are read whole."""
+        return None
 
     def make(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Any:
         """Join the samples of a row. Of the result, restore key and sources are set here."""

@@ -11,6 +11,7 @@ from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.yaml_io import check_keys
+from energon_stream.recipe.fields import parse_parts
 from energon_stream.recipe.sample_classes import is_own_module, nearest
 from energon_stream.recipe.subset import Subset, parse_subset
 from energon_stream.recipe.tree import (
@@ -31,14 +32,14 @@ __all__ = ["MetadatasetDocument", "parse_metadataset"]
 _OUTER = ("split_part", "subflavors", "shuffle_over_epochs_multiplier")
 _FILES = ("split_config", "dataset_config")
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "path": ("path", *_OUTER, *_FILES, "subflavor", "subset", "aux"),
+    "path": ("path", *_OUTER, *_FILES, "subflavor", "subset", "aux", "parts"),
     "blend": ("blend", "subset"),
     "blend_epochized": ("blend_epochized", "subset"),
     "join": ("join", "joiner", "nonmatch", *_OUTER, "subset"),
 }
 """Keys of each kind of node, which is named by the key that it must have."""
 _V1_KEYS = ("path", *_OUTER, *_FILES, "subflavor")
-_MEMBER_KEYS = ("path", "split_part", "subflavors", *_FILES, "nonmatch", "aux")
+_MEMBER_KEYS = ("path", "split_part", "subflavors", *_FILES, "nonmatch", "aux", "parts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ class _Parser:
         subflavors = self.subflavors(value, place)
         multiplier = self.multiplier(value, place)
         if dataset_kind(spec.url) == "metadataset":
-            for key in (*_FILES, "aux"):
+            for key in (*_FILES, "aux", "parts"):
                 if key in value:
                     raise self.fail(
                         f"{key!r} has no meaning for a metadataset", place, f"set it within {spec.url}"
@@ -222,6 +223,7 @@ class _Parser:
             self.subset(value, place),
             multiplier,
             self.aux(value, place),
+            parse_parts(value.get("parts"), self.at(place)),
         )
 
     def subflavors(self, value: Mapping[str, Any], place: str) -> dict[str, Any]:

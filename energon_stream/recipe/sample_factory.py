@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_stream.errors import FieldError, SampleError
 from energon_stream.read.decode import FileStoreDecoder
+from energon_stream.read.part_selection import PartSelection
 from energon_stream.recipe.fields import FieldAccess, parts_of
 from energon_stream.samples import CrudeSample, Sample, SourceInfo
 from energon_stream.storage.buffers import as_bytes
 
 __all__ = ["SampleFactory"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """A part filter within some parts."""
+
+    parts: frozenset[str]
+    part_filter: Callable[[str], bool]
+
+    def __call__(self, part: str) -> bool:
+        return part in self.parts and self.part_filter(part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,8 @@ class SampleFactory:
         fields: Where the fields come from; empty where ``loader`` makes them, and for crude samples.
         loader: Makes the fields of ``sample_type`` from a dict of decoded parts.
         part_filter: Parts that are used; None for all.
+        declared: Whether the user has said which parts are used.
+        selection: Parts that are ever looked at; None where any may be.
     """
 
     decoder: FileStoreDecoder | None
@@ -32,18 +46,33 @@ class SampleFactory:
     fields: tuple[FieldAccess, ...] = ()
     loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
     part_filter: frozenset[str] | Callable[[str], bool] | None = None
+    declared: bool = False
+    selection: PartSelection | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        wanted = parts_of(self.fields) if self.fields else self.part_filter
+        declared = self.declared or not self.fields
+        selection = None if wanted is None else PartSelection(wanted, declared)
+        object.__setattr__(self, "selection", selection)
 
     @property
     def is_crude(self) -> bool:
         """Whether it makes crude samples."""
         return self.sample_type is None
 
-    @property
-    def parts_needed(self) -> frozenset[str] | None:
-        """Parts that are ever looked at; None where any may be."""
+    def within(self, parts: frozenset[str], where: str) -> SampleFactory:
+        """The same samples, made of these parts only; ``where`` is for messages.
+
+        Raises:
+            ConfigError: A field comes from others.
+        """
         if self.fields:
-            return parts_of(self.fields)
-        return self.part_filter if isinstance(self.part_filter, frozenset) else None
+            fields = tuple(access.within(parts, where) for access in self.fields)
+            return replace(self, fields=fields, declared=True)
+        known = self.part_filter
+        if known is None or isinstance(known, frozenset):
+            return replace(self, part_filter=parts if known is None else known & parts)
+        return replace(self, part_filter=_Both(parts, known))
 
     def build(
         self,

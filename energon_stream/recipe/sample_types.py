@@ -12,7 +12,7 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.metadata import DATASET_CONFIG, META_FOLDER
 from energon_stream.index.yaml_io import check_keys
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
-from energon_stream.recipe.fields import parse_field_map
+from energon_stream.recipe.fields import parse_field_map, parse_parts
 from energon_stream.recipe.sample_classes import (
     SAMPLE_TYPES,
     check_fields,
@@ -28,7 +28,7 @@ from energon_stream.storage import StoreSpec, is_local, run_isolated
 
 __all__ = ["LeafOptions", "make_sample_factory", "read_dataset_config"]
 
-_SAMPLE_KEYS = ("sample_type", "field_map", "sample_loader", "part_filter")
+_SAMPLE_KEYS = ("sample_type", "field_map", "sample_loader", "part_filter", "parts")
 _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "split_config": (str,),
     "split_part": (str,),
@@ -156,7 +156,8 @@ def read_dataset_config(
         fields = parse_field_map(document.get("field_map"), where)
         check_fields(sample_type, document["field_map"], where)
         factory = SampleFactory(decoder, sample_type, fields, part_filter=part_filter)
-    return factory, _options(document, where)
+    parts = parse_parts(document.get("parts"), where)
+    return factory if parts is None else factory.within(parts, where), _options(document, where)
 
 
 def _sample_type(document: Mapping[str, Any], where: str, trust: bool | None) -> type[Sample] | None:

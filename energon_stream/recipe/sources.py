@@ -114,10 +114,12 @@ class SampleOptions:
     Attributes:
         decoder: Decodes parts; None leaves bytes.
         trust_dataset_code: Whether classes and files named by a dataset may be imported and run.
+        parts: The parts that are used; None for all.
     """
 
     decoder: FileStoreDecoder | None
     trust_dataset_code: bool | None = None
+    parts: frozenset[str] | None = None
 
 
 def isolated(target: Target, num_workers: int, read: Callable[[], T]) -> T:
@@ -221,12 +223,21 @@ def open_leaf(
 def _source_leaf(ref: LeafRef, index: SourceIndex, samples: SampleOptions) -> tuple[SourceLeaf, LeafOptions]:
     if not isinstance(index, WebDatasetIndex):  # a JSONL file: crude, and always parsed
         stores = _stores(ref, None, samples.decoder)
-        return SourceLeaf(index, SampleFactory(SampleDecoder()), dict(ref.subflavors), stores), LeafOptions()
+        crude = _within(SampleFactory(SampleDecoder()), ref, samples)
+        return SourceLeaf(index, crude, dict(ref.subflavors), stores), LeafOptions()
     factory, options = make_sample_factory(
         index, decoder=samples.decoder, trust=samples.trust_dataset_code, dataset_config=ref.dataset_config
     )
     stores = _stores(ref, AuxRef(ref.spec, "webdataset"), samples.decoder)
-    return SourceLeaf(index, factory, {**options.subflavors, **ref.subflavors}, stores), options
+    subflavors = {**options.subflavors, **ref.subflavors}
+    return SourceLeaf(index, _within(factory, ref, samples), subflavors, stores), options
+
+
+def _within(factory: SampleFactory, ref: LeafRef, samples: SampleOptions) -> SampleFactory:
+    """Leave out the parts that the metadataset or the caller does not name."""
+    for parts in (ref.parts, samples.parts):
+        factory = factory if parts is None else factory.within(parts, ref.spec.url)
+    return factory
 
 
 def _stores(ref: LeafRef, primary: AuxRef | None, decoder: FileStoreDecoder | None) -> LeafStores:

@@ -55,6 +55,7 @@ class LeafRef:
         subset: Which of the part's samples.
         multiplier: ``shuffle_over_epochs_multiplier``.
         aux: Data that cookers look up by key, by name.
+        parts: The parts that are used; None for all.
     """
 
     spec: StoreSpec
@@ -65,6 +66,7 @@ class LeafRef:
     subset: Subset = field(default_factory=Subset)
     multiplier: int | None = 1
     aux: Mapping[str, AuxRef] = field(default_factory=dict)
+    parts: frozenset[str] | None = None
 
     @property
     def path(self) -> str:

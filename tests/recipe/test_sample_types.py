@@ -10,6 +10,7 @@ from PIL import Image
 from energon_stream.errors import DecodeError, FieldError, MetadataError, NotPreparedError, UntrustedCodeError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.read.decode import SampleDecoder
+from energon_stream.read.part_selection import PartSelection
 from energon_stream.recipe.fields import parse_field_map
 from energon_stream.recipe.sample_classes import SAMPLE_TYPES
 from energon_stream.recipe.sample_types import LeafOptions, make_sample_factory, read_dataset_config
@@ -72,7 +73,7 @@ def test_a_typed_sample_is_made_of_its_parts():
     assert (sample.caption, sample.__key__, sample.__restore_key__) == ("hello", "a.tar/k", ("Source", 0, 7))
     assert sample.__sources__ == (SOURCE,)
     assert sample.__subflavors__ == {"x": 1}
-    assert read(typed())[0].parts_needed == {"jpg", "json"}
+    assert read(typed())[0].selection == PartSelection(frozenset({"jpg", "json"}), declared=False)
     assert build(typed("ImageSample", image="jpg"), decoder=None).image == bytes(PARTS["jpg"])
 
 
@@ -120,9 +121,9 @@ def test_crude_samples_hold_decoded_parts():
     assert (crude["cls"], crude["left.txt"], crude["__shard__"]) == (3, "left", "a.tar")
     assert crude["__sources__"] == (SOURCE,)
     filtered = {**own("CrudeWebdataset"), "part_filter": ["json"]}
-    assert read(filtered)[0].parts_needed == {"json"}
+    assert read(filtered)[0].selection == PartSelection(frozenset({"json"}))
     assert "jpg" not in build(filtered)
-    assert read(own("CrudeWebdataset"))[0].parts_needed is None
+    assert read(own("CrudeWebdataset"))[0].selection is None
     assert build(own("CrudeWebdataset"), decoder=None)["cls"] == b"3"
 
 
