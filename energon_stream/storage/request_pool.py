@@ -189,12 +189,13 @@ class RequestPool:
                 task = heapq.heappop(self._fresh)[1]
                 if to_caller:
                     own, to_caller = task, False
-                elif self._idle:
-                    self._idle -= 1
-                    self._granted.put(task)
                 else:
-                    self._workers += 1
-                    self._start(self._work, task)
+                    self._granted.put(task)
+                    if self._idle:
+                        self._idle -= 1
+                    else:
+                        self._workers += 1
+                        self._start(self._work)
             else:
                 break
             task.has_slot = True
@@ -208,25 +209,19 @@ class RequestPool:
         self._threads.add(thread)
         thread.start()
 
-    def _work(self, first: _Task) -> None:
-        task: _Task | None = first
+    def _work(self) -> None:
+        task = self._granted.get()
         while task is not None:
             if task.future.set_running_or_notify_cancel():
                 self._run(task, _First(self, task))
-            task = self._next(task)
+            with self._lock:
+                self._release(task)
+                task = self._grant(to_caller=True)
+                waits = task is None and not self._closing
+                self._idle += waits
+            if waits:  # with no task in hand: an idle thread must not keep a body alive
+                task = self._granted.get()
         self._gone()
-
-    def _next(self, done: _Task | None) -> _Task | None:
-        """A worker's next task; None is the end."""
-        with self._lock:
-            if done is not None:
-                self._release(done)
-            task = self._grant(to_caller=True)
-            if task is not None or self._closing:
-                return task
-            self._idle += 1
-        done = None  # an idle thread must not keep a body alive
-        return self._granted.get()
 
     def _run(self, task: _Task, listener: _First | _Second) -> None:
         result = error = None
@@ -242,11 +237,13 @@ class RequestPool:
             if task.error is None or listener.retries:  # the first request's error says more
                 task.error = error
             wins = not task.settled and (error is None or not task.runs)
-            task.settled = task.settled or wins
+            if wins:  # the other request must not keep the body alive
+                task.settled = True
+                future, task.future = task.future, Future()
         if wins and error is None:
-            task.future.set_result(result)
+            future.set_result(result)
         elif wins:
-            task.future.set_exception(task.error)
+            future.set_exception(task.error)
 
     def _repeat(self, task: _Task) -> bool:
         if self._closing or self._hedges >= self._max_hedges:

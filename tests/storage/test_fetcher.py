@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+import weakref
 from concurrent.futures import CancelledError
 
 import pytest
@@ -85,6 +87,29 @@ def test_local_stores_answer_at_once(tmp_path):
     assert future.result().data == b"bc"
     assert isinstance(fetcher.submit(LocalStore(str(tmp_path)), "b", ONE).exception(), ObjectNotFoundError)
     assert threading.active_count() == threads
+
+
+def test_idle_threads_keep_no_body_alive():
+    class Large(bytearray):
+        """Can be referred to weakly."""
+
+    class Bodies(GatedStore):
+        def get_range(self, path, byte_range, *, etag=None):
+            data = Large(10)
+            alive.append(weakref.ref(data))
+            return Body(memoryview(data), None, None)
+
+    alive, fetcher = [], Fetcher(2)
+    for _ in range(2):
+        for future in [fetcher.submit(Bodies(), "x", ONE) for _ in range(5)]:
+            future.result()
+        del future
+        fetcher.call(int).result()
+        limit = time.monotonic() + 10
+        while any(reference() is not None for reference in alive):
+            assert time.monotonic() < limit
+            time.sleep(0.001)
+    assert len(alive) == 10
 
 
 def test_counters_see_retries_and_concurrency(s3_server, tmp_bucket):
