@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test unit lint bench interop clean
+.PHONY: demo test unit lint bench peers interop clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,6 +31,10 @@ bench: $(VENV)/installed
 	$(PIP) -e '.[bench]'
 	$(BIN)/python benchmarks/run.py $(BENCH)
 
+# What `make bench` compares with, each in a virtual environment of its own; without them it says so and goes on.
+peers:
+	PYTHON=$(PYTHON) sh benchmarks/peers.sh
+
 # Both ways with Megatron-Energon 7.4.1, which gets a virtual environment of its own.
 interop: $(VENV)/installed
 	test -x .venv-energon/bin/python || $(PYTHON) -m venv .venv-energon
@@ -39,4 +43,4 @@ interop: $(VENV)/installed
 	$(BIN)/python -m pytest tests/interop -v
 
 clean:
-	rm -rf $(VENV) .venv-localstack .venv-energon .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-localstack .venv-energon .venv-peers .mypy_cache .ruff_cache .pytest_cache

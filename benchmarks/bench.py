@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import nginx_s3
-from datasets import BUCKET, SAMPLES
+import peers
+from datasets import BUCKET, DATASETS, Dataset
 from request_log import Request
 
 HERE = Path(__file__).parent
@@ -24,13 +25,15 @@ TIMEOUT = 300
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measured process: what it printed and what the server logged meanwhile."""
+    """One measured process: what it was asked for, what it printed and what the server logged meanwhile."""
 
+    dataset: Dataset
+    spec: dict[str, Any]
     result: dict[str, Any]
     requests: list[Request]
 
 
-HIGHER_IS_BETTER = {"samples/s", "of 1"}
+HIGHER_IS_BETTER = {"samples/s", "MB/s", "of 1", "shards"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class Bench:
     scratch: Path
     rounds: int
     candidates: set[str]
-    energon_python: str | None
+    pythons: dict[str, str]
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
@@ -99,17 +102,19 @@ class Bench:
         """Spec of a run over the network: the path in the form that the candidate takes."""
         endpoint = self.server.endpoints[profile]
         root = {"webdataset": endpoint, "energon": "msc://bench"}.get(candidate, "s3:/")
-        return self._spec(candidate, dataset, path=f"{root}/{BUCKET}/{dataset}", endpoint=endpoint, **spec)
+        path = f"{root}/{BUCKET}/{peers.folder(candidate, dataset)}"
+        return self._spec(candidate, dataset, path=path, endpoint=endpoint, **spec)
 
     def local(self, candidate: str, dataset: str, **spec: Any) -> dict[str, Any]:
         """Spec of a run over local files."""
-        return self._spec(candidate, dataset, path=str(self.root / BUCKET / dataset), **spec)
+        path = self.root / BUCKET / peers.folder(candidate, dataset)
+        return self._spec(candidate, dataset, path=str(path), **spec)
 
     def _spec(self, candidate: str, dataset: str, **spec: Any) -> dict[str, Any]:
-        if candidate == "webdataset":
+        if candidate in ("webdataset", "s3torch"):
             spec["shards"] = sorted(p.name for p in (self.root / BUCKET / dataset).glob("*.tar"))
-        spec = {"workers": 0, "epoch_samples": SAMPLES, "scratch": str(self.scratch)} | spec
-        return spec | {"candidate": candidate}
+        common = {"workers": 0, "epoch_samples": DATASETS[dataset].samples, "scratch": str(self.scratch)}
+        return common | spec | {"candidate": candidate, "dataset": dataset}
 
     def run(self, spec: dict[str, Any]) -> Run | None:
         """One process; None (and a note) when the candidate is absent or fails."""
@@ -117,36 +122,37 @@ class Bench:
         if name not in self.candidates and name not in ("raw", "mmap"):
             return None
         self.server.take()
-        python = self.energon_python if name == "energon" else sys.executable
-        command = [str(python), str(HERE / "candidate.py"), json.dumps(spec)]
+        command = [self.pythons.get(name, sys.executable), str(HERE / "candidate.py")]
         # No proxy may stand between a client and the loopback.
         env = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
         options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": TIMEOUT, "env": env}
-        try:
-            done = subprocess.run(command, check=True, **options)
-        except subprocess.TimeoutExpired:
-            return self._drop(name, f"took more than {TIMEOUT} s")
-        except subprocess.CalledProcessError as error:
-            sys.stderr.write(error.stderr[-3000:])
-            lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
-            return self._drop(name, lines[-1][:200])
+        with tempfile.TemporaryDirectory(dir=self.scratch) as cache:
+            try:
+                done = subprocess.run([*command, json.dumps(spec | {"cache": cache})], check=True, **options)
+            except subprocess.TimeoutExpired:
+                return self._drop(name, f"took more than {TIMEOUT} s")
+            except subprocess.CalledProcessError as error:
+                sys.stderr.write(error.stderr[-3000:])
+                lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
+                return self._drop(name, lines[-1][:200])
         time.sleep(0.3)  # requests that the process left behind reach the log when their sleep is over
-        return Run(json.loads(done.stdout.splitlines()[-1]), self.server.take())
+        result = json.loads(done.stdout.splitlines()[-1])
+        return Run(DATASETS[spec["dataset"]], spec, result, self.server.take())
 
     def _drop(self, name: str, why: str) -> None:
         self.note(f"{name}: a run failed and has no value ({why})")
 
-    def rounds_of(self, specs: dict[str, dict[str, Any]]) -> dict[str, list[Run]]:
-        """Run every candidate in every round, beginning with another one each time.
+    def rounds_of(self, specs: dict[str, dict[str, Any]], most: int | None = None) -> dict[str, list[Run]]:
+        """Run every candidate in every round (``most`` rounds at most), beginning with another one each time.
 
-        Megatron-Energon takes part in the first round only where it is remote: an epoch takes it half a minute.
+        Peers that take many seconds for an epoch take part in the first round only where they are remote.
         """
         runs: dict[str, list[Run]] = {name: [] for name in specs}
         names = list(specs)
-        for number in range(self.rounds):
+        for number in range(min(self.rounds, most or self.rounds)):
             shift = number % max(1, len(names))
             for name in names[shift:] + names[:shift]:
-                if specs[name]["candidate"] == "energon" and "endpoint" in specs[name] and number:
+                if specs[name]["candidate"] in peers.SLOW and "endpoint" in specs[name] and number:
                     continue
                 found = self.run(specs[name])
                 if found is not None:
@@ -157,13 +163,3 @@ class Bench:
 def values(runs: dict[str, list[Run]], figure: Callable[[Run], float | None]) -> dict[str, list[float]]:
     """A figure of every run that has it."""
     return {name: [v for v in map(figure, some) if v is not None] for name, some in runs.items()}
-
-
-def find_energon() -> str | None:
-    """Interpreter that has megatron-energon, from ENERGON_STREAM_PEER_PYTHON or ``.venv-energon``."""
-    default = HERE.parent / ".venv-energon" / "bin" / "python"
-    python = os.environ.get("ENERGON_STREAM_PEER_PYTHON", str(default))
-    if shutil.which(python) is None:
-        return None
-    probe = subprocess.run([python, "-c", "import megatron.energon"], capture_output=True, check=False)
-    return python if probe.returncode == 0 else None

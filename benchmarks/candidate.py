@@ -1,15 +1,19 @@
 """One measured run in a process of its own: reads a spec (JSON) from argv, prints one JSON line.
 
-Runs under the peers' interpreters too, so it imports nothing of this project but in ``_ours``. The clock is
-``time.time()``, to be held against the server's log; it starts after the imports.
+Runs under the peers' interpreters too, so only the candidate's own module imports anything that is not in the
+standard library. The clock is ``time.time()``, to be held against the server's log; it starts after the imports.
 
-Spec: ``candidate`` (ours, energon, webdataset, raw, mmap), ``path``, ``workers``, ``epoch_samples``, and what to
-do: ``epochs`` to time, or ``batches`` to read. Optional: ``save_at`` (batch after which the state is written to
-``state``), ``restore`` (start from ``state``), ``digest`` (of the batches after ``save_at``), ``repeat``,
-``dataset_config``, ``shards`` (names, for webdataset), ``endpoint``, ``in_flight``.
+Spec: ``candidate`` (a module of ``candidates``), ``path``, ``workers``, ``epoch_samples``, and what to do: ``epochs``
+to time, or ``batches`` to read. Optional: ``batch`` and ``window`` (sizes), ``save_at`` (batch after which the state
+is written to ``state``), ``restore`` (start from ``state``), ``digest`` (of the batches after ``save_at``),
+``per_shard`` (count the shards of each batch by the sample's number), ``memory`` (follow the process's size),
+``sample_time`` (where time goes), ``repeat``, ``dataset_config``, ``parallel_shard_iters``, ``read_options``,
+``shards`` (names), ``endpoint``, ``in_flight``, ``cache`` (a new folder).
 """
 
+import contextlib
 import hashlib
+import importlib
 import json
 import os
 import pickle
@@ -17,47 +21,63 @@ import sys
 import time
 from pathlib import Path
 
-BATCH = 32
-WINDOW = 100
-
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {0})
-    result = {"raw": _raw, "mmap": _mmap}.get(spec["candidate"], _loader)(spec)
+    module = importlib.import_module(f"candidates.{spec['candidate']}")
+    result = module.run(spec) if hasattr(module, "run") else _loader(spec, module.prepare(spec))
     print(json.dumps(result), flush=True)
 
 
-def _loader(spec: dict) -> dict:
+def _loader(spec: dict, open_loader) -> dict:
     """Time the batches of a loader of any of the libraries."""
-    opened = {"ours": _ours, "energon": _energon, "webdataset": _webdataset}[spec["candidate"]](spec)
-    begin = time.time()
-    cpu = time.process_time()
-    loader = opened()
-    if spec.get("restore"):
-        loader.restore_state_rank(pickle.loads(Path(spec["state"]).read_bytes()))
+    sampler = contextlib.nullcontext()
+    if spec.get("sample_time"):
+        import profiling
+
+        sampler = profiling.Sampler()
+    base = _start_of_memory() if spec.get("memory") else 0
+    with sampler:
+        begin = time.time()
+        cpu = time.process_time()
+        loader = open_loader()
+        if spec.get("restore"):
+            loader.restore_state_rank(pickle.loads(Path(spec["state"]).read_bytes()))
+        result = _read(spec, loader) | {"begin": begin, "loop_cpu": time.process_time() - cpu}
+    if spec.get("memory"):
+        result["memory"] = _kilobytes("VmHWM") * 1024 - base
+    if spec.get("sample_time"):
+        result["profile"] = sampler.result()
+    return result
+
+
+def _read(spec: dict, loader) -> dict:
     save_at = spec.get("save_at", 0)
-    first, samples, ends, digests = None, 0, [], []
-    for number, batch in enumerate(loader, 1):
+    first, number, samples, ends, digests, spread = None, 0, 0, [], [], 0
+    for batch in loader:
         now = time.time()
+        number += 1
         first = first or now
         samples += len(batch["__key__"])
         if samples >= spec["epoch_samples"] * (len(ends) + 1):
             ends.append(now)
         if spec.get("digest") and number > save_at:
             digests.append(_digest(batch))
+        if spec.get("per_shard"):
+            spread += len({_number(key) // spec["per_shard"] for key in batch["__key__"]})
         if number == save_at:
             Path(spec["state"]).write_bytes(pickle.dumps(loader.save_state_rank()))
         if number == spec.get("batches") or len(ends) == spec.get("epochs"):
             break
-    times = {"begin": begin, "first": first, "ends": ends, "loop_cpu": time.process_time() - cpu}
-    return times | {"samples": samples, "digests": digests}
+        del batch  # or it would be in memory beside the next one
+    return {"first": first, "ends": ends, "samples": samples, "digests": digests, "spread": spread / number}
 
 
-def _collate(samples: list) -> dict:
-    names = [name for name in samples[0] if name == "__key__" or not name.startswith("__")]
-    return {name: [sample[name] for sample in samples] for name in names}
+def _number(key: str) -> int:
+    """Number of a sample in its dataset: its key, after the shard's name where a library puts that before it."""
+    return int(key.rpartition("/")[2])
 
 
 def _digest(batch: dict) -> str:
@@ -68,128 +88,15 @@ def _digest(batch: dict) -> str:
     return sha.hexdigest()
 
 
-def _ours(spec: dict):
-    import energon_stream
-
-    options = {}
-    if spec.get("endpoint"):
-        options["storage_options"] = {"endpoint_url": spec["endpoint"], "key": "bench", "secret": "bench"}
-    return _energon_api(energon_stream, spec, options)
+def _start_of_memory() -> int:
+    """Bytes resident now, after the imports; the highest mark is counted from here."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _kilobytes("VmRSS") * 1024
 
 
-def _energon(spec: dict):
-    from megatron import energon
-
-    if spec.get("endpoint"):
-        storage = {"base_path": "", "endpoint_url": spec["endpoint"], "region_name": "us-east-1"}
-        keys = {"access_key": "bench", "secret_key": "bench"}
-        profile = {
-            "storage_provider": {"type": "s3", "options": storage},
-            "credentials_provider": {"type": "S3Credentials", "options": keys},
-        }
-        config = Path(spec["scratch"]) / "msc.json"
-        config.write_text(json.dumps({"profiles": {"bench": profile}}))
-        os.environ["MSC_CONFIG"] = str(config)
-        import multistorageclient  # noqa: F401  (an import, not part of opening)
-    return _energon_api(energon, spec, {})
-
-
-def _energon_api(lib, spec: dict, options: dict):
-    """Build the same loader with either library: the public names are the same."""
-
-    @lib.stateless
-    def cook(sample: dict) -> dict:
-        return dict(sample)
-
-    class Encoder(lib.DefaultTaskEncoder):
-        decoder = None
-        cookers = [lib.Cooker(cook)]
-
-        def batch(self, samples: list) -> dict:
-            return _collate(samples)
-
-    savable = spec.get("restore") or spec.get("save_at")
-    make_loader = lib.get_savable_loader if savable else lib.get_loader  # a lazy package imports here
-    make_dataset, make_config = lib.get_train_dataset, lib.WorkerConfig
-
-    def open_loader():
-        extra = {name: spec[name] for name in ("repeat", "dataset_config") if name in spec}
-        dataset = make_dataset(
-            spec["path"],
-            worker_config=make_config(rank=0, world_size=1, num_workers=spec["workers"]),
-            batch_size=BATCH,
-            shuffle_buffer_size=WINDOW,
-            max_samples_per_sequence=WINDOW,
-            task_encoder=Encoder(),
-            **extra,
-            **options,
-        )
-        return make_loader(dataset)
-
-    return open_loader
-
-
-def _webdataset(spec: dict):
-    import torch
-    import webdataset as wds
-
-    def open_loader():
-        urls = [f"{spec['path']}/{name}" for name in spec["shards"]]
-        dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=1, empty_check=False)
-        if spec.get("repeat", True):
-            dataset = dataset.repeat()
-        dataset = dataset.shuffle(WINDOW).batched(BATCH, collation_fn=_collate)
-        return torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=spec["workers"])
-
-    return open_loader
-
-
-def _raw(spec: dict) -> dict:
-    import obstore  # noqa: F401  (an import, not part of opening)
-    import raw_loop
-
-    bucket, prefix = spec["path"].removeprefix("s3://").split("/", 1)
-    prefix += "/"
-    arguments = (spec["endpoint"], bucket, prefix, spec["epochs"], spec["in_flight"])
-    if spec["workers"] == 0:
-        return raw_loop.run(*arguments)
-    import multiprocessing
-
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: there.send(raw_loop.run(*arguments)), daemon=True)
-    begin = time.time()
-    child.start()
-    result = here.recv() | {"begin": begin}
-    child.join()
-    return result
-
-
-def _mmap(spec: dict) -> dict:
-    """The limit of local reading: slices of memory-mapped tars at known offsets, in random order, as bytes."""
-    import mmap
-    import random
-    import tarfile
-
-    samples: dict = {}
-    for path in sorted(Path(spec["path"]).glob("*.tar")):
-        with path.open("rb") as file, tarfile.open(fileobj=file) as tar:
-            view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            for member in tar:
-                key, part = member.name.split(".")
-                samples.setdefault(key, []).append(
-                    (view, part, member.offset_data, member.offset_data + member.size)
-                )
-    plan = list(samples.items()) * spec["epochs"]
-    random.Random(0).shuffle(plan)
-    begin = time.time()
-    ends, read = [], 0
-    for key, parts in plan:
-        _ = {"__key__": key} | {part: view[start:stop] for view, part, start, stop in parts}
-        read += 1
-        if read % spec["epoch_samples"] == 0:
-            ends.append(time.time())
-    return {"begin": begin, "first": begin, "ends": ends, "samples": read}
+def _kilobytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 
 if __name__ == "__main__":

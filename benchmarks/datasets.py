@@ -1,28 +1,128 @@
-"""The benchmark's datasets: D40 (cut into 8 and into 64 shards) and the three-part samples of P12."""
+"""The benchmark's datasets, by name; each is a folder of the bucket, prepared.
+
+Long datasets are sparse: their payloads are holes of the file, so that gigabytes are written in seconds and take no
+room on the disk. The server sends zeros for them, as many bytes as it would of anything else.
+"""
 
 from __future__ import annotations
 
+import json
+import struct
+import tarfile
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from energon_stream.testing.datasets import binary_dataset, random_bytes, write_shards
 from energon_stream.testing.reference import write_reference_dataset
 
 BUCKET = "bench"
-SAMPLES = 4000
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+JSON_BYTES = 80
+BLOCK = tarfile.BLOCKSIZE
 
 
-def write_all(root: Path) -> None:
-    """Write the datasets as folders of the bucket below ``root``, indexed by the stdlib-only reference writer."""
-    for shards in (8, 64):
-        folder = root / BUCKET / f"d40x{shards}"
-        write_reference_dataset(folder, binary_dataset(folder, shards=shards), dataset_yaml=CRUDE)
-        (folder / ".nv-meta" / "json_only.yaml").write_text(CRUDE + "part_filter:\n- json\n")
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """What is in a dataset: ``samples`` of one ``bin`` of ``payload`` bytes and 80 bytes of JSON, in ``shards`` tars."""
 
-    def three_parts(index: int) -> dict[str, bytes]:
-        data = random_bytes(36_000, index)
-        return {"a": data[:20_000], "b": data[20_000:], "json": b"{}".ljust(80)}
+    samples: int
+    payload: int
+    shards: int
+    write: Callable[[Path, Dataset], None]
 
-    folder = root / BUCKET / "p12"
-    tars = write_shards(folder, shards=8, samples_per_shard=SAMPLES // 8, parts=three_parts)
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of a sample's parts."""
+        return self.payload + JSON_BYTES
+
+    @property
+    def tar_bytes(self) -> int:
+        """The same with headers and padding."""
+        return sum(BLOCK + _padded(n) for n in (self.payload, JSON_BYTES))
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts of all samples."""
+        return self.samples * self.sample_bytes
+
+    @property
+    def per_shard(self) -> int:
+        """Samples of a tar."""
+        return self.samples // self.shards
+
+
+def _full(folder: Path, about: Dataset) -> None:
+    tars = binary_dataset(folder, samples=about.samples, payload_bytes=about.payload, shards=about.shards)
     write_reference_dataset(folder, tars, dataset_yaml=CRUDE)
+
+
+def _three_parts(folder: Path, about: Dataset) -> None:
+    def parts(index: int) -> dict[str, bytes]:
+        data = random_bytes(about.payload, index)
+        return {"a": data[:20_000], "b": data[20_000:], "json": b"{}".ljust(JSON_BYTES)}
+
+    tars = write_shards(folder, shards=about.shards, samples_per_shard=about.per_shard, parts=parts)
+    write_reference_dataset(folder, tars, dataset_yaml=CRUDE)
+
+
+def _sparse(folder: Path, about: Dataset) -> None:
+    """Offsets are known while writing, so no tar is read again and there is no ``index.sqlite``."""
+    meta = folder / ".nv-meta"
+    meta.mkdir(parents=True)
+    names = [f"data-{shard:06d}.tar" for shard in range(about.shards)]
+    offsets = struct.pack(
+        f"<{about.per_shard + 1}Q", *range(0, (about.per_shard + 1) * about.tar_bytes, about.tar_bytes)
+    )
+    for shard, name in enumerate(names):
+        with (folder / name).open("wb") as file:
+            for index in range(shard * about.per_shard, (shard + 1) * about.per_shard):
+                _header(file, f"{index:08d}.bin", about.payload)
+                file.seek(_padded(about.payload), 1)
+                _header(file, f"{index:08d}.json", JSON_BYTES)
+                file.write(json.dumps({"index": index}).encode().ljust(JSON_BYTES).ljust(BLOCK, b"\0"))
+            file.write(bytes(2 * BLOCK))
+        (folder / name).with_suffix(".tar.idx").write_bytes(offsets)
+    info = {"energon_version": "7.4.1", "shard_counts": dict.fromkeys(names, about.per_shard)}
+    (meta / ".info.json").write_text(json.dumps(info))
+    (meta / "split.yaml").write_text(json.dumps({"split_parts": {"train": names}, "exclude": []}))
+    (meta / "dataset.yaml").write_text(CRUDE)
+    (meta / "index.uuid").write_text(str(uuid.uuid4()))
+
+
+def _header(file: BinaryIO, name: str, size: int) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    file.write(member.tobuf(tarfile.USTAR_FORMAT))
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+KB, MB = 1000, 1_000_000
+DATASETS = {
+    "d40x8": Dataset(4000, 40 * KB, 8, _full),
+    "d40x64": Dataset(4000, 40 * KB, 64, _full),
+    "p12": Dataset(4000, 36 * KB, 8, _three_parts),
+    "long50": Dataset(26_000, 40 * KB, 50, _sparse),
+    "long400": Dataset(26_000, 40 * KB, 400, _sparse),
+    "huge1": Dataset(26_000, 40 * KB, 1, _sparse),
+    "size4k": Dataset(32_000, 4 * KB, 8, _sparse),
+    "size400k": Dataset(800, 400 * KB, 8, _sparse),
+    "size4m": Dataset(80, 4 * MB, 8, _sparse),
+    "mem1k": Dataset(60_000, 1 * KB, 8, _sparse),
+    "mem4m": Dataset(250, 4 * MB, 10, _sparse),
+    "mem300m": Dataset(6, 300 * MB, 3, _sparse),
+    "tiny": Dataset(64, 1 * KB, 1, _sparse),
+}
+
+
+def write(root: Path, names: Iterable[str]) -> None:
+    """Write these datasets as folders of the bucket below ``root``."""
+    for name in names:
+        folder, about = root / BUCKET / name, DATASETS[name]
+        about.write(folder, about)
+        (folder / ".nv-meta" / "json_only.yaml").write_text(CRUDE + "part_filter:\n- json\n")

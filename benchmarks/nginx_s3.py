@@ -1,7 +1,8 @@
 """nginx as the read side of S3: fast enough (0.25 CPU-s/GB) that the client, not the server, is measured.
 
 GET with Range and If-Match (412), HEAD, ListObjectsV2 without paging, errors as S3's XML. One port per
-profile: a Lua sleep makes the first-byte latency, ``limit_rate`` the rate of a connection. Signatures are not
+profile: a Lua sleep makes the first-byte latency, ``limit_rate`` the rate of a connection; faults follow a fixed
+sequence of random numbers per port, so which request they hit depends on nothing but its number. Signatures are not
 looked at. Everything lives in a temporary prefix; the access log gives exact counters (``request_log.py``). Where nginx
 is absent, the slower asyncio stand-in of ``energon_stream.testing`` serves instead.
 """
@@ -16,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import Template
 
@@ -30,16 +31,34 @@ MODULES = Path("/usr/lib/nginx/modules")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How far away the storage is: seconds to the first byte, bytes per second of one connection (0: no limit)."""
+    """How far away the storage is, and how well it behaves.
+
+    Attributes:
+        name: As the rows call it.
+        latency: Seconds to the first byte.
+        rate: Bytes per second of one connection; 0 for no limit.
+        refused: Share of all requests that are answered with a 503.
+        slow: Share of the GETs of objects whose first byte comes ``SLOWER`` times later.
+    """
 
     name: str
     latency: float
-    rate: int
+    rate: int = 85_000_000
+    refused: float = 0.0
+    slow: float = 0.0
 
 
+SLOWER = 20
 PROFILES = {
     p.name: p
-    for p in (Profile("H0", 0.0, 0), Profile("H50", 0.05, 85_000_000), Profile("H200", 0.2, 85_000_000))
+    for p in (
+        Profile("H0", 0.0, 0),
+        Profile("H1", 0.001),
+        Profile("H50", 0.05),
+        Profile("H200", 0.2),
+        Profile("F20", 0.05, refused=0.2),
+        Profile("T2", 0.05, slow=0.02),
+    )
 }
 
 SERVER_BLOCK = """\
@@ -55,11 +74,11 @@ SERVER_BLOCK = """\
         location @changed {{ content_by_lua_block {{ s3_error(412, "PreconditionFailed", "If-Match does not hold.") }} }}
         location @range {{ content_by_lua_block {{ s3_error(416, "InvalidRange", "Beyond the object's end.") }} }}
         location ~ "^/(?<bucket>[^/]+)/?$" {{
-            access_by_lua_block {{ ngx.sleep({latency}) }}
+            access_by_lua_block {{ answer_late("{name}", {latency}, {refused}, 0) }}
             content_by_lua_block {{ list_objects(ngx.var.bucket) }}
         }}
         location / {{
-            access_by_lua_block {{ ngx.sleep({latency}) }}
+            access_by_lua_block {{ answer_late("{name}", {latency}, {refused}, {slow}) }}
             try_files $uri @missing;  # a folder is no object
         }}
     }}
@@ -121,6 +140,7 @@ def _serve_stand_in(root: Path) -> Iterator[Server]:
                 S3Server(root, own_process=True, first_byte_latency=p.latency, rate=p.rate or None)
             )
             for p in PROFILES.values()
+            if not p.refused and not p.slow
         }
 
         def take() -> list[Request]:
@@ -146,11 +166,15 @@ def _serve_nginx(root: Path) -> Iterator[Server]:
         prefix.chmod(0o755)
         (prefix / "manifest.tsv").write_text(_manifest(root))
         ports = dict(zip(PROFILES, _free_ports(len(PROFILES)), strict=True))
-        blocks = [
-            SERVER_BLOCK.format(port=ports[p.name], rate=p.rate, latency=p.latency) for p in PROFILES.values()
-        ]
+        blocks = [SERVER_BLOCK.format(port=ports[p.name], **asdict(p)) for p in PROFILES.values()]
         template = Template((Path(__file__).parent / "nginx_s3.conf.in").read_text())
-        names = {"prefix": tmp, "modules": MODULES, "root": root.resolve(), "servers": "".join(blocks)}
+        names = {
+            "prefix": tmp,
+            "modules": MODULES,
+            "root": root.resolve(),
+            "servers": "".join(blocks),
+            "slower": SLOWER,
+        }
         conf = template.substitute(names)
         if os.geteuid() == 0:
             conf = "user root;\n" + conf  # the folder of buckets may be private to root

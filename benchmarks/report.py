@@ -6,16 +6,18 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import statistics
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from bench import Bench, Measure
 
 PACKAGES = ("torch", "obstore", "s3fs", "fsspec", "webdataset", "numpy")
-HEAD = "| # | figure | ours | goal | peers | limit | ours ÷ limit | ours ÷ peers |\n|---|---|--:|--:|--:|--:|--:|--:|"
+HEAD = "| # | figure | ours | goal | peers | limit | share of the limit | ours ÷ peers |\n|---|---|--:|--:|--:|--:|--:|--:|"
 
 
 def machine() -> dict[str, str]:
@@ -33,6 +35,14 @@ def machine() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             about[name] = "absent"
     return about
+
+
+def _nginx() -> dict[str, str]:
+    """Version of nginx as it gives it itself (on its standard error)."""
+    if shutil.which("nginx") is None:
+        return {"nginx": "absent"}
+    said = subprocess.run(["nginx", "-v"], capture_output=True, check=False, text=True).stderr
+    return {"nginx": said.strip().rpartition("/")[2]}
 
 
 def number(value: float | None) -> str:
@@ -74,7 +84,8 @@ def line(measure: Measure) -> str:
         goal = f"{'≥' if measure.more_is_better else '≤'} {number(measure.goal)} {'✓' if reached else '✗'}"
     shown = []
     for peer in peers:
-        ahead = ours is not None and measure.goal is not None and measure.ahead(peer)
+        compared = measure.goal is not None or measure.more_is_better
+        ahead = ours is not None and compared and measure.ahead(peer)
         shown.append(
             f"**{peer} {_spread(measure, peer)}** (ahead)" if ahead else f"{peer} {_spread(measure, peer)}"
         )
@@ -92,12 +103,29 @@ def line(measure: Measure) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def write(folder: Path, bench: Bench, measures: Sequence[Measure], command: str) -> str:
-    """Write ``latest.md``, ``latest.json`` and the plots; returns the table."""
+def _place(measure: Measure) -> tuple[bool, int, str]:
+    """Goals by their number, then what has none."""
+    number = measure.row[1:]
+    goal = measure.row[0] == "P" and number.isdigit()
+    return not goal, int(number) if goal else 0, measure.row
+
+
+def write(
+    folder: Path, bench: Bench, measures: Sequence[Measure], command: str, versions: Mapping[str, str]
+) -> str:
+    """Write ``latest.md``, ``latest.json`` and the plots; returns the table.
+
+    Args:
+        folder: Where they go.
+        bench: The set-up that was measured in.
+        measures: The lines.
+        command: What to type to make them again.
+        versions: Versions of the peers' packages.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    order = sorted(measures, key=lambda m: int(m.row[1:]))
+    order = sorted(measures, key=_place)
     table = "\n".join([HEAD, *(line(m) for m in order)])
-    about = machine()
+    about = machine() | _nginx() | dict(versions)
     facts = ", ".join(f"{k} {v}" for k, v in about.items())
     notes = "".join(f"- {note}\n" for note in bench.notes)
     plots = _plots(folder, order)

@@ -88,3 +88,22 @@ def longest_chain(requests: list[Request]) -> int:
         if r.start >= free - TICK:
             chain, free = chain + 1, r.end
     return chain
+
+
+def between(requests: list[Request], low: float, high: float) -> tuple[float, float, float]:
+    """What went on in a span of time, as if every answer had been sent evenly over its request's time.
+
+    Returns:
+        Bytes sent, requests under way on average, and bytes asked for and not yet sent, on average.
+    """
+    sent = busy = pending = 0.0
+    for r in requests:
+        start, stop = max(low, r.start), min(high, r.end)
+        if stop <= start:
+            continue
+        taken = max(r.end - r.start, 1e-3)
+        sent += r.nbytes * (stop - start) / taken
+        busy += (stop - start) / (high - low)
+        left = 1 - ((start + stop) / 2 - r.start) / taken
+        pending += r.nbytes * left * (stop - start) / (high - low)
+    return sent, busy, pending

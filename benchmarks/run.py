@@ -6,66 +6,81 @@ import argparse
 import contextlib
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import datasets
 import nginx_s3
+import peers
 import report
-from bench import Bench, Measure, find_energon
-from rows import GROUPS
+from bench import Bench, Measure
+from rows import GROUPS, Group
 
 REPORTS = Path(__file__).parent.parent / "docs" / "benchmarks"
+PEERS = ("webdataset", *peers.PACKAGES)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and run."""
-    rows = [row for group in GROUPS.values() for row in group]
+    rows = [row for group in GROUPS for row in group.rows]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--rows", default=",".join(rows), help=f"of {', '.join(rows)}; rows of one group come together"
-    )
+    parser.add_argument("--rows", help=f"of {', '.join(rows)}; rows of one group come together (default all)")
     parser.add_argument("--rounds", type=int, default=5, help="processes a candidate and figure (default 5)")
     parser.add_argument(
-        "--quick", action="store_true", help="one round, report to --out or a temporary folder"
+        "--quick", action="store_true", help="one round, no long rows, report to --out or a temporary folder"
     )
-    parser.add_argument("--without", default="", help="candidates to leave out, of webdataset, energon")
+    parser.add_argument("--without", default="", help=f"candidates to leave out, of {', '.join(PEERS)}")
     parser.add_argument("--out", type=Path, help="folder of the report (default docs/benchmarks)")
     args = parser.parse_args(argv)
-    wanted = set(args.rows.split(","))
+    wanted = set(args.rows.split(",")) if args.rows else set(rows)
     if not wanted <= set(rows) or args.rounds < 1:
         parser.error(f"--rows takes {', '.join(rows)}; --rounds at least 1")
+    groups = [g for g in GROUPS if wanted & set(g.rows)]
+    if args.quick and not args.rows:
+        groups = [g for g in groups if not g.long]
+        left = [row for group in GROUPS if group.long for row in group.rows]
+        print(f"--quick leaves out {', '.join(left)} (name them with --rows to run them)", flush=True)
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        measures, table = _measure(stack, scratch, wanted, args)
+        measures, table = _measure(stack, scratch, groups, args)
     print(table)
     if not any(m.values.get("ours") for m in measures):
         sys.exit("none of our own runs gave a value: see the notes in the report")
 
 
 def _measure(
-    stack: contextlib.ExitStack, scratch: Path, wanted: set[str], args: argparse.Namespace
+    stack: contextlib.ExitStack, scratch: Path, groups: Sequence[Group], args: argparse.Namespace
 ) -> tuple[list[Measure], str]:
     root = scratch / "objects"
-    datasets.write_all(root)
+    begin = time.time()
+    pythons, versions = peers.find()
+    without = set(args.without.split(","))
+    pythons = {name: python for name, python in pythons.items() if name not in without}
+    datasets.write(root, dict.fromkeys(name for group in groups for name in group.datasets))
+    failed = peers.write(root, pythons, list(dict.fromkeys(name for group in groups for name in group.peers)))
     server = stack.enter_context(nginx_s3.serve(root))
-    candidates = {"ours", "webdataset", "energon"} - set(args.without.split(","))
-    energon = find_energon() if "energon" in candidates else None
+    candidates = {"ours", *({"webdataset"} - without), *pythons}
     rounds = 1 if args.quick else args.rounds
-    bench = Bench(server, root, scratch, rounds, candidates, energon)
-    if energon is None:
-        bench.candidates.discard("energon")
-        bench.note("megatron-energon with multi-storage-client was not there: no figures of it in this run")
+    bench = Bench(server, root, scratch, rounds, candidates, pythons, failed)
+    for name in PEERS:
+        if name not in candidates:
+            bench.note(
+                f"{name} {'was left out' if name in without else 'is not installed'}: no figures of it"
+            )
     if server.kind != "nginx":
         bench.note("nginx with its Lua module was not there: the server may have been the limit")
+    print(f"datasets written in {time.time() - begin:.0f} s", flush=True)
     measures = []
-    for group, rows in GROUPS.items():
-        if wanted & set(rows):
-            print(group.__doc__, flush=True)
-            measures += group(bench)
+    for group in groups:
+        begin = time.time()
+        print(group.measure.__doc__, end=" ", flush=True)
+        measures += group.measure(bench)
+        print(f"({time.time() - begin:.0f} s)", flush=True)
     out = args.out or (scratch / "report" if args.quick else REPORTS)
-    command = " ".join(["python benchmarks/run.py", f"--rows {args.rows}", f"--rounds {rounds}"])
-    return measures, report.write(out, bench, measures, command)
+    names = ",".join(row for group in groups for row in group.rows)
+    command = f"python benchmarks/run.py --rows {names} --rounds {rounds}"
+    return measures, report.write(out, bench, measures, command, versions)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,41 @@
+"""LitData over its chunks, written from the same samples by ``prepare_peers.py``."""
+
+import os
+
+from candidates import BATCH, collate, passes
+
+
+def prepare(spec: dict):
+    """Import, and return what opens the loader."""
+    os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
+    options = {}
+    if spec.get("endpoint"):
+        os.environ |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
+        os.environ |= {"AWS_ENDPOINT_URL": spec["endpoint"], "AWS_REGION": "us-east-1"}
+        _allow_plain_http()
+        options = {"storage_options": {"endpoint_url": spec["endpoint"]}, "cache_dir": spec["cache"]}
+    import litdata
+
+    def open_loader():
+        dataset = litdata.StreamingDataset(spec["path"], shuffle=True, **options)
+        loader = litdata.StreamingDataLoader(
+            dataset, batch_size=BATCH, num_workers=spec["workers"], collate_fn=collate
+        )
+        return passes(loader, spec.get("repeat", True))
+
+    return open_loader
+
+
+def _allow_plain_http() -> None:
+    """LitData 0.2.76 never lets its obstore client use http:// ("builder error"), so the client is told here."""
+    import obstore.store
+
+    class S3Store(obstore.store.S3Store):
+        def __new__(cls, *args, client_options=None, **kwargs):
+            options = {**(client_options or {}), "allow_http": True}
+            return super().__new__(cls, *args, client_options=options, **kwargs)
+
+        def __init__(self, *args, **kwargs):
+            pass  # all is done in __new__
+
+    obstore.store.S3Store = S3Store

@@ -1,0 +1,100 @@
+"""P10, P11: what is left of the speed where the storage misbehaves, held against clean runs of the same rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench import Bench, Measure, Run
+from nginx_s3 import PROFILES, SLOWER
+
+from rows.figures import first
+from rows.start import share_equal
+
+PEERS = ("webdataset", "mosaicml", "litdata")
+LATE = PROFILES["T2"].latency * SLOWER
+GIVEN_UP = 499  # how nginx logs that the client closed the connection
+WHERE = "H50, one epoch from cold, 400 shards of 2.7 MB, in process"
+
+
+def _pairs(bench: Bench, profile: str) -> dict[str, list[tuple[Run, Run]]]:
+    """(clean run, faulty run) of every round: one epoch of 1 GB of ours, of 160 MB of the peers."""
+    specs = {}
+    for name in ("ours", *PEERS):
+        dataset = "long400" if name == "ours" else "d40x64"
+        for where in ("H50", profile):
+            specs[f"{name} {where}"] = bench.remote(name, dataset, where, epochs=1, repeat=False)
+    runs = bench.rounds_of(specs)
+    return {
+        name: list(zip(runs[f"{name} H50"], runs[f"{name} {profile}"], strict=False))
+        for name in ("ours", *PEERS)
+    }
+
+
+def _each(
+    pairs: dict[str, list[tuple[Run, Run]]], figure: Callable[[Run, Run], float]
+) -> dict[str, list[float]]:
+    return {name: [figure(clean, faulty) for clean, faulty in some] for name, some in pairs.items()}
+
+
+def _share(clean: Run, faulty: Run) -> float:
+    """Clean seconds ÷ faulty seconds, of the same epoch."""
+
+    def seconds(run: Run) -> float:
+        return run.result["ends"][-1] - run.result["begin"]
+
+    return seconds(clean) / seconds(faulty)
+
+
+def _attempts(_: Run, faulty: Run) -> float:
+    """Requests that the server saw for each one that it served."""
+    return len(faulty.requests) / sum(r.status < 400 for r in faulty.requests)
+
+
+def _refused(_: Run, faulty: Run) -> float:
+    return sum(r.status == 503 for r in faulty.requests) / len(faulty.requests)
+
+
+def _late(_: Run, faulty: Run) -> float:
+    """Requests that took as long as a late one does, or that the client gave up, in percent."""
+    late = sum(r.end - r.start >= LATE or r.status == GIVEN_UP for r in faulty.requests)
+    return 100 * late / len(faulty.requests)
+
+
+def _extra(clean: Run, faulty: Run) -> float:
+    """Bytes that the server sent beyond those of the clean epoch, in percent."""
+    return 100 * (sum(r.nbytes for r in faulty.requests) / sum(r.nbytes for r in clean.requests) - 1)
+
+
+def _same(bench: Bench, profile: str) -> list[float]:
+    """Share of an epoch's batches that are the same as without faults, in content and order."""
+    found = []
+    for where in ("H50", profile):
+        run = bench.run(bench.remote("ours", "long400", where, repeat=False, digest=True))
+        if run is None:
+            return []
+        found.append(run.result["digests"])
+    return [share_equal(found[1], found[0])]
+
+
+def refused(bench: Bench) -> list[Measure]:
+    """P10: 20 % of all requests answered 503 SlowDown."""
+    pairs = _pairs(bench, "F20")
+    return [
+        Measure("P10", f"F20: share of the clean speed, {WHERE}", "of 1", 0.7, _each(pairs, _share)),
+        Measure("P10", "F20: attempts for each success", "", 1.4, _each(pairs, _attempts)),
+        Measure("P10", "F20: share of requests answered 503", "", None, _each(pairs, _refused)),
+        Measure("P10", "F20: batches equal to the clean run's", "of 1", 1, {"ours": _same(bench, "F20")}),
+        Measure("P10", "F20: time to first batch", "s", None, _each(pairs, lambda _, run: first(run))),
+    ]
+
+
+def slow_tail(bench: Bench) -> list[Measure]:
+    """P11: 2 % of the GETs 20 times slower."""
+    pairs = _pairs(bench, "T2")
+    return [
+        Measure("P11", f"T2: share of the clean speed, {WHERE}", "of 1", 0.85, _each(pairs, _share)),
+        Measure("P11", "T2: bytes beyond the clean epoch's", "%", 3, _each(pairs, _extra)),
+        Measure("P11", "T2: requests that were late or given up", "%", None, _each(pairs, _late)),
+        Measure("P11", "T2: batches equal to the clean run's", "of 1", 1, {"ours": _same(bench, "T2")}),
+        Measure("P11", "T2: time to first batch", "s", None, _each(pairs, lambda _, run: first(run))),
+    ]

@@ -1,0 +1,19 @@
+"""P12: local files."""
+
+from __future__ import annotations
+
+from bench import Bench, Measure, values
+
+from rows.figures import cold, steady
+
+LOADERS = ("ours", "webdataset", "energon", "mosaicml", "litdata", "mmap")
+
+
+def undecoded(bench: Bench) -> list[Measure]:
+    """P12: local files, nothing decoded, 36 kB samples of 3 parts."""
+    runs = bench.rounds_of({n: bench.local(n, "p12", epochs=4) for n in LOADERS})
+    first, later = values(runs, cold), values(runs, steady)
+    return [
+        Measure("P12", "local files, first epoch, in process", "samples/s", 40_000, first, ("mmap",)),
+        Measure("P12", "local files, later epochs, in process", "samples/s", 40_000, later, ("mmap",)),
+    ]

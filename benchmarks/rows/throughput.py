@@ -1,0 +1,119 @@
+"""P1, P2, P13 and what lies around them: samples a second over the network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench import Bench, Measure, Run, values
+
+from rows.figures import CUTS, RAW, REMOTE_PEERS, WHERE, cold, later_requests, steady
+
+SOME = 3  # rounds of what is beside the goals
+GOAL = {"H50": 6000, "H200": 5000}
+ROW = {"H50": "P1", "H200": "P2"}
+
+
+def _runs(
+    bench: Bench,
+    dataset: str,
+    profile: str,
+    peers: tuple[str, ...] = (),
+    most: int | None = None,
+    **spec: Any,
+) -> dict[str, list[Run]]:
+    """Ours, the raw loops and one epoch of each peer; ours and the raw loops have ``epochs``."""
+    spec = {"epochs": 8, "workers": 0} | spec
+    common = {"dataset": dataset, "profile": profile}
+    specs = {"ours": bench.remote("ours", **common, **spec)}
+    specs |= {n: bench.remote(n, **common, **spec | {"epochs": 1}) for n in peers}
+    specs |= {n: bench.remote("raw", **common, **spec, in_flight=k) for n, k in RAW.items()}
+    return bench.rounds_of(specs, most)
+
+
+def _rates(row: str, where: str, goal: float | None, runs: dict[str, list[Run]]) -> list[Measure]:
+    """The two measures of speed: from nothing, with opening, and going on."""
+    limit = tuple(RAW)
+    first, later = values(runs, cold), values(runs, steady)
+    return [
+        Measure(row, f"first epoch from cold, {where}", "samples/s", goal, first, limit),
+        Measure(row, f"later epochs, {where}", "samples/s", goal, later, limit),
+    ]
+
+
+def _goals(bench: Bench, profile: str) -> list[Measure]:
+    measures = []
+    for dataset, workers in [(d, w) for d in CUTS for w in WHERE]:
+        peers = REMOTE_PEERS if workers == 0 and profile == "H50" else ()
+        runs = _runs(bench, dataset, profile, peers, workers=workers)
+        where = f"{profile}, {CUTS[dataset]}, {WHERE[workers]}"
+        measures += _rates(ROW[profile], where, GOAL[profile], runs)
+        if workers == 0 and profile == "H50":
+            ours = {"ours": runs["ours"]}  # of the others, a part runs in processes of their own
+            cpu = values(ours, _cpu_a_gigabyte)
+            measures.append(Measure("P13", f"whole loader's CPU, {where}", "s/GB", 3.0, cpu))
+    return measures
+
+
+def _cpu_a_gigabyte(run: Run) -> float:
+    return run.result["loop_cpu"] / (run.result["samples"] * run.dataset.sample_bytes / 1e9)
+
+
+def h50(bench: Bench) -> list[Measure]:
+    """P1, P13: samples a second with the storage 50 ms away, and what they cost."""
+    return _goals(bench, "H50")
+
+
+def h200(bench: Bench) -> list[Measure]:
+    """P2: samples a second with the storage 200 ms away."""
+    return _goals(bench, "H200")
+
+
+def longer(bench: Bench) -> list[Measure]:
+    """long: an epoch of 1 GB, so that opening weighs little (a part of P1 and P2)."""
+    measures = []
+    for profile, row in ROW.items():
+        runs = _runs(bench, "long50", profile, epochs=1)
+        where = f"first epoch from cold, 1 GB, {profile}, 50 shards of 22 MB, in process"
+        measures.append(Measure(row, where, "samples/s", GOAL[profile], values(runs, cold), tuple(RAW)))
+    return measures
+
+
+def h1(bench: Bench) -> list[Measure]:
+    """H1: samples a second with the storage 1 ms away."""
+    measures = []
+    for dataset, cut in CUTS.items():
+        runs = _runs(bench, dataset, "H1", most=SOME)
+        measures += _rates("H1", f"H1, {cut}, in process", None, runs)
+    return measures
+
+
+def sizes(bench: Bench) -> list[Measure]:
+    """sizes: samples of 4 kB, 40 kB, 400 kB and 4 MB with the storage 50 ms away."""
+    measures = []
+    names = {"size4k": "4 kB", "d40x8": "40 kB", "size400k": "400 kB", "size4m": "4 MB, batches of 8"}
+    for dataset, size in names.items():
+        batch = {"batch": 8} if dataset == "size4m" else {}
+        runs = _runs(bench, dataset, "H50", most=SOME, epochs=4, **batch)
+        where = f"samples of {size}, H50, 8 shards, in process"
+        measures += _rates("sizes", where, None, runs)
+        rate, asked = values(runs, _megabytes), values({"ours": runs["ours"]}, later_requests)
+        measures += [
+            Measure("sizes", f"later epochs, {where}", "MB/s", None, rate, tuple(RAW)),
+            Measure("sizes", f"requests a sample, later epochs, {where}", "", None, asked),
+        ]
+    return measures
+
+
+def _megabytes(run: Run) -> float | None:
+    rate = steady(run)
+    return None if rate is None else rate * run.dataset.sample_bytes / 1e6
+
+
+def huge_shard(bench: Bench) -> list[Measure]:
+    """1GB: all samples in one shard of 1.1 GB."""
+    runs = _runs(bench, "huge1", "H50", most=SOME, epochs=2)
+    asked = values({"ours": runs["ours"]}, later_requests)
+    return [
+        *_rates("1GB", "H50, one shard of 1.1 GB, in process", None, runs),
+        Measure("1GB", "requests a sample, later epoch, H50, one shard of 1.1 GB", "", 0.02, asked),
+    ]
