@@ -72,7 +72,9 @@ class BasicDataLoader(Generic[T]):
                     return
                 continue
             self._turn.done()
-            yield self._pinned(step.value)
+            batch = [self._pinned(step.value)]
+            del step
+            yield batch.pop()  # so that nothing here keeps it alive while the next one is read
 
     def _pinned(self, value: Any) -> Any:
         if not self._pin:

@@ -77,7 +77,9 @@ def run_worker(
             while True:
                 step = engine.step_any()
                 sender.send((step, default_counters().snapshot()))
-                if step.ended and not engine.turn.ended and not dataset.passes_follow:
+                ended = step.ended
+                del step  # a batch must not live on while the next one is made
+                if ended and not engine.turn.ended and not dataset.passes_follow:
                     sender.drain()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent closed its end: nothing is wanted any more

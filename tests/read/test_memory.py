@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from webdataset import tenbin
 
+from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.jsonl import open_jsonl, prepare_jsonl
 from energon_stream.read.decode import SampleDecoder
@@ -118,6 +119,21 @@ def test_a_record_keeps_no_block_alive(tmp_path):
         assert len(samples) == SAMPLES
         assert tracking.bodies
         assert not tracking.alive()
+
+
+def test_a_loader_lets_go_of_what_it_gave_out(tmp_path):
+    """Two large samples would otherwise be in memory while the second is read."""
+    prepared_binary_dataset(tmp_path, samples=20, shards=2)
+    options = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    loader = get_loader(
+        get_train_dataset(tmp_path, worker_config=WorkerConfig(0, 1, 0), auto_decode=False, **options)
+    )
+    samples = iter(loader)
+    for _ in range(5):
+        sample = next(samples)
+        follow = weakref.ref(sample)
+        del sample
+        assert follow() is None
 
 
 PROLOGUE = """
