@@ -78,10 +78,11 @@ def decode_image(data: bytes, mode: ImageMode) -> Any:
     if mode.container == "pil":
         return image
     # NumPy does the arithmetic: torch's threads would be woken for each image, which costs more than it.
-    pixels = np.array(image)
+    pixels = np.asarray(image)  # of bytes that cannot be written to; one of the next steps copies them
     if mode.container == "torch" and pixels.ndim == 3:
         pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
     if mode.floating:
-        pixels = pixels.astype(np.float32)
-        pixels /= np.float32(255)
+        pixels = np.divide(pixels, np.float32(255), dtype=np.float32)
+    elif not pixels.flags.writeable:
+        pixels = pixels.copy()
     return pixels if mode.container == "numpy" else torch.from_numpy(pixels)
