@@ -93,13 +93,14 @@ class RequestPool:
         with self._lock:
             self._submitted += 1
             task = _Task(function, (deadline, self._submitted), size)
+            future = task.future  # the task lets go of it when it is done, which may be before the return
             if self._closing:
-                task.future.cancel()
+                future.cancel()
             else:
                 self._watcher.asked(size)
                 heapq.heappush(self._fresh, (task.urgency, task))
                 self._grant()
-        return task.future
+        return future
 
     def close(self, grace: float) -> None:
         """Cancel what waits, let what runs end within ``grace`` seconds, and end the threads."""

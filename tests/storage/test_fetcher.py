@@ -89,6 +89,20 @@ def test_local_stores_answer_at_once(tmp_path):
     assert threading.active_count() == threads
 
 
+def test_requests_that_end_while_they_are_submitted_answer_too():
+    class Instant(GatedStore):
+        def get_range(self, path, byte_range, *, etag=None):
+            return Body(memoryview(path.encode()), None, None)
+
+    fetcher, interval = Fetcher(8), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        futures = [fetcher.submit(Instant(), str(number), ONE) for number in range(3000)]
+    finally:
+        sys.setswitchinterval(interval)
+    assert [int(bytes(future.result(timeout=20).data)) for future in futures] == list(range(3000))
+
+
 def test_idle_threads_keep_no_body_alive():
     class Large(bytearray):
         """Can be referred to weakly."""
