@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,17 +142,22 @@ class Bench:
     def _drop(self, name: str, why: str) -> None:
         self.note(f"{name}: a run failed and has no value ({why})")
 
-    def rounds_of(self, specs: dict[str, dict[str, Any]], most: int | None = None) -> dict[str, list[Run]]:
-        """Run every candidate in every round (``most`` rounds at most), beginning with another one each time.
+    def rounds_of(
+        self, specs: dict[str, dict[str, Any]], most: int | None = None, once: Set[str] = peers.SLOW
+    ) -> dict[str, list[Run]]:
+        """Run every candidate in every round, beginning with another one each time.
 
-        Peers that take many seconds for an epoch take part in the first round only where they are remote.
+        Args:
+            specs: By name in the report.
+            most: Rounds at most.
+            once: Candidates that take many seconds for an epoch: remote they take part in the first round only.
         """
         runs: dict[str, list[Run]] = {name: [] for name in specs}
         names = list(specs)
         for number in range(min(self.rounds, most or self.rounds)):
             shift = number % max(1, len(names))
             for name in names[shift:] + names[:shift]:
-                if specs[name]["candidate"] in peers.SLOW and "endpoint" in specs[name] and number:
+                if specs[name]["candidate"] in once and "endpoint" in specs[name] and number:
                     continue
                 found = self.run(specs[name])
                 if found is not None:

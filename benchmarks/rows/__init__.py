@@ -22,6 +22,7 @@ class Group:
         datasets: Names of the datasets it reads.
         peers: Those of them that peers with formats of their own read, too.
         long: Whether ``--quick`` leaves it out.
+        faults: Whether it needs a server with faults.
     """
 
     measure: Callable[[Bench], list[Measure]]
@@ -29,8 +30,10 @@ class Group:
     datasets: tuple[str, ...] = D40
     peers: tuple[str, ...] = ()
     long: bool = False
+    faults: bool = False
 
 
+FAULTS = ("long400", "d40x64")
 GROUPS = (
     Group(throughput.h50, ("P1", "P13"), peers=D40),
     Group(throughput.h200, ("P2",)),
@@ -41,9 +44,9 @@ GROUPS = (
     Group(start.first_batch, ("P3", "P4"), ("d40x8",), peers=("d40x8",)),
     Group(start.resume, ("P5",), ("d40x8",)),
     Group(requests.counts, ("P7", "P8"), peers=D40),
-    Group(faults.refused, ("P10",), ("long400", "d40x64"), peers=("d40x64",), long=True),
-    Group(faults.slow_tail, ("P11",), ("long400", "d40x64"), peers=("d40x64",), long=True),
+    Group(faults.refused, ("P10",), FAULTS, peers=("d40x64",), long=True, faults=True),
+    Group(faults.slow_tail, ("P11",), FAULTS, peers=("d40x64",), long=True, faults=True),
     Group(local.undecoded, ("P12",), ("p12",), peers=("p12",)),
-    Group(memory.above_import, ("P14",), ("tiny", "mem1k", "long50", "mem4m", "mem300m"), long=True),
+    Group(memory.above_import, ("P14",), ("tiny", *memory.CASES), long=True),
     Group(shuffle.spread, ("P16",), ("d40x64",), peers=("d40x64",)),
 )

@@ -23,7 +23,7 @@ def _pairs(bench: Bench, profile: str) -> dict[str, list[tuple[Run, Run]]]:
         dataset = "long400" if name == "ours" else "d40x64"
         for where in ("H50", profile):
             specs[f"{name} {where}"] = bench.remote(name, dataset, where, epochs=1, repeat=False)
-    runs = bench.rounds_of(specs)
+    runs = bench.rounds_of(specs, once=frozenset(PEERS))
     return {
         name: list(zip(runs[f"{name} H50"], runs[f"{name} {profile}"], strict=False))
         for name in ("ours", *PEERS)

@@ -10,6 +10,7 @@ from rows.figures import CUTS, RAW, REMOTE_PEERS, WHERE, cold, later_requests, s
 
 SOME = 3  # rounds of what is beside the goals
 GOAL = {"H50": 6000, "H200": 5000}
+EPOCHS = {"H50": 8, "H200": 5}
 ROW = {"H50": "P1", "H200": "P2"}
 
 
@@ -44,7 +45,7 @@ def _goals(bench: Bench, profile: str) -> list[Measure]:
     measures = []
     for dataset, workers in [(d, w) for d in CUTS for w in WHERE]:
         peers = REMOTE_PEERS if workers == 0 and profile == "H50" else ()
-        runs = _runs(bench, dataset, profile, peers, workers=workers)
+        runs = _runs(bench, dataset, profile, peers, workers=workers, epochs=EPOCHS[profile])
         where = f"{profile}, {CUTS[dataset]}, {WHERE[workers]}"
         measures += _rates(ROW[profile], where, GOAL[profile], runs)
         if workers == 0 and profile == "H50":
