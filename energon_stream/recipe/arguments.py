@@ -75,7 +75,7 @@ def prepare(
         )
         config = replace(config, global_error_handler=_legacy_handler(handler))
     decoder = _decoder(encoder.decoder, decoding)
-    return config, encoder, SampleOptions(decoder, trust, parse_parts(parts, "parts="))
+    return config, encoder, SampleOptions(decoder, trust, parse_parts(parts, "parts="), encoder.cookers)
 
 
 def _legacy_handler(handler: Callable[[Exception, Any], Any]) -> Callable[..., None]:

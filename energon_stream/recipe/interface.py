@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_stream.recipe.arguments import Shuffling, prepare, reading_options
@@ -94,7 +94,7 @@ class DatasetLoaderInterface(ABC):
         mixture = open_mixture(
             target,
             config,
-            samples,
+            replace(samples, cookers=()),  # the datasets may be for another task
             reading_options(None, None, None),
             shuffling.order if training else None,
         )

@@ -42,6 +42,7 @@ from energon_stream.recipe.tree import (
 )
 from energon_stream.schedule import LeafPlan, OrderSpec
 from energon_stream.storage import StoreSpec, Transport, is_local, run_isolated
+from energon_stream.task.cooking import Cooker, cooker_parts
 
 __all__ = ["SampleOptions", "Target", "isolated", "open_all", "open_leaf", "read_parts", "read_sources"]
 
@@ -115,11 +116,13 @@ class SampleOptions:
         decoder: Decodes parts; None leaves bytes.
         trust_dataset_code: Whether classes and files named by a dataset may be imported and run.
         parts: The parts that are used; None for all.
+        cookers: What crude samples are for.
     """
 
     decoder: FileStoreDecoder | None
     trust_dataset_code: bool | None = None
     parts: frozenset[str] | None = None
+    cookers: Sequence[Cooker[Any]] = ()
 
 
 def isolated(target: Target, num_workers: int, read: Callable[[], T]) -> T:
@@ -205,8 +208,9 @@ def open_leaf(
         MetadataError: ``dataset.yaml`` is wrong.
     """
     if isinstance(ref, JoinRef) and isinstance(index, JoinIndex):
+        uncooked = replace(samples, cookers=())  # cookers get what the joiner makes
         members = [
-            _source_leaf(member.leaf, own, samples)[0]
+            _source_leaf(member.leaf, own, uncooked)[0]
             for member, own in zip(ref.members, index.members, strict=True)
         ]
         return join_leaf(number, ref, index, members, order or OrderSpec(), samples.trust_dataset_code)
@@ -223,19 +227,23 @@ def open_leaf(
 def _source_leaf(ref: LeafRef, index: SourceIndex, samples: SampleOptions) -> tuple[SourceLeaf, LeafOptions]:
     if not isinstance(index, WebDatasetIndex):  # a JSONL file: crude, and always parsed
         stores = _stores(ref, None, samples.decoder)
-        crude = _within(SampleFactory(SampleDecoder()), ref, samples)
-        return SourceLeaf(index, crude, dict(ref.subflavors), stores), LeafOptions()
+        subflavors = dict(ref.subflavors)
+        factory = _within(SampleFactory(SampleDecoder()), ref, samples, subflavors)
+        return SourceLeaf(index, factory, subflavors, stores), LeafOptions()
     factory, options = make_sample_factory(
         index, decoder=samples.decoder, trust=samples.trust_dataset_code, dataset_config=ref.dataset_config
     )
     stores = _stores(ref, AuxRef(ref.spec, "webdataset"), samples.decoder)
     subflavors = {**options.subflavors, **ref.subflavors}
-    return SourceLeaf(index, _within(factory, ref, samples), subflavors, stores), options
+    return SourceLeaf(index, _within(factory, ref, samples, subflavors), subflavors, stores), options
 
 
-def _within(factory: SampleFactory, ref: LeafRef, samples: SampleOptions) -> SampleFactory:
-    """Leave out the parts that the metadataset or the caller does not name."""
-    for parts in (ref.parts, samples.parts):
+def _within(
+    factory: SampleFactory, ref: LeafRef, samples: SampleOptions, subflavors: Mapping[str, Any]
+) -> SampleFactory:
+    """Leave out the parts that the metadataset, the caller or the cooker does not name."""
+    cooked = cooker_parts(samples.cookers, subflavors) if factory.is_crude else None
+    for parts in (ref.parts, samples.parts, cooked):
         factory = factory if parts is None else factory.within(parts, ref.spec.url)
     return factory
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -21,6 +21,7 @@ __all__ = [
     "check_parameters",
     "cooker",
     "cooker_arguments",
+    "cooker_parts",
     "select_cooker",
     "source_leaves",
 ]
@@ -49,19 +50,23 @@ class Cooker(Generic[T_co]):
         return all(name in given and given[name] == value for name, value in wanted.items())
 
 
-def cooker(*, need_cache: bool = False, need_primary: bool = False) -> Callable[[F], F]:
-    """Say what else a cooker function wants as keyword arguments.
+def cooker(
+    *, need_cache: bool = False, need_primary: bool = False, parts: Collection[str] | None = None
+) -> Callable[[F], F]:
+    """Say what else a cooker function wants as keyword arguments, and what it needs of a sample.
 
     Args:
         need_cache: The loader's cache pool, as ``cache``.
         need_primary: The sample's own dataset as a file store, as ``primary``; a name that begins with a
             dot is one of the sample's own parts.
+        parts: The sample's parts that it looks at; others are not read where that saves bytes. None for all.
     """
 
     def mark(function: F) -> F:
         marked: Any = function
         marked.__cooker_need_cache__ = need_cache
         marked.__cooker_need_primary__ = need_primary
+        marked.__cooker_parts__ = None if parts is None else frozenset(parts)
         return function
 
     return mark
@@ -81,6 +86,14 @@ def select_cooker(cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any] 
         where=f"has_subflavors of the cookers: {[c.has_subflavors for c in cookers]}",
         hint="add a Cooker for it, or one without has_subflavors at the end of `cookers`",
     )
+
+
+def cooker_parts(
+    cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any] | None
+) -> frozenset[str] | None:
+    """The parts that crude samples with these subflavors are cooked from; None where these may be any."""
+    chosen = next((candidate for candidate in cookers if candidate.is_match(subflavors)), None)
+    return None if chosen is None else getattr(chosen.cook, "__cooker_parts__", None)
 
 
 def source_leaves(dataset: SavableDataset[Any]) -> list[Leaf]:

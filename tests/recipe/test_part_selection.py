@@ -5,7 +5,17 @@ import os
 
 import pytest
 
-from energon_stream import WorkerConfig, get_train_dataset, get_val_dataset, load_dataset
+from energon_stream import (
+    Cooker,
+    DefaultTaskEncoder,
+    WorkerConfig,
+    basic_sample_keys,
+    cooker,
+    get_train_dataset,
+    get_val_dataset,
+    load_dataset,
+    stateless,
+)
 from energon_stream.errors import ConfigError, FieldError, MetadataError
 from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.index.prepare import prepare_dataset
@@ -152,3 +162,42 @@ def test_other_ways_to_open_a_dataset_take_parts_too(folder):
         parts=["txt"],
     )
     assert names_of(next(iter(train))) == {"txt"}
+
+
+@stateless
+@cooker(parts=["json"])
+def cook(sample):
+    return {**basic_sample_keys(sample), "parts": names_of(sample)}
+
+
+@stateless
+def cook_all(sample):
+    return {**basic_sample_keys(sample), "parts": names_of(sample)}
+
+
+class Cooking(DefaultTaskEncoder):
+    cookers = [Cooker(cook, {"of": "json"}), Cooker(cook_all)]
+
+
+def test_a_cooker_says_which_parts_it_looks_at(folder, tmp_path):
+    def of(subflavors, **changes):
+        node = {"path": os.fspath(folder), "subflavors": subflavors}
+        document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": node}}
+        (tmp_path / "meta.yaml").write_bytes(dump_yaml(document))
+        return first(tmp_path / "meta.yaml", task_encoder=Cooking(), **changes)["parts"]
+
+    assert of({"of": "json"}) == {"json"}
+    assert of({"of": "json"}, parts=["txt"]) == set()
+    assert of({}) == ALL
+    assert of({}, parts=["txt"]) == {"txt"}
+
+
+def test_a_cooker_has_no_say_where_samples_are_loaded_without_it(folder):
+    class OnlyJson(DefaultTaskEncoder):
+        cookers = [Cooker(cook)]
+
+    config = WorkerConfig(0, 1, 0)
+    loaded = load_dataset(os.fspath(folder)).get_datasets(
+        training=True, worker_config=config, task_encoder=OnlyJson()
+    )
+    assert names_of(next(iter(loaded.datasets[0].dataset))) == ALL
