@@ -125,8 +125,9 @@ class Bench:
         command = [self.pythons.get(name, sys.executable), str(HERE / "candidate.py")]
         # No proxy may stand between a client and the loopback.
         env = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
-        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": TIMEOUT, "env": env}
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": TIMEOUT}
         with tempfile.TemporaryDirectory(dir=self.scratch) as cache:
+            options["env"] = env | {"TMPDIR": cache}  # some peers leave files behind
             try:
                 done = subprocess.run([*command, json.dumps(spec | {"cache": cache})], check=True, **options)
             except subprocess.TimeoutExpired:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from datasets import BUCKET
@@ -71,7 +72,9 @@ def write(root: Path, pythons: dict[str, str], names: list[str]) -> list[str]:
                 str(bucket / name),
                 out,
             ]
-            done = subprocess.run(command, capture_output=True, check=False, text=True)
+            with tempfile.TemporaryDirectory(dir=root) as left_behind:
+                env = os.environ | {"TMPDIR": left_behind}
+                done = subprocess.run(command, capture_output=True, check=False, text=True, env=env)
             if done.returncode:
                 sys.stderr.write(done.stderr[-2000:])
                 failed.append(f"{candidate}: {name} could not be written in its format")
