@@ -7,6 +7,7 @@ import contextlib
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,12 +79,17 @@ def _measure(
             continue
         begin = time.time()
         print(group.measure.__doc__, end=" ", flush=True)
-        measures += group.measure(bench)
+        try:
+            measures += group.measure(bench)
+        except Exception as error:  # the other rows took half an hour
+            traceback.print_exc()
+            bench.note(f"{', '.join(group.rows)}: failed, no figures ({error!r})")
         print(f"({time.time() - begin:.0f} s)", flush=True)
     out = args.out or (scratch / "report" if args.quick else REPORTS)
     names = ",".join(row for group in groups for row in group.rows)
     command = f"python benchmarks/run.py --rows {names} --rounds {rounds}"
-    return measures, report.write(out, bench, measures, command, versions)
+    table = report.write(out, bench, measures, command, versions)
+    return measures, "\n".join([table, *(f"- {note}" for note in bench.notes)])
 
 
 if __name__ == "__main__":

@@ -24,10 +24,19 @@ def _pairs(bench: Bench, profile: str) -> dict[str, list[tuple[Run, Run]]]:
         for where in ("H50", profile):
             specs[f"{name} {where}"] = bench.remote(name, dataset, where, epochs=1, repeat=False)
     runs = bench.rounds_of(specs, once=frozenset(PEERS))
-    return {
-        name: list(zip(runs[f"{name} H50"], runs[f"{name} {profile}"], strict=False))
-        for name in ("ours", *PEERS)
-    }
+    return {name: _whole(bench, name, profile, runs) for name in ("ours", *PEERS)}
+
+
+def _whole(bench: Bench, name: str, profile: str, runs: dict[str, list[Run]]) -> list[tuple[Run, Run]]:
+    """The pairs of a candidate in which no sample was lost; a loss is noted, it has no speed."""
+    found = []
+    for clean, faulty in zip(runs[f"{name} H50"], runs[f"{name} {profile}"], strict=False):
+        if clean.result["ends"] and faulty.result["ends"]:
+            found.append((clean, faulty))
+        else:
+            given = faulty.result["samples"]
+            bench.note(f"{name}, {profile}: {given} of {faulty.dataset.samples} samples arrived, so no share")
+    return found
 
 
 def _each(
