@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -23,14 +22,26 @@ class DataParallelGroup(Protocol):
         """Number of processes of the group."""
 
 
-@dataclass(slots=True)
 class _Active:
-    """What a worker is doing right now; read by hooks through ``WorkerConfig``."""
+    """What a worker is doing right now; read by hooks through ``WorkerConfig`` within a ``with`` block.
 
-    config: WorkerConfig
-    stream: int
-    sample_index: int = 0
-    batch_index: int = 0
+    Entered for every call of a hook, so it is a class and no generator.
+    """
+
+    __slots__ = ("batch_index", "config", "outer", "sample_index", "stream")
+
+    def __init__(self, config: WorkerConfig, stream: int, sample_index: int, batch_index: int) -> None:
+        self.config = config
+        self.stream = stream
+        self.sample_index = sample_index
+        self.batch_index = batch_index
+
+    def __enter__(self) -> None:
+        self.outer = WorkerConfig._active, WorkerConfig.active_worker_config
+        WorkerConfig._active, WorkerConfig.active_worker_config = self, self.config
+
+    def __exit__(self, *_: object) -> None:
+        WorkerConfig._active, WorkerConfig.active_worker_config = self.outer
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,16 +175,9 @@ class WorkerConfig:
         active = WorkerConfig._active
         return 0 if active is None else active.batch_index
 
-    @contextmanager
-    def activate(self, stream: int, sample_index: int = 0, batch_index: int = 0) -> Iterator[None]:
-        """Make this configuration visible to hooks for the length of the block."""
-        outer, outer_config = WorkerConfig._active, WorkerConfig.active_worker_config
-        WorkerConfig._active = _Active(self, stream, sample_index, batch_index)
-        WorkerConfig.active_worker_config = self
-        try:
-            yield
-        finally:
-            WorkerConfig._active, WorkerConfig.active_worker_config = outer, outer_config
+    def activate(self, stream: int, sample_index: int = 0, batch_index: int = 0) -> _Active:
+        """Make this configuration visible to hooks for the length of a ``with`` block."""
+        return _Active(self, stream, sample_index, batch_index)
 
     def config(self) -> dict[str, Any]:
         """What decides the order of samples, as plain values."""

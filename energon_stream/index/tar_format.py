@@ -9,11 +9,24 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from energon_stream.errors import CorruptTarError
 
-__all__ = ["BLOCK", "Member", "Read", "iter_members", "sample_parts", "split_name", "walk_members"]
+__all__ = [
+    "BLOCK",
+    "Member",
+    "Read",
+    "SampleParts",
+    "iter_members",
+    "pax_matters",
+    "sample_parts",
+    "split_name",
+    "walk_members",
+    "walk_sample",
+]
+
+T = TypeVar("T")
 
 BLOCK = 512
 """Unit of tar archives in bytes."""
@@ -30,7 +43,9 @@ _GNU = frozenset({_LONG_NAME, _LONG_LINK, _SPARSE})  # their prefix field holds 
 _MAX_EXTENSION = 1 << 20  # bytes of a long name or a PAX record block; larger is damage
 
 _META_FOLDER = re.compile(r"__[^/]*__/")
-_PAX_MATTERS = re.compile(rb"(?:path|size|sparse|charset)[^\n]*=").search
+pax_matters = re.compile(rb"(?:path|size|sparse|charset)[^\n]*=").search
+"""Whether PAX records say anything that changes names or sizes."""
+
 # name, size, type, magic, first byte of the prefix
 _FAST_HEADER = struct.Struct("100s24x12s20xc100x5s83xc")
 # name, size, checksum, type, prefix
@@ -60,6 +75,22 @@ class Member(NamedTuple):
         return self.data_offset + _padded(self.size)
 
 
+class SampleParts(NamedTuple):
+    """Where a sample's parts lie.
+
+    Attributes:
+        key: Sample key.
+        names: Part names, in the order of the archive.
+        starts: First byte of each part.
+        stops: One past the last byte of each.
+    """
+
+    key: str
+    names: list[str]
+    starts: list[int]
+    stops: list[int]
+
+
 def split_name(name: str) -> tuple[str, str] | None:
     """Split a member's name into sample key and part; None for what belongs to no sample.
 
@@ -77,7 +108,11 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 def iter_members(buffer: memoryview, start: int, stop: int) -> Iterator[Member]:
     """Members in ``buffer[start:stop]``, up to the end-of-archive block; see :func:`walk_members`."""
-    return walk_members(lambda offset, length: buffer[offset : min(offset + length, stop)], start, stop)
+    return walk_members(_reader(buffer, stop), start, stop)
+
+
+def _reader(buffer: memoryview, stop: int) -> Read:
+    return lambda offset, length: buffer[offset : min(offset + length, stop)]
 
 
 def walk_members(read: Read, start: int, stop: int) -> Iterator[Member]:
@@ -221,8 +256,8 @@ def _pax_records(payload: bytes, position: int) -> dict[str, str]:
     return records
 
 
-def sample_parts(buffer: memoryview, start: int, stop: int) -> tuple[str, list[tuple[str, int, int]]]:
-    """Find the parts of the one sample in ``buffer[start:stop]``: the inner loop of training.
+def sample_parts(buffer: memoryview, start: int, stop: int) -> SampleParts:
+    """Find the parts of the one sample in ``buffer[start:stop]``.
 
     Plain ustar headers take a short way that trusts magic and size instead of the checksum; the first
     header that is anything else sends the whole sample through :func:`walk_members`.
@@ -233,13 +268,15 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> tuple[str, list[t
         stop: Where the next sample's first header begins.
 
     Returns:
-        The sample's key, and (part name, first byte, one past the last byte) within ``buffer``.
+        The sample's key, and where its parts lie within ``buffer``.
 
     Raises:
         CorruptTarError: A damaged header, no sample or more than one in the range.
     """
     key = ""
-    parts: list[tuple[str, int, int]] = []
+    names: list[str] = []
+    starts: list[int] = []
+    stops: list[int] = []
     position = start
     unpack = _FAST_HEADER.unpack_from
     try:
@@ -250,7 +287,7 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> tuple[str, list[t
             position = data + (size + 511) // 512 * 512
             if kind != b"0" or prefix != b"\0" or magic != b"ustar":
                 # WebDataset's writer puts a PAX header with the time before each member.
-                if kind == b"x" and 0 < size < 512 and not _PAX_MATTERS(buffer[data : data + size]):
+                if kind == b"x" and 0 < size < 512 and not pax_matters(buffer[data : data + size]):
                     continue
                 return _walk_sample(buffer, start, stop)
             name = raw_name.partition(b"\0")[0].decode("utf-8", "surrogateescape")
@@ -262,19 +299,37 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> tuple[str, list[t
                 if key:
                     return _walk_sample(buffer, start, stop)
                 key = name[:dot]
-            parts.append((name[dot + 1 :], data, data + size))
+            names.append(name[dot + 1 :])
+            starts.append(data)
+            stops.append(data + size)
     except (ValueError, struct.error):
         return _walk_sample(buffer, start, stop)
-    if not parts or position - parts[-1][2] >= BLOCK:  # nothing, or a PAX header without its member
+    if not names or position - stops[-1] >= BLOCK:  # nothing, or a PAX header without its member
         return _walk_sample(buffer, start, stop)
-    return key, parts
+    return SampleParts(key, names, starts, stops)
 
 
-def _walk_sample(buffer: memoryview, start: int, stop: int) -> tuple[str, list[tuple[str, int, int]]]:
+def walk_sample(
+    read: Read, start: int, stop: int, take: Callable[[Member], T]
+) -> tuple[str, list[tuple[str, T]]]:
+    """Find the parts of the one sample in a range of an archive, member by member.
+
+    Args:
+        read: See :func:`walk_members`.
+        start: Where the sample's first header begins.
+        stop: Where the next sample's first header begins.
+        take: What is wanted of a part; called before the next header is read.
+
+    Returns:
+        The sample's key, and (part name, what ``take`` gave).
+
+    Raises:
+        CorruptTarError: A damaged header, no sample or more than one in the range.
+    """
     key: str | None = None
-    parts: list[tuple[str, int, int]] = []
+    parts: list[tuple[str, T]] = []
     position = start
-    for member in iter_members(buffer, start, stop):
+    for member in walk_members(read, start, stop):
         position = member.end
         found = split_name(member.name) if member.is_file else None
         if found is None:
@@ -284,7 +339,14 @@ def _walk_sample(buffer: memoryview, start: int, stop: int) -> tuple[str, list[t
                 f"bytes {start} to {stop} hold more than one sample: {key!r} and {found[0]!r}"
             )
         key = found[0]
-        parts.append((found[1], member.data_offset, member.data_offset + member.size))
+        parts.append((found[1], take(member)))
     if key is None or position != stop:
         raise CorruptTarError(f"bytes {start} to {stop} do not hold exactly one sample")
     return key, parts
+
+
+def _walk_sample(buffer: memoryview, start: int, stop: int) -> SampleParts:
+    key, parts = walk_sample(_reader(buffer, stop), start, stop, lambda member: member)
+    names = [name for name, _ in parts]
+    starts = [member.data_offset for _, member in parts]
+    return SampleParts(key, names, starts, [member.data_offset + member.size for _, member in parts])

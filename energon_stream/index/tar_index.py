@@ -14,13 +14,12 @@ import numpy as np
 
 from energon_stream.errors import IndexMismatchError, NotPreparedError, ObjectNotFoundError, RangeError
 from energon_stream.rng import Int64Array
-from energon_stream.storage import Body, ByteRange, Store
+from energon_stream.storage import ByteRange, Store
 
-__all__ = ["OffsetWindow", "decode_offsets", "encode_offsets", "index_path", "read_offsets"]
+__all__ = ["OffsetWindow", "block_bounds", "decode_offsets", "encode_offsets", "index_path", "read_offsets"]
 
 _ENTRY = 8
-_WHOLE_FILE = 64 << 10  # bytes up to which the whole index is read
-_BLOCK_ENTRIES = _WHOLE_FILE // _ENTRY
+_BLOCK_ENTRIES = (64 << 10) // _ENTRY  # 64 KiB are hardly slower to get than one entry
 _HINT = "The tar was changed after it was indexed; run `energon-stream prepare` again."
 
 
@@ -78,8 +77,25 @@ def decode_offsets(data: memoryview | bytes, first: int, where: str) -> OffsetWi
     return OffsetWindow(first, offsets)
 
 
+def block_bounds(first: Int64Array, last: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Entries that are read together: all of a small index, else whole blocks.
+
+    Args:
+        first: ``int64``, first entries wanted, each of an index of its own.
+        last: ``int64``, last ones, inclusive.
+        counts: ``int64``, samples of the tars; an index has one entry more.
+
+    Returns:
+        The first and the last (inclusive) entry to read of each.
+    """
+    small = (counts + 1) <= _BLOCK_ENTRIES
+    lower = np.where(small, 0, first // _BLOCK_ENTRIES * _BLOCK_ENTRIES)
+    upper = np.where(small, counts, (last // _BLOCK_ENTRIES + 1) * _BLOCK_ENTRIES - 1)
+    return lower, np.minimum(upper, counts)
+
+
 def read_offsets(store: Store, shard_path: str, count: int, first: int, last: int) -> OffsetWindow:
-    """Read entries of a tar's index: all of a small one, else whole blocks around the wanted ones.
+    """Read entries of a tar's index; see :func:`block_bounds`.
 
     Args:
         store: The dataset's root.
@@ -89,7 +105,7 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
         last: Last entry wanted, inclusive; entry ``count`` is the end of the last sample.
 
     Returns:
-        At least the entries asked for; cache them all.
+        The entries.
 
     Raises:
         NotPreparedError: There is no index.
@@ -103,14 +119,12 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
             where=where,
             hint=_HINT,
         )
-    base = 0
+    whole = first == 0 and last == count
     try:
-        if total <= _WHOLE_FILE:
+        if whole:
             body = store.get(path)
         else:
-            base = first // _BLOCK_ENTRIES * _BLOCK_ENTRIES
-            end = min(count + 1, (last // _BLOCK_ENTRIES + 1) * _BLOCK_ENTRIES)
-            body = store.get_range(path, ByteRange(base * _ENTRY, end * _ENTRY))
+            body = store.get_range(path, ByteRange(first * _ENTRY, (last + 1) * _ENTRY))
     except ObjectNotFoundError as error:
         raise NotPreparedError(
             "the tar has no index", where=where, hint="Run `energon-stream prepare`."
@@ -119,15 +133,11 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
         raise IndexMismatchError(
             f"the index is too short for the {count} samples of .info.json", where=where, hint=_HINT
         ) from error
-    _check_size(body, count, total, where)
-    return decode_offsets(body.data, base, where)
-
-
-def _check_size(body: Body, count: int, total: int, where: str) -> None:
-    size = len(body.data) if total <= _WHOLE_FILE else body.total_size
+    size = len(body.data) if whole else body.total_size
     if size not in (None, total):
         raise IndexMismatchError(
             f"the index has {size} bytes, but .info.json says {count} samples, which take {total}",
             where=where,
             hint=_HINT,
         )
+    return decode_offsets(body.data, first, where)

@@ -130,7 +130,7 @@ class SourceLeaf:
         selection = self.builder.selection
         parts = raw.parts if selection is None else [part for part in raw.parts if part in selection]
         source = SourceInfo(
-            self.index.spec.url, raw.index, raw.shard, tuple(f"{raw.key}.{part}" for part in parts)
+            self.index.spec.url, raw.index, raw.shard, tuple([f"{raw.key}.{part}" for part in parts])
         )
         return self.builder.build(
             raw.name, raw.parts, restore_key=restore_key, subflavors=self.subflavors, source=source
@@ -149,10 +149,11 @@ class _Resources:
 
     def __init__(self, dataset: SourceDataset) -> None:
         self.pid = os.getpid()
-        self.fetcher = shared_fetcher(dataset.options.max_in_flight)  # one, however many datasets are mixed
+        self.fetcher = shared_fetcher(dataset.options.in_flight)  # one, however many datasets are mixed
         offsets = OffsetCache()
         self.sources = [
-            open_source(number, leaf.index, offsets) for number, leaf in enumerate(dataset.leaves)
+            open_source(number, leaf.index, offsets, leaf.selection, dataset.options.max_gap)
+            for number, leaf in enumerate(dataset.leaves)
         ]
 
 

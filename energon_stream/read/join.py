@@ -10,6 +10,7 @@ import numpy as np
 
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.join_index import JoinIndex
+from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.row_blocks import RowBlocks
 from energon_stream.read.source import OffsetCache, Piece, RawSample, TarSource
 from energon_stream.rng import Int64Array
@@ -99,12 +100,30 @@ class JoinSource:
         _, member, shard = self._member(number)
         member.observe(shard, etag)
 
+    def split(
+        self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
+    ) -> list[Piece]:
+        """What the member makes of a block of its own."""
+        _, member, shard = self._member(number)
+        return [(number, *piece[1:]) for piece in member.split(shard, data, start, starts, stops)]
+
     def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample | None:
         """Cut each member's bytes; they must have one key."""
         samples: list[RawSample | None] = [None] * self.width
-        for number, view, offset in pieces:
+        for piece in pieces:
+            at, member, shard = self._member(piece[0])
+            samples[at] = member.cut(sample, [(shard, *piece[1:])])
+        return self._joined(sample, samples)
+
+    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
+        """Cut each member's bytes as they come, member by member; they must have one key."""
+        samples: list[RawSample | None] = [None] * self.width
+        for number, stream in streams:
             at, member, shard = self._member(number)
-            samples[at] = member.cut(sample, [(shard, view, offset)])
+            samples[at] = member.cut_streams(sample, [(shard, stream)])
+        return self._joined(sample, samples)
+
+    def _joined(self, sample: int, samples: Sequence[RawSample | None]) -> RawSample | None:
         primary = samples[0]
         if primary is None:
             return None

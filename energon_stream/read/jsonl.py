@@ -9,8 +9,9 @@ import numpy as np
 
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.jsonl import JsonlIndex
+from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.row_blocks import RowBlocks
-from energon_stream.read.source import OffsetCache, Piece, RawSample, VersionGuard
+from energon_stream.read.source import OffsetCache, Piece, RawSample, VersionGuard, split_ranges
 from energon_stream.rng import Int64Array
 from energon_stream.storage import Store
 
@@ -79,6 +80,19 @@ class JsonlSource:
         """Note the file's version."""
         self._versions.observe("", etag)
 
+    def split(
+        self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
+    ) -> list[Piece]:
+        """The bytes of each record."""
+        return split_ranges(number, data, start, starts, stops)
+
     def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample:
         """One record, whitespace around it included."""
         return RawSample(self.leaf, sample, str(sample), None, {"json": pieces[0][1]})
+
+    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample:
+        """One record; see :meth:`Source.cut_streams`."""
+        stream = streams[0][1]
+        return self.cut(
+            sample, [(0, memoryview(stream.read(stream.stop - stream.start)), stream.start, None)]
+        )

@@ -12,25 +12,30 @@ from energon_stream.rng import Int64Array
 __all__ = ["ReadOptions", "cut_generation"]
 
 
+_LEAST_AHEAD = 512  # references of one of many readers
+_CONNECTION = 1 << 20  # bytes that a request under way takes besides its block, as measured with obstore
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """Limits of the look-ahead of one process.
 
     Attributes:
-        byte_budget: Bytes that fetched and requested blocks may hold together.
+        byte_budget: Bytes that reading ahead may take: three quarters for blocks that are requested or not yet
+            consumed, the rest for the connections, which hold about a megabyte each besides.
         max_request: Largest coalesced request in bytes; only a larger sample is read by a larger one.
         max_gap: Unwanted bytes between two samples that are read rather than split a request.
-        max_in_flight: Requests under way at once.
+        max_in_flight: Requests under way at once; fewer where the budget has no room for their connections.
         max_ahead: References that are requested and not yet consumed, whatever their bytes.
         first_samples: Samples that are fetched as exact ranges before anything else.
         transport: ``"auto"``, ``"fsspec"`` or ``"obstore"``.
     """
 
-    byte_budget: int = 256 << 20
+    byte_budget: int = 384 << 20
     max_request: int = 6 << 20
     max_gap: int = 32 << 10
     max_in_flight: int = 64
-    max_ahead: int = 4096
+    max_ahead: int = 8192
     first_samples: int = 32
     transport: str = "auto"
 
@@ -43,13 +48,34 @@ class ReadOptions:
 
     def share(self, readers: int) -> ReadOptions:
         """The limits of one of several readers that share a process."""
-        return replace(self, byte_budget=max(1, self.byte_budget // max(1, readers)))
+        if readers < 2:
+            return self
+        return replace(
+            self,
+            byte_budget=max(1, self.byte_budget // readers),
+            max_ahead=max(min(self.max_ahead, _LEAST_AHEAD), self.max_ahead // readers),
+        )
 
     @property
     def generation(self) -> int:
-        """Bytes that are planned together. A quarter of the budget: a plan may take in as much again of
-        what comes after it, and is made when half of the budget is free."""
-        return max(1, self.byte_budget // 4)
+        """Bytes that are planned together. A quarter of what blocks may hold: a plan may take in as much again
+        of what comes after it, and two plans have to fit."""
+        return max(1, self.block_bytes // 4)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes that blocks may hold together."""
+        return self.byte_budget * 3 // 4
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way at once for which the budget has room."""
+        return max(1, min(self.max_in_flight, (self.byte_budget - self.block_bytes) // _CONNECTION))
+
+    @property
+    def largest_shared(self) -> int:
+        """Bytes of a sample up to which it is fetched beside others; a larger one is read alone."""
+        return self.block_bytes // 4
 
     def generation_bytes(self, number: int) -> int:
         """Bytes of generation ``number``: slack grows, so requests may. Generation 0 is counted in samples."""
@@ -60,7 +86,7 @@ def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, w
     """Decide how many of the next references form a generation.
 
     Requests are merged within a generation, so a cut that separates neighbours of an object costs
-    requests. Among the places where between half and all of the wanted bytes lie before the cut, the one
+    requests. Among the places where between a quarter and all of the wanted bytes lie before the cut, the one
     is taken that separates the fewest neighbours for its length; shuffled orders have such places where
     one group of slices ends.
 
@@ -84,6 +110,6 @@ def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, w
     separated = np.cumsum(
         np.bincount(first + 1, minlength=len(within) + 1) - np.bincount(last + 1, minlength=len(within) + 1)
     )
-    least = max(1, int(np.searchsorted(within, wanted // 2, side="left")) + 1)
+    least = max(1, int(np.searchsorted(within, wanted // 4, side="left")) + 1)
     cuts = np.arange(min(least, most), most + 1)
     return int(cuts[np.argmin((separated[cuts] + 1) / cuts)])

@@ -1,14 +1,14 @@
 """Sample references to raw samples, read ahead of their use.
 
 The reader knows the future, because the schedule is a pure function. It works in *generations*: some
-references are located by the index, their byte ranges are merged to requests by the pure planner, and
-the requests are queued in the order in which their first sample is needed. Generation 0 holds the first
-batch as exact ranges; when its first answer is there, larger ones follow, as long as requested and
-unconsumed bytes stay within the budget. A request may take in samples that lie between two wanted ones
-and are due soon after; their bytes are kept, not fetched again.
+references are located by the index, and their byte ranges are merged to blocks by the pure planner. Generation
+0 holds the first batch as exact ranges, generation 1 some more in small blocks, the later ones a quarter of the
+byte budget each. A block may take in samples that lie between two wanted ones and are due in the next generation;
+their bytes are kept, not fetched again.
 
-A reference is one byte range, or, where datasets are joined, one for each that has the sample; the ranges
-of a reference are planned and fetched like any others, and consumed together.
+Blocks are requested in the order in which their first sample is wanted, as far ahead as the byte budget allows:
+bytes count from the request until the last sample of their block is consumed. Two generations fit in the budget, so
+a sample's block has always been requested when its turn comes.
 
 Nothing here runs in a thread of its own: the consumer's calls drive the planning, the fetcher's
 threads the requests.
@@ -16,19 +16,20 @@ threads the requests.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
+from energon_stream.read.blocks import Block, Use, plan_blocks
 from energon_stream.read.options import ReadOptions, cut_generation
-from energon_stream.read.source import Piece, RawSample, Source
-from energon_stream.rng import Int64Array
+from energon_stream.read.source import RawSample, Source
+from energon_stream.read.window import Window
 from energon_stream.schedule import Cursor, Refs, Schedule
-from energon_stream.storage import Body, ByteRange, Fetcher, plan_fetches
+from energon_stream.storage import Fetcher
 
 __all__ = ["SampleReader", "fetch_samples"]
 
@@ -36,77 +37,12 @@ _CHUNK = 1024
 """References located at a time; bounds the work done between two samples."""
 
 
-@dataclass(slots=True)
-class _Fetch:
-    """One request, and how many byte ranges still need its bytes."""
+@dataclass(slots=True, eq=False)
+class _Locating:
+    """References, and the loads of their index entries that are under way; none were asked for yet if None."""
 
-    future: Future[Body]
-    object: int
-    start: int
-    size: int
-    users: int
-    checked: bool = False
-
-
-def _no_ints() -> Int64Array:
-    return np.zeros(0, dtype=np.int64)
-
-
-@dataclass(slots=True)
-class _Window:
-    """Located byte ranges: consumed ``[:head]``, requested ``[head:planned]``, later ones.
-
-    ``widths[i]`` is the number of ranges of the reference that begins with range ``i``, or 0 where none
-    begins. ``fetches[i]`` is the request that serves range ``i``; one that lies between two requested
-    neighbours has one before its turn comes.
-    """
-
-    leaf: Int64Array = field(default_factory=_no_ints)
-    index: Int64Array = field(default_factory=_no_ints)
-    objects: Int64Array = field(default_factory=_no_ints)
-    starts: Int64Array = field(default_factory=_no_ints)
-    stops: Int64Array = field(default_factory=_no_ints)
-    widths: list[int] = field(default_factory=list)
-    fetches: list[_Fetch | None] = field(default_factory=list)
-    head: int = 0
-    planned: int = 0
-
-    def __len__(self) -> int:
-        return len(self.fetches)
-
-    def append(self, sources: Sequence[Source], refs: Refs) -> None:
-        """Locate references, add their ranges at the end, and forget the consumed ones."""
-        leaves = np.unique(refs.leaf).tolist()
-        most = max((sources[leaf].width for leaf in leaves), default=1)
-        objects = np.full((len(refs), most), -1, dtype=np.int64)
-        starts, stops = (np.empty((len(refs), most), dtype=np.int64) for _ in range(2))
-        for leaf in leaves:
-            mine, its = refs.leaf == leaf, slice(0, sources[leaf].width)
-            objects[mine, its], starts[mine, its], stops[mine, its] = sources[leaf].locate(refs.index[mine])
-        there = objects >= 0
-        counts = there.sum(axis=1)
-        widths = np.zeros_like(objects)
-        widths[np.arange(len(refs)), there.argmax(axis=1)] = counts
-        old = slice(self.head, None)
-        self.leaf = np.concatenate([self.leaf[old], np.repeat(refs.leaf, counts)])
-        self.index = np.concatenate([self.index[old], np.repeat(refs.index, counts)])
-        self.objects = np.concatenate([self.objects[old], objects[there]])
-        self.starts = np.concatenate([self.starts[old], starts[there]])
-        self.stops = np.concatenate([self.stops[old], stops[there]])
-        self.widths = [*self.widths[old], *widths[there].tolist()]
-        self.fetches = [*self.fetches[old], *[None] * int(counts.sum())]
-        self.planned -= self.head
-        self.head = 0
-
-    def whole(self, must: int) -> int:
-        """``must`` ranges after the requested ones, and those that complete the last one's reference."""
-        while self.planned + must < len(self) and not self.widths[self.planned + must]:
-            must += 1
-        return must
-
-    def sizes(self) -> Int64Array:
-        """Bytes of each range after the requested ones."""
-        return self.stops[self.planned :] - self.starts[self.planned :]
+    refs: Refs
+    loads: list[Future[object]] | None
 
 
 def _request_offsets(sources: Sequence[Source], refs: Refs, fetcher: Fetcher) -> list[Future[object]]:
@@ -115,94 +51,6 @@ def _request_offsets(sources: Sequence[Source], refs: Refs, fetcher: Fetcher) ->
         for leaf in np.unique(refs.leaf).tolist()
         for load in sources[leaf].missing_offsets(refs.index[refs.leaf == leaf])
     ]
-
-
-def _request(
-    sources: Sequence[Source],
-    window: _Window,
-    must: int,
-    may: int,
-    fetcher: Fetcher,
-    max_gap: int,
-    max_bytes: int,
-    deadline: int,
-) -> int:
-    """Request the next ``must`` ranges, and those of the ``may`` after them that lie in between.
-
-    ``deadline`` is the first range's rank in the fetcher's queue. Returns the bytes requested.
-    """
-    begin = window.planned
-    rows = begin + np.flatnonzero([fetch is None for fetch in window.fetches[begin : begin + must + may]])
-    window.planned += must
-    plan = plan_fetches(
-        window.leaf[rows] << 32 | window.objects[rows],
-        window.starts[rows],
-        window.stops[rows],
-        rows < begin + must,
-        max_gap=max_gap,
-        max_bytes=max_bytes,
-    )
-    served: npt.NDArray[np.bool_] = plan.fetch_of >= 0
-    users = np.bincount(plan.fetch_of[served], minlength=len(plan.starts))
-    first_use = np.full(len(plan.starts), len(window), dtype=np.int64)
-    np.minimum.at(first_use, plan.fetch_of[served], rows[served])
-    fetches: dict[int, _Fetch] = {}
-    for number in np.argsort(first_use, kind="stable").tolist():
-        source = sources[int(plan.objects[number]) >> 32]
-        place = int(plan.objects[number]) & 0xFFFFFFFF
-        start, stop = int(plan.starts[number]), int(plan.stops[number])
-        store, path = source.place(place)
-        future = fetcher.submit(
-            store,
-            path,
-            ByteRange(start, stop),
-            etag=source.etag(place),
-            deadline=deadline + int(first_use[number]) - begin,
-        )
-        fetches[number] = _Fetch(future, place, start, stop - start, int(users[number]))
-    for row, number in zip(rows[served].tolist(), plan.fetch_of[served].tolist(), strict=True):
-        window.fetches[row] = fetches[number]
-    return int((plan.stops - plan.starts).sum())
-
-
-def _take(window: _Window, row: int) -> list[_Fetch]:
-    """The requests that serve the reference that begins with range ``row``; the window forgets them."""
-    taken = []
-    for at in range(row, row + window.widths[row]):
-        fetch = window.fetches[at]
-        if fetch is None:
-            raise RuntimeError("a reference was consumed before it was requested; please report this")
-        window.fetches[at] = None
-        taken.append(fetch)
-    return taken
-
-
-def _body(fetch: _Fetch) -> Body:
-    """Wait for an answer. The index asked for it, so the index is wrong where the bytes do not exist."""
-    try:
-        return fetch.future.result()
-    except RangeError as error:
-        raise IndexMismatchError(error.what, where=error.where, hint=error.hint) from error
-    except ObjectNotFoundError as error:
-        raise ObjectNotFoundError(
-            "the dataset lists a shard that is not there",
-            where=error.where,
-            hint="Put it back, or run `energon-stream prepare` again.",
-        ) from error
-
-
-def _cut(sources: Sequence[Source], window: _Window, row: int, fetches: Sequence[_Fetch]) -> RawSample | None:
-    """Wait for the bytes of one reference and cut them into parts."""
-    source = sources[window.leaf.item(row)]
-    pieces: list[Piece] = []
-    for at, fetch in enumerate(fetches, row):
-        body = _body(fetch)
-        if not fetch.checked:
-            source.observe(fetch.object, body.etag)
-            fetch.checked = True
-        start, stop = window.starts.item(at), window.stops.item(at)
-        pieces.append((fetch.object, body.data[start - fetch.start : stop - fetch.start], start))
-    return source.cut(window.index.item(row), pieces)
 
 
 class SampleReader:
@@ -232,12 +80,15 @@ class SampleReader:
         self._consumed = 0
         self._ahead_cursor = cursor
         self._exhausted = False
-        self._locating: tuple[Refs, list[Future[object]]] | None = None
-        self._window = _Window()
-        self._outstanding = 0
+        self._locating: deque[_Locating] = deque()
+        self._window = Window()
+        self._begun = False
         self._generation = 0
-        self._requested = 0
-        self._first: list[_Fetch] = []
+        self._planned = 0
+        self._ready: deque[Use] = deque()
+        self._queue: deque[Block] = deque()
+        self._outstanding = 0
+        self._look_again = True
 
     def next(self) -> RawSample | None:
         """The next sample; None at the end of the pass.
@@ -247,20 +98,21 @@ class SampleReader:
                 the sample after it.
             IndexMismatchError: The shard is not what its index says.
         """
-        window = self._window
         while True:
-            self._look_ahead()
-            row = window.head
-            if row == window.planned:
-                return None
-            fetches = _take(window, row)
-            window.head += len(fetches)
+            if self._look_again or not self._ready:
+                self._look_ahead()
+                if not self._ready:
+                    return None
+            use = self._ready.popleft()
             self._consumed += 1
-            for fetch in fetches:
-                fetch.users -= 1
-                if not fetch.users:
-                    self._outstanding -= fetch.size
-            sample = _cut(self._sources, window, row, fetches)
+            for block, _ in use.ranges:
+                if not block.is_requested:
+                    self._request_until(block)
+                block.users -= 1
+                if not block.users:
+                    self._outstanding -= block.size
+                    self._look_again = True
+            sample = use.cut(self._fetcher, self._options)
             if sample is not None:
                 return sample
 
@@ -273,87 +125,146 @@ class SampleReader:
 
     def close(self) -> None:
         """Cancel what is queued and let go of all buffers."""
-        for fetch in self._window.fetches:
-            if fetch is not None:
-                fetch.future.cancel()
-        self._window = _Window()
+        for use in self._ready:
+            for block, _ in use.ranges:
+                block.cancel()
+        self._ready.clear()
+        self._queue.clear()
+        self._window = Window()
         self._exhausted = True
-        self._locating = None
+        self._locating.clear()
 
     def _look_ahead(self) -> None:
-        """Locate and request more where the budget allows; waits only when there is nothing to give out."""
-        window = self._window
+        """Locate, plan and request what the limits allow; waits only when there is nothing to give out."""
+        if not self._begun:
+            self._begun = True
+            self._begin()
         while True:
-            idle = window.head == window.planned
-            if not idle:
-                if self._outstanding > self._options.byte_budget // 2:
-                    return
-                if window.planned - window.head > self._options.max_ahead // 2:
-                    return
-                if self._generation == 1 and not all(fetch.future.done() for fetch in self._first):
-                    return
-            self._locate(wait=idle)
-            if len(window) == window.planned or not self._plan():
+            self._request()
+            if self._queue or len(self._ready) >= self._options.max_ahead:
+                break
+            if self._ready and self._ready[-1].large:
+                break
+            self._locate(wait=not self._ready)
+            if not self._plan():
+                break
+        # Without a freed block there is room for no other; but what is being located may be there soon.
+        self._look_again = not self._queue and bool(self._locating)
+
+    def _begin(self) -> None:
+        """Request the first samples as they lie; meanwhile locate and request what comes after them.
+
+        The first answers take a round trip, which is time to plan. The index entries that the later samples
+        need are waited for no longer than that.
+        """
+        options, window = self._options, self._window
+        for count in (options.first_samples, min(options.max_ahead, max(_CHUNK, options.max_ahead // 4))):
+            self._take(count)
+        self._append_located(wait=True, chunks=1)
+        fitting = max(1, int(np.searchsorted(np.cumsum(window.sizes()), options.generation, side="right")))
+        must = min(window.whole(fitting), self._before_large())
+        if not must:
+            return
+        self._plan_blocks(must, 0, 0)
+        self._request()
+        first = self._ready[0].ranges[0][0]
+        while not first.has_arrived and not self._append_located(wait=False):
+            awaited: list[Future[Any]] = [first.answer]
+            awaited += [load for load in self._locating[0].loads or [] if not load.done()]
+            wait(awaited, return_when=FIRST_COMPLETED)
+
+    def _before_large(self) -> int:
+        """Ranges before the first reference that has to be read alone. Local files are views: none has to be."""
+        window = self._window
+        remote = np.array([not source.index_is_local for source in self._sources], dtype=np.bool_)
+        alone = np.flatnonzero(window.larger_than(self._options.largest_shared) & remote[window.leaf])
+        return int(alone[0]) if len(alone) else len(window)
+
+    def _request(self) -> None:
+        """Request blocks, the most urgent first, within the budget; a larger one when it is alone."""
+        while self._queue:
+            size = self._queue[0].size
+            if self._outstanding and self._outstanding + size > self._options.block_bytes:
                 return
+            self._outstanding += size
+            self._queue.popleft().request(self._fetcher)
+
+    def _request_until(self, block: Block) -> None:
+        """Request a block that is needed now, whatever the budget: one larger than a generation can be so."""
+        while not block.is_requested:
+            self._outstanding += self._queue[0].size
+            self._queue.popleft().request(self._fetcher)
+
+    def _take(self, count: int) -> None:
+        """Begin to locate the next references."""
+        refs, self._ahead_cursor = self._schedule.take(self._ahead_cursor, count)
+        if len(refs):
+            self._locating.append(_Locating(refs, _request_offsets(self._sources, refs, self._fetcher)))
+        else:
+            self._exhausted = True
+
+    def _append_located(self, wait: bool, chunks: int = 1 << 30) -> bool:
+        """Move references whose index entries are there to the window; False where some are still awaited.
+
+        Raises:
+            StorageError: Entries could not be read; the next call asks for them again.
+        """
+        while self._locating and chunks:
+            first = self._locating[0]
+            if first.loads is None:
+                first.loads = _request_offsets(self._sources, first.refs, self._fetcher)
+            if not wait and not all(load.done() for load in first.loads):
+                return False
+            loads, first.loads = first.loads, None
+            for load in loads:
+                load.result()
+            self._window.append(self._sources, first.refs)
+            self._locating.popleft()
+            chunks -= 1
+        return True
 
     def _locate(self, wait: bool) -> None:
         """Keep enough located references at hand for a generation and what may be taken in after it."""
         window, options = self._window, self._options
-        while not self._exhausted:
-            if self._locating is None:
-                sizes = window.sizes()
-                if len(sizes) >= options.max_ahead or sizes.sum() >= 2 * options.generation:
-                    return
-                count = _CHUNK if self._generation or len(window) else options.first_samples
-                refs, self._ahead_cursor = self._schedule.take(self._ahead_cursor, count)
-                if not len(refs):
-                    self._exhausted = True
-                    return
-                self._locating = refs, _request_offsets(self._sources, refs, self._fetcher)
-            refs, futures = self._locating
-            if not wait and not all(future.done() for future in futures):
+        while True:
+            self._append_located(wait=wait and not len(window))
+            if self._locating or self._exhausted:
                 return
-            self._locating = None
-            for future in futures:
-                future.result()
-            window.append(self._sources, refs)
-            if not self._generation:
+            if len(window) >= options.max_ahead or window.sizes().sum() >= 2 * options.generation:
                 return
-            wait = False
+            self._take(min(_CHUNK, options.max_ahead))
 
     def _plan(self) -> bool:
-        """Request one generation; False when it has to wait for more references or for a free budget."""
+        """Plan one generation; False when it has to wait for references."""
         window, options = self._window, self._options
-        sizes = window.sizes()
-        if self._generation == 0:
-            must, may, gap = len(sizes), 0, 0
-        else:
-            wanted = options.generation_bytes(self._generation)
-            rest = slice(window.planned, window.planned + options.max_ahead // 2)
-            must = cut_generation(
-                window.leaf[rest] << 32 | window.objects[rest],
-                window.starts[rest],
-                window.stops[rest],
-                wanted,
-            )
-            must = window.whole(must)
-            may = max(0, int(np.searchsorted(np.cumsum(sizes), 2 * wanted, side="right")) - must)
-            gap = options.max_gap
-            if window.head < window.planned:
-                if must == len(sizes) and not self._exhausted:
-                    return False
-                if sizes[0] > options.byte_budget // 2:
-                    return False
-        number = self._generation
-        before = window.planned
-        self._outstanding += _request(
-            self._sources, window, must, may, self._fetcher, gap, options.max_request, self._requested
+        if not len(window):
+            return False
+        shared = self._before_large()
+        if not shared:
+            if self._ready:
+                return False
+            leaf, index, ranges = window.pop()
+            self._ready.append(Use(self._sources[leaf], index, large=ranges))
+            self._planned += len(ranges)
+            return True
+        wanted = options.generation_bytes(self._generation)
+        rest = slice(min(shared, options.max_ahead // 2))
+        keys = window.leaf[rest] << 32 | window.objects[rest]
+        must = window.whole(cut_generation(keys, window.starts[rest], window.stops[rest], wanted))
+        if must == len(window) and self._ready and (self._locating or not self._exhausted):
+            return False
+        reach = int(np.searchsorted(np.cumsum(window.sizes()[:shared]), 2 * wanted, side="right"))
+        self._plan_blocks(must, max(0, reach - must), options.max_gap)
+        return True
+
+    def _plan_blocks(self, must: int, may: int, max_gap: int) -> None:
+        blocks, uses = plan_blocks(
+            self._sources, self._window, must, may, max_gap, self._options.max_request, self._planned
         )
-        self._requested += must
+        self._queue.extend(blocks)
+        self._ready.extend(uses)
+        self._planned += must
         self._generation += 1
-        if number == 0:
-            self._first = [fetch for fetch in window.fetches[before:] if fetch is not None]
-        return number > 0
 
 
 def fetch_samples(
@@ -364,11 +275,13 @@ def fetch_samples(
     Returns:
         One raw sample for each reference, in the same order; None for an excluded one.
     """
-    for future in _request_offsets(sources, refs, fetcher):
-        future.result()
-    window = _Window()
+    for load in _request_offsets(sources, refs, fetcher):
+        load.result()
+    window = Window()
     window.append(sources, refs)
-    _request(sources, window, len(window), 0, fetcher, options.max_gap, options.max_request, 0)
-    return [
-        _cut(sources, window, row, _take(window, row)) for row, width in enumerate(window.widths) if width
-    ]
+    blocks, uses = plan_blocks(
+        sources, window, len(window), 0, options.max_gap, options.max_request, deadline=0
+    )
+    for block in blocks:
+        block.request(fetcher)
+    return [use.cut(fetcher, options) for use in uses]

@@ -31,7 +31,7 @@ class RowBlocks:
     def missing(self, rows: Int64Array) -> list[Callable[[], object]]:
         """What has to be run before :meth:`take`: one load for each block that is not at hand."""
         blocks = np.unique(rows // self._file.block_rows).tolist()
-        return [partial(self._load, block) for block in blocks if self._cached(block) is None]
+        return [partial(self._load, block) for block in blocks if self._cache.claim(*self._place(block))]
 
     def take(self, rows: Int64Array) -> Int64Array:
         """Some rows: ``int64 [len(rows), width]``."""
@@ -43,11 +43,15 @@ class RowBlocks:
             found[mine] = window.offsets[rows[mine] - window.first]
         return found
 
-    def _cached(self, block: int) -> OffsetWindow | None:
+    def _place(self, block: int) -> tuple[int, int, int, int]:
         first = block * self._file.block_rows
-        return self._cache.get(self._leaf, block, first, first)
+        return self._leaf, block, first, first
+
+    def _cached(self, block: int) -> OffsetWindow | None:
+        return self._cache.get(*self._place(block))
 
     def _load(self, block: int) -> OffsetWindow:
-        window = OffsetWindow(block * self._file.block_rows, self._file.read_block(self.store, block))
-        self._cache.put(self._leaf, block, window)
-        return window
+        return self._cache.load(*self._place(block), lambda: self._read(block))
+
+    def _read(self, block: int) -> OffsetWindow:
+        return OffsetWindow(block * self._file.block_rows, self._file.read_block(self.store, block))

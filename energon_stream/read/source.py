@@ -13,15 +13,17 @@ import numpy as np
 
 from energon_stream.errors import CorruptTarError, IndexMismatchError, ObjectChangedError
 from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.index.tar_format import sample_parts
-from energon_stream.index.tar_index import OffsetWindow, read_offsets
+from energon_stream.index.tar_block import split_samples
+from energon_stream.index.tar_format import SampleParts, sample_parts, walk_sample
+from energon_stream.index.tar_index import OffsetWindow, block_bounds, read_offsets
+from energon_stream.read.range_stream import RangeStream
 from energon_stream.rng import Int64Array
 from energon_stream.storage.base import Store
 
-__all__ = ["OffsetCache", "Piece", "RawSample", "Source", "TarSource", "VersionGuard"]
+__all__ = ["OffsetCache", "Piece", "RawSample", "Source", "TarSource", "VersionGuard", "split_ranges"]
 
-Piece: TypeAlias = tuple[int, memoryview, int]
-"""Object number, the bytes of a range of it, and where the range begins."""
+Piece: TypeAlias = tuple[int, memoryview, int, SampleParts | None]
+"""Object number, the bytes of a range of it, and where they begin; or a whole block, and where the parts lie in it."""
 
 
 @dataclass(slots=True)
@@ -89,12 +91,25 @@ class Source(Protocol):
             ObjectChangedError: It is not the version of the first answer.
         """
 
+    def split(
+        self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
+    ) -> list[Piece]:
+        """Split a block into what :meth:`cut` takes: what can be done for many samples at once is done here.
+
+        Args:
+            number: Object that the block is of.
+            data: Its bytes.
+            start: Where it begins in the object.
+            starts: ``int64``, first byte of each range, in the object.
+            stops: ``int64``, one past the last byte of each.
+        """
+
     def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample | None:
         """Cut a sample's bytes into its parts.
 
         Args:
             sample: Sample number.
-            pieces: The bytes of its ranges, in the order of :meth:`locate`.
+            pieces: Those of its ranges, in the order of :meth:`locate`.
 
         Returns:
             The sample; None when it is excluded.
@@ -102,6 +117,25 @@ class Source(Protocol):
         Raises:
             IndexMismatchError: A range does not hold one sample.
         """
+
+    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
+        """As :meth:`cut`, of ranges too large to be held beside their parts; runs in the fetcher's threads.
+
+        Args:
+            sample: Sample number.
+            streams: Object number and bytes of each of its ranges, in the order of :meth:`locate`.
+
+        Returns:
+            The sample, each part all of a ``bytes`` object; None when it is excluded.
+        """
+
+
+def split_ranges(
+    number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
+) -> list[Piece]:
+    """The bytes of each range; see :meth:`Source.split`."""
+    bounds = zip((starts - start).tolist(), (stops - start).tolist(), starts.tolist(), strict=True)
+    return [(number, data[first:last], offset, None) for first, last, offset in bounds]
 
 
 class OffsetCache:
@@ -111,6 +145,7 @@ class OffsetCache:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._entries: OrderedDict[tuple[int, int], OffsetWindow] = OrderedDict()
+        self._loading: set[tuple[int, int, int, int]] = set()
         self._lock = threading.Lock()
 
     def get(self, leaf: int, number: int, first: int, last: int) -> OffsetWindow | None:
@@ -122,7 +157,26 @@ class OffsetCache:
             self._entries.move_to_end((leaf, number))
             return window
 
-    def put(self, leaf: int, number: int, window: OffsetWindow) -> None:
+    def claim(self, leaf: int, number: int, first: int, last: int) -> bool:
+        """Whether the caller has to see to it that entries are loaded: they are not here, and nobody else does."""
+        claim = (leaf, number, first, last)
+        if claim in self._loading or self.get(leaf, number, first, last) is not None:
+            return False
+        self._loading.add(claim)
+        return True
+
+    def load(
+        self, leaf: int, number: int, first: int, last: int, read: Callable[[], OffsetWindow]
+    ) -> OffsetWindow:
+        """Read entries and keep them; ends a claim."""
+        try:
+            window = read()
+            self._put(leaf, number, window)
+        finally:
+            self._loading.discard((leaf, number, first, last))
+        return window
+
+    def _put(self, leaf: int, number: int, window: OffsetWindow) -> None:
         """Keep entries; the longest unused ones make room."""
         with self._lock:
             old = self._entries.pop((leaf, number), None)
@@ -198,26 +252,29 @@ class TarSource:
 
     def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
         """What has to be run before :meth:`locate`: one load for each shard whose entries are not at hand."""
-        missing: list[Callable[[], object]] = []
-        for shard, first, last in self._spans(samples):
-            if self.offsets.get(self.leaf, shard, first, last) is None:
-                missing.append(partial(self._load, shard, first, last))
-        return missing
+        return [
+            partial(self._load, *span)
+            for span in self._spans(samples)
+            if self.offsets.claim(self.leaf, *span)
+        ]
 
     def _load(self, shard: int, first: int, last: int) -> OffsetWindow:
         path, count = self.index.shard_paths[shard], int(self.index.shard_counts[shard])
-        window = read_offsets(self.store, path, count, first, last)
-        self.offsets.put(self.leaf, shard, window)
-        return window
+        return self.offsets.load(
+            self.leaf, shard, first, last, lambda: read_offsets(self.store, path, count, first, last)
+        )
 
     def _spans(self, samples: Int64Array) -> list[tuple[int, int, int]]:
-        """Shard, first and last index entry for each shard that the samples touch."""
+        """Shard, first and last entry of whole blocks of its index, for each shard that the samples touch."""
         shards = self.shard_of(samples)
         order = np.argsort(shards, kind="stable")
         ordered = shards[order]
         starts = np.flatnonzero(np.diff(ordered, prepend=-1))
         local = (samples - self.index.shard_starts[shards])[order]
-        firsts, lasts = np.minimum.reduceat(local, starts), np.maximum.reduceat(local, starts) + 1
+        counts = self.index.shard_counts[ordered[starts]]
+        firsts, lasts = block_bounds(
+            np.minimum.reduceat(local, starts), np.maximum.reduceat(local, starts) + 1, counts
+        )
         return list(zip(ordered[starts].tolist(), firsts.tolist(), lasts.tolist(), strict=True))
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -247,12 +304,25 @@ class TarSource:
         """Note the version of a shard; see :meth:`Source.observe`."""
         self._versions.observe(self.index.shard_paths[shard], etag)
 
+    def split(
+        self, shard: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
+    ) -> list[Piece]:
+        """Read the headers of all samples of a block; see :meth:`Source.split`."""
+        pieces = split_ranges(shard, data, start, starts, stops)
+        if len(pieces) > 1:
+            found = split_samples(data, starts - start, stops - start)
+            pieces = [
+                piece if parts is None else (shard, data, start, parts)
+                for piece, parts in zip(pieces, found, strict=True)
+            ]
+        return pieces
+
     def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample | None:
         """Cut a sample's bytes into its parts; see :meth:`Source.cut`."""
-        shard, view, offset = pieces[0]
+        shard, view, offset, found = pieces[0]
         path = self.index.shard_paths[shard]
         try:
-            key, parts = sample_parts(view, 0, len(view))
+            key, names, starts, stops = found or sample_parts(view, 0, len(view))
         except CorruptTarError as error:
             raise IndexMismatchError(
                 f"the index and the tar disagree: {error.what}",
@@ -261,6 +331,28 @@ class TarSource:
             ) from error
         if self.index.excluded and self.index.is_excluded(shard, key):
             return None
-        return RawSample(
-            self.leaf, sample, key, path, {name: view[start:stop] for name, start, stop in parts}
-        )
+        parts = {name: view[start:stop] for name, start, stop in zip(names, starts, stops, strict=True)}
+        return RawSample(self.leaf, sample, key, path, parts)
+
+    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
+        """Cut a sample's bytes into its parts as they come; see :meth:`Source.cut_streams`."""
+        shard, stream = streams[0]
+        path = self.index.shard_paths[shard]
+
+        def read(offset: int, length: int) -> memoryview:
+            stream.seek(offset)
+            return memoryview(stream.read(length))
+
+        try:
+            key, parts = walk_sample(
+                read, stream.start, stream.stop, lambda member: read(member.data_offset, member.size)
+            )
+        except CorruptTarError as error:
+            raise IndexMismatchError(
+                f"the index and the tar disagree: {error.what}",
+                where=f"{self.index.spec.url}/{path} from byte {stream.start}",
+                hint="the shard was changed or damaged after it was indexed; run `energon-stream prepare` again",
+            ) from error
+        if self.index.excluded and self.index.is_excluded(shard, key):
+            return None
+        return RawSample(self.leaf, sample, key, path, dict(parts))

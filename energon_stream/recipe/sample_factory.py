@@ -10,7 +10,7 @@ from energon_stream.errors import FieldError, SampleError
 from energon_stream.read.decode import FileStoreDecoder
 from energon_stream.read.part_selection import PartSelection
 from energon_stream.recipe.fields import FieldAccess, parts_of
-from energon_stream.samples import CrudeSample, Sample, SourceInfo
+from energon_stream.samples import METADATA_FIELDS, CrudeSample, Sample, SourceInfo
 from energon_stream.storage.buffers import as_bytes
 
 __all__ = ["SampleFactory"]
@@ -96,18 +96,24 @@ class SampleFactory:
             DecodeError: A part is damaged.
             FieldError: A part or a field is missing.
         """
-        metadata: dict[str, Any] = {
-            "__key__": key,
-            "__restore_key__": restore_key,
-            "__subflavors__": None if subflavors is None else dict(subflavors),
-            "__sources__": (source,),
-        }
+        own = None if subflavors is None else dict(subflavors)
+        sample_type = self.sample_type
         try:
-            if self.sample_type is not None and self.loader is None:
-                return self.sample_type(**metadata, **self._mapped(parts))
+            if sample_type is not None and self.loader is None:
+                return sample_type(
+                    __key__=key,
+                    __restore_key__=restore_key,
+                    __subflavors__=own,
+                    __sources__=(source,),
+                    **self._mapped(parts),
+                )
             crude = CrudeSample(self._decoded(parts))
-            crude.update(metadata, __shard__=source.shard_name)
-            return crude if self.sample_type is None else self._loaded(self.sample_type, crude, metadata)
+            crude["__key__"] = key
+            crude["__restore_key__"] = restore_key
+            crude["__subflavors__"] = own
+            crude["__sources__"] = (source,)
+            crude["__shard__"] = source.shard_name
+            return crude if sample_type is None else self._loaded(sample_type, crude)
         except SampleError as error:
             where = f"{source.dataset_path}: sample {key}"
             raise type(error)(error.what, where=where, hint=error.hint) from error.__cause__
@@ -123,12 +129,15 @@ class SampleFactory:
         return {access.field: access.read(parts.keys(), decode) for access in self.fields}
 
     def _decoded(self, parts: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
-        return {part: self._decode(part, parts[part]) for part in self._wanted(parts)}
+        wanted = self._wanted(parts)
+        if self.decoder is None:
+            return {part: as_bytes(parts[part]) for part in wanted}
+        return {part: self._decode(part, parts[part]) for part in wanted}
 
-    def _wanted(self, parts: Collection[str]) -> list[str]:
+    def _wanted(self, parts: Collection[str]) -> Collection[str]:
         wanted = self.part_filter
         if wanted is None:
-            return list(parts)
+            return parts
         if isinstance(wanted, frozenset):
             return [part for part in parts if part in wanted]
         return [part for part in parts if wanted(part)]
@@ -136,9 +145,10 @@ class SampleFactory:
     def _decode(self, part: str, data: bytes | memoryview) -> Any:
         return as_bytes(data) if self.decoder is None else self.decoder.decode(part, data)
 
-    def _loaded(self, sample_type: type[Sample], crude: CrudeSample, metadata: dict[str, Any]) -> Sample:
+    def _loaded(self, sample_type: type[Sample], crude: CrudeSample) -> Sample:
         if self.loader is None:
             raise FieldError("there is neither a field map nor a sample loader")
+        metadata = {name: crude[name] for name in METADATA_FIELDS}
         fields = self.loader(crude)
         try:
             return sample_type(**{**metadata, **fields})

@@ -133,7 +133,8 @@ def test_the_first_batch_waits_for_its_own_bytes_only(root, server, workers, pos
         runs.take(loader, position)
         state = loader.save_state_rank()
         expected = runs.take(loader, 1)
-    with open_loader(server, workers) as loader:
+    one_by_one = ReadOptions(first_samples=BATCH, max_in_flight=1)  # the log is in order of urgency
+    with open_loader(server, workers, read_options=one_by_one) as loader:
         loader.restore_state_rank(state)
         assert runs.take(loader, 1) == expected
     waited = until_served(server.log(), expected[0]["__key__"])

@@ -21,7 +21,13 @@ from energon_stream.index.braces import collapse, expand
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.metadata import encode_info, encode_split, parse_info, parse_split
 from energon_stream.index.split import split_by_patterns, split_by_ratio
-from energon_stream.index.tar_index import decode_offsets, encode_offsets, index_path, read_offsets
+from energon_stream.index.tar_index import (
+    block_bounds,
+    decode_offsets,
+    encode_offsets,
+    index_path,
+    read_offsets,
+)
 from energon_stream.index.yaml_io import load_yaml
 from energon_stream.storage import StoreSpec
 
@@ -177,11 +183,15 @@ def test_index_entries_are_read_as_needed(tmp_path, count):
     store.put(index_path("d/a.tar"), encode_offsets(offsets))
     offsets[0] = 0
     for first, last in ((0, 1), (count - 1, count), (count // 2, count)):
-        window = read_offsets(store, "d/a.tar", count, first, last)
-        assert window.covers(first, last)
-        assert len(window.offsets) <= last - first + 2 * 8192
-        there = offsets[window.first : window.first + len(window.offsets)]
-        np.testing.assert_array_equal(window.offsets, there)
+        lower, upper = (
+            bound.item() for bound in block_bounds(*(np.array([n]) for n in (first, last, count)))
+        )
+        assert 0 <= lower <= first <= last <= upper <= count
+        assert (lower, upper) == (0, count) if count < 8192 else upper - lower < last - first + 2 * 8192
+        for begin, end in ((lower, upper), (first, last)):
+            window = read_offsets(store, "d/a.tar", count, begin, end)
+            assert window.first == begin
+            np.testing.assert_array_equal(window.offsets, offsets[begin : end + 1])
     for wrong in (count + 1, count - 1):
         with pytest.raises(IndexMismatchError, match=r"run `energon-stream prepare` again"):
             read_offsets(store, "d/a.tar", wrong, max(0, wrong - 1), wrong)
@@ -189,7 +199,7 @@ def test_index_entries_are_read_as_needed(tmp_path, count):
         read_offsets(store, "d/b.tar", count, 0, 1)
     store.put(index_path("d/a.tar"), encode_offsets(offsets[::-1]))
     with pytest.raises(IndexMismatchError, match="does not lie after"):
-        read_offsets(store, "d/a.tar", count, 0, 1)
+        read_offsets(store, "d/a.tar", count, 0, count)
 
 
 COUNTS = {"a.tar": 3, "b.tar": 4, "c.tar": 5}

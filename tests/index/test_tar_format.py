@@ -4,11 +4,13 @@ import io
 import string
 import tarfile
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from energon_stream.errors import CorruptTarError
+from energon_stream.index.tar_block import split_samples
 from energon_stream.index.tar_format import iter_members, sample_parts, split_name
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -76,11 +78,63 @@ def test_a_sample_is_cut_into_its_parts(tar_format, contents, data):
     )
     buffer, end = build([*extra, *members], FORMATS[tar_format])
     shifted = memoryview(b"\xff" * 7 + bytes(buffer[:end]))
-    found_key, parts = sample_parts(shifted, 7, 7 + end)
-    assert found_key == key
-    assert [(name, bytes(shifted[start:stop])) for name, start, stop in parts] == [
-        (name[len(key) + 1 :], content) for name, content in members
-    ]
+    found = sample_parts(shifted, 7, 7 + end)
+    assert found.key == key
+    assert contents_of(shifted, found) == [(name[len(key) + 1 :], content) for name, content in members]
+
+
+def contents_of(buffer, found):
+    places = zip(found.names, found.starts, found.stops, strict=True)
+    return [(name, bytes(buffer[start:stop])) for name, start, stop in places]
+
+
+@given(
+    st.sampled_from(sorted(FORMATS)),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["k{}", "d/k{}", "v1.0/k{}", "{}" * 30]),
+            st.lists(st.tuples(components, payloads), min_size=1, max_size=4),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_many_samples_at_once_are_cut_like_each_alone(tar_format, samples, data):
+    """And whatever bytes are damaged, what is found at once is what is found one by one."""
+    buffer, starts = b"", [0]
+    for number, (key, contents) in enumerate(samples):
+        members = [
+            (f"{key.format(*[number] * 30)}.{i}{part}", content) for i, (part, content) in enumerate(contents)
+        ]
+        tar, end = build(members, FORMATS[tar_format])
+        buffer += tar[:end]
+        starts.append(len(buffer))
+    places = np.array(starts)
+    found = split_samples(memoryview(buffer), places[:-1], places[1:])
+    for parts, start, stop in zip(found, starts, starts[1:], strict=False):
+        assert parts == sample_parts(memoryview(buffer), start, stop) or (
+            parts is None and tar_format != "ustar"  # long and foreign names are in headers of their own
+        )
+    damaged = bytearray(buffer)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(buffer) - 1))] = data.draw(st.integers(0, 255))
+    view = memoryview(bytes(damaged))
+    for parts, start, stop in zip(
+        split_samples(view, places[:-1], places[1:]), starts, starts[1:], strict=False
+    ):
+        if parts is not None:
+            assert parts == sample_parts(view, start, stop)
+
+
+def test_what_is_no_plain_tar_is_left_to_the_general_way():
+    buffer, end = build([("a.jpg", b"1"), ("a.txt", b"2")], tarfile.USTAR_FORMAT)
+    starts = np.array([0, 0, 100, 512, end])
+    stops = np.array([end, 512, end, end, end])
+    found = split_samples(buffer[:end], starts, stops)
+    assert [parts is None for parts in found] == [False, True, True, True, True]
+    assert split_samples(buffer[:end], starts[:1], stops[:1] + 512) == [None]
 
 
 @given(st.sampled_from(sorted(FORMATS)), st.data())
@@ -134,7 +188,7 @@ def test_old_and_binary_headers_are_read():
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     buffer = memoryview(bytes(header) + b"xyz".ljust(512, b"\0"))  # no magic, type NUL
-    assert sample_parts(buffer, 0, 1024) == ("a", [("jpg", 512, 515)])
+    assert sample_parts(buffer, 0, 1024) == ("a", ["jpg"], [512], [515])
 
 
 @pytest.mark.parametrize(

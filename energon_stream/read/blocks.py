@@ -1,0 +1,209 @@
+"""Blocks: requests that serve the byte ranges of several samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
+from energon_stream.read.large import read_large_sample
+from energon_stream.read.options import ReadOptions
+from energon_stream.read.source import Piece, RawSample, Source
+from energon_stream.read.window import Window
+from energon_stream.rng import Int64Array
+from energon_stream.storage import Body, ByteRange, Fetcher, plan_fetches
+
+__all__ = ["Block", "Use", "plan_blocks"]
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Neighbouring bytes of an object, and the ranges within them that are wanted.
+
+    Attributes:
+        source: Whose object it is.
+        object: Number of the object.
+        start: First byte.
+        size: Length in bytes.
+        starts: ``int64``, first byte of each range.
+        stops: ``int64``, one past the last byte of each.
+        deadline: When its first range is wanted, as the fetcher counts.
+        users: Ranges that are still wanted.
+    """
+
+    source: Source
+    object: int
+    start: int
+    size: int
+    starts: Int64Array
+    stops: Int64Array
+    deadline: int
+    users: int
+    _answer: Future[Body] | None = None
+    _pieces: list[Piece] | None = None
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether the request was made."""
+        return self._answer is not None
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the answer is there."""
+        return self._answer is not None and self._answer.done()
+
+    @property
+    def answer(self) -> Future[Body]:
+        """The answer to come.
+
+        Raises:
+            RuntimeError: Nothing was requested.
+        """
+        if self._answer is None:
+            raise RuntimeError("a block was used before it was requested; please report this")
+        return self._answer
+
+    def request(self, fetcher: Fetcher) -> None:
+        """Ask for the bytes."""
+        store, path = self.source.place(self.object)
+        self._answer = fetcher.submit(
+            store,
+            path,
+            ByteRange(self.start, self.start + self.size),
+            etag=self.source.etag(self.object),
+            deadline=self.deadline,
+        )
+
+    def piece(self, number: int) -> Piece:
+        """Wait for the bytes, and give those of one range.
+
+        Raises:
+            StorageError: They could not be read.
+            IndexMismatchError: The index asked for them, and they do not exist.
+        """
+        if self._pieces is None:
+            self._pieces = self._split()
+        return self._pieces[number]
+
+    def cancel(self) -> None:
+        """Take the request back if it has not begun."""
+        if self._answer is not None:
+            self._answer.cancel()
+
+    def _split(self) -> list[Piece]:
+        try:
+            body = self.answer.result()
+        except RangeError as error:
+            raise IndexMismatchError(error.what, where=error.where, hint=error.hint) from error
+        except ObjectNotFoundError as error:
+            raise ObjectNotFoundError(
+                "the dataset lists a shard that is not there",
+                where=error.where,
+                hint="Put it back, or run `energon-stream prepare` again.",
+            ) from error
+        self.source.observe(self.object, body.etag)
+        return self.source.split(self.object, body.data, self.start, self.starts, self.stops)
+
+
+@dataclass(slots=True, eq=False)
+class Use:
+    """A sample to come: where its bytes are, or will be.
+
+    Attributes:
+        source: Who cuts it.
+        index: Its number in the source.
+        ranges: Block, and number of the range within it, for each of its ranges; none of a large sample.
+        large: Object, first byte, and one past the last byte of the ranges of one that is read alone.
+    """
+
+    source: Source
+    index: int
+    ranges: list[tuple[Block, int]] = field(default_factory=list)
+    large: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def cut(self, fetcher: Fetcher, options: ReadOptions) -> RawSample | None:
+        """Wait for the bytes, and cut the sample; None for an excluded one.
+
+        Raises:
+            StorageError: They could not be read.
+            IndexMismatchError: They are not what the index says.
+        """
+        if self.large:
+            return read_large_sample(self.source, self.index, self.large, fetcher=fetcher, options=options)
+        return self.source.cut(self.index, [block.piece(number) for block, number in self.ranges])
+
+
+def plan_blocks(
+    sources: Sequence[Source],
+    window: Window,
+    must: int,
+    may: int,
+    max_gap: int,
+    max_bytes: int,
+    deadline: int,
+) -> tuple[list[Block], list[Use]]:
+    """Plan requests for the next ``must`` ranges of a window, which forgets them.
+
+    Ranges of the ``may`` after them that lie between two of these are served too; they get their block now, and
+    their turn later.
+
+    Args:
+        sources: Source datasets by leaf number.
+        window: Located ranges.
+        must: Ranges to serve, at the window's head; they hold whole references.
+        may: Ranges after these that may be served as well.
+        max_gap: Unwanted bytes between two ranges that are read rather than split a request.
+        max_bytes: Largest block, but for a single larger range.
+        deadline: What the fetcher is told for the first range; it counts on from there.
+
+    Returns:
+        The blocks, the most urgent first, and the samples in their order.
+    """
+    reach = must + may
+    free = np.flatnonzero(window.is_free(reach))
+    leaf, objects = window.leaf[free], window.objects[free]
+    starts, stops = window.starts[free], window.stops[free]
+    plan = plan_fetches(
+        leaf << 32 | objects, starts, stops, free < must, max_gap=max_gap, max_bytes=max_bytes
+    )
+    served = np.flatnonzero(plan.fetch_of >= 0)
+    by_block = served[np.argsort(plan.fetch_of[served], kind="stable")]
+    bounds = np.searchsorted(plan.fetch_of[by_block], np.arange(len(plan.starts) + 1)).tolist()
+    blocks = []
+    first_byte, last_byte = plan.starts.tolist(), plan.stops.tolist()
+    for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        rows = by_block[begin:end]
+        block = Block(
+            sources[int(leaf[rows[0]])],
+            int(objects[rows[0]]),
+            first_byte[number],
+            last_byte[number] - first_byte[number],
+            starts[rows],
+            stops[rows],
+            deadline + int(free[rows[0]]),  # rows are in order: the first is the most urgent
+            len(rows),
+        )
+        blocks.append(block)
+        for place, row in enumerate(free[rows].tolist()):
+            window.places[row] = (block, place)
+    return sorted(blocks, key=lambda block: block.deadline), _take(sources, window, must)
+
+
+def _take(sources: Sequence[Source], window: Window, count: int) -> list[Use]:
+    """The samples of the first ranges; the window forgets them."""
+    uses: list[Use] = []
+    leaves, indices, begins = window.leaf[:count].tolist(), window.index[:count].tolist(), window.begins
+    for leaf, index, begins_one, place in zip(
+        leaves, indices, begins[:count].tolist(), window.places[:count], strict=True
+    ):
+        if place is None:
+            raise RuntimeError("a range was planned without a request; please report this")
+        if begins_one:
+            uses.append(Use(sources[leaf], index))
+        uses[-1].ranges.append(place)
+    window.forget(count)
+    return uses

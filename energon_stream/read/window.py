@@ -1,0 +1,102 @@
+"""The byte ranges that are wanted next, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_stream.read.source import Source
+from energon_stream.rng import Int64Array
+from energon_stream.schedule import Refs
+
+__all__ = ["Window"]
+
+
+def _no_ints() -> Int64Array:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(slots=True, eq=False)
+class Window:
+    """Located byte ranges that are not planned yet. A reference has one, or several that follow each other.
+
+    Attributes:
+        leaf: ``int64``, number of the source of each range.
+        index: ``int64``, sample that it belongs to.
+        objects: ``int64``, object that holds it.
+        starts: ``int64``, first byte.
+        stops: ``int64``, one past the last byte.
+        begins: ``bool``, whether a reference begins with this range.
+        places: Block and number within it, of a range that lies in a block of earlier ones; else None.
+    """
+
+    leaf: Int64Array = field(default_factory=_no_ints)
+    index: Int64Array = field(default_factory=_no_ints)
+    objects: Int64Array = field(default_factory=_no_ints)
+    starts: Int64Array = field(default_factory=_no_ints)
+    stops: Int64Array = field(default_factory=_no_ints)
+    begins: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    places: list[tuple[Any, int] | None] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def append(self, sources: Sequence[Source], refs: Refs) -> None:
+        """Locate references whose index entries are at hand, and add their ranges at the end."""
+        leaves = np.unique(refs.leaf).tolist()
+        most = max((sources[leaf].width for leaf in leaves), default=1)
+        objects = np.full((len(refs), most), -1, dtype=np.int64)
+        starts, stops = (np.empty((len(refs), most), dtype=np.int64) for _ in range(2))
+        for leaf in leaves:
+            mine, its = refs.leaf == leaf, slice(0, sources[leaf].width)
+            objects[mine, its], starts[mine, its], stops[mine, its] = sources[leaf].locate(refs.index[mine])
+        there = objects >= 0
+        counts = there.sum(axis=1)
+        begins = np.zeros_like(there)
+        begins[np.arange(len(refs)), there.argmax(axis=1)] = True
+        self.leaf = np.concatenate([self.leaf, np.repeat(refs.leaf.astype(np.int64), counts)])
+        self.index = np.concatenate([self.index, np.repeat(refs.index, counts)])
+        self.objects = np.concatenate([self.objects, objects[there]])
+        self.starts = np.concatenate([self.starts, starts[there]])
+        self.stops = np.concatenate([self.stops, stops[there]])
+        self.begins = np.concatenate([self.begins, begins[there]])
+        self.places += [None] * int(counts.sum())
+
+    def sizes(self) -> Int64Array:
+        """Bytes of each range."""
+        return self.stops - self.starts
+
+    def whole(self, count: int) -> int:
+        """``count``, and as many as complete the last one's reference."""
+        while count < len(self) and not self.begins[count]:
+            count += 1
+        return count
+
+    def larger_than(self, limit: int) -> npt.NDArray[np.bool_]:
+        """Of each range, whether its reference has more bytes than ``limit``."""
+        reference = np.cumsum(self.begins) - 1
+        totals = np.bincount(reference, self.sizes()) if len(self) else np.zeros(0)
+        large: npt.NDArray[np.bool_] = totals[reference] > limit
+        return large
+
+    def pop(self) -> tuple[int, int, list[tuple[int, int, int]]]:
+        """The first reference, which the window forgets: leaf, index, and (object, first byte, end) of its ranges."""
+        count = self.whole(1)
+        columns = (self.objects[:count].tolist(), self.starts[:count].tolist(), self.stops[:count].tolist())
+        found = int(self.leaf[0]), int(self.index[0]), list(zip(*columns, strict=True))
+        self.forget(count)
+        return found
+
+    def is_free(self, count: int) -> npt.NDArray[np.bool_]:
+        """Which of the first ``count`` ranges have no block yet."""
+        return np.fromiter((place is None for place in self.places[:count]), dtype=np.bool_)
+
+    def forget(self, count: int) -> None:
+        """Drop the first ``count`` ranges."""
+        self.leaf, self.index, self.objects = self.leaf[count:], self.index[count:], self.objects[count:]
+        self.starts, self.stops, self.begins = self.starts[count:], self.stops[count:], self.begins[count:]
+        del self.places[:count]
