@@ -105,7 +105,7 @@ def _padded(size: int) -> int:
 KB, MB = 1000, 1_000_000
 DATASETS = {
     "d40x8": Dataset(4000, 40 * KB, 8, _full),
-    "d40x64": Dataset(4000, 40 * KB, 64, _full),
+    "d40x64": Dataset(64 * 62, 40 * KB, 64, _full),
     "p12": Dataset(4000, 36 * KB, 8, _three_parts),
     "long50": Dataset(26_000, 40 * KB, 50, _sparse),
     "long400": Dataset(26_000, 40 * KB, 400, _sparse),
