@@ -8,24 +8,38 @@ from energon_stream.index.jsonl import JsonlIndex
 from energon_stream.index.source_index import SourceIndex
 from energon_stream.read.join import JoinSource
 from energon_stream.read.jsonl import JsonlSource
+from energon_stream.read.part_selection import PartSelection
+from energon_stream.read.parts import PartSource
 from energon_stream.read.source import OffsetCache, Source, TarSource
 
 __all__ = ["open_source"]
 
 
-def open_source(leaf: int, index: SourceIndex, offsets: OffsetCache) -> Source:
+def open_source(
+    leaf: int,
+    index: SourceIndex,
+    offsets: OffsetCache,
+    selection: PartSelection | None = None,
+    max_gap: int = 0,
+) -> Source:
     """Make the source of an opened dataset.
 
     Args:
         leaf: Its number in sample references.
         index: The opened dataset.
         offsets: Index entries at hand, shared by the sources of a pipeline.
+        selection: Parts that are needed; None for all. Local files are mapped, so that nothing is saved there;
+            neither joined datasets nor JSONL files can be read by parts.
+        max_gap: Bytes that are read rather than skipped.
 
     Raises:
         TypeError: There is no reader for this kind of index.
     """
     if isinstance(index, WebDatasetIndex):
-        return TarSource(leaf, index, offsets)
+        whole = TarSource(leaf, index, offsets)
+        if selection is None or whole.index_is_local or index.shard_ids is None:
+            return whole
+        return PartSource(whole, selection, max_gap)
     if isinstance(index, JsonlIndex):
         return JsonlSource(leaf, index, offsets)
     if isinstance(index, JoinIndex):
