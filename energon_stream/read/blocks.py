@@ -5,19 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
-from energon_stream.read.large import read_large_sample
-from energon_stream.read.options import ReadOptions
-from energon_stream.read.source import Piece, RawSample, Source
+from energon_stream.read.source import Piece, Source
 from energon_stream.read.window import Window
 from energon_stream.rng import Int64Array
 from energon_stream.storage import Body, ByteRange, Fetcher, plan_fetches
 
-__all__ = ["Block", "Use", "plan_blocks"]
+__all__ = ["Block", "Planned", "plan_blocks"]
 
 
 @dataclass(slots=True, eq=False)
@@ -110,31 +108,34 @@ class Block:
 
 
 @dataclass(slots=True, eq=False)
-class Use:
-    """A sample to come: where its bytes are, or will be.
+class Planned:
+    """Samples to come, in their order. The ranges of a sample follow each other.
 
     Attributes:
-        source: Who cuts it.
-        index: Its number in the source.
-        ranges: Block, and number of the range within it, for each of its ranges; none of a large sample.
-        large: Object, first byte, and one past the last byte of the ranges of one that is read alone.
+        leaf: Number of the source of each range.
+        index: Number of the sample in its source.
+        begins: Whether a sample begins with this range.
+        places: Block, and number of the range within it.
+        head: First range that was not taken.
     """
 
-    source: Source
-    index: int
-    ranges: list[tuple[Block, int]] = field(default_factory=list)
-    large: list[tuple[int, int, int]] = field(default_factory=list)
+    leaf: list[int]
+    index: list[int]
+    begins: list[bool]
+    places: list[tuple[Block, int]]
+    head: int = 0
 
-    def cut(self, fetcher: Fetcher, options: ReadOptions) -> RawSample | None:
-        """Wait for the bytes, and cut the sample; None for an excluded one.
+    def __len__(self) -> int:
+        return len(self.places) - self.head
 
-        Raises:
-            StorageError: They could not be read.
-            IndexMismatchError: They are not what the index says.
-        """
-        if self.large:
-            return read_large_sample(self.source, self.index, self.large, fetcher=fetcher, options=options)
-        return self.source.cut(self.index, [block.piece(number) for block, number in self.ranges])
+    def take(self) -> tuple[int, int, list[tuple[Block, int]]]:
+        """Leaf, number and places of the next sample."""
+        head, begins = self.head, self.begins
+        stop = head + 1
+        while stop < len(begins) and not begins[stop]:
+            stop += 1
+        self.head = stop
+        return self.leaf[head], self.index[head], self.places[head:stop]
 
 
 def plan_blocks(
@@ -145,7 +146,7 @@ def plan_blocks(
     max_gap: int,
     max_bytes: int,
     deadline: int,
-) -> tuple[list[Block], list[Use]]:
+) -> tuple[list[Block], Planned]:
     """Plan requests for the next ``must`` ranges of a window, which forgets them.
 
     Ranges of the ``may`` after them that lie between two of these are served too; they get their block now, and
@@ -190,20 +191,7 @@ def plan_blocks(
         blocks.append(block)
         for place, row in enumerate(free[rows].tolist()):
             window.places[row] = (block, place)
-    return sorted(blocks, key=lambda block: block.deadline), _take(sources, window, must)
-
-
-def _take(sources: Sequence[Source], window: Window, count: int) -> list[Use]:
-    """The samples of the first ranges; the window forgets them."""
-    uses: list[Use] = []
-    leaves, indices, begins = window.leaf[:count].tolist(), window.index[:count].tolist(), window.begins
-    for leaf, index, begins_one, place in zip(
-        leaves, indices, begins[:count].tolist(), window.places[:count], strict=True
-    ):
-        if place is None:
-            raise RuntimeError("a range was planned without a request; please report this")
-        if begins_one:
-            uses.append(Use(sources[leaf], index))
-        uses[-1].ranges.append(place)
-    window.forget(count)
-    return uses
+    blocks.sort(key=lambda block: block.deadline)
+    leaves, indices, begins = window.leaf[:must], window.index[:must], window.begins[:must]
+    planned = Planned(leaves.tolist(), indices.tolist(), begins.tolist(), window.forget(must))
+    return blocks, planned

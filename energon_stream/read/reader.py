@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from energon_stream.read.blocks import Block, Use, plan_blocks
+from energon_stream.read.blocks import Block, Planned, plan_blocks
+from energon_stream.read.large import read_large_sample
 from energon_stream.read.options import ReadOptions, cut_generation
 from energon_stream.read.source import RawSample, Source
 from energon_stream.read.window import Window
@@ -85,7 +86,9 @@ class SampleReader:
         self._begun = False
         self._generation = 0
         self._planned = 0
-        self._ready: deque[Use] = deque()
+        self._ahead = 0
+        self._ready: deque[Planned] = deque()
+        self._large: tuple[int, int, list[tuple[int, int, int]]] | None = None
         self._queue: deque[Block] = deque()
         self._outstanding = 0
         self._look_again = True
@@ -101,20 +104,37 @@ class SampleReader:
         while True:
             if self._look_again or not self._ready:
                 self._look_ahead()
-                if not self._ready:
-                    return None
-            use = self._ready.popleft()
-            self._consumed += 1
-            for block, _ in use.ranges:
-                if not block.is_requested:
-                    self._request_until(block)
-                block.users -= 1
-                if not block.users:
-                    self._outstanding -= block.size
-                    self._look_again = True
-            sample = use.cut(self._fetcher, self._options)
+            if self._ready:
+                sample = self._next_of_block()
+            elif self._large is not None:
+                sample = self._next_large(*self._large)
+            else:
+                return None
             if sample is not None:
                 return sample
+
+    def _next_of_block(self) -> RawSample | None:
+        planned = self._ready[0]
+        leaf, index, places = planned.take()
+        self._consumed += 1
+        self._ahead -= len(places)
+        if not len(planned):
+            self._ready.popleft()
+        for block, _ in places:
+            if not block.is_requested:
+                self._request_until(block)
+            block.users -= 1
+            if not block.users:
+                self._outstanding -= block.size
+                self._look_again = True
+        return self._sources[leaf].cut(index, [block.piece(number) for block, number in places])
+
+    def _next_large(self, leaf: int, index: int, ranges: list[tuple[int, int, int]]) -> RawSample | None:
+        self._consumed += 1
+        self._large = None
+        return read_large_sample(
+            self._sources[leaf], index, ranges, fetcher=self._fetcher, options=self._options
+        )
 
     def cursor(self) -> Cursor:
         """Where a reader has to begin that goes on after the last sample given out."""
@@ -125,10 +145,11 @@ class SampleReader:
 
     def close(self) -> None:
         """Cancel what is queued and let go of all buffers."""
-        for use in self._ready:
-            for block, _ in use.ranges:
+        for planned in self._ready:
+            for block, _ in planned.places[planned.head :]:
                 block.cancel()
         self._ready.clear()
+        self._large = None
         self._queue.clear()
         self._window = Window()
         self._exhausted = True
@@ -141,9 +162,7 @@ class SampleReader:
             self._begin()
         while True:
             self._request()
-            if self._queue or len(self._ready) >= self._options.max_ahead:
-                break
-            if self._ready and self._ready[-1].large:
+            if self._queue or self._ahead >= self._options.max_ahead or self._large is not None:
                 break
             self._locate(wait=not self._ready)
             if not self._plan():
@@ -167,7 +186,7 @@ class SampleReader:
             return
         self._plan_blocks(must, 0, 0)
         self._request()
-        first = self._ready[0].ranges[0][0]
+        first = self._ready[0].places[0][0]
         while not first.has_arrived and not self._append_located(wait=False):
             awaited: list[Future[Any]] = [first.answer]
             awaited += [load for load in self._locating[0].loads or [] if not load.done()]
@@ -243,9 +262,7 @@ class SampleReader:
         if not shared:
             if self._ready:
                 return False
-            leaf, index, ranges = window.pop()
-            self._ready.append(Use(self._sources[leaf], index, large=ranges))
-            self._planned += len(ranges)
+            self._large = window.pop()
             return True
         wanted = options.generation_bytes(self._generation)
         rest = slice(min(shared, options.max_ahead // 2))
@@ -258,12 +275,13 @@ class SampleReader:
         return True
 
     def _plan_blocks(self, must: int, may: int, max_gap: int) -> None:
-        blocks, uses = plan_blocks(
+        blocks, planned = plan_blocks(
             self._sources, self._window, must, may, max_gap, self._options.max_request, self._planned
         )
         self._queue.extend(blocks)
-        self._ready.extend(uses)
+        self._ready.append(planned)
         self._planned += must
+        self._ahead += must
         self._generation += 1
 
 
@@ -279,9 +297,13 @@ def fetch_samples(
         load.result()
     window = Window()
     window.append(sources, refs)
-    blocks, uses = plan_blocks(
+    blocks, planned = plan_blocks(
         sources, window, len(window), 0, options.max_gap, options.max_request, deadline=0
     )
     for block in blocks:
         block.request(fetcher)
-    return [use.cut(fetcher, options) for use in uses]
+    samples = []
+    while len(planned):
+        leaf, index, places = planned.take()
+        samples.append(sources[leaf].cut(index, [block.piece(number) for block, number in places]))
+    return samples

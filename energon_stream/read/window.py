@@ -95,8 +95,10 @@ class Window:
         """Which of the first ``count`` ranges have no block yet."""
         return np.fromiter((place is None for place in self.places[:count]), dtype=np.bool_)
 
-    def forget(self, count: int) -> None:
-        """Drop the first ``count`` ranges."""
+    def forget(self, count: int) -> list[Any]:
+        """Drop the first ``count`` ranges; returns their places."""
         self.leaf, self.index, self.objects = self.leaf[count:], self.index[count:], self.objects[count:]
         self.starts, self.stops, self.begins = self.starts[count:], self.stops[count:], self.begins[count:]
+        places = self.places[:count]
         del self.places[:count]
+        return places

