@@ -36,6 +36,12 @@ class _Active:
         self.sample_index = sample_index
         self.batch_index = batch_index
 
+    def at(self, sample_index: int, batch_index: int) -> _Active:
+        """The same for another call, entered next."""
+        self.sample_index = sample_index
+        self.batch_index = batch_index
+        return self
+
     def __enter__(self) -> None:
         self.outer = WorkerConfig._active, WorkerConfig.active_worker_config
         WorkerConfig._active, WorkerConfig.active_worker_config = self, self.config

@@ -6,6 +6,7 @@ headers that say nothing about names and sizes) it leaves to :func:`energon_stre
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from energon_stream.index.tar_format import BLOCK, SampleParts, pax_matters, split_name
 from energon_stream.rng import Int64Array
 
-__all__ = ["split_samples"]
+__all__ = ["AlikeSamples", "split_samples"]
 
 _Bools = npt.NDArray[np.bool_]
 
@@ -27,7 +28,8 @@ _HEADER = np.dtype(
     }
 )
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
-_SPACE = 0x20
+_ZERO, _SPACE = 0x30, 0x20
+_ZEROS = _ZERO * int(_OCTAL.sum())
 _MOST_HEADERS = 64  # of a sample; more are left to the general way
 
 
@@ -51,7 +53,34 @@ class _Members(NamedTuple):
     following: Int64Array
 
 
-def split_samples(data: memoryview, starts: Int64Array, stops: Int64Array) -> list[SampleParts | None]:
+@dataclass(frozen=True, slots=True, eq=False)
+class AlikeSamples:
+    """Samples with the same parts, in columns: nothing is made for a sample before it is asked for.
+
+    Attributes:
+        keys: Key of each sample, encoded.
+        names: Part names of all.
+        starts: First bytes, sample after sample.
+        stops: One past the last bytes.
+    """
+
+    keys: list[bytes]
+    names: list[str]
+    starts: list[int]
+    stops: list[int]
+
+    def __getitem__(self, number: int) -> SampleParts:
+        """The parts of a sample."""
+        width = len(self.names)
+        first = number * width
+        last = first + width
+        key = self.keys[number].decode("utf-8", "surrogateescape")
+        return SampleParts(key, self.names, self.starts[first:last], self.stops[first:last])
+
+
+def split_samples(
+    data: memoryview, starts: Int64Array, stops: Int64Array
+) -> AlikeSamples | list[SampleParts | None]:
     """Find the parts of many samples.
 
     Args:
@@ -60,15 +89,18 @@ def split_samples(data: memoryview, starts: Int64Array, stops: Int64Array) -> li
         stops: ``int64 [n]``, where the next sample's first header begins.
 
     Returns:
-        For each sample its parts; None for one that has to be looked at one header at a time.
+        By number the parts of each sample; None for one that has to be looked at one header at a time.
     """
-    found: list[SampleParts | None] = [None] * len(starts)
     headers = np.frombuffer(data, _HEADER, count=len(data) // BLOCK)
     aligned = (starts % BLOCK == 0) & (stops % BLOCK == 0)
     rows = np.flatnonzero(aligned & (starts < stops) & (stops <= len(headers) * BLOCK))
     at, end = starts[rows] // BLOCK, stops[rows] // BLOCK
-    alike = _split_alike(data, headers, at, end)
-    for row, parts in zip(rows.tolist(), alike or _split_any(data, headers, at, end), strict=True):
+    if len(rows) == len(starts) > 0:
+        alike = _split_alike(data, headers, at, end)
+        if alike is not None:
+            return alike
+    found: list[SampleParts | None] = [None] * len(starts)
+    for row, parts in zip(rows.tolist(), _split_any(data, headers, at, end), strict=True):
         found[row] = parts
     return found
 
@@ -95,33 +127,51 @@ def _members(data: memoryview, headers: npt.NDArray[Any], at: Int64Array, end: I
 
 def _split_alike(
     data: memoryview, headers: npt.NDArray[Any], at: Int64Array, end: Int64Array
-) -> list[SampleParts] | None:
-    """Parts of samples that all have the same parts in the same order, as is usual; None for others."""
-    keys: list[str] = []
+) -> AlikeSamples | None:
+    """Parts of samples that all have the same parts in the same order, as is usual; None for others.
+
+    A block holds some dozens of samples, so the calls of numpy are what costs: there are few.
+    """
+    keys: list[bytes] = []
     names: list[str] = []
     starts, stops = [], []
     for _ in range(_MOST_HEADERS):
-        found = _members(data, headers, at, end)
-        finished = found.following == end
-        if found.is_pax.all() and not finished.any():
-            at = found.following
-            continue
-        if not found.is_file.all() or found.names is None or finished.any() != finished.all():
+        header = headers[at]
+        kind, digits = header["kind"], header["size"][:, :11]
+        is_pax = kind[0] == b"x"
+        if (kind != (b"x" if is_pax else b"0")).any() or (header["magic"] != b"ustar").any():
             return None
-        first, _, part = found.names[0].rpartition("/")[2].partition(".")
-        if not keys:
-            keys = [name[: -len(part) - 1] for name in found.names] if first and part else []
-            if any("." in key or "__" in key for key in keys):
+        if header["prefix"].any() or digits.min() < _ZERO or digits.max() > _ZERO + 7:
+            return None
+        size = digits @ _OCTAL - _ZEROS
+        begin = (at + 1) * BLOCK
+        at = at + 1 + (size + BLOCK - 1) // BLOCK
+        left = end - at
+        if left.min() < 0:
+            return None
+        if is_pax:
+            records = [data[first : first + BLOCK] for first in begin.tolist()]
+            if not left.all() or not 0 < size.min() <= size.max() < BLOCK or pax_matters(b"".join(records)):
                 return None
-        if not keys or [f"{key}.{part}" for key in keys] != found.names:
+            continue
+        found: list[bytes] = header["name"].tolist()
+        part = found[0].rpartition(b"/")[2].partition(b".")[2]
+        if not names:
+            keys = [name[: -len(part) - 1] for name in found] if part else []
+            together = b"".join(keys)
+            if b"." in together or b"__" in together or b"\0" in together or not all(keys):
+                return None
+        suffix = b"." + part
+        if not part or [key + suffix for key in keys] != found:
             return None
-        names.append(part)
-        starts.append(found.starts)
-        stops.append(found.stops)
-        at = found.following
-        if finished.all():
-            places = zip(np.stack(starts, axis=1).tolist(), np.stack(stops, axis=1).tolist(), strict=True)
-            return [SampleParts(key, names, *place) for key, place in zip(keys, places, strict=True)]
+        names.append(part.decode("utf-8", "surrogateescape"))
+        starts.append(begin)
+        stops.append(begin + size)
+        if not left.any():
+            columns = (np.stack(places, axis=1).ravel().tolist() for places in (starts, stops))
+            return AlikeSamples(keys, names, *columns)
+        if not left.all():
+            return None
     return None
 
 

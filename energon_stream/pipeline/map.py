@@ -34,6 +34,7 @@ class _MapNode:
         self._guard = FailureGuard(function_name(dataset.fn), context.config, dataset.failure_tolerance)
         saved = state or {"in": None, "n": 0, "open": None}
         self._calls: int = saved["n"]
+        self._active = context.config.activate(context.stream)
         self._generator: Iterator[Any] | None = None
         self._open: tuple[Any, RestoreKey, int, int] | None = None
         if saved["open"] is not None:
@@ -46,7 +47,7 @@ class _MapNode:
         self._inner = dataset.dataset.build(context, saved["in"])
 
     def _call(self, value: Any, call: int) -> Any:
-        with self._context.config.activate(self._context.stream, call, self._batch_index()):
+        with self._active.at(call, self._batch_index()):
             return self._dataset.fn(value)
 
     @staticmethod
@@ -59,7 +60,7 @@ class _MapNode:
             return None
         value, key, call, place = self._open
         try:
-            with self._context.config.activate(self._context.stream, call, self._batch_index()):
+            with self._active.at(call, self._batch_index()):
                 made = next(self._generator)
         except (StopIteration, SkipSample):
             self._generator = self._open = None
@@ -73,7 +74,7 @@ class _MapNode:
 
     def next(self) -> Item | End:
         while True:
-            made = self._next_of_generator()
+            made = None if self._generator is None else self._next_of_generator()
             if made is not None:
                 return made
             item = self._inner.next()

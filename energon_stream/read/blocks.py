@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
-from energon_stream.read.source import Piece, Source
+from energon_stream.read.source import Piece, Pieces, Source
 from energon_stream.read.window import Window
 from energon_stream.rng import Int64Array
 from energon_stream.storage import Body, ByteRange, Fetcher, plan_fetches
@@ -42,7 +42,7 @@ class Block:
     deadline: int
     users: int
     _answer: Future[Body] | None = None
-    _pieces: list[Piece] | None = None
+    _pieces: Pieces | None = None
 
     @property
     def is_requested(self) -> bool:
@@ -92,7 +92,7 @@ class Block:
         if self._answer is not None:
             self._answer.cancel()
 
-    def _split(self) -> list[Piece]:
+    def _split(self) -> Pieces:
         try:
             body = self.answer.result()
         except RangeError as error:
@@ -115,27 +115,29 @@ class Planned:
         leaf: Number of the source of each range.
         index: Number of the sample in its source.
         begins: Whether a sample begins with this range.
-        places: Block, and number of the range within it.
+        blocks: Block that holds it.
+        numbers: Its number within the block.
         head: First range that was not taken.
     """
 
     leaf: list[int]
     index: list[int]
     begins: list[bool]
-    places: list[tuple[Block, int]]
+    blocks: list[Block]
+    numbers: list[int]
     head: int = 0
 
     def __len__(self) -> int:
-        return len(self.places) - self.head
+        return len(self.blocks) - self.head
 
-    def take(self) -> tuple[int, int, list[tuple[Block, int]]]:
-        """Leaf, number and places of the next sample."""
+    def take(self) -> tuple[int, int, list[Block], list[int]]:
+        """Leaf and number of the next sample; blocks of its ranges, and their numbers within these."""
         head, begins = self.head, self.begins
         stop = head + 1
         while stop < len(begins) and not begins[stop]:
             stop += 1
         self.head = stop
-        return self.leaf[head], self.index[head], self.places[head:stop]
+        return self.leaf[head], self.index[head], self.blocks[head:stop], self.numbers[head:stop]
 
 
 def plan_blocks(
@@ -190,8 +192,9 @@ def plan_blocks(
         )
         blocks.append(block)
         for place, row in enumerate(free[rows].tolist()):
-            window.places[row] = (block, place)
+            window.blocks[row] = block
+            window.numbers[row] = place
     blocks.sort(key=lambda block: block.deadline)
     leaves, indices, begins = window.leaf[:must], window.index[:must], window.begins[:must]
-    planned = Planned(leaves.tolist(), indices.tolist(), begins.tolist(), window.forget(must))
+    planned = Planned(leaves.tolist(), indices.tolist(), begins.tolist(), *window.forget(must))
     return blocks, planned

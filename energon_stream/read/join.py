@@ -12,13 +12,24 @@ from energon_stream.errors import IndexMismatchError
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.row_blocks import RowBlocks
-from energon_stream.read.source import OffsetCache, Piece, RawSample, TarSource
+from energon_stream.read.source import OffsetCache, Piece, Pieces, RawSample, TarSource
 from energon_stream.rng import Int64Array
 from energon_stream.storage import Store
 
 __all__ = ["JoinSource"]
 
 _HINT = "Run `energon-stream prepare` for the metadataset again."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _MemberPieces:
+    """Pieces of a member's block, under the join's number of the object."""
+
+    number: int
+    pieces: Pieces
+
+    def __getitem__(self, number: int) -> Piece:
+        return (self.number, *self.pieces[number][1:])
 
 
 @dataclass(slots=True)
@@ -102,10 +113,10 @@ class JoinSource:
 
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> list[Piece]:
-        """What the member makes of a block of its own."""
+    ) -> Pieces:
+        """What the member makes of a block of its own: its pieces have the join's numbers of objects."""
         _, member, shard = self._member(number)
-        return [(number, *piece[1:]) for piece in member.split(shard, data, start, starts, stops)]
+        return _MemberPieces(number, member.split(shard, data, start, starts, stops))
 
     def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample | None:
         """Cut each member's bytes; they must have one key."""

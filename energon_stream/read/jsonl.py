@@ -11,7 +11,7 @@ from energon_stream.errors import IndexMismatchError
 from energon_stream.index.jsonl import JsonlIndex
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.row_blocks import RowBlocks
-from energon_stream.read.source import OffsetCache, Piece, RawSample, VersionGuard, split_ranges
+from energon_stream.read.source import OffsetCache, Piece, Pieces, RawSample, VersionGuard, split_ranges
 from energon_stream.rng import Int64Array
 from energon_stream.storage import Store
 
@@ -82,7 +82,7 @@ class JsonlSource:
 
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> list[Piece]:
+    ) -> Pieces:
         """The bytes of each record."""
         return split_ranges(number, data, start, starts, stops)
 

@@ -31,7 +31,7 @@ class ReadOptions:
         transport: ``"auto"``, ``"fsspec"`` or ``"obstore"``.
     """
 
-    byte_budget: int = 384 << 20
+    byte_budget: int = 256 << 20
     max_request: int = 6 << 20
     max_gap: int = 32 << 10
     max_in_flight: int = 64
@@ -103,7 +103,12 @@ def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, w
     most = int(np.searchsorted(within, wanted, side="right"))
     if most >= len(within) or most < 2:
         return max(1, most)
+    # Where passes meet, a range is there twice: its neighbour is then the one of the same pass.
     order = np.lexsort((starts, objects))
+    again = (objects[order][1:] == objects[order][:-1]) & (starts[order][1:] == starts[order][:-1])
+    place = np.arange(len(order))
+    new = np.concatenate([[True], ~again])
+    order = order[np.lexsort((starts[order], objects[order], place - np.maximum.accumulate(place * new)))]
     touching = (objects[order][1:] == objects[order][:-1]) & (starts[order][1:] == stops[order][:-1])
     one, other = order[1:][touching], order[:-1][touching]
     first, last = np.minimum(one, other), np.maximum(one, other)

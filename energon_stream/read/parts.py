@@ -29,7 +29,7 @@ from energon_stream.read.index_database import IndexDatabase, index_database
 from energon_stream.read.part_ranges import PartRanges, find_part_ranges
 from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.range_stream import RangeStream
-from energon_stream.read.source import Piece, RawSample, TarSource
+from energon_stream.read.source import Piece, Pieces, RawSample, TarSource
 from energon_stream.rng import Int64Array
 from energon_stream.storage import ByteRange, Store
 
@@ -284,7 +284,7 @@ class PartSource:
 
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> list[Piece]:
+    ) -> Pieces:
         """Read the headers of a block; each range has those of its parts."""
         return self.whole.split(number, data, start, starts, stops)
 

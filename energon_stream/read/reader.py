@@ -27,7 +27,7 @@ import numpy as np
 from energon_stream.read.blocks import Block, Planned, plan_blocks
 from energon_stream.read.large import read_large_sample
 from energon_stream.read.options import ReadOptions, cut_generation
-from energon_stream.read.source import RawSample, Source
+from energon_stream.read.source import Piece, RawSample, Source
 from energon_stream.read.window import Window
 from energon_stream.schedule import Cursor, Refs, Schedule
 from energon_stream.storage import Fetcher
@@ -40,18 +40,28 @@ _CHUNK = 1024
 
 @dataclass(slots=True, eq=False)
 class _Locating:
-    """References, and the loads of their index entries that are under way; none were asked for yet if None."""
+    """References, how many there were before, and the loads of their index entries that are under way.
+
+    The loads are None where they have to be asked for again.
+    """
 
     refs: Refs
+    before: int
     loads: list[Future[object]] | None
 
 
-def _request_offsets(sources: Sequence[Source], refs: Refs, fetcher: Fetcher) -> list[Future[object]]:
+def _request_offsets(
+    sources: Sequence[Source], refs: Refs, fetcher: Fetcher, deadline: int
+) -> list[Future[object]]:
     return [
-        fetcher.call(load, inline=sources[leaf].index_is_local)
+        fetcher.call(load, deadline=deadline, inline=sources[leaf].index_is_local)
         for leaf in np.unique(refs.leaf).tolist()
         for load in sources[leaf].missing_offsets(refs.index[refs.leaf == leaf])
     ]
+
+
+def _pieces(blocks: list[Block], numbers: list[int]) -> list[Piece]:
+    return [block.piece(number) for block, number in zip(blocks, numbers, strict=True)]
 
 
 class SampleReader:
@@ -85,11 +95,14 @@ class SampleReader:
         self._window = Window()
         self._begun = False
         self._generation = 0
+        self._taken = 0
         self._planned = 0
         self._ahead = 0
         self._ready: deque[Planned] = deque()
         self._large: tuple[int, int, list[tuple[int, int, int]]] | None = None
         self._queue: deque[Block] = deque()
+        self._first: list[Block] = []
+        self._exact = 0
         self._outstanding = 0
         self._look_again = True
 
@@ -115,19 +128,19 @@ class SampleReader:
 
     def _next_of_block(self) -> RawSample | None:
         planned = self._ready[0]
-        leaf, index, places = planned.take()
-        self._consumed += 1
-        self._ahead -= len(places)
+        leaf, index, blocks, numbers = planned.take()
         if not len(planned):
             self._ready.popleft()
-        for block, _ in places:
+        self._consumed += 1
+        self._ahead -= len(blocks)
+        for block in blocks:
             if not block.is_requested:
                 self._request_until(block)
             block.users -= 1
             if not block.users:
                 self._outstanding -= block.size
                 self._look_again = True
-        return self._sources[leaf].cut(index, [block.piece(number) for block, number in places])
+        return self._sources[leaf].cut(index, _pieces(blocks, numbers))
 
     def _next_large(self, leaf: int, index: int, ranges: list[tuple[int, int, int]]) -> RawSample | None:
         self._consumed += 1
@@ -146,7 +159,7 @@ class SampleReader:
     def close(self) -> None:
         """Cancel what is queued and let go of all buffers."""
         for planned in self._ready:
-            for block, _ in planned.places[planned.head :]:
+            for block in planned.blocks[planned.head :]:
                 block.cancel()
         self._ready.clear()
         self._large = None
@@ -164,11 +177,14 @@ class SampleReader:
             self._request()
             if self._queue or self._ahead >= self._options.max_ahead or self._large is not None:
                 break
+            if self._generation == 2 and self._planned - self._ahead < self._exact:
+                break  # the first batch comes first
             self._locate(wait=not self._ready)
             if not self._plan():
                 break
         # Without a freed block there is room for no other; but what is being located may be there soon.
-        self._look_again = not self._queue and bool(self._locating)
+        beginning = bool(self._first) or self._generation == 2
+        self._look_again = beginning or (not self._queue and bool(self._locating))
 
     def _begin(self) -> None:
         """Request the first samples as they lie; meanwhile locate and request what comes after them.
@@ -177,16 +193,19 @@ class SampleReader:
         need are waited for no longer than that.
         """
         options, window = self._options, self._window
-        for count in (options.first_samples, min(options.max_ahead, max(_CHUNK, options.max_ahead // 4))):
-            self._take(count)
-        self._append_located(wait=True, chunks=1)
+        self._take(options.first_samples)
+        self._append_located(wait=True)
         fitting = max(1, int(np.searchsorted(np.cumsum(window.sizes()), options.generation, side="right")))
         must = min(window.whole(fitting), self._before_large())
         if not must:
             return
         self._plan_blocks(must, 0, 0)
+        self._exact = must
+        exact = list(self._queue)
         self._request()
-        first = self._ready[0].places[0][0]
+        self._first = [block for block in exact if block.is_requested]
+        self._take(min(options.max_ahead, max(_CHUNK, options.max_ahead // 4)))
+        first = exact[0]
         while not first.has_arrived and not self._append_located(wait=False):
             awaited: list[Future[Any]] = [first.answer]
             awaited += [load for load in self._locating[0].loads or [] if not load.done()]
@@ -200,7 +219,13 @@ class SampleReader:
         return int(alone[0]) if len(alone) else len(window)
 
     def _request(self) -> None:
-        """Request blocks, the most urgent first, within the budget; a larger one when it is alone."""
+        """Request blocks, the most urgent first, within the budget; a larger one when it is alone.
+
+        Nothing competes with the first samples for the line: what comes after them waits for their answers.
+        """
+        if self._first and not all(block.has_arrived for block in self._first):
+            return
+        self._first = []
         while self._queue:
             size = self._queue[0].size
             if self._outstanding and self._outstanding + size > self._options.block_bytes:
@@ -217,21 +242,23 @@ class SampleReader:
     def _take(self, count: int) -> None:
         """Begin to locate the next references."""
         refs, self._ahead_cursor = self._schedule.take(self._ahead_cursor, count)
-        if len(refs):
-            self._locating.append(_Locating(refs, _request_offsets(self._sources, refs, self._fetcher)))
-        else:
+        if not len(refs):
             self._exhausted = True
+            return
+        loads = _request_offsets(self._sources, refs, self._fetcher, self._taken)
+        self._locating.append(_Locating(refs, self._taken, loads))
+        self._taken += len(refs)
 
-    def _append_located(self, wait: bool, chunks: int = 1 << 30) -> bool:
+    def _append_located(self, wait: bool) -> bool:
         """Move references whose index entries are there to the window; False where some are still awaited.
 
         Raises:
             StorageError: Entries could not be read; the next call asks for them again.
         """
-        while self._locating and chunks:
+        while self._locating:
             first = self._locating[0]
             if first.loads is None:
-                first.loads = _request_offsets(self._sources, first.refs, self._fetcher)
+                first.loads = _request_offsets(self._sources, first.refs, self._fetcher, first.before)
             if not wait and not all(load.done() for load in first.loads):
                 return False
             loads, first.loads = first.loads, None
@@ -239,7 +266,6 @@ class SampleReader:
                 load.result()
             self._window.append(self._sources, first.refs)
             self._locating.popleft()
-            chunks -= 1
         return True
 
     def _locate(self, wait: bool) -> None:
@@ -293,7 +319,7 @@ def fetch_samples(
     Returns:
         One raw sample for each reference, in the same order; None for an excluded one.
     """
-    for load in _request_offsets(sources, refs, fetcher):
+    for load in _request_offsets(sources, refs, fetcher, deadline=0):
         load.result()
     window = Window()
     window.append(sources, refs)
@@ -304,6 +330,6 @@ def fetch_samples(
         block.request(fetcher)
     samples = []
     while len(planned):
-        leaf, index, places = planned.take()
-        samples.append(sources[leaf].cut(index, [block.piece(number) for block, number in places]))
+        leaf, index, holding, numbers = planned.take()
+        samples.append(sources[leaf].cut(index, _pieces(holding, numbers)))
     return samples

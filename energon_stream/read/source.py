@@ -13,17 +13,33 @@ import numpy as np
 
 from energon_stream.errors import CorruptTarError, IndexMismatchError, ObjectChangedError
 from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.index.tar_block import split_samples
+from energon_stream.index.tar_block import AlikeSamples, split_samples
 from energon_stream.index.tar_format import SampleParts, sample_parts, walk_sample
 from energon_stream.index.tar_index import OffsetWindow, block_bounds, read_offsets
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.rng import Int64Array
 from energon_stream.storage.base import Store
 
-__all__ = ["OffsetCache", "Piece", "RawSample", "Source", "TarSource", "VersionGuard", "split_ranges"]
+__all__ = [
+    "OffsetCache",
+    "Piece",
+    "Pieces",
+    "RawSample",
+    "Source",
+    "TarSource",
+    "VersionGuard",
+    "split_ranges",
+]
 
 Piece: TypeAlias = tuple[int, memoryview, int, SampleParts | None]
 """Object number, the bytes of a range of it, and where they begin; or a whole block, and where the parts lie in it."""
+
+
+class Pieces(Protocol):
+    """Those of one block."""
+
+    def __getitem__(self, number: int, /) -> Piece:
+        """The piece of a range, by its number within the block."""
 
 
 @dataclass(slots=True)
@@ -93,7 +109,7 @@ class Source(Protocol):
 
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> list[Piece]:
+    ) -> Pieces:
         """Split a block into what :meth:`cut` takes: what can be done for many samples at once is done here.
 
         Args:
@@ -130,12 +146,29 @@ class Source(Protocol):
         """
 
 
-def split_ranges(
-    number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-) -> list[Piece]:
+def split_ranges(number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array) -> Pieces:
     """The bytes of each range; see :meth:`Source.split`."""
     bounds = zip((starts - start).tolist(), (stops - start).tolist(), starts.tolist(), strict=True)
     return [(number, data[first:last], offset, None) for first, last, offset in bounds]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TarPieces:
+    """Pieces of a block of a tar, each made when it is asked for: a block has many, which wait for long."""
+
+    shard: int
+    data: memoryview
+    start: int
+    starts: Int64Array
+    stops: Int64Array
+    found: AlikeSamples | list[SampleParts | None]
+
+    def __getitem__(self, number: int) -> Piece:
+        parts = self.found[number]
+        if parts is not None:
+            return self.shard, self.data, self.start, parts
+        one = slice(number, number + 1)
+        return split_ranges(self.shard, self.data, self.start, self.starts[one], self.stops[one])[0]
 
 
 class OffsetCache:
@@ -306,16 +339,13 @@ class TarSource:
 
     def split(
         self, shard: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> list[Piece]:
+    ) -> Pieces:
         """Read the headers of all samples of a block; see :meth:`Source.split`."""
-        pieces = split_ranges(shard, data, start, starts, stops)
-        if len(pieces) > 1:
-            found = split_samples(data, starts - start, stops - start)
-            pieces = [
-                piece if parts is None else (shard, data, start, parts)
-                for piece, parts in zip(pieces, found, strict=True)
-            ]
-        return pieces
+        if len(starts) == 1:
+            return split_ranges(shard, data, start, starts, stops)
+        return _TarPieces(
+            shard, data, start, starts, stops, split_samples(data, starts - start, stops - start)
+        )
 
     def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample | None:
         """Cut a sample's bytes into its parts; see :meth:`Source.cut`."""

@@ -31,7 +31,8 @@ class Window:
         starts: ``int64``, first byte.
         stops: ``int64``, one past the last byte.
         begins: ``bool``, whether a reference begins with this range.
-        places: Block and number within it, of a range that lies in a block of earlier ones; else None.
+        blocks: Block of a range that lies in one of earlier ranges; else None.
+        numbers: Its number within that block.
     """
 
     leaf: Int64Array = field(default_factory=_no_ints)
@@ -40,10 +41,11 @@ class Window:
     starts: Int64Array = field(default_factory=_no_ints)
     stops: Int64Array = field(default_factory=_no_ints)
     begins: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    places: list[tuple[Any, int] | None] = field(default_factory=list)
+    blocks: list[Any] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.blocks)
 
     def append(self, sources: Sequence[Source], refs: Refs) -> None:
         """Locate references whose index entries are at hand, and add their ranges at the end."""
@@ -64,7 +66,8 @@ class Window:
         self.starts = np.concatenate([self.starts, starts[there]])
         self.stops = np.concatenate([self.stops, stops[there]])
         self.begins = np.concatenate([self.begins, begins[there]])
-        self.places += [None] * int(counts.sum())
+        self.blocks += [None] * int(counts.sum())
+        self.numbers += [0] * int(counts.sum())
 
     def sizes(self) -> Int64Array:
         """Bytes of each range."""
@@ -93,12 +96,12 @@ class Window:
 
     def is_free(self, count: int) -> npt.NDArray[np.bool_]:
         """Which of the first ``count`` ranges have no block yet."""
-        return np.fromiter((place is None for place in self.places[:count]), dtype=np.bool_)
+        return np.fromiter((block is None for block in self.blocks[:count]), dtype=np.bool_)
 
-    def forget(self, count: int) -> list[Any]:
-        """Drop the first ``count`` ranges; returns their places."""
+    def forget(self, count: int) -> tuple[list[Any], list[int]]:
+        """Drop the first ``count`` ranges; returns their blocks, and their numbers within these."""
         self.leaf, self.index, self.objects = self.leaf[count:], self.index[count:], self.objects[count:]
         self.starts, self.stops, self.begins = self.starts[count:], self.stops[count:], self.begins[count:]
-        places = self.places[:count]
-        del self.places[:count]
-        return places
+        dropped = self.blocks[:count], self.numbers[:count]
+        del self.blocks[:count], self.numbers[:count]
+        return dropped

@@ -11,7 +11,7 @@ _REMEMBERED = 64  # durations a size class
 _ENOUGH = 12  # of them, before anything is called late
 _QUANTILE = 0.9
 _LATE = 2.0  # times the quantile
-_FLOOR = 0.025  # seconds more; what a busy machine can add to a fast answer
+_FLOOR = 0.05  # seconds more; what a busy machine can add to a fast answer
 _ALLOWANCE = 256 * 1024  # bytes that even a short run may hedge
 _MOST_SAVED = 64 * 1024 * 1024  # bytes of allowance that quiet hours can save up
 
@@ -20,7 +20,7 @@ class LatencyModel:
     """The usual duration of a request by its size, learnt from answers.
 
     Sizes fall in classes of powers of two; a class knows the 90th percentile of its last 64
-    durations. A request is late after twice that and 25 ms. ("The Tail at Scale", Dean and Barroso,
+    durations. A request is late after twice that and 50 ms. ("The Tail at Scale", Dean and Barroso,
     CACM 56(2), 2013, sends a second request at the 95th percentile; later costs fewer bytes and
     does not take the ordinary spread of a busy line for a fault.) A class that has seen fewer
     than 12 answers borrows from the nearest that has seen them: as it is from a larger one, whose

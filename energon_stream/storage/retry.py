@@ -30,14 +30,14 @@ class RetryPolicy:
         attempts: Tries in all, the first included.
         base_delay: Upper bound of the first wait, seconds.
         max_delay: Upper bound of any wait, seconds.
-        jitter: Source of uniform numbers in ``[0, 1)``.
+        jitter: Source of uniform numbers in ``[0, 1)``; not the global one, whose draws belong to the user's hooks.
         sleep: How to wait.
     """
 
     attempts: int = 10
     base_delay: float = 0.05
     max_delay: float = 5.0
-    jitter: Callable[[], float] = field(default=random.random, repr=False)
+    jitter: Callable[[], float] = field(default=random.SystemRandom().random, repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
 
     def run(self, function: Callable[[int], T]) -> T:

@@ -45,9 +45,10 @@ class Cooker(Generic[T_co]):
 
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
         """Whether samples with these subflavors are for this cooker."""
+        if not self.has_subflavors:
+            return True
         given = subflavors or {}
-        wanted = self.has_subflavors or {}
-        return all(name in given and given[name] == value for name, value in wanted.items())
+        return all(name in given and given[name] == value for name, value in self.has_subflavors.items())
 
 
 def cooker(

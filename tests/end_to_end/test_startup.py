@@ -9,6 +9,7 @@ import pytest
 from energon_stream import (
     Cooker,
     DefaultTaskEncoder,
+    ReadOptions,
     WorkerConfig,
     basic_sample_keys,
     get_savable_loader,
@@ -77,7 +78,7 @@ def server(root, monkeypatch):
         yield server
 
 
-def open_dataset(server, bucket, workers=0, path="data"):
+def open_dataset(server, bucket, workers=0, path="data", in_flight=64):
     return get_train_dataset(
         f"s3://{bucket}/{path}",
         batch_size=BATCH,
@@ -87,6 +88,7 @@ def open_dataset(server, bucket, workers=0, path="data"):
         worker_config=WorkerConfig(0, 1, workers),
         task_encoder=Encoder(),
         storage_options=server.storage_options,
+        read_options=ReadOptions(first_samples=BATCH, max_in_flight=in_flight),
     )
 
 
@@ -107,7 +109,7 @@ def until_served(log, keys):
 
 @pytest.mark.parametrize("bucket", ["shards-8", "shards-64", "shards-10000", f"shards-{HUGE}"])
 def test_the_first_batch_costs_its_metadata_its_index_entries_and_its_samples(server, bucket):
-    with get_savable_loader(open_dataset(server, bucket)) as loader:
+    with get_savable_loader(open_dataset(server, bucket, in_flight=1)) as loader:  # in order of urgency
         keys = next(iter(loader))
     waited = until_served(server.log(), keys)
     touched = {key.partition("/")[0] for key in keys}

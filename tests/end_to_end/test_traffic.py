@@ -108,21 +108,23 @@ def one_pass(root, request):
 
 def test_one_pass_reads_each_byte_once_and_the_books_agree(one_pass):
     _, counted, books, opening = one_pass
-    assert counted.bytes_received == SAMPLES * EXACT + SHARDS * (SAMPLES // SHARDS + 1) * 8
-    assert counted.bytes_received <= 1.08 * SAMPLES * PAYLOAD
+    # A request that a busy machine makes late may be sent twice, within 3 % of the bytes.
+    once = SAMPLES * EXACT + SHARDS * (SAMPLES // SHARDS + 1) * 8
+    assert once <= counted.bytes_received <= once + counted.hedged_bytes
+    assert once + counted.hedged_bytes <= 1.08 * SAMPLES * PAYLOAD
     assert all("/.nv-meta/" in entry.key for entry in opening)
     assert set(books.requests) == {"GET"}
     # Nothing is read for a pass that nobody has asked for, by workers neither.
     # (An attempt that a connection loses on its way does not reach the server's books, and is made again.)
     reached = books.requests["GET"] - OPENING
     assert counted.total_requests - counted.retries <= reached <= counted.total_requests
-    if not counted.retries:
+    if not counted.retries and not counted.hedges:
         assert books.bytes_sent == counted.bytes_received + sum(entry.bytes for entry in opening)
 
 
 def test_the_first_pass_costs_some_more_requests_for_its_early_first_batch(one_pass):
     """The goal of 0.02 requests a sample is met by later passes; opening and the exact first batch come here."""
-    assert one_pass[1].total_requests + OPENING <= 0.03 * SAMPLES
+    assert one_pass[1].total_requests - one_pass[1].hedges + OPENING <= 0.03 * SAMPLES
 
 
 @pytest.mark.parametrize("workers", [0, 1])

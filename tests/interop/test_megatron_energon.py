@@ -107,9 +107,10 @@ def read_here(folder, split_part):
         tar = store.get(path).data
         offsets = read_offsets(store, path, count, 0, count).offsets.tolist()
         for start, stop in itertools.pairwise(offsets):
-            key, cut = sample_parts(tar, start, stop)
-            parts = {name: bytes(tar[first:last]) for name, first, last in cut}
-            found.append(decode(key, parts["txt"], parts["jpg"]))
+            cut = sample_parts(tar, start, stop)
+            places = zip(cut.names, cut.starts, cut.stops, strict=True)
+            parts = {name: bytes(tar[first:last]) for name, first, last in places}
+            found.append(decode(cut.key, parts["txt"], parts["jpg"]))
     return found
 
 

@@ -349,8 +349,8 @@ def test_samples_are_read_whole_where_little_could_be_skipped(d40, how, asked):
     )
     books = d40.counters()
     assert sum(entry.key.endswith("index.sqlite") for entry in d40.log()) == asked
-    assert books.total <= 0.03 * SAMPLES
-    assert books.bytes_sent <= 1.08 * SAMPLES * PAYLOAD
+    assert books.total <= 0.04 * SAMPLES  # late ones are asked twice
+    assert books.bytes_sent <= 1.11 * SAMPLES * PAYLOAD
 
 
 class Bins(DefaultTaskEncoder):

@@ -247,3 +247,11 @@ def test_a_generation_ends_where_a_group_ends():
     other = np.stack([200 + np.arange(30), 300 + np.arange(30)], axis=1).ravel()
     index = np.concatenate([one, other])
     assert cut_generation(np.zeros(120, dtype=np.int64), index * 10, index * 10 + 10, 1000) == 60
+
+
+def test_a_generation_ends_where_a_pass_ends():
+    """The next pass has the same ranges again, in another order."""
+    one = np.random.default_rng(1).permutation(60)
+    other = np.random.default_rng(2).permutation(60)
+    index = np.concatenate([one, other])
+    assert cut_generation(np.zeros(120, dtype=np.int64), index * 10, index * 10 + 10, 1000) == 60

@@ -20,7 +20,7 @@ def learnt(size, durations):
 def test_nothing_is_late_before_a_dozen_answers():
     assert LatencyModel().late_after(MB) is None
     assert learnt(MB, [0.05] * 11).late_after(MB) is None
-    assert learnt(MB, [0.05] * 12).late_after(MB) == pytest.approx(0.125)
+    assert learnt(MB, [0.05] * 12).late_after(MB) == pytest.approx(0.15)
 
 
 def test_a_slow_tail_does_not_move_the_limit_and_a_slow_store_does():
@@ -29,7 +29,7 @@ def test_a_slow_tail_does_not_move_the_limit_and_a_slow_store_does():
     assert learnt(MB, [0.05] * 50 + [1.0] * 10).late_after(MB) > 2.0
     for _ in range(64):  # what lies back is forgotten
         usual.observe(MB, 0.5)
-    assert usual.late_after(MB) == pytest.approx(1.025)
+    assert usual.late_after(MB) == pytest.approx(1.05)
 
 
 def test_other_sizes_borrow_what_cannot_be_too_little():
@@ -38,7 +38,7 @@ def test_other_sizes_borrow_what_cannot_be_too_little():
     assert model.late_after(4 * MB) == 4 * model.late_after(MB)
     for _ in range(12):
         model.observe(40 * KB, 0.05)
-    assert model.late_after(40 * KB) == pytest.approx(0.125)
+    assert model.late_after(40 * KB) == pytest.approx(0.15)
     assert model.late_after(60 * KB) == model.late_after(40 * KB)
     assert model.late_after(100 * KB) == 2 * model.late_after(40 * KB)
 
