@@ -72,7 +72,10 @@ def _measure(
     if server.kind != "nginx":
         bench.note("nginx with its Lua module was not there: the server may have been the limit")
     print(f"datasets written in {time.time() - begin:.0f} s", flush=True)
-    measures = []
+    out = args.out or (scratch / "report" if args.quick else REPORTS)
+    measures: list[Measure] = []
+    done: list[str] = []
+    table = ""
     for group in groups:
         if group.faults and server.kind != "nginx":
             bench.note(f"{', '.join(group.rows)}: left out, because only nginx makes the faults")
@@ -85,10 +88,9 @@ def _measure(
             traceback.print_exc()
             bench.note(f"{', '.join(group.rows)}: failed, no figures ({error!r})")
         print(f"({time.time() - begin:.0f} s)", flush=True)
-    out = args.out or (scratch / "report" if args.quick else REPORTS)
-    names = ",".join(row for group in groups for row in group.rows)
-    command = f"python benchmarks/run.py --rows {names} --rounds {rounds}"
-    table = report.write(out, bench, measures, command, versions)
+        done += group.rows
+        command = f"python benchmarks/run.py --rows {','.join(done)} --rounds {rounds}"
+        table = report.write(out, bench, measures, command, versions)  # so that half a run has a report, too
     return measures, "\n".join([table, *(f"- {note}" for note in bench.notes)])
 
 

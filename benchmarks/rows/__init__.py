@@ -37,10 +37,6 @@ FAULTS = ("long400", "d40x64")
 GROUPS = (
     Group(throughput.h50, ("P1", "P13"), peers=D40),
     Group(throughput.h200, ("P2",)),
-    Group(throughput.longer, ("long",), ("long50",), long=True),
-    Group(throughput.h1, ("H1",), long=True),
-    Group(throughput.sizes, ("sizes",), ("size4k", "d40x8", "size400k", "size4m"), long=True),
-    Group(throughput.huge_shard, ("1GB",), ("huge1",), long=True),
     Group(start.first_batch, ("P3", "P4"), ("d40x8",), peers=("d40x8",)),
     Group(start.resume, ("P5",), ("d40x8",)),
     Group(requests.counts, ("P7", "P8"), peers=D40),
@@ -49,4 +45,8 @@ GROUPS = (
     Group(local.undecoded, ("P12",), ("p12",), peers=("p12",)),
     Group(memory.above_import, ("P14",), ("tiny", *memory.CASES), long=True),
     Group(shuffle.spread, ("P16",), ("d40x64",), peers=("d40x64",)),
+    Group(throughput.longer, ("long",), ("long50",), long=True),
+    Group(throughput.h1, ("H1",), long=True),
+    Group(throughput.sizes, ("sizes",), ("size4k", "d40x8", "size400k", "size4m"), long=True),
+    Group(throughput.huge_shard, ("1GB",), ("huge1",), long=True),
 )

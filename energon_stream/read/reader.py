@@ -37,6 +37,9 @@ __all__ = ["SampleReader", "fetch_samples"]
 _CHUNK = 1024
 """References located at a time; bounds the work done between two samples."""
 
+_INDEX_BYTES = 4096
+"""What the part of an index that samples need has, as a rule: many samples wait for one that is late."""
+
 
 @dataclass(slots=True, eq=False)
 class _Locating:
@@ -54,7 +57,9 @@ def _request_offsets(
     sources: Sequence[Source], refs: Refs, fetcher: Fetcher, deadline: int
 ) -> list[Future[object]]:
     return [
-        fetcher.call(load, deadline=deadline, inline=sources[leaf].index_is_local)
+        fetcher.call(
+            load, deadline=deadline, inline=sources[leaf].index_is_local, repeatable_bytes=_INDEX_BYTES
+        )
         for leaf in np.unique(refs.leaf).tolist()
         for load in sources[leaf].missing_offsets(refs.index[refs.leaf == leaf])
     ]

@@ -70,15 +70,26 @@ class Fetcher:
             return _answered(request)
         return self._own_pool().submit(request, deadline, len(byte_range))
 
-    def call(self, function: Callable[[], _T], *, deadline: int = 0, inline: bool = False) -> Future[_T]:
-        """Run any function that makes requests; they are not sent a second time.
+    def call(
+        self,
+        function: Callable[[], _T],
+        *,
+        deadline: int = 0,
+        inline: bool = False,
+        repeatable_bytes: int = 0,
+    ) -> Future[_T]:
+        """Run any function that makes requests.
 
         Args:
             function: What to run.
             deadline: As in :meth:`submit`.
             inline: Whether to run it within this call.
+            repeatable_bytes: About what it reads, where a second run beside a late first one does no harm; 0
+                for a function that is never run twice.
         """
-        return _answered(function) if inline else self._own_pool().submit(function, deadline, 0)
+        return (
+            _answered(function) if inline else self._own_pool().submit(function, deadline, repeatable_bytes)
+        )
 
     def close(self) -> None:
         """Cancel what waits, let what runs end, and end the threads. It may be used again."""

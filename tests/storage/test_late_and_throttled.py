@@ -83,6 +83,15 @@ def test_the_second_answer_is_enough_and_the_first_is_dropped(s3_server, store, 
     assert seen.bytes_received == 81 * SIZE + seen.hedged_bytes
 
 
+def test_a_function_is_repeated_where_that_is_allowed(s3_server, store, fetcher):
+    s3_server.shape(first_byte_latency=0.01)
+    read(fetcher, store, 40)
+    s3_server.reset_counters()
+    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=2.0))
+    assert fetcher.call(lambda: store.get("slow").data, repeatable_bytes=SIZE).result() == OBJECT[:SIZE]
+    assert served(s3_server, "/slow") == 1  # the first one's answer is still to come
+
+
 @pytest.mark.parametrize("how", ["off", "call", "too few answers", "too large"])
 def test_what_is_not_asked_twice(s3_server, store, counters, how):
     fetcher = Fetcher(8, hedged_share=0.0 if how == "off" else 0.03)
