@@ -162,7 +162,7 @@ def _split_alike(
             if b"." in together or b"__" in together or b"\0" in together or not all(keys):
                 return None
         suffix = b"." + part
-        if not part or [key + suffix for key in keys] != found:
+        if not part or b"\0" in part or [key + suffix for key in keys] != found:
             return None
         names.append(part.decode("utf-8", "surrogateescape"))
         starts.append(begin)
