@@ -37,6 +37,9 @@ __all__ = ["SampleReader", "fetch_samples"]
 _CHUNK = 1024
 """References located at a time; bounds the work done between two samples."""
 
+_LOADING = 4
+"""Chunks whose index entries are asked for at a time: a late answer holds up only what comes after it."""
+
 _INDEX_BYTES = 4096
 """What the part of an index that samples need has, as a rule: many samples wait for one that is late."""
 
@@ -182,14 +185,29 @@ class SampleReader:
             self._request()
             if self._queue or self._ahead >= self._options.max_ahead or self._large is not None:
                 break
-            if self._generation == 2 and self._planned - self._ahead < self._exact:
-                break  # the first batch comes first
+            if self._generation == 2 and self._has_first_samples:
+                break
             self._locate(wait=not self._ready)
             if not self._plan():
                 break
         # Without a freed block there is room for no other; but what is being located may be there soon.
-        beginning = bool(self._first) or self._generation == 2
-        self._look_again = beginning or (not self._queue and bool(self._locating))
+        self._look_again = bool(self._first) or (self._generation == 2 and self._has_first_samples)
+        if not self._queue and self._locating:
+            loads = self._locating[0].loads or []
+            awaited = next((load for load in loads if not load.done()), None)
+            if awaited is None:
+                self._look_again = True
+            else:
+                awaited.add_done_callback(self._on_located)
+
+    def _on_located(self, _load: Future[object]) -> None:
+        """Called in the fetcher's threads. To try in vain before every sample costs more than the samples."""
+        self._look_again = True
+
+    @property
+    def _has_first_samples(self) -> bool:
+        """Whether some of the first samples are still to be given out: what comes later waits for that."""
+        return self._planned - self._ahead < self._exact
 
     def _begin(self) -> None:
         """Request the first samples as they lie; meanwhile locate and request what comes after them.
@@ -257,6 +275,9 @@ class SampleReader:
     def _append_located(self, wait: bool) -> bool:
         """Move references whose index entries are there to the window; False where some are still awaited.
 
+        Args:
+            wait: Whether to wait for the next chunk of them.
+
         Raises:
             StorageError: Entries could not be read; the next call asks for them again.
         """
@@ -271,18 +292,23 @@ class SampleReader:
                 load.result()
             self._window.append(self._sources, first.refs)
             self._locating.popleft()
+            wait = False
         return True
 
     def _locate(self, wait: bool) -> None:
         """Keep enough located references at hand for a generation and what may be taken in after it."""
         window, options = self._window, self._options
+        most = _LOADING if self._generation > 1 else 1  # the first samples share the line with few
         while True:
             self._append_located(wait=wait and not len(window))
-            if self._locating or self._exhausted:
+            pending = len(self._locating)
+            if pending >= most or self._exhausted:
                 return
             if len(window) >= options.max_ahead or window.sizes().sum() >= 2 * options.generation:
                 return
             self._take(min(_CHUNK, options.max_ahead))
+            if pending:  # the next call takes more
+                return
 
     def _plan(self) -> bool:
         """Plan one generation; False when it has to wait for references."""

@@ -1,5 +1,7 @@
+import functools
 import itertools
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -149,6 +151,43 @@ def test_a_replaced_shard_is_an_error_not_a_wrong_sample(remote):
     remote.replace(f"s3://bucket/{key}", remote.get(f"s3://bucket/{key}")[::-1])
     with pytest.raises(ObjectChangedError, match=r"replaced|changed|version"):
         read(reader, PER_SHARD)
+
+
+class GatedSource(TarSource):
+    """Holds back the index of shard 2; notes which were asked for."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.gate, self.asked = threading.Event(), []
+
+    def missing_offsets(self, samples):
+        loads = super().missing_offsets(samples)
+        self.asked.extend(load.args[0] for load in loads)
+        return [functools.partial(self._held, load) for load in loads]
+
+    def _held(self, load):
+        if load.args[0] == 2:
+            assert self.gate.wait(20)
+        return load()
+
+
+def test_a_late_index_is_not_planned_for_in_vain_and_holds_up_no_other(remote, monkeypatch):
+    plans = []
+    monkeypatch.setattr("energon_stream.read.reader._CHUNK", PER_SHARD)
+    monkeypatch.setattr(
+        "energon_stream.read.reader.cut_generation", lambda *a: plans.append(1) or cut_generation(*a)
+    )
+    source = GatedSource(0, open_sources("s3://bucket/data", remote.storage_options)[0].index)
+    schedule = schedule_of(source, OrderSpec(None, 0, 1, None), repeat=1)
+    reader = make_reader([source], schedule, first_samples=30, max_ahead=4 * PER_SHARD)
+    for index in range(PER_SHARD + 30):
+        check(reader.next(), index)
+    assert len(plans) <= 10
+    assert source.asked[:4] == [0, 1, 2, 3]
+    source.gate.set()
+    for index in range(PER_SHARD + 30, SHARDS * PER_SHARD):
+        check(reader.next(), index)
+    assert reader.next() is None
 
 
 def test_an_index_that_does_not_fit_its_tar_is_named(folder, tmp_path):
