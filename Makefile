@@ -25,7 +25,7 @@ lint: $(VENV)/installed
 # LocalStack gets a virtual environment of its own, because it pins botocore.
 unit: $(VENV)/installed
 	$(BIN)/python localstack/run.py --install-only
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(VENV)/installed
 	$(PIP) -e '.[bench]'
