@@ -25,10 +25,13 @@ class DataParallelGroup(Protocol):
 class _Active:
     """What a worker is doing right now; read by hooks through ``WorkerConfig`` within a ``with`` block.
 
-    Entered for every call of a hook, so it is a class and no generator.
+    Entered for every call of a hook, so it is a class and no generator. What is entered is kept in a variable of
+    this module: to set an attribute of a class makes the interpreter forget what it knows of the class.
     """
 
     __slots__ = ("batch_index", "config", "outer", "sample_index", "stream")
+
+    outer: _Active | None
 
     def __init__(self, config: WorkerConfig, stream: int, sample_index: int, batch_index: int) -> None:
         self.config = config
@@ -36,18 +39,27 @@ class _Active:
         self.sample_index = sample_index
         self.batch_index = batch_index
 
-    def at(self, sample_index: int, batch_index: int) -> _Active:
-        """The same for another call, entered next."""
+    def at(self, sample_index: int) -> _Active:
+        """The same for another call of the batch that is being made, entered next."""
         self.sample_index = sample_index
-        self.batch_index = batch_index
+        self.batch_index = 0 if _active is None else _active.batch_index
         return self
 
     def __enter__(self) -> None:
-        self.outer = WorkerConfig._active, WorkerConfig.active_worker_config
-        WorkerConfig._active, WorkerConfig.active_worker_config = self, self.config
+        global _active
+        self.outer = outer = _active
+        _active = self
+        if outer is None or outer.config is not self.config:
+            WorkerConfig.active_worker_config = self.config
 
     def __exit__(self, *_: object) -> None:
-        WorkerConfig._active, WorkerConfig.active_worker_config = self.outer
+        global _active
+        _active = outer = self.outer
+        if outer is None or outer.config is not self.config:
+            WorkerConfig.active_worker_config = None if outer is None else outer.config
+
+
+_active: _Active | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +96,6 @@ class WorkerConfig:
 
     active_worker_config: ClassVar[Any] = None
     """The configuration that hooks see while they run, None outside. Looked up at call time."""
-
-    _active: ClassVar[_Active | None] = None
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
@@ -162,8 +172,7 @@ class WorkerConfig:
         """Number of the stream being served, among all streams of the job."""
         if override_local_worker_id is not None:
             return self.rank + override_local_worker_id * self.world_size
-        active = WorkerConfig._active
-        return self.rank if active is None else active.stream
+        return self.rank if _active is None else _active.stream
 
     def rank_worker_id(self) -> int:
         """Number of the stream being served, among the streams of this rank."""
@@ -172,14 +181,12 @@ class WorkerConfig:
     @property
     def active_worker_sample_index(self) -> int:
         """Counter of the current hook's calls in this stream."""
-        active = WorkerConfig._active
-        return 0 if active is None else active.sample_index
+        return 0 if _active is None else _active.sample_index
 
     @property
     def active_worker_batch_index(self) -> int:
         """Counter of the batches of this stream."""
-        active = WorkerConfig._active
-        return 0 if active is None else active.batch_index
+        return 0 if _active is None else _active.batch_index
 
     def activate(self, stream: int, sample_index: int = 0, batch_index: int = 0) -> _Active:
         """Make this configuration visible to hooks for the length of a ``with`` block."""

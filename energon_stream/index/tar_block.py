@@ -28,8 +28,13 @@ _HEADER = np.dtype(
     }
 )
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
-_ZERO, _SPACE = 0x30, 0x20
-_ZEROS = _ZERO * int(_OCTAL.sum())
+_ZERO, _SPACE = np.uint8(0x30), np.uint8(0x20)
+_NAME, _KIND, _PREFIX = 100, 156, 345  # columns of a header
+_LOOKED_AT = np.array([*range(124, 135), _KIND, *range(257, 262), _PREFIX])
+_FILE, _PAX = (np.frombuffer(b"0" * 11 + kind + b"ustar\0", np.uint8) for kind in (b"0", b"x"))
+_MAY_DIFFER = np.array([7] * 11 + [0] * 7, dtype=np.uint8)  # octal digits, by their lowest bits
+_FEW = 24
+"""Samples of which each by itself is read in less time than all as arrays."""
 _MOST_HEADERS = 64  # of a sample; more are left to the general way
 
 
@@ -58,24 +63,16 @@ class AlikeSamples:
     """Samples with the same parts, in columns: nothing is made for a sample before it is asked for.
 
     Attributes:
-        keys: Key of each sample, encoded.
+        keys: Key of each sample.
         names: Part names of all.
         starts: First bytes, sample after sample.
         stops: One past the last bytes.
     """
 
-    keys: list[bytes]
+    keys: list[str]
     names: list[str]
     starts: list[int]
     stops: list[int]
-
-    def __getitem__(self, number: int) -> SampleParts:
-        """The parts of a sample."""
-        width = len(self.names)
-        first = number * width
-        last = first + width
-        key = self.keys[number].decode("utf-8", "surrogateescape")
-        return SampleParts(key, self.names, self.starts[first:last], self.stops[first:last])
 
 
 def split_samples(
@@ -91,15 +88,19 @@ def split_samples(
     Returns:
         By number the parts of each sample; None for one that has to be looked at one header at a time.
     """
-    headers = np.frombuffer(data, _HEADER, count=len(data) // BLOCK)
-    aligned = (starts % BLOCK == 0) & (stops % BLOCK == 0)
-    rows = np.flatnonzero(aligned & (starts < stops) & (stops <= len(headers) * BLOCK))
-    at, end = starts[rows] // BLOCK, stops[rows] // BLOCK
-    if len(rows) == len(starts) > 0:
-        alike = _split_alike(data, headers, at, end)
+    found: list[SampleParts | None] = [None] * len(starts)
+    if len(starts) < _FEW:
+        return found
+    whole = len(data) // BLOCK * BLOCK
+    usable = ((starts | stops) % BLOCK == 0) & (starts < stops) & (stops <= whole)
+    if usable.all():
+        blocks = np.frombuffer(data, np.uint8, count=whole).reshape(-1, BLOCK)
+        alike = _split_alike(blocks, starts // BLOCK, stops // BLOCK)
         if alike is not None:
             return alike
-    found: list[SampleParts | None] = [None] * len(starts)
+    rows = np.flatnonzero(usable)
+    at, end = starts[rows] // BLOCK, stops[rows] // BLOCK
+    headers: npt.NDArray[Any] = np.frombuffer(data, _HEADER, count=whole // BLOCK)
     for row, parts in zip(rows.tolist(), _split_any(data, headers, at, end), strict=True):
         found[row] = parts
     return found
@@ -107,7 +108,7 @@ def split_samples(
 
 def _members(data: memoryview, headers: npt.NDArray[Any], at: Int64Array, end: Int64Array) -> _Members:
     header = headers[at]
-    digits = header["size"][:, :11] - np.uint8(0x30)
+    digits = header["size"][:, :11] - _ZERO
     size = digits.astype(np.int64) @ _OCTAL
     following = at + 1 + (size + BLOCK - 1) // BLOCK
     last = header["size"][:, 11]
@@ -125,9 +126,7 @@ def _members(data: memoryview, headers: npt.NDArray[Any], at: Int64Array, end: I
     return _Members(is_file, is_pax, names if known else None, starts, starts + size, following)
 
 
-def _split_alike(
-    data: memoryview, headers: npt.NDArray[Any], at: Int64Array, end: Int64Array
-) -> AlikeSamples | None:
+def _split_alike(blocks: npt.NDArray[np.uint8], at: Int64Array, end: Int64Array) -> AlikeSamples | None:
     """Parts of samples that all have the same parts in the same order, as is usual; None for others.
 
     A block holds some dozens of samples, so the calls of numpy are what costs: there are few.
@@ -135,43 +134,47 @@ def _split_alike(
     keys: list[bytes] = []
     names: list[str] = []
     starts, stops = [], []
+    headers = blocks[:, : _PREFIX + 1]
     for _ in range(_MOST_HEADERS):
         header = headers[at]
-        kind, digits = header["kind"], header["size"][:, :11]
-        is_pax = kind[0] == b"x"
-        if (kind != (b"x" if is_pax else b"0")).any() or (header["magic"] != b"ustar").any():
+        is_pax = header[0, _KIND] == _PAX[11]
+        differs = header[:, _LOOKED_AT] ^ (_PAX if is_pax else _FILE)
+        if np.count_nonzero(differs > _MAY_DIFFER):
             return None
-        if header["prefix"].any() or digits.min() < _ZERO or digits.max() > _ZERO + 7:
-            return None
-        size = digits @ _OCTAL - _ZEROS
-        begin = (at + 1) * BLOCK
-        at = at + 1 + (size + BLOCK - 1) // BLOCK
+        size = differs[:, :11] @ _OCTAL
+        begin = at + 1
+        at = begin + (size + BLOCK - 1 >> 9)
         left = end - at
-        if left.min() < 0:
+        least = left.min()
+        if least < 0:
             return None
         if is_pax:
-            records = [data[first : first + BLOCK] for first in begin.tolist()]
-            if not left.all() or not 0 < size.min() <= size.max() < BLOCK or pax_matters(b"".join(records)):
+            longest = size.max()
+            if not least or not 0 < size.min() <= longest < BLOCK:
+                return None
+            if pax_matters(blocks[begin, :longest].tobytes()):
                 return None
             continue
-        found: list[bytes] = header["name"].tolist()
+        found: list[bytes] = np.frombuffer(header[:, :_NAME].tobytes(), f"S{_NAME}").tolist()
         part = found[0].rpartition(b"/")[2].partition(b".")[2]
+        suffix = b"." + part
         if not names:
-            keys = [name[: -len(part) - 1] for name in found] if part else []
+            keys = [name.removesuffix(suffix) for name in found] if part else []
             together = b"".join(keys)
             if b"." in together or b"__" in together or b"\0" in together or not all(keys):
                 return None
-        suffix = b"." + part
         if not part or b"\0" in part or [key + suffix for key in keys] != found:
             return None
         names.append(part.decode("utf-8", "surrogateescape"))
+        begin = begin * BLOCK
         starts.append(begin)
         stops.append(begin + size)
-        if not left.any():
-            columns = (np.stack(places, axis=1).ravel().tolist() for places in (starts, stops))
-            return AlikeSamples(keys, names, *columns)
-        if not left.all():
-            return None
+        if not least:
+            if left.any():
+                return None
+            columns = (np.array(places).T.ravel().tolist() for places in (starts, stops))
+            decoded = b"\0".join(keys).decode("utf-8", "surrogateescape").split("\0")
+            return AlikeSamples(decoded, names, *columns)
     return None
 
 

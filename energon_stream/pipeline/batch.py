@@ -100,7 +100,7 @@ class _BatchNode:
                 self._guard.failed(error, values[0])
                 continue
             self._guard.succeeded()
-            return Item(batch, (dataset.kind, call, tuple(item.key for item in items)))
+            return Item(batch, (dataset.kind, call, tuple([item.key for item in items])))
         self._ended = False
         return END
 

@@ -45,17 +45,20 @@ class FailureGuard:
         name: The function that may fail, for messages.
         config: Whose ``global_error_handler`` is called.
         tolerance: Failures in a row that end the run; 0 tolerates any number.
+
+    Attributes:
+        in_a_row: Failures since the last success.
     """
 
     def __init__(self, name: str, config: WorkerConfig, tolerance: int) -> None:
         self._name = name
         self._handler: Callable[..., None] | None = config.global_error_handler
         self._tolerance = tolerance
-        self._in_a_row = 0
+        self.in_a_row = 0
 
     def succeeded(self) -> None:
         """Note a sample that did not fail."""
-        self._in_a_row = 0
+        self.in_a_row = 0
 
     def failed(self, error: Exception, sample: Any) -> None:
         """Handle an error; returns when the sample is to be skipped.
@@ -74,10 +77,10 @@ class FailureGuard:
         if sources is None and isinstance(sample, dict):
             sources = sample.get("__sources__")
         (self._handler or log_exception)(error, sample, sources)
-        self._in_a_row += 1
-        if self._tolerance and self._in_a_row >= self._tolerance:
+        self.in_a_row += 1
+        if self._tolerance and self.in_a_row >= self._tolerance:
             raise FatalSampleError(
-                f"{self._in_a_row} samples in a row failed, the last with {type(error).__name__}: {error}",
+                f"{self.in_a_row} samples in a row failed, the last with {type(error).__name__}: {error}",
                 where=f"{self._name}, sources {sources}",
                 hint="mend the function or the data, or raise its failure_tolerance",
             ) from error

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from inspect import isgenerator
+from types import GeneratorType
 from typing import Any
 
 from energon_stream.errors import ConfigError, SkipSample, StateMismatchError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.failures import FailureGuard
-from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
+from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["MapDataset", "function_label", "function_name"]
@@ -30,6 +30,7 @@ class _MapNode:
 
     def __init__(self, dataset: MapDataset, context: Context, state: State | None) -> None:
         self._dataset = dataset
+        self._fn = dataset.fn
         self._context = context
         self._guard = FailureGuard(function_name(dataset.fn), context.config, dataset.failure_tolerance)
         saved = state or {"in": None, "n": 0, "open": None}
@@ -47,20 +48,15 @@ class _MapNode:
         self._inner = dataset.dataset.build(context, saved["in"])
 
     def _call(self, value: Any, call: int) -> Any:
-        with self._active.at(call, self._batch_index()):
+        with self._active.at(call):
             return self._dataset.fn(value)
-
-    @staticmethod
-    def _batch_index() -> int:
-        active = WorkerConfig.active_worker_config
-        return 0 if active is None else int(active.active_worker_batch_index)
 
     def _next_of_generator(self) -> Item | None:
         if self._generator is None or self._open is None:
             return None
         value, key, call, place = self._open
         try:
-            with self._active.at(call, self._batch_index()):
+            with self._active.at(call):
                 made = next(self._generator)
         except (StopIteration, SkipSample):
             self._generator = self._open = None
@@ -81,17 +77,19 @@ class _MapNode:
             if isinstance(item, End):
                 return END
             call = self._calls
-            self._calls += 1
+            self._calls = call + 1
             try:
-                value = self._call(item.value, call)
+                with self._active.at(call):
+                    value = self._fn(item.value)
             except SkipSample:
                 continue
             except Exception as error:
                 self._guard.failed(error, item.value)
                 continue
-            self._guard.succeeded()
-            if not isgenerator(value):
-                return Item(value, (MapDataset.kind, call, item.key))
+            if self._guard.in_a_row:
+                self._guard.succeeded()
+            if not isinstance(value, GeneratorType):
+                return new_item((value, (MapDataset.kind, call, item.key)))
             self._generator = value
             self._open = (item.value, item.key, call, 0)
 

@@ -15,7 +15,7 @@ from energon_stream.errors import EmptyStreamError, SkipSample, StateMismatchErr
 from energon_stream.index.source_index import SourceIndex
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.failures import FailureGuard
-from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
+from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
 from energon_stream.read.open import open_source
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.part_selection import PartSelection
@@ -129,8 +129,9 @@ class SourceLeaf:
         """Turn a raw sample into an element; see :meth:`Leaf.make`. The parts that are needed are its source."""
         selection = self.builder.selection
         parts = raw.parts if selection is None else [part for part in raw.parts if part in selection]
+        begin = raw.key + "."
         source = SourceInfo(
-            self.index.spec.url, raw.index, raw.shard, tuple([f"{raw.key}.{part}" for part in parts])
+            self.index.spec.url, raw.index, raw.shard, tuple([begin + part for part in parts])
         )
         return self.builder.build(
             raw.name, raw.parts, restore_key=restore_key, subflavors=self.subflavors, source=source
@@ -193,7 +194,8 @@ class _SourceNode:
             except Exception as error:
                 self._guard.failed(error, _describe(raw))
                 continue
-            self._guard.succeeded()
+            if self._guard.in_a_row:
+                self._guard.succeeded()
             return item
 
     def state(self) -> State:
@@ -292,7 +294,7 @@ class SourceDataset(SavableDataset[Any]):
         value = leaf.make(raw, restore_key)
         if isinstance(value, CrudeSample):
             value.stores = leaf.stores
-        return Item(value, restore_key)
+        return new_item((value, restore_key))
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Read samples by their keys, with as few requests as possible."""

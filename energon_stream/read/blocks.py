@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
-from energon_stream.read.source import Piece, Pieces, Source
+from energon_stream.read.source import Cutter, RawSample, Source
 from energon_stream.read.window import Window
 from energon_stream.rng import Int64Array
 from energon_stream.storage import Body, ByteRange, Fetcher, plan_fetches
 
-__all__ = ["Block", "Planned", "plan_blocks"]
+__all__ = ["Block", "PlannedSample", "plan_blocks"]
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +44,7 @@ class Block:
     deadline: int
     users: int
     _answer: Future[Body] | None = None
-    _pieces: Pieces | None = None
+    _cutter: Cutter | None = None
 
     @property
     def is_requested(self) -> bool:
@@ -76,23 +78,23 @@ class Block:
             deadline=self.deadline,
         )
 
-    def piece(self, number: int) -> Piece:
-        """Wait for the bytes, and give those of one range.
+    def cutter(self) -> Cutter:
+        """Wait for the bytes, and give what cuts them.
 
         Raises:
             StorageError: They could not be read.
             IndexMismatchError: The index asked for them, and they do not exist.
         """
-        if self._pieces is None:
-            self._pieces = self._split()
-        return self._pieces[number]
+        if self._cutter is None:
+            self._cutter = self._split()
+        return self._cutter
 
     def cancel(self) -> None:
         """Take the request back if it has not begun."""
         if self._answer is not None:
             self._answer.cancel()
 
-    def _split(self) -> Pieces:
+    def _split(self) -> Cutter:
         try:
             body = self.answer.result()
         except RangeError as error:
@@ -107,37 +109,41 @@ class Block:
         return self.source.split(self.object, body.data, self.start, self.starts, self.stops)
 
 
-@dataclass(slots=True, eq=False)
-class Planned:
-    """Samples to come, in their order. The ranges of a sample follow each other.
+class PlannedSample(NamedTuple):
+    """A sample to come.
 
     Attributes:
-        leaf: Number of the source of each range.
-        index: Number of the sample in its source.
-        begins: Whether a sample begins with this range.
-        blocks: Block that holds it.
-        numbers: Its number within the block.
-        head: First range that was not taken.
+        leaf: Number of its source.
+        sample: Its number there.
+        block: Block that holds its range, or the first of several.
+        number: Number of the range within the block.
+        more: Block and number of its further ranges.
     """
 
-    leaf: list[int]
-    index: list[int]
-    begins: list[bool]
-    blocks: list[Block]
-    numbers: list[int]
-    head: int = 0
+    leaf: int
+    sample: int
+    block: Block
+    number: int
+    more: tuple[tuple[Block, int], ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.blocks) - self.head
+    def cut(self, source: Source) -> RawSample | None:
+        """Wait for the bytes, and cut the sample out of them.
 
-    def take(self) -> tuple[int, int, list[Block], list[int]]:
-        """Leaf and number of the next sample; blocks of its ranges, and their numbers within these."""
-        head, begins = self.head, self.begins
-        stop = head + 1
-        while stop < len(begins) and not begins[stop]:
-            stop += 1
-        self.head = stop
-        return self.leaf[head], self.index[head], self.blocks[head:stop], self.numbers[head:stop]
+        Returns:
+            The sample; None when it is excluded.
+
+        Raises:
+            StorageError: They could not be read.
+            IndexMismatchError: They are not the sample.
+        """
+        if source.width == 1:
+            return self.block.cutter().cut(self.sample, self.number)
+        ranges = ((self.block, self.number), *self.more)
+        found = [(block.object, block.cutter().cut(self.sample, number)) for block, number in ranges]
+        return source.merge(self.sample, found)
+
+
+_planned: Callable[[tuple[Any, ...]], PlannedSample] = partial(tuple.__new__, PlannedSample)  # there are many
 
 
 def plan_blocks(
@@ -148,7 +154,7 @@ def plan_blocks(
     max_gap: int,
     max_bytes: int,
     deadline: int,
-) -> tuple[list[Block], Planned]:
+) -> tuple[list[Block], list[PlannedSample]]:
     """Plan requests for the next ``must`` ranges of a window, which forgets them.
 
     Ranges of the ``may`` after them that lie between two of these are served too; they get their block now, and
@@ -195,6 +201,21 @@ def plan_blocks(
             window.blocks[row] = block
             window.numbers[row] = place
     blocks.sort(key=lambda block: block.deadline)
-    leaves, indices, begins = window.leaf[:must], window.index[:must], window.begins[:must]
-    planned = Planned(leaves.tolist(), indices.tolist(), begins.tolist(), *window.forget(must))
+    heads = np.flatnonzero(window.begins[:must])
+    columns = window.leaf[heads].tolist(), window.index[heads].tolist()
+    planned = _samples(*columns, heads.tolist(), *window.forget(must))
     return blocks, planned
+
+
+def _samples(
+    leaves: list[int], indices: list[int], heads: list[int], blocks: list[Block], numbers: list[int]
+) -> list[PlannedSample]:
+    """Samples of the ranges in columns; each has those from its head to the next one's."""
+    if len(heads) == len(blocks):
+        columns = zip(leaves, indices, blocks, numbers, itertools.repeat(()), strict=False)
+        return list(map(_planned, columns))
+    ranges = list(zip(blocks, numbers, strict=True))
+    return [
+        PlannedSample(leaf, index, *ranges[head], tuple(ranges[head + 1 : end]))
+        for leaf, index, head, end in zip(leaves, indices, heads, [*heads[1:], len(ranges)], strict=True)
+    ]

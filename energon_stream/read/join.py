@@ -12,24 +12,14 @@ from energon_stream.errors import IndexMismatchError
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.row_blocks import RowBlocks
-from energon_stream.read.source import OffsetCache, Piece, Pieces, RawSample, TarSource
+from energon_stream.read.source import Cutter, OffsetCache, RawSample
+from energon_stream.read.tar_source import TarSource
 from energon_stream.rng import Int64Array
 from energon_stream.storage import Store
 
 __all__ = ["JoinSource"]
 
 _HINT = "Run `energon-stream prepare` for the metadataset again."
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _MemberPieces:
-    """Pieces of a member's block, under the join's number of the object."""
-
-    number: int
-    pieces: Pieces
-
-    def __getitem__(self, number: int) -> Piece:
-        return (self.number, *self.pieces[number][1:])
 
 
 @dataclass(slots=True)
@@ -113,32 +103,20 @@ class JoinSource:
 
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> Pieces:
-        """What the member makes of a block of its own: its pieces have the join's numbers of objects."""
+    ) -> Cutter:
+        """What the member makes of a block of its own."""
         _, member, shard = self._member(number)
-        return _MemberPieces(number, member.split(shard, data, start, starts, stops))
+        return member.split(shard, data, start, starts, stops)
 
-    def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample | None:
-        """Cut each member's bytes; they must have one key."""
+    def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
+        """Join what was cut from the members; they must have one key."""
         samples: list[RawSample | None] = [None] * self.width
-        for piece in pieces:
-            at, member, shard = self._member(piece[0])
-            samples[at] = member.cut(sample, [(shard, *piece[1:])])
-        return self._joined(sample, samples)
-
-    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """Cut each member's bytes as they come, member by member; they must have one key."""
-        samples: list[RawSample | None] = [None] * self.width
-        for number, stream in streams:
-            at, member, shard = self._member(number)
-            samples[at] = member.cut_streams(sample, [(shard, stream)])
-        return self._joined(sample, samples)
-
-    def _joined(self, sample: int, samples: Sequence[RawSample | None]) -> RawSample | None:
+        for number, raw in found:
+            samples[self._member(number)[0]] = raw
         primary = samples[0]
         if primary is None:
             return None
-        keys = [found.key for found in samples if found is not None]
+        keys = [member.key for member in samples if member is not None]
         if len(set(keys)) > 1:
             raise IndexMismatchError(
                 f"row {sample} of the join has samples of different keys: {', '.join(map(repr, keys))}",
@@ -146,3 +124,11 @@ class JoinSource:
                 hint=_HINT,
             )
         return replace(primary, members=tuple(samples))
+
+    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
+        """Cut each member's bytes as they come, member by member; they must have one key."""
+        found = []
+        for number, stream in streams:
+            _, member, shard = self._member(number)
+            found.append((number, member.cut_streams(sample, [(shard, stream)])))
+        return self.merge(sample, found)

@@ -11,11 +11,23 @@ from energon_stream.errors import IndexMismatchError
 from energon_stream.index.jsonl import JsonlIndex
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.row_blocks import RowBlocks
-from energon_stream.read.source import OffsetCache, Piece, Pieces, RawSample, VersionGuard, split_ranges
+from energon_stream.read.source import Cutter, OffsetCache, RawSample, VersionGuard
 from energon_stream.rng import Int64Array
 from energon_stream.storage import Store
 
 __all__ = ["JsonlSource"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Records:
+    """Records of a block, whitespace around them included."""
+
+    leaf: int
+    records: list[memoryview]
+
+    def cut(self, sample: int, number: int) -> RawSample | None:
+        """One record; see :meth:`Cutter.cut`."""
+        return RawSample(self.leaf, sample, str(sample), None, {"json": self.records[number]})
 
 
 @dataclass(slots=True)
@@ -82,17 +94,17 @@ class JsonlSource:
 
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> Pieces:
+    ) -> Cutter:
         """The bytes of each record."""
-        return split_ranges(number, data, start, starts, stops)
+        bounds = zip((starts - start).tolist(), (stops - start).tolist(), strict=True)
+        return _Records(self.leaf, [data[first:last] for first, last in bounds])
 
-    def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample:
-        """One record, whitespace around it included."""
-        return RawSample(self.leaf, sample, str(sample), None, {"json": pieces[0][1]})
+    def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
+        """The one record that there is."""
+        return found[0][1]
 
-    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample:
+    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
         """One record; see :meth:`Source.cut_streams`."""
         stream = streams[0][1]
-        return self.cut(
-            sample, [(0, memoryview(stream.read(stream.stop - stream.start)), stream.start, None)]
-        )
+        whole = memoryview(stream.read(stream.stop - stream.start))
+        return _Records(self.leaf, [whole]).cut(sample, 0)

@@ -10,7 +10,8 @@ from energon_stream.read.join import JoinSource
 from energon_stream.read.jsonl import JsonlSource
 from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.parts import PartSource
-from energon_stream.read.source import OffsetCache, Source, TarSource
+from energon_stream.read.source import OffsetCache, Source
+from energon_stream.read.tar_source import TarSource
 
 __all__ = ["open_source"]
 

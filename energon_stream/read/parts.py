@@ -29,7 +29,8 @@ from energon_stream.read.index_database import IndexDatabase, index_database
 from energon_stream.read.part_ranges import PartRanges, find_part_ranges
 from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.range_stream import RangeStream
-from energon_stream.read.source import Piece, Pieces, RawSample, TarSource
+from energon_stream.read.source import Cutter, RawSample
+from energon_stream.read.tar_source import TarSource
 from energon_stream.rng import Int64Array
 from energon_stream.storage import ByteRange, Store
 
@@ -284,23 +285,16 @@ class PartSource:
 
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> Pieces:
+    ) -> Cutter:
         """Read the headers of a block; each range has those of its parts."""
         return self.whole.split(number, data, start, starts, stops)
 
-    def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample | None:
-        """Cut the ranges of a sample into parts."""
-        return self._merge([self.whole.cut(sample, [piece]) for piece in pieces])
-
-    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """Cut the ranges of a sample into parts as they come."""
-        return self._merge([self.whole.cut_streams(sample, [stream]) for stream in streams])
-
-    def _merge(self, found: Sequence[RawSample | None]) -> RawSample | None:
-        raw = found[0]
+    def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
+        """Put the parts of all ranges together."""
+        raw = found[0][1]
         if raw is None:
             return None
-        for more in found[1:]:
+        for _, more in found[1:]:
             if more is None or more.key != raw.key:
                 raise IndexMismatchError(
                     f"sample {raw.index} has parts of different keys",
@@ -309,3 +303,8 @@ class PartSource:
                 )
             raw.parts.update(more.parts)
         return raw
+
+    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
+        """Cut the ranges of a sample into parts as they come."""
+        cut = [(stream[0], self.whole.cut_streams(sample, [stream])) for stream in streams]
+        return self.merge(sample, cut)

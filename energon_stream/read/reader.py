@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from energon_stream.read.blocks import Block, Planned, plan_blocks
+from energon_stream.read.blocks import Block, PlannedSample, plan_blocks
 from energon_stream.read.large import read_large_sample
 from energon_stream.read.options import ReadOptions, cut_generation
-from energon_stream.read.source import Piece, RawSample, Source
+from energon_stream.read.source import RawSample, Source
 from energon_stream.read.window import Window
 from energon_stream.schedule import Cursor, Refs, Schedule
 from energon_stream.storage import Fetcher
@@ -68,10 +68,6 @@ def _request_offsets(
     ]
 
 
-def _pieces(blocks: list[Block], numbers: list[int]) -> list[Piece]:
-    return [block.piece(number) for block, number in zip(blocks, numbers, strict=True)]
-
-
 class SampleReader:
     """Reads the samples of one schedule in its order.
 
@@ -106,7 +102,7 @@ class SampleReader:
         self._taken = 0
         self._planned = 0
         self._ahead = 0
-        self._ready: deque[Planned] = deque()
+        self._ready: deque[PlannedSample] = deque()
         self._large: tuple[int, int, list[tuple[int, int, int]]] | None = None
         self._queue: deque[Block] = deque()
         self._first: list[Block] = []
@@ -135,20 +131,22 @@ class SampleReader:
                 return sample
 
     def _next_of_block(self) -> RawSample | None:
-        planned = self._ready[0]
-        leaf, index, blocks, numbers = planned.take()
-        if not len(planned):
-            self._ready.popleft()
+        planned = self._ready.popleft()
         self._consumed += 1
-        self._ahead -= len(blocks)
-        for block in blocks:
-            if not block.is_requested:
-                self._request_until(block)
-            block.users -= 1
-            if not block.users:
-                self._outstanding -= block.size
-                self._look_again = True
-        return self._sources[leaf].cut(index, _pieces(blocks, numbers))
+        self._leave(planned.block)
+        for block, _ in planned.more:
+            self._leave(block)
+        return planned.cut(self._sources[planned.leaf])
+
+    def _leave(self, block: Block) -> None:
+        """One range of a block is consumed."""
+        self._ahead -= 1
+        if not block.is_requested:
+            self._request_until(block)
+        block.users -= 1
+        if not block.users:
+            self._outstanding -= block.size
+            self._look_again = True
 
     def _next_large(self, leaf: int, index: int, ranges: list[tuple[int, int, int]]) -> RawSample | None:
         self._consumed += 1
@@ -167,7 +165,7 @@ class SampleReader:
     def close(self) -> None:
         """Cancel what is queued and let go of all buffers."""
         for planned in self._ready:
-            for block in planned.blocks[planned.head :]:
+            for block in (planned.block, *(block for block, _ in planned.more)):
                 block.cancel()
         self._ready.clear()
         self._large = None
@@ -336,7 +334,7 @@ class SampleReader:
             self._sources, self._window, must, may, max_gap, self._options.max_request, self._planned
         )
         self._queue.extend(blocks)
-        self._ready.append(planned)
+        self._ready.extend(planned)
         self._planned += must
         self._ahead += must
         self._generation += 1
@@ -359,8 +357,4 @@ def fetch_samples(
     )
     for block in blocks:
         block.request(fetcher)
-    samples = []
-    while len(planned):
-        leaf, index, holding, numbers = planned.take()
-        samples.append(sources[leaf].cut(index, _pieces(holding, numbers)))
-    return samples
+    return [sample.cut(sources[sample.leaf]) for sample in planned]

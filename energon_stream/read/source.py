@@ -1,45 +1,20 @@
-"""What the reader asks of a source dataset, and datasets of tars: where samples lie, how to cut them out."""
+"""What the reader asks of a source dataset: where samples lie, how to cut them out."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
-
-from energon_stream.errors import CorruptTarError, IndexMismatchError, ObjectChangedError
-from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.index.tar_block import AlikeSamples, split_samples
-from energon_stream.index.tar_format import SampleParts, sample_parts, walk_sample
-from energon_stream.index.tar_index import OffsetWindow, block_bounds, read_offsets
+from energon_stream.errors import ObjectChangedError
+from energon_stream.index.tar_index import OffsetWindow
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.rng import Int64Array
 from energon_stream.storage.base import Store
 
-__all__ = [
-    "OffsetCache",
-    "Piece",
-    "Pieces",
-    "RawSample",
-    "Source",
-    "TarSource",
-    "VersionGuard",
-    "split_ranges",
-]
-
-Piece: TypeAlias = tuple[int, memoryview, int, SampleParts | None]
-"""Object number, the bytes of a range of it, and where they begin; or a whole block, and where the parts lie in it."""
-
-
-class Pieces(Protocol):
-    """Those of one block."""
-
-    def __getitem__(self, number: int, /) -> Piece:
-        """The piece of a range, by its number within the block."""
+__all__ = ["Cutter", "OffsetCache", "RawSample", "Source", "VersionGuard"]
 
 
 @dataclass(slots=True)
@@ -67,6 +42,24 @@ class RawSample:
     def name(self) -> str:
         """Shard and key: unique within a dataset."""
         return self.key if self.shard is None else f"{self.shard}/{self.key}"
+
+
+class Cutter(Protocol):
+    """Cuts the ranges of one block."""
+
+    def cut(self, sample: int, number: int, /) -> RawSample | None:
+        """Cut a range into the parts that it holds.
+
+        Args:
+            sample: Sample number.
+            number: Number of the range within the block.
+
+        Returns:
+            The sample; None when it is excluded.
+
+        Raises:
+            IndexMismatchError: The range does not hold one sample.
+        """
 
 
 class Source(Protocol):
@@ -109,8 +102,8 @@ class Source(Protocol):
 
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> Pieces:
-        """Split a block into what :meth:`cut` takes: what can be done for many samples at once is done here.
+    ) -> Cutter:
+        """Prepare a block to be cut: what can be done for many samples at once is done here.
 
         Args:
             number: Object that the block is of.
@@ -120,22 +113,22 @@ class Source(Protocol):
             stops: ``int64``, one past the last byte of each.
         """
 
-    def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample | None:
-        """Cut a sample's bytes into its parts.
+    def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]], /) -> RawSample | None:
+        """Put together what was cut from the ranges of a sample; asked only where :attr:`width` is not 1.
 
         Args:
             sample: Sample number.
-            pieces: Those of its ranges, in the order of :meth:`locate`.
+            found: Object number, and what was cut, of each range, in the order of :meth:`locate`.
 
         Returns:
             The sample; None when it is excluded.
 
         Raises:
-            IndexMismatchError: A range does not hold one sample.
+            IndexMismatchError: They do not belong together.
         """
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """As :meth:`cut`, of ranges too large to be held beside their parts; runs in the fetcher's threads.
+        """Cut and merge ranges too large to be held beside their parts; runs in the fetcher's threads.
 
         Args:
             sample: Sample number.
@@ -144,31 +137,6 @@ class Source(Protocol):
         Returns:
             The sample, each part all of a ``bytes`` object; None when it is excluded.
         """
-
-
-def split_ranges(number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array) -> Pieces:
-    """The bytes of each range; see :meth:`Source.split`."""
-    bounds = zip((starts - start).tolist(), (stops - start).tolist(), starts.tolist(), strict=True)
-    return [(number, data[first:last], offset, None) for first, last, offset in bounds]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _TarPieces:
-    """Pieces of a block of a tar, each made when it is asked for: a block has many, which wait for long."""
-
-    shard: int
-    data: memoryview
-    start: int
-    starts: Int64Array
-    stops: Int64Array
-    found: AlikeSamples | list[SampleParts | None]
-
-    def __getitem__(self, number: int) -> Piece:
-        parts = self.found[number]
-        if parts is not None:
-            return self.shard, self.data, self.start, parts
-        one = slice(number, number + 1)
-        return split_ranges(self.shard, self.data, self.start, self.starts[one], self.stops[one])[0]
 
 
 class OffsetCache:
@@ -247,142 +215,3 @@ class VersionGuard:
                 where=f"{self._url}/{path}".rstrip("/"),
                 hint="prepare the dataset again and restart from a saved state",
             )
-
-
-@dataclass(slots=True)
-class TarSource:
-    """Reads one prepared WebDataset in this process.
-
-    Args:
-        leaf: Number of this source in sample references.
-        index: The opened dataset.
-        offsets: Index entries at hand; may be shared by the sources of a pipeline.
-    """
-
-    leaf: int
-    index: WebDatasetIndex
-    offsets: OffsetCache = field(default_factory=OffsetCache)
-    store: Store = field(init=False)
-    _versions: VersionGuard = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.store = self.index.spec.open()
-        self._versions = VersionGuard(self.index.spec.url)
-
-    @property
-    def width(self) -> int:
-        """One range for each sample."""
-        return 1
-
-    @property
-    def index_is_local(self) -> bool:
-        """Whether index files are read at memory speed."""
-        return self.store.is_local
-
-    def shard_of(self, samples: Int64Array) -> Int64Array:
-        """Shard number of each sample, ``int64``."""
-        return np.searchsorted(self.index.shard_starts, samples, side="right") - 1
-
-    def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
-        """What has to be run before :meth:`locate`: one load for each shard whose entries are not at hand."""
-        return [
-            partial(self._load, *span)
-            for span in self._spans(samples)
-            if self.offsets.claim(self.leaf, *span)
-        ]
-
-    def _load(self, shard: int, first: int, last: int) -> OffsetWindow:
-        path, count = self.index.shard_paths[shard], int(self.index.shard_counts[shard])
-        return self.offsets.load(
-            self.leaf, shard, first, last, lambda: read_offsets(self.store, path, count, first, last)
-        )
-
-    def _spans(self, samples: Int64Array) -> list[tuple[int, int, int]]:
-        """Shard, first and last entry of whole blocks of its index, for each shard that the samples touch."""
-        shards = self.shard_of(samples)
-        order = np.argsort(shards, kind="stable")
-        ordered = shards[order]
-        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-        local = (samples - self.index.shard_starts[shards])[order]
-        counts = self.index.shard_counts[ordered[starts]]
-        firsts, lasts = block_bounds(
-            np.minimum.reduceat(local, starts), np.maximum.reduceat(local, starts) + 1, counts
-        )
-        return list(zip(ordered[starts].tolist(), firsts.tolist(), lasts.tolist(), strict=True))
-
-    def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Shard number, first byte, and one past the last byte: ``int64 [len(samples), 1]`` arrays."""
-        shards = self.shard_of(samples)
-        local = samples - self.index.shard_starts[shards]
-        starts = np.empty(len(samples), dtype=np.int64)
-        stops = np.empty(len(samples), dtype=np.int64)
-        for shard, first, last in self._spans(samples):
-            window = self.offsets.get(self.leaf, shard, first, last)
-            if window is None:  # pushed out by other sources meanwhile
-                window = self._load(shard, first, last)
-            mine = shards == shard
-            starts[mine] = window.offsets[local[mine] - window.first]
-            stops[mine] = window.offsets[local[mine] + 1 - window.first]
-        return shards[:, None], starts[:, None], stops[:, None]
-
-    def place(self, shard: int) -> tuple[Store, str]:
-        """Store and path of a shard."""
-        return self.store, self.index.shard_paths[shard]
-
-    def etag(self, shard: int) -> str | None:
-        """Content version that the shard had when it was first read, if it is known."""
-        return self._versions.etag(self.index.shard_paths[shard])
-
-    def observe(self, shard: int, etag: str | None) -> None:
-        """Note the version of a shard; see :meth:`Source.observe`."""
-        self._versions.observe(self.index.shard_paths[shard], etag)
-
-    def split(
-        self, shard: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> Pieces:
-        """Read the headers of all samples of a block; see :meth:`Source.split`."""
-        if len(starts) == 1:
-            return split_ranges(shard, data, start, starts, stops)
-        return _TarPieces(
-            shard, data, start, starts, stops, split_samples(data, starts - start, stops - start)
-        )
-
-    def cut(self, sample: int, pieces: Sequence[Piece]) -> RawSample | None:
-        """Cut a sample's bytes into its parts; see :meth:`Source.cut`."""
-        shard, view, offset, found = pieces[0]
-        path = self.index.shard_paths[shard]
-        try:
-            key, names, starts, stops = found or sample_parts(view, 0, len(view))
-        except CorruptTarError as error:
-            raise IndexMismatchError(
-                f"the index and the tar disagree: {error.what}",
-                where=f"{self.index.spec.url}/{path} from byte {offset}",
-                hint="the shard was changed or damaged after it was indexed; run `energon-stream prepare` again",
-            ) from error
-        if self.index.excluded and self.index.is_excluded(shard, key):
-            return None
-        parts = {name: view[start:stop] for name, start, stop in zip(names, starts, stops, strict=True)}
-        return RawSample(self.leaf, sample, key, path, parts)
-
-    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """Cut a sample's bytes into its parts as they come; see :meth:`Source.cut_streams`."""
-        shard, stream = streams[0]
-        path = self.index.shard_paths[shard]
-
-        def read(offset: int, length: int) -> memoryview:
-            stream.seek(offset)
-            return memoryview(stream.read(length))
-
-        try:
-            key, parts = walk_sample(
-                read, stream.start, stream.stop, lambda member: read(member.data_offset, member.size)
-            )
-        except CorruptTarError as error:
-            raise IndexMismatchError(
-                f"the index and the tar disagree: {error.what}",
-                where=f"{self.index.spec.url}/{path} from byte {stream.start}",
-                hint="the shard was changed or damaged after it was indexed; run `energon-stream prepare` again",
-            ) from error
-        if self.index.excluded and self.index.is_excluded(shard, key):
-            return None
-        return RawSample(self.leaf, sample, key, path, dict(parts))

@@ -15,9 +15,11 @@ __all__ = ["CrudeSample", "Sample", "SourceInfo", "fields_of"]
 SampleT = TypeVar("SampleT", bound="Sample")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    slots=True, unsafe_hash=True
+)  # a frozen one takes three times as long to make: one for each sample
 class SourceInfo:
-    """Where a sample was read.
+    """Where a sample was read; a value, not to be changed.
 
     Attributes:
         dataset_path: URL or path of the dataset.

@@ -12,13 +12,12 @@ def as_bytes(data: bytes | memoryview) -> bytes:
 
     Copied, except where the view shows all of a ``bytes`` object: that object is then handed out.
     """
-    if type(data) is bytes:
+    if isinstance(data, bytes):
         return data
-    view = memoryview(data)
-    whole = view.obj
-    if type(whole) is bytes and view.nbytes == len(whole) and view.c_contiguous:
+    whole = data.obj
+    if type(whole) is bytes and data.nbytes == len(whole) and data.c_contiguous:
         return whole
-    return bytes(view)
+    return data.tobytes()
 
 
 class BytesBuilder:

@@ -26,6 +26,8 @@ __all__ = [
     "source_leaves",
 ]
 
+_NO_STORES = LeafStores()
+
 T_co = TypeVar("T_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,7 +82,7 @@ def select_cooker(cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any] 
         ConfigError: None does.
     """
     for candidate in cookers:
-        if candidate.is_match(subflavors):
+        if not candidate.has_subflavors or candidate.is_match(subflavors):
             return candidate
     raise ConfigError(
         f"no cooker matches a dataset with the subflavors {dict(subflavors or {})}",
@@ -132,14 +134,15 @@ def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]
     Raises:
         ConfigError: The sample's source has no names to look up, and the cooker wants ``primary``.
     """
-    stores: LeafStores = sample.stores or LeafStores()
+    stores: LeafStores = sample.stores or _NO_STORES
     arguments: dict[str, Any] = dict(stores.aux)
-    if _needs(chosen.cook, "primary"):
+    cook = chosen.cook
+    if getattr(cook, "__cooker_need_primary__", False):
         if stores.primary is None:
-            raise _no_primary(chosen.cook, sample["__key__"])
+            raise _no_primary(cook, sample["__key__"])
         key = sample["__key__"].removeprefix(f"{sample['__shard__']}/")
         arguments["primary"] = PrimaryFileStore(stores.primary, key)
-    if _needs(chosen.cook, "cache"):
+    if getattr(cook, "__cooker_need_cache__", False):
         arguments["cache"] = active_pool()
     return arguments
 

@@ -3,6 +3,7 @@
 import io
 import string
 import tarfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from energon_stream.errors import CorruptTarError
-from energon_stream.index.tar_block import split_samples
-from energon_stream.index.tar_format import iter_members, sample_parts, split_name
+from energon_stream.index import tar_block
+from energon_stream.index.tar_block import AlikeSamples, split_samples
+from energon_stream.index.tar_format import SampleParts, iter_members, sample_parts, split_name
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 CHECKSUM = range(148, 156)  # the same number can be written in several ways
@@ -84,8 +86,16 @@ def test_a_sample_is_cut_into_its_parts(tar_format, contents, data):
 
 
 def split_all(view, places):
-    found = split_samples(view, places[:-1], places[1:])
-    return [found[number] for number in range(len(places) - 1)]
+    with mock.patch.object(tar_block, "_FEW", 0):
+        found = split_samples(view, places[:-1], places[1:])
+    if not isinstance(found, AlikeSamples):
+        return found
+    width = len(found.names)
+    rows = [slice(row * width, (row + 1) * width) for row in range(len(places) - 1)]
+    return [
+        SampleParts(key, found.names, found.starts[row], found.stops[row])
+        for key, row in zip(found.keys, rows, strict=True)
+    ]
 
 
 def contents_of(buffer, found):
@@ -131,10 +141,11 @@ def test_many_samples_at_once_are_cut_like_each_alone(tar_format, samples, data)
             assert parts == sample_parts(view, start, stop)
 
 
-def test_what_is_no_plain_tar_is_left_to_the_general_way():
+def test_what_is_no_plain_tar_is_left_to_the_general_way(monkeypatch):
     buffer, end = build([("a.jpg", b"1"), ("a.txt", b"2")], tarfile.USTAR_FORMAT)
     starts = np.array([0, 0, 100, 512, end])
     stops = np.array([end, 512, end, end, end])
+    monkeypatch.setattr(tar_block, "_FEW", 0)
     found = split_samples(buffer[:end], starts, stops)
     assert [parts is None for parts in found] == [False, True, True, True, True]
     assert split_samples(buffer[:end], starts[:1], stops[:1] + 512) == [None]

@@ -15,7 +15,7 @@ from energon_stream.index.dataset import open_webdataset
 from energon_stream.read.large import read_large_sample
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.range_stream import piece_sizes
-from energon_stream.read.source import TarSource
+from energon_stream.read.tar_source import TarSource
 from energon_stream.storage import Fetcher, StoreSpec
 from energon_stream.storage.buffers import as_bytes
 from energon_stream.storage.into import get_into

@@ -19,7 +19,7 @@ from energon_stream.read.decode import SampleDecoder
 from energon_stream.read.jsonl import JsonlSource
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.reader import SampleReader
-from energon_stream.read.source import TarSource
+from energon_stream.read.tar_source import TarSource
 from energon_stream.recipe.sample_factory import SampleFactory
 from energon_stream.rng import derive_key
 from energon_stream.samples import SourceInfo
@@ -143,7 +143,7 @@ import numpy as np
 from energon_stream import *
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.read.large import read_large_sample
-from energon_stream.read.source import TarSource
+from energon_stream.read.tar_source import TarSource
 from energon_stream.storage import Fetcher, StoreSpec
 from energon_stream.storage.buffers import as_bytes
 

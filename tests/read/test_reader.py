@@ -17,7 +17,7 @@ from energon_stream.errors import (
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.read.options import ReadOptions, cut_generation
 from energon_stream.read.reader import SampleReader, fetch_samples
-from energon_stream.read.source import TarSource
+from energon_stream.read.tar_source import TarSource
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, Refs, RepeatPlan, build_schedule
 from energon_stream.storage import Fetcher, RetryPolicy, StoreSpec

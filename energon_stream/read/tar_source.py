@@ -1,0 +1,221 @@
+"""Prepared WebDatasets: where samples lie in their tars, how to cut them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from energon_stream.errors import CorruptTarError, IndexMismatchError
+from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.tar_block import AlikeSamples, split_samples
+from energon_stream.index.tar_format import SampleParts, sample_parts, walk_sample
+from energon_stream.index.tar_index import OffsetWindow, block_bounds, read_offsets
+from energon_stream.read.range_stream import RangeStream
+from energon_stream.read.source import Cutter, OffsetCache, RawSample, VersionGuard
+from energon_stream.rng import Int64Array
+from energon_stream.storage.base import Store
+
+__all__ = ["TarSource"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _AlikeCutter:
+    """A block of samples with the same parts; the inner loop of training.
+
+    Attributes:
+        source: Whose block it is.
+        path: Path of the shard.
+        shard: Its number.
+        part: Gives the bytes of a slice of the block.
+        found: What lies where.
+    """
+
+    source: TarSource
+    path: str
+    shard: int
+    part: Callable[[slice], memoryview]
+    found: AlikeSamples
+
+    def cut(self, sample: int, number: int) -> RawSample | None:
+        """Cut one sample; see :meth:`Cutter.cut`."""
+        source, found = self.source, self.found
+        key, names = found.keys[number], found.names
+        if source.index.excluded and source.index.is_excluded(self.shard, key):
+            return None
+        first = number * len(names)
+        last = first + len(names)
+        places = map(slice, found.starts[first:last], found.stops[first:last])
+        parts = dict(zip(names, map(self.part, places), strict=True))
+        return RawSample(source.leaf, sample, key, self.path, parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TarCutter:
+    """A block of any samples; ``found`` has None for those whose headers are still to be read.
+
+    Attributes:
+        source: Whose block it is.
+        path: Path of the shard.
+        shard: Its number.
+        data: Bytes of the block.
+        start: Where it begins in the shard.
+        starts: ``int64``, first byte of each sample in the shard.
+        stops: ``int64``, one past the last byte of each.
+        found: What lies where.
+    """
+
+    source: TarSource
+    path: str
+    shard: int
+    data: memoryview
+    start: int
+    starts: Int64Array
+    stops: Int64Array
+    found: Sequence[SampleParts | None]
+
+    def cut(self, sample: int, number: int) -> RawSample | None:
+        """Cut one sample; see :meth:`Cutter.cut`."""
+        first, data = int(self.starts[number]), self.data
+        try:
+            key, names, starts, stops = self.found[number] or sample_parts(
+                data, first - self.start, int(self.stops[number]) - self.start
+            )
+        except CorruptTarError as error:
+            raise self.source.mismatch(error, self.path, first) from error
+        if self.source.index.excluded and self.source.index.is_excluded(self.shard, key):
+            return None
+        parts = {name: data[start:stop] for name, start, stop in zip(names, starts, stops, strict=True)}
+        return RawSample(self.source.leaf, sample, key, self.path, parts)
+
+
+@dataclass(slots=True)
+class TarSource:
+    """Reads one prepared WebDataset in this process.
+
+    Args:
+        leaf: Number of this source in sample references.
+        index: The opened dataset.
+        offsets: Index entries at hand; may be shared by the sources of a pipeline.
+    """
+
+    leaf: int
+    index: WebDatasetIndex
+    offsets: OffsetCache = field(default_factory=OffsetCache)
+    store: Store = field(init=False)
+    _versions: VersionGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = self.index.spec.open()
+        self._versions = VersionGuard(self.index.spec.url)
+
+    @property
+    def width(self) -> int:
+        """One range for each sample."""
+        return 1
+
+    @property
+    def index_is_local(self) -> bool:
+        """Whether index files are read at memory speed."""
+        return self.store.is_local
+
+    def shard_of(self, samples: Int64Array) -> Int64Array:
+        """Shard number of each sample, ``int64``."""
+        return np.searchsorted(self.index.shard_starts, samples, side="right") - 1
+
+    def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
+        """What has to be run before :meth:`locate`: one load for each shard whose entries are not at hand."""
+        return [
+            partial(self._load, *span)
+            for span in self._spans(samples)
+            if self.offsets.claim(self.leaf, *span)
+        ]
+
+    def _load(self, shard: int, first: int, last: int) -> OffsetWindow:
+        path, count = self.index.shard_paths[shard], int(self.index.shard_counts[shard])
+        return self.offsets.load(
+            self.leaf, shard, first, last, lambda: read_offsets(self.store, path, count, first, last)
+        )
+
+    def _spans(self, samples: Int64Array) -> list[tuple[int, int, int]]:
+        """Shard, first and last entry of whole blocks of its index, for each shard that the samples touch."""
+        shards = self.shard_of(samples)
+        order = np.argsort(shards, kind="stable")
+        ordered = shards[order]
+        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+        local = (samples - self.index.shard_starts[shards])[order]
+        counts = self.index.shard_counts[ordered[starts]]
+        firsts, lasts = block_bounds(
+            np.minimum.reduceat(local, starts), np.maximum.reduceat(local, starts) + 1, counts
+        )
+        return list(zip(ordered[starts].tolist(), firsts.tolist(), lasts.tolist(), strict=True))
+
+    def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Shard number, first byte, and one past the last byte: ``int64 [len(samples), 1]`` arrays."""
+        shards = self.shard_of(samples)
+        local = samples - self.index.shard_starts[shards]
+        starts = np.empty(len(samples), dtype=np.int64)
+        stops = np.empty(len(samples), dtype=np.int64)
+        for shard, first, last in self._spans(samples):
+            window = self.offsets.get(self.leaf, shard, first, last)
+            if window is None:  # pushed out by other sources meanwhile
+                window = self._load(shard, first, last)
+            mine = shards == shard
+            starts[mine] = window.offsets[local[mine] - window.first]
+            stops[mine] = window.offsets[local[mine] + 1 - window.first]
+        return shards[:, None], starts[:, None], stops[:, None]
+
+    def place(self, shard: int) -> tuple[Store, str]:
+        """Store and path of a shard."""
+        return self.store, self.index.shard_paths[shard]
+
+    def etag(self, shard: int) -> str | None:
+        """Content version that the shard had when it was first read, if it is known."""
+        return self._versions.etag(self.index.shard_paths[shard])
+
+    def observe(self, shard: int, etag: str | None) -> None:
+        """Note the version of a shard; see :meth:`Source.observe`."""
+        self._versions.observe(self.index.shard_paths[shard], etag)
+
+    def split(
+        self, shard: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
+    ) -> Cutter:
+        """Read the headers of all samples of a block; see :meth:`Source.split`."""
+        path = self.index.shard_paths[shard]
+        found = split_samples(data, starts - start, stops - start)
+        if isinstance(found, AlikeSamples):
+            return _AlikeCutter(self, path, shard, data.__getitem__, found)
+        return _TarCutter(self, path, shard, data, start, starts, stops, found)
+
+    def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
+        """The one sample that there is."""
+        return found[0][1]
+
+    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
+        """Cut a sample's bytes into its parts as they come; see :meth:`Source.cut_streams`."""
+        shard, stream = streams[0]
+        path = self.index.shard_paths[shard]
+
+        def read(offset: int, length: int) -> memoryview:
+            stream.seek(offset)
+            return memoryview(stream.read(length))
+
+        try:
+            key, parts = walk_sample(
+                read, stream.start, stream.stop, lambda member: read(member.data_offset, member.size)
+            )
+        except CorruptTarError as error:
+            raise self.mismatch(error, path, stream.start) from error
+        if self.index.excluded and self.index.is_excluded(shard, key):
+            return None
+        return RawSample(self.leaf, sample, key, path, dict(parts))
+
+    def mismatch(self, error: CorruptTarError, path: str, offset: int) -> IndexMismatchError:
+        """What to raise where the index led to something else than a sample."""
+        return IndexMismatchError(
+            f"the index and the tar disagree: {error.what}",
+            where=f"{self.index.spec.url}/{path} from byte {offset}",
+            hint="the shard was changed or damaged after it was indexed; run `energon-stream prepare` again",
+        )
