@@ -17,6 +17,7 @@ from energon_stream.errors import (
 )
 from energon_stream.storage._answers import answer_error, broken, not_partial, short_body
 from energon_stream.storage._obstore_target import Target, resolve_target
+from energon_stream.storage.attempts import AnswerUnwanted, is_answer_wanted
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.fork import PerProcess, mark_obstore_used, obstore_usable
 from energon_stream.storage.url import strip_credentials
@@ -149,6 +150,12 @@ class ObstoreStore:
             options["if_match"] = etag
         try:  # not _named_errors: this is the hot path
             result = obstore.get(self._client(), self._key(path), options=options)
+        except Exception as error:
+            raise self._name(error, path) from error
+        if not is_answer_wanted():
+            del result  # which closes the connection
+            raise AnswerUnwanted
+        try:
             data = memoryview(result.bytes()) if into is None else _fill(into, result)
             meta = result.meta
         except Exception as error:

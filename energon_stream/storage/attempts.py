@@ -7,7 +7,11 @@ from typing import Protocol
 
 from energon_stream.storage.fork import PerProcess
 
-__all__ = ["AttemptListener", "attempt_listener", "listen"]
+__all__ = ["AnswerUnwanted", "AttemptListener", "attempt_listener", "is_answer_wanted", "listen"]
+
+
+class AnswerUnwanted(Exception):
+    """Ends an attempt whose answer came in another way."""
 
 
 class AttemptListener(Protocol):
@@ -24,6 +28,9 @@ class AttemptListener(Protocol):
     def begin(self) -> None:
         """An attempt is about to start. May wait; an error raised here ends the request."""
 
+    def answered(self) -> bool:
+        """The first bytes of the answer are there; tells whether the rest is wanted. Not every store knows."""
+
     def end(self, error: BaseException | None) -> None:
         """The attempt is over."""
 
@@ -35,6 +42,16 @@ _threads = PerProcess(threading.local)
 def attempt_listener() -> AttemptListener | None:
     """Who listens to this thread's attempts."""
     return getattr(_threads.get(), "listener", None)
+
+
+def is_answer_wanted() -> bool:
+    """Called by a store at the first bytes of an answer.
+
+    Returns:
+        False where the store should leave the rest, and raise :class:`AnswerUnwanted`.
+    """
+    listener = attempt_listener()
+    return listener is None or listener.answered()
 
 
 def listen(listener: AttemptListener) -> None:

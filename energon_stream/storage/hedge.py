@@ -9,9 +9,10 @@ __all__ = ["HedgeBudget", "LatencyModel"]
 
 _REMEMBERED = 64  # durations a size class
 _ENOUGH = 12  # of them, before anything is called late
-_QUANTILE = 0.9
-_LATE = 2.0  # times the quantile
+_LATE = 2.0  # times the median
 _FLOOR = 0.05  # seconds more; what a busy machine can add to a fast answer
+_QUANTILE = 0.9
+_BEYOND = 1.25  # times the quantile
 _ALLOWANCE = 256 * 1024  # bytes that even a short run may hedge
 _MOST_SAVED = 64 * 1024 * 1024  # bytes of allowance that quiet hours can save up
 
@@ -19,10 +20,10 @@ _MOST_SAVED = 64 * 1024 * 1024  # bytes of allowance that quiet hours can save u
 class LatencyModel:
     """The usual duration of a request by its size, learnt from answers.
 
-    Sizes fall in classes of powers of two; a class knows the 90th percentile of its last 64
-    durations. A request is late after twice that and 50 ms. ("The Tail at Scale", Dean and Barroso,
-    CACM 56(2), 2013, sends a second request at the 95th percentile; later costs fewer bytes and
-    does not take the ordinary spread of a busy line for a fault.) A class that has seen fewer
+    Sizes fall in classes of powers of two; a class knows its last 64 durations. A request is late after twice
+    their median and 50 ms, and not before a quarter more than their 90th percentile. ("The Tail at Scale",
+    Dean and Barroso, CACM 56(2), 2013, sends a second request at the 95th percentile; answers come in bursts, so
+    a high percentile of a few of them says more of the last burst than of the store.) A class that has seen fewer
     than 12 answers borrows from the nearest that has seen them: as it is from a larger one, whose
     requests take longer, and in proportion to the size from a smaller one, which is too much by the
     time to the first byte. Where a tenth of all answers is slow, slow is usual, and nothing is late.
@@ -45,7 +46,8 @@ class LatencyModel:
         if len(ordered) < _ENOUGH:
             return False
         is_new = kind not in self._late_after
-        self._late_after[kind] = _LATE * ordered[int(_QUANTILE * len(ordered))] + _FLOOR
+        usual, slow = ordered[len(ordered) // 2], ordered[int(_QUANTILE * len(ordered))]
+        self._late_after[kind] = max(_LATE * usual + _FLOOR, _BEYOND * slow)
         return is_new
 
     def late_after(self, size: int) -> float | None:
@@ -85,3 +87,7 @@ class HedgeBudget:
     def spend(self, size: int) -> None:
         """Note that ``size`` bytes are asked for again."""
         self._spent += size
+
+    def give_back(self, size: int) -> None:
+        """Note that ``size`` bytes that were asked for again are not sent."""
+        self._spent -= size

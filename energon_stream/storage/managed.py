@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from energon_stream.errors import RangeError, UnsupportedStoreError
 from energon_stream.storage._answers import answer_error
-from energon_stream.storage.attempts import AttemptListener, attempt_listener
+from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, attempt_listener
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.counters import Counters, default_counters
 from energon_stream.storage.fork import keep_inherited
@@ -129,7 +129,7 @@ class ManagedStore:
             try:
                 result = request(store)
             except BaseException as error:
-                counters.end(error=error)
+                counters.end(error=None if isinstance(error, AnswerUnwanted) else error)
                 listener.end(error)
                 raise
             counters.end(received=size(result))
@@ -148,6 +148,10 @@ class _Nobody:
 
     def begin(self) -> None:
         """Attempts start at once."""
+
+    def answered(self) -> bool:
+        """Every answer is wanted."""
+        return True
 
     def end(self, error: BaseException | None) -> None:
         """Nothing follows from an answer."""

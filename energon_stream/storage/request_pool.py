@@ -11,15 +11,15 @@ from queue import SimpleQueue
 from typing import Any
 
 from energon_stream.errors import ThrottledError, TransientStorageError
-from energon_stream.storage.attempts import listen
+from energon_stream.storage.attempts import AnswerUnwanted, listen
 from energon_stream.storage.limiter import ConcurrencyLimit
 from energon_stream.storage.watcher import LateWatcher
 
 __all__ = ["RequestPool"]
 
 
-class _Settled(Exception):
-    """Ends the retries of a request whose answer has come in another way."""
+_WORTH_LEAVING = 1 << 20
+"""Bytes of an answer on their way when its first ones are read; to leave a smaller one is not worth the connection."""
 
 
 class _Task:
@@ -30,7 +30,8 @@ class _Task:
         "function",
         "future",
         "has_slot",
-        "hedged",
+        "hedges",
+        "reading",
         "runs",
         "settled",
         "size",
@@ -47,8 +48,9 @@ class _Task:
         self.has_slot = False
         self.turn: threading.Lock | None = None  # released when a slot is granted after a back-off
         self.started = 0.0
-        self.hedged = False
-        self.runs = 1  # requests under way, one or two
+        self.hedges = 0  # requests beside the first
+        self.runs = 1  # requests under way
+        self.reading = 0  # those of them whose first bytes are there
         self.settled = False
         self.error: BaseException | None = None
 
@@ -58,7 +60,8 @@ class RequestPool:
 
     A task holds a slot while it runs, except between two attempts, and except when a second
     request was faster: the transport cannot be interrupted, so the late one then keeps its thread,
-    and only that, until its answer comes and is dropped. A free slot goes to the most urgent task.
+    and only that, until its answer comes and is dropped (at the first bytes, where it is large and the store
+    tells of them). A free slot goes to the most urgent task.
 
     Args:
         max_in_flight: Most slots; there are fewer while the store rejects many requests.
@@ -77,7 +80,7 @@ class RequestPool:
         self._granted: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
         self._workers = self._idle = 0
-        self._hedges = 0  # tasks that were asked for twice and still have a request under way
+        self._hedges = 0  # requests beside the first of tasks that still have one under way
         self._max_hedges = max(1, max_in_flight // 3)
         self._max_workers = 2 * max_in_flight + self._max_hedges
         self._closing = False
@@ -124,7 +127,7 @@ class RequestPool:
         """A task's own attempt begins; after a back-off it waits for a slot.
 
         Raises:
-            _Settled: The second request was faster.
+            AnswerUnwanted: The second request was faster.
         """
         with self._lock:
             if task.has_slot or task.settled:
@@ -140,14 +143,25 @@ class RequestPool:
 
     def _begin(self, task: _Task) -> None:
         if task.settled:
-            raise _Settled
+            raise AnswerUnwanted
         task.started = time.monotonic()
-        if task.size and not task.hedged:
+        if task.size and not task.hedges:
             self._watcher.began(task, task.size, task.urgency)
 
-    def end(self, task: _Task, error: BaseException | None) -> None:
+    def answered(self, task: _Task, started: float) -> bool:
+        """The first bytes of an answer are there; tells whether the rest is wanted."""
+        with self._lock:
+            if task.settled and task.size > _WORTH_LEAVING:
+                return False
+            task.reading += 1
+            if task.size:
+                self._watcher.answers(task, time.monotonic() - started)
+            return True
+
+    def end(self, task: _Task, error: BaseException | None, *, was_reading: bool) -> None:
         """A task's own attempt is over."""
         with self._lock:
+            task.reading -= was_reading
             self._watcher.ended(task)
             limit = self._limiter.limit
             self._learn(task.size, task.started, error)
@@ -157,9 +171,14 @@ class RequestPool:
             elif self._limiter.limit > limit:
                 self._grant()
 
-    def end_second(self, task: _Task, started: float, error: BaseException | None) -> None:
+    def end_second(
+        self, task: _Task, started: float, error: BaseException | None, *, was_reading: bool
+    ) -> None:
         """A task's second request is over."""
         with self._lock:
+            task.reading -= was_reading
+            if error is not None:  # a store that is in trouble must not get a third
+                self._watcher.ended(task)
             self._learn(task.size, started, error)
 
     def _learn(self, size: int, started: float, error: BaseException | None) -> None:
@@ -233,13 +252,16 @@ class RequestPool:
             error = raised
         with self._lock:
             task.runs -= 1
-            if task.hedged and not task.runs:
-                self._hedges -= 1
+            if not task.runs:
+                self._hedges -= task.hedges
             if task.error is None or listener.retries:  # the first request's error says more
                 task.error = error
             wins = not task.settled and (error is None or not task.runs)
             if wins:  # the other request must not keep the body alive
                 task.settled = True
+                self._watcher.ended(task)
+                if listener.is_reading and task.size > _WORTH_LEAVING:  # then the store tells of first bytes
+                    self._watcher.left((task.runs - task.reading) * (task.size - _WORTH_LEAVING))
                 future, task.future = task.future, Future()
         if wins and error is None:
             future.set_result(result)
@@ -250,7 +272,8 @@ class RequestPool:
         if self._closing or self._hedges >= self._max_hedges:
             return False
         self._hedges += 1
-        task.hedged, task.runs = True, 2
+        task.hedges += 1
+        task.runs += 1
         self._start(self._second, task)
         return True
 
@@ -273,25 +296,31 @@ class RequestPool:
 class _First:
     """Hears of a task's own attempts."""
 
-    __slots__ = ("_pool", "_task")
+    __slots__ = ("_pool", "_task", "is_reading")
     retries = True
     hedged_bytes = 0
 
     def __init__(self, pool: RequestPool, task: _Task) -> None:
         self._pool = pool
         self._task = task
+        self.is_reading = False  # whether the latest attempt's first bytes came, if the store tells
 
     def begin(self) -> None:
+        self.is_reading = False
         self._pool.begin(self._task)
 
+    def answered(self) -> bool:
+        self.is_reading = self._pool.answered(self._task, self._task.started)
+        return self.is_reading
+
     def end(self, error: BaseException | None) -> None:
-        self._pool.end(self._task, error)
+        self._pool.end(self._task, error, was_reading=self.is_reading)
 
 
 class _Second:
-    """Hears of the one attempt beside a late one: a store that is in trouble must not get more of them."""
+    """Hears of the one attempt of a request beside a late one; a failed one is not tried again."""
 
-    __slots__ = ("_pool", "_started", "_task", "hedged_bytes")
+    __slots__ = ("_pool", "_started", "_task", "hedged_bytes", "is_reading")
     retries = False
 
     def __init__(self, pool: RequestPool, task: _Task) -> None:
@@ -299,9 +328,14 @@ class _Second:
         self._task = task
         self._started = time.monotonic()
         self.hedged_bytes = task.size
+        self.is_reading = False
 
     def begin(self) -> None:
         self._started = time.monotonic()
 
+    def answered(self) -> bool:
+        self.is_reading = self._pool.answered(self._task, self._started)
+        return self.is_reading
+
     def end(self, error: BaseException | None) -> None:
-        self._pool.end_second(self._task, self._started, error)
+        self._pool.end_second(self._task, self._started, error, was_reading=self.is_reading)

@@ -22,9 +22,10 @@ class RetryPolicy:
     """How often and when a request is tried again.
 
     The wait before try ``n`` is uniform in ``[0, min(max_delay, base_delay * 2**(n - 1))]`` ("full
-    jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/). Ten tries
-    lose one request in ten million where a fifth of all answers are 503, and give up on a dead
-    server after about 8 s.
+    jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/). Eleven tries
+    lose one request in fifty million where a fifth of all answers are 503, and give up on a dead
+    server after about 8 s. The first waits are short because others wait for the request; where the store
+    is asked too much, it is the limit of requests in flight that spares it.
 
     Attributes:
         attempts: Tries in all, the first included.
@@ -34,8 +35,8 @@ class RetryPolicy:
         sleep: How to wait.
     """
 
-    attempts: int = 10
-    base_delay: float = 0.05
+    attempts: int = 11
+    base_delay: float = 0.025
     max_delay: float = 5.0
     jitter: Callable[[], float] = field(default=random.SystemRandom().random, repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)

@@ -16,12 +16,17 @@ __all__ = ["LateWatcher"]
 
 T = TypeVar("T")
 
+_ANY_SIZE = 1
+_MOST_REPEATS = 2  # where one answer in fifty is late, one late one in fifty has a late second one
+
 
 @dataclass(slots=True)
 class _Attempt:
     size: int
     urgency: tuple[int, int]
     started: float
+    answers: bool = False  # its first bytes are there
+    repeats: int = 0
     look_at: float = 0.0  # not to be looked at before, though it may be late
 
 
@@ -44,7 +49,9 @@ class LateWatcher(Generic[T]):
         self._lock = lock
         self._active = share > 0
         self._budget = HedgeBudget(share)
-        self._model = LatencyModel()
+        self._to_end = LatencyModel()
+        # Hardly depends on the size and is short, so it tells much sooner that a request is late.
+        self._to_first_byte = LatencyModel()
         self._repeat = repeat
         self._start = start
         self._under_way: dict[T, _Attempt] = {}
@@ -60,21 +67,34 @@ class LateWatcher(Generic[T]):
         if not self._active:
             return
         now = time.monotonic()
-        self._under_way[request] = _Attempt(size, urgency, now)
-        late_after = self._model.late_after(size)
+        attempt = self._under_way[request] = _Attempt(size, urgency, now)
+        late_after = self._late_after(attempt)
         if late_after is not None and now + late_after < self._look_at:
             self._wake(now + late_after)
 
+    def answers(self, request: T, seconds: float) -> None:
+        """The first bytes of an answer are there."""
+        if not self._active:
+            return
+        if request in self._under_way:
+            self._under_way[request].answers = True
+        if self._to_first_byte.observe(_ANY_SIZE, seconds) and self._under_way:
+            self._wake(time.monotonic())  # what is under way began before the model knew enough
+
+    def left(self, size: int) -> None:
+        """Of what was asked for twice, ``size`` bytes were not sent twice."""
+        self._budget.give_back(size)
+
     def ended(self, request: T) -> None:
-        """The attempt is over, and says nothing of how long answers take."""
+        """The attempt is over, or nobody waits for it any more."""
         self._under_way.pop(request, None)
 
     def answered(self, size: int, seconds: float) -> None:
         """An attempt brought its bytes."""
         if not self._active:
             return
-        if self._model.observe(size, seconds) and self._under_way:
-            self._wake(time.monotonic())  # what is under way began before the model knew enough
+        if self._to_end.observe(size, seconds) and self._under_way:
+            self._wake(time.monotonic())
 
     def stop(self) -> None:
         """End the thread."""
@@ -103,12 +123,20 @@ class LateWatcher(Generic[T]):
         else:
             self._signals.put(True)
 
+    def _late_after(self, attempt: _Attempt) -> float | None:
+        """Seconds after which an attempt is late, with its first bytes or with the last; None if not known."""
+        to_end = self._to_end.late_after(attempt.size)
+        to_first_byte = None if attempt.answers else self._to_first_byte.late_after(_ANY_SIZE)
+        if to_end is None or to_first_byte is None:
+            return to_end if to_first_byte is None else to_first_byte
+        return min(to_end, to_first_byte)
+
     def _repeat_late(self, now: float, pause: float) -> float:
         """Repeat what is late beyond a pause of the machine, and may be; returns when to look again."""
         next_look = math.inf
         late: list[tuple[tuple[int, int], float, T]] = []
         for request, attempt in self._under_way.items():
-            late_after = self._model.late_after(attempt.size)
+            late_after = self._late_after(attempt)
             if late_after is None:
                 continue
             look_at = max(attempt.started + late_after + pause, attempt.look_at)
@@ -120,8 +148,10 @@ class LateWatcher(Generic[T]):
             attempt = self._under_way[request]
             if self._budget.can_spend(attempt.size) and self._repeat(request):
                 self._budget.spend(attempt.size)
-                del self._under_way[request]
-            else:
-                attempt.look_at = now + late_after
-                next_look = min(next_look, attempt.look_at)
+                attempt.repeats += 1
+                attempt.started, attempt.answers = now, False  # the second request may be late, too
+                if attempt.repeats == _MOST_REPEATS:
+                    del self._under_way[request]
+            attempt.look_at = now + late_after
+            next_look = min(next_look, attempt.look_at)
         return next_look

@@ -26,10 +26,15 @@ def test_nothing_is_late_before_a_dozen_answers():
 def test_a_slow_tail_does_not_move_the_limit_and_a_slow_store_does():
     usual = learnt(MB, [0.05] * 60)
     assert learnt(MB, [0.05] * 57 + [1.0] * 3).late_after(MB) == usual.late_after(MB)
-    assert learnt(MB, [0.05] * 50 + [1.0] * 10).late_after(MB) > 2.0
+    assert learnt(MB, [0.05] * 50 + [1.0] * 10).late_after(MB) > 1.0
     for _ in range(64):  # what lies back is forgotten
         usual.observe(MB, 0.5)
     assert usual.late_after(MB) == pytest.approx(1.05)
+
+
+def test_a_burst_of_slow_answers_moves_the_limit_by_little():
+    assert learnt(MB, [0.06] * 50 + [0.15] * 10).late_after(MB) == pytest.approx(1.25 * 0.15)
+    assert learnt(MB, [0.06] * 50 + [0.08] * 10).late_after(MB) == pytest.approx(0.17)
 
 
 def test_other_sizes_borrow_what_cannot_be_too_little():
@@ -70,6 +75,10 @@ def test_a_short_run_repeats_small_requests_only():
     budget.earn(8 * MB)
     assert not budget.can_spend(8 * MB)
     assert budget.can_spend(40 * KB)
+    budget.spend(200 * KB)
+    assert not budget.can_spend(60 * KB)
+    budget.give_back(100 * KB)
+    assert budget.can_spend(100 * KB)
     nothing = HedgeBudget(0.0)
     nothing.earn(8 * MB)
     assert not nothing.can_spend(1)

@@ -10,6 +10,7 @@ import pytest
 
 from energon_stream.errors import ConfigError, RangeError, ThrottledError, TransientStorageError
 from energon_stream.storage import Body, ByteRange, Counters, Fetcher, RetryPolicy, StoreSpec
+from energon_stream.storage.attempts import AnswerUnwanted, is_answer_wanted
 from energon_stream.storage.managed import ManagedStore
 from energon_stream.testing.s3server import Rule
 
@@ -92,6 +93,35 @@ def test_a_function_is_repeated_where_that_is_allowed(s3_server, store, fetcher)
     assert served(s3_server, "/slow") == 1  # the first one's answer is still to come
 
 
+def test_a_large_late_request_is_repeated_for_its_first_byte_and_not_read_then(
+    s3_server, tmp_bucket, store, counters
+):
+    """By what small answers take in all, one of 4 MB would be late after many seconds."""
+    large, fetcher = 4_000_000, Fetcher(8, hedged_share=1.0)
+    s3_server.put(f"{tmp_bucket}/large", OBJECT[:large])
+    s3_server.shape(first_byte_latency=0.01)
+    read(fetcher, store, 40)
+    s3_server.reset_counters()
+    s3_server.add_rule(Rule("delay", "*/large", times=1, seconds=2.0))
+    assert fetcher.submit(store, "large", ByteRange(0, large)).result().data == OBJECT[:large]
+    assert served(s3_server, "/large") == 1
+    fetcher.close()
+    seen = counters.snapshot()
+    assert seen.bytes_received == 40 * SIZE + large + (seen.hedges - 1) * SIZE
+    assert seen.errors == {}
+
+
+def test_a_second_request_may_be_late_too(s3_server, store, fetcher, counters):
+    s3_server.shape(first_byte_latency=0.01)
+    read(fetcher, store, 40)
+    s3_server.reset_counters()
+    s3_server.add_rule(Rule("delay", "*/slow", times=2, seconds=2.0))
+    before = counters.snapshot().hedges
+    assert fetcher.submit(store, "slow", ByteRange(0, SIZE)).result().data == OBJECT[:SIZE]
+    assert served(s3_server, "/slow") == 1
+    assert counters.snapshot().hedges - before == 2
+
+
 @pytest.mark.parametrize("how", ["off", "call", "too few answers", "too large"])
 def test_what_is_not_asked_twice(s3_server, store, counters, how):
     fetcher = Fetcher(8, hedged_share=0.0 if how == "off" else 0.03)
@@ -161,6 +191,25 @@ class ScriptedStore:
 
 def managed(store, counters, **policy):
     return ManagedStore(lambda: store, RetryPolicy(**policy), counters)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_is_not_read_twice_may_be_asked_twice_again(counters, tells):
+    """The share allows for one second request, or for the megabyte each that two of them cost."""
+
+    def answer(path, number):
+        if path != "good" and number == 1:
+            time.sleep(1.0)
+        if tells and not is_answer_wanted():
+            raise AnswerUnwanted
+
+    scripted, fetcher = ScriptedStore(answer), Fetcher(8, hedged_share=0.07)
+    store, wanted = managed(scripted, counters), ByteRange(0, 2 << 20)
+    for path in ["good"] * 20 + ["late", "later"]:
+        fetcher.submit(store, path, wanted).result()
+    fetcher.close()
+    assert (scripted.asked["late"], scripted.asked["later"]) == (2, 1 + tells)
+    assert counters.snapshot().bytes_received == (22 if tells else 23) * len(wanted)
 
 
 def test_two_failures_are_the_first_one(fetcher, counters):

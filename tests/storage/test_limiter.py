@@ -41,7 +41,7 @@ def load(takes, requests, limit, *, share=0.0, rejection=0.05, seed=0):
         accepted -= kind == "taken"
         if kind == "rejected":
             sleeping += 1
-            delay = dice.random() * min(5.0, 0.05 * 2**number)
+            delay = dice.random() * min(5.0, 0.025 * 2**number)
             heapq.heappush(events, (now + delay, -attempts, "awake", number + 1))
     return attempts, area / now, requests / now
 
