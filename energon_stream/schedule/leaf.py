@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -17,6 +18,9 @@ __all__ = ["LeafSchedule", "OrderSpec"]
 _JITTER_SPREAD = 1.5
 """Half-width of the shuffle window, in window sizes. A buffer of n samples moves a sample by n places on
 average with an exponential tail; a uniform jitter of +-1.5 n moves it as far for most samples."""
+
+_LEAST_GROUPS, _MOST_SAMPLES = 3, 8192
+"""Merged groups that are kept: those that a reader is ahead of its consumer, as a rule, in 64 KiB a source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +64,6 @@ class OrderSpec:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Slices that are merged with each other: the samples in the order they are given out."""
-
-    epoch: int
-    number: int
-    samples: Int64Array
-
-
 @dataclass(slots=True)
 class LeafSchedule:
     """One source, one stream: permuted slices, merged a group at a time.
@@ -96,7 +91,8 @@ class LeafSchedule:
     key: int
     _per_group: int = field(init=False)
     _length: int = field(init=False)
-    _cached: list[_Group] = field(init=False, default_factory=list)
+    _groups: OrderedDict[tuple[int, int], Int64Array] = field(init=False, default_factory=OrderedDict)
+    _kept: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         mean = max(1.0, self.table.num_samples / max(1, len(self.table)))
@@ -132,16 +128,23 @@ class LeafSchedule:
             return slots
         return permute_indices(derive_key(self.key, "slices", epoch), self._slots, slots) % len(self.table)
 
-    def _group(self, epoch: int, number: int) -> _Group:
-        for group in self._cached:
-            if (group.epoch, group.number) == (epoch, number):
-                return group
+    def _group(self, epoch: int, number: int) -> Int64Array:
+        """Samples of a group in the order they are given out. A cursor follows the reader's: both need them."""
+        samples = self._groups.get((epoch, number))
+        if samples is None:
+            self._groups[epoch, number] = samples = self._merge(epoch, number)
+            self._kept += len(samples)
+            while len(self._groups) > _LEAST_GROUPS and self._kept > _MOST_SAMPLES:
+                self._kept -= len(self._groups.popitem(last=False)[1])
+        return samples
+
+    def _merge(self, epoch: int, number: int) -> Int64Array:
         starts, stops = self.table.bounds(self._slices(epoch, number))
         lengths = stops - starts
         total = int(lengths.sum())
         slot = np.repeat(np.arange(len(lengths)), lengths)
         place = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        samples = starts[slot] + place
+        samples: Int64Array = starts[slot] + place
         draw_key = derive_key(self.key, "merge", epoch, number)
         numbers = np.arange(total, dtype=np.int64)
         merged = self.order.shuffle_over_epochs is not None
@@ -154,9 +157,7 @@ class LeafSchedule:
         if merged:
             order_key = (place + uniform(draw_key, numbers)) / lengths[slot]
             samples = samples[np.argsort(order_key, kind="stable")]
-        group = _Group(epoch, number, samples)
-        self._cached = [*self._cached[-2:], group]
-        return group
+        return samples
 
     def _step(self, cursor: Cursor, count: int) -> tuple[list[Int64Array], Cursor]:
         epoch, given, number, offset = cast("tuple[int, int, int, int]", cursor)
@@ -164,7 +165,7 @@ class LeafSchedule:
         given += left
         parts: list[Int64Array] = []
         while left > 0:
-            samples = self._group(epoch, number).samples
+            samples = self._group(epoch, number)
             part = samples[offset : offset + left]
             parts.append(part)
             left -= len(part)
