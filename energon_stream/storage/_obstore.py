@@ -17,6 +17,7 @@ from energon_stream.errors import (
 )
 from energon_stream.storage._answers import answer_error, broken, not_partial, short_body
 from energon_stream.storage._obstore_target import Target, resolve_target
+from energon_stream.storage.allocator import share_arenas
 from energon_stream.storage.attempts import AnswerUnwanted, is_answer_wanted
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.fork import PerProcess, mark_obstore_used, obstore_usable
@@ -53,6 +54,7 @@ def open_obstore(url: str, options: Mapping[str, Any]) -> ObstoreStore:
             where=strip_credentials(url),
             hint="Use transport='auto', or start the process with 'spawn'.",
         )
+    share_arenas()  # obstore allocates a block in the thread that asks for it
     return ObstoreStore(url, target, root)
 
 

@@ -3,6 +3,7 @@
 import gc
 import io
 import json
+import platform
 import subprocess
 import sys
 import time
@@ -194,6 +195,34 @@ del sample
 print(peak() - before, now() - before, seen, len(kept), sum(map(len, kept)))
 """
 
+ARENAS = """
+import ctypes
+import os
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+together = Barrier(8)
+
+def allocate(_):
+    together.wait(20)
+    libc.free(ctypes.c_void_p(libc.malloc(5000)))  # more than what threads keep at hand
+    together.wait(20)
+
+libc.malloc.restype = ctypes.c_void_p
+StoreSpec(url, options).open()
+with ThreadPoolExecutor(8) as threads:
+    list(threads.map(allocate, range(8)))
+file = libc.fopen(b"/dev/fd/%d" % os.memfd_create("heaps"), b"w+")
+libc.malloc_info(0, ctypes.c_void_p(file))
+libc.rewind(ctypes.c_void_p(file))
+text = ctypes.create_string_buffer(1 << 20)
+libc.fread(text, 1, 1 << 20, ctypes.c_void_p(file))
+print(text.value.count(b"<heap nr="))
+"""
+
 
 def run(program, url, server):
     """Numbers that a program prints in a process of its own: memory of the system's view, Rust's included."""
@@ -232,3 +261,16 @@ def test_small_parts_that_are_kept_do_not_add_up_to_the_dataset(tmp_path):
     assert seen > 110 << 20
     assert small < 10 << 20
     assert after <= peak < 64 << 20
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="arenas are glibc's")
+@pytest.mark.parametrize(("setting", "least", "most"), [(None, 1, 2), ("6", 3, 6)])
+def test_threads_share_two_arenas_where_the_user_says_nothing(tmp_path, monkeypatch, setting, least, most):
+    """Each arena keeps what was freed from it, which no other's next block can use."""
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    if setting:
+        monkeypatch.setenv("MALLOC_ARENA_MAX", setting)
+    with S3Server(tmp_path) as server:
+        (arenas,) = run(ARENAS, "s3://bucket/data", server)
+    assert least <= arenas <= most
