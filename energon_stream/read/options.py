@@ -14,6 +14,7 @@ __all__ = ["ReadOptions", "cut_generation"]
 
 _LEAST_AHEAD = 512  # references of one of many readers
 _CONNECTION = 1 << 20  # bytes that a request under way takes besides its block, as measured with obstore
+_FAST_LINE = 1.25e9  # bytes a second: ten gigabits
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,10 @@ class ReadOptions:
     def largest_shared(self) -> int:
         """Bytes of a sample up to which it is fetched beside others; a larger one is read alone."""
         return self.block_bytes // 4
+
+    def slow_start_bytes(self, latency: float) -> int:
+        """Bytes that may be under way at first: what a fast line holds, given the seconds of a round trip."""
+        return max(16 << 20, int(latency * _FAST_LINE))
 
     def generation_bytes(self, number: int) -> int:
         """Bytes of generation ``number``: slack grows, so requests may. Generation 0 is counted in samples."""

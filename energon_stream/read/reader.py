@@ -16,6 +16,7 @@ threads the requests.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -106,6 +107,10 @@ class SampleReader:
         self._large: tuple[int, int, list[tuple[int, int, int]]] | None = None
         self._queue: deque[Block] = deque()
         self._first: list[Block] = []
+        self._first_asked = 0.0
+        self._under_way: deque[Block] = deque()
+        self._arrived = 0
+        self._slow_start: int | None = None
         self._exact = 0
         self._outstanding = 0
         self._look_again = True
@@ -189,7 +194,8 @@ class SampleReader:
             if not self._plan():
                 break
         # Without a freed block there is room for no other; but what is being located may be there soon.
-        self._look_again = bool(self._first) or (self._generation == 2 and self._has_first_samples)
+        beginning = bool(self._first) or (self._queue and self._slow_start is not None)
+        self._look_again = bool(beginning) or (self._generation == 2 and self._has_first_samples)
         if not self._queue and self._locating:
             loads = self._locating[0].loads or []
             awaited = next((load for load in loads if not load.done()), None)
@@ -223,6 +229,7 @@ class SampleReader:
         self._plan_blocks(must, 0, 0)
         self._exact = must
         exact = list(self._queue)
+        self._first_asked = time.monotonic()
         self._request()
         self._first = [block for block in exact if block.is_requested]
         self._take(min(options.max_ahead, max(_CHUNK, options.max_ahead // 4)))
@@ -242,17 +249,37 @@ class SampleReader:
     def _request(self) -> None:
         """Request blocks, the most urgent first, within the budget; a larger one when it is alone.
 
-        Nothing competes with the first samples for the line: what comes after them waits for their answers.
+        Nothing competes with the first samples for the line: what comes after them waits for their answers. Nor
+        do the blocks after these all compete with each other, or the most urgent of them would come when all have
+        come: no more are under way than the line holds, and as much more as has arrived (a slow start).
         """
-        if self._first and not all(block.has_arrived for block in self._first):
-            return
-        self._first = []
+        if self._first:
+            if not all(block.has_arrived for block in self._first):
+                return
+            self._slow_start = self._options.slow_start_bytes(time.monotonic() - self._first_asked)
+            self._first = []
         while self._queue:
             size = self._queue[0].size
             if self._outstanding and self._outstanding + size > self._options.block_bytes:
                 return
+            if self._slow_start is not None and not self._may_start(size):
+                return
             self._outstanding += size
-            self._queue.popleft().request(self._fetcher)
+            block = self._queue.popleft()
+            block.request(self._fetcher)
+            if self._slow_start is not None:
+                self._under_way.append(block)
+
+    def _may_start(self, size: int) -> bool:
+        """Whether the slow start lets some more bytes be requested; it ends where only the budget limits."""
+        waiting = [block for block in self._under_way if not block.has_arrived]
+        self._arrived += sum(block.size for block in self._under_way) - sum(block.size for block in waiting)
+        self._under_way = deque(waiting)
+        allowed = (self._slow_start or 0) + self._arrived
+        if allowed >= self._options.block_bytes:
+            self._slow_start = None
+            self._under_way.clear()
+        return not waiting or sum(block.size for block in waiting) + size <= allowed
 
     def _request_until(self, block: Block) -> None:
         """Request a block that is needed now, whatever the budget: one larger than a generation can be so."""
@@ -321,12 +348,15 @@ class SampleReader:
             return True
         wanted = options.generation_bytes(self._generation)
         rest = slice(min(shared, options.max_ahead // 2))
-        keys = window.leaf[rest] << 32 | window.objects[rest]
-        must = window.whole(cut_generation(keys, window.starts[rest], window.stops[rest], wanted))
+        keys = window.leaf << 32 | window.objects
+        must = window.whole(cut_generation(keys[rest], window.starts[rest], window.stops[rest], wanted))
         if must == len(window) and self._ready and (self._locating or not self._exhausted):
             return False
-        reach = int(np.searchsorted(np.cumsum(window.sizes()[:shared]), 2 * wanted, side="right"))
-        self._plan_blocks(must, max(0, reach - must), options.max_gap)
+        # What is taken in ends at a good place, too: a part of what a shard has to give leaves gaps to the rest.
+        after = slice(must, shared)
+        room = 2 * wanted - int(window.sizes()[:must].sum())
+        may = cut_generation(keys[after], window.starts[after], window.stops[after], max(0, room))
+        self._plan_blocks(must, min(window.whole(must + may), shared) - must, options.max_gap)
         return True
 
     def _plan_blocks(self, must: int, may: int, max_gap: int) -> None:

@@ -111,7 +111,8 @@ def until_served(log, keys):
 def test_the_first_batch_costs_its_metadata_its_index_entries_and_its_samples(server, bucket):
     with get_savable_loader(open_dataset(server, bucket, in_flight=1)) as loader:  # in order of urgency
         keys = next(iter(loader))
-    waited = until_served(server.log(), keys)
+    # What is late on a busy machine is asked for twice.
+    waited = list({(entry.key, entry.range): entry for entry in until_served(server.log(), keys)}.values())
     touched = {key.partition("/")[0] for key in keys}
     kinds = Counter(entry.key.rpartition(".")[2] for entry in waited if "/.nv-meta/" not in entry.key)
     assert metadata(waited) == METADATA

@@ -2,6 +2,7 @@ import functools
 import itertools
 import shutil
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -188,6 +189,47 @@ def test_a_late_index_is_not_planned_for_in_vain_and_holds_up_no_other(remote, m
     for index in range(PER_SHARD + 30, SHARDS * PER_SHARD):
         check(reader.next(), index)
     assert reader.next() is None
+
+
+class HeldFetcher(Fetcher):
+    """From when ``held`` is set it answers only when it is told to, in order."""
+
+    held = None
+
+    def submit(self, store, path, byte_range, **options):
+        request = functools.partial(super().submit, store, path, byte_range, **options)
+        if self.held is None:
+            return request()
+        answer = Future()
+        self.held.append((len(byte_range), answer, request))
+        return answer
+
+    def release(self):
+        size, answer, request = self.held.pop(0)
+        answer.set_result(request().result())
+        return size
+
+
+def test_few_blocks_are_under_way_until_the_line_is_known(folder, remote, monkeypatch):
+    """A slow start: as much as a fast line holds, and what has arrived besides. Then the budget alone counts."""
+    first = 64_000
+    monkeypatch.setattr(ReadOptions, "slow_start_bytes", lambda self, latency: first)
+    sources = open_sources("s3://bucket/data", remote.storage_options)
+    schedule = schedule_of(sources[0], OrderSpec(10, 20, 4, 1), repeat=2)
+    fetcher, options = HeldFetcher(8), ReadOptions(byte_budget=1_000_000, max_request=16_000, first_samples=2)
+    reader = SampleReader(schedule, schedule.begin(), sources, fetcher, options)
+    read(reader, 2)
+    fetcher.held, given, arrived, most = [], 2, 0, 0
+    while given < 2 * SHARDS * PER_SHARD:
+        reader._look_ahead()
+        under_way = sum(size for size, _, _ in fetcher.held)
+        most = max(most, under_way)
+        assert under_way <= first + arrived
+        if reader._ready and not reader._ready[0].block.has_arrived:
+            arrived += fetcher.release()
+        else:
+            given += reader.next() is not None
+    assert 5 * first < most <= options.block_bytes
 
 
 def test_an_index_that_does_not_fit_its_tar_is_named(folder, tmp_path):
