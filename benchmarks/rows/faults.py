@@ -87,23 +87,31 @@ def _same(bench: Bench, profile: str) -> list[float]:
 
 def refused(bench: Bench) -> list[Measure]:
     """P10: 20 % of all requests answered 503 SlowDown."""
-    pairs = _pairs(bench, "F20")
-    return [
-        Measure("P10", f"F20: share of the clean speed, {WHERE}", "of 1", 0.7, _each(pairs, _share)),
-        Measure("P10", "F20: attempts for each success", "", 1.4, _each(pairs, _attempts)),
-        Measure("P10", "F20: share of requests answered 503", "", None, _each(pairs, _refused)),
-        Measure("P10", "F20: batches equal to the clean run's", "of 1", 1, {"ours": _same(bench, "F20")}),
-        Measure("P10", "F20: time to first batch", "s", None, _each(pairs, lambda _, run: first(run))),
-    ]
+    asked = ("attempts for each success", "", 1.4, _attempts)
+    return _row(bench, "P10", "F20", 0.7, asked, ("share of requests answered 503", "", None, _refused))
 
 
 def slow_tail(bench: Bench) -> list[Measure]:
     """P11: 2 % of the GETs 20 times slower."""
-    pairs = _pairs(bench, "T2")
+    extra = ("bytes beyond the clean epoch's", "%", 3, _extra)
+    return _row(bench, "P11", "T2", 0.85, extra, ("requests that were late or given up", "%", None, _late))
+
+
+def _row(
+    bench: Bench,
+    row: str,
+    profile: str,
+    goal: float,
+    *special: tuple[str, str, float | None, Callable[[Run, Run], float]],
+) -> list[Measure]:
+    pairs = _pairs(bench, profile)
+
+    def measure(figure: str, unit: str, wanted: float | None, values: dict[str, list[float]]) -> Measure:
+        return Measure(row, f"{profile}: {figure}", unit, wanted, values)
+
     return [
-        Measure("P11", f"T2: share of the clean speed, {WHERE}", "of 1", 0.85, _each(pairs, _share)),
-        Measure("P11", "T2: bytes beyond the clean epoch's", "%", 3, _each(pairs, _extra)),
-        Measure("P11", "T2: requests that were late or given up", "%", None, _each(pairs, _late)),
-        Measure("P11", "T2: batches equal to the clean run's", "of 1", 1, {"ours": _same(bench, "T2")}),
-        Measure("P11", "T2: time to first batch", "s", None, _each(pairs, lambda _, run: first(run))),
+        measure(f"share of the clean speed, {WHERE}", "of 1", goal, _each(pairs, _share)),
+        *(measure(figure, unit, wanted, _each(pairs, of)) for figure, unit, wanted, of in special),
+        measure("batches equal to the clean run's", "of 1", 1, {"ours": _same(bench, profile)}),
+        measure("time to first batch", "s", None, _each(pairs, lambda _, run: first(run))),
     ]

@@ -1,16 +1,10 @@
 """Faults of servers and networks, and the one retry layer above both transports."""
 
 import socket
-import threading
 
 import pytest
 
-from energon_stream.errors import (
-    RangeError,
-    StorageError,
-    TransientStorageError,
-    UnsupportedStoreError,
-)
+from energon_stream.errors import StorageError, TransientStorageError
 from energon_stream.storage import ByteRange, Counters, RetryPolicy, StoreSpec
 from energon_stream.testing.s3server import Rule
 
@@ -88,40 +82,3 @@ def test_unreachable_server_names_the_endpoint(transport, policy):
     with pytest.raises(TransientStorageError, match=endpoint) as caught:
         spec.open(policy=policy).get("key")
     assert "SECRET" not in str(caught.value) + repr(spec)
-
-
-@pytest.mark.parametrize(
-    ("head", "error"),
-    [
-        ("200 OK\r\nContent-Length: 100", UnsupportedStoreError),
-        ("206 P\r\nContent-Length: 100\r\nContent-Range: bytes 0-99/1000", RangeError),
-        ("206 P\r\nContent-Length: 50\r\nContent-Range: bytes 100-149/1000", RangeError),
-    ],
-    ids=["ignores-range", "other-range", "short-range"],
-)
-def test_an_answer_to_another_question_is_noticed(transport, policy, head, error):
-    length = int(head.split("Length: ")[1].split("\r")[0])
-    answer = f'HTTP/1.1 {head}\r\nETag: "a"\r\nConnection: close\r\n\r\n'.encode() + b"x" * length
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve():
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.recv(65536)
-                    connection.sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        options = {
-            "key": "k",
-            "secret": "s",
-            "endpoint_url": f"http://127.0.0.1:{listener.getsockname()[1]}",
-        }
-        with pytest.raises(error):
-            StoreSpec("s3://bucket", options, transport).open(policy=policy).get_range(
-                "key", ByteRange(100, 200)
-            )
-        listener.shutdown(socket.SHUT_RDWR)
