@@ -92,8 +92,21 @@ def test_training_costs_few_requests_no_head_and_hardly_more_than_its_payload(se
             marks.append(server.counters())
     before, after = marks
     assert set(after.requests) == {"GET"}
-    assert after.requests["GET"] - before.requests["GET"] <= 0.02 * samples
+    assert after.requests["GET"] - before.requests["GET"] <= 0.019 * samples
     assert after.bytes_sent - before.bytes_sent <= 1.08 * samples * PAYLOAD
+
+
+def test_small_shards_are_read_whole_where_passes_meet(tmp_path):
+    """P7 with 64 shards of 2.6 MB: taking in a part of what a shard gives to the next pass leaves gaps to the rest."""
+    shards, samples = 64, 64 * 62
+    prepared_binary_dataset(tmp_path / "bucket" / "d40", samples=samples, shards=shards)
+    with S3Server(tmp_path) as server, open_loader(server, 0) as loader:
+        marks = []
+        for passes in (1, 3):
+            for _ in zip(range(passes * samples // BATCH), loader, strict=False):
+                pass
+            marks.append(server.counters())
+    assert marks[1].requests["GET"] - marks[0].requests["GET"] <= 0.0165 * 3 * samples
 
 
 @pytest.fixture(scope="module", params=[0, 1])
