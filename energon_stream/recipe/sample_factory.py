@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -128,11 +128,12 @@ class SampleFactory:
 
         return {access.field: access.read(parts.keys(), decode) for access in self.fields}
 
-    def _decoded(self, parts: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
-        wanted = self._wanted(parts)
+    def _decoded(self, parts: Mapping[str, bytes | memoryview]) -> Iterable[tuple[str, Any]]:
+        if self.part_filter is not None:
+            parts = {part: parts[part] for part in self._wanted(parts)}
         if self.decoder is None:
-            return {part: as_bytes(parts[part]) for part in wanted}
-        return {part: self._decode(part, parts[part]) for part in wanted}
+            return zip(parts, map(as_bytes, parts.values()), strict=True)
+        return zip(parts, map(self.decoder.decode, parts, parts.values()), strict=True)
 
     def _wanted(self, parts: Collection[str]) -> Collection[str]:
         wanted = self.part_filter
