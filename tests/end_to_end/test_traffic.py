@@ -121,10 +121,10 @@ def one_pass(root, request):
 
 def test_one_pass_reads_each_byte_once_and_the_books_agree(one_pass):
     _, counted, books, opening = one_pass
-    # A request that a busy machine makes late may be sent twice, within 3 % of the bytes.
+    # A request that a busy machine makes late may be asked for twice; tests of storage/ hold how many may.
     once = SAMPLES * EXACT + SHARDS * (SAMPLES // SHARDS + 1) * 8
+    assert once <= 1.06 * SAMPLES * PAYLOAD
     assert once <= counted.bytes_received <= once + counted.hedged_bytes
-    assert once + counted.hedged_bytes <= 1.08 * SAMPLES * PAYLOAD
     assert all("/.nv-meta/" in entry.key for entry in opening)
     assert set(books.requests) == {"GET"}
     # Nothing is read for a pass that nobody has asked for, by workers neither.
