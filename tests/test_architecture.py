@@ -19,7 +19,6 @@ LAYERS = [
     {"task"},
     {"recipe"},
     {"state"},
-    {"redistribute"},
     {"loader"},
     {"__init__"},
     {"cli", "integrations", "testing"},

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from energon_stream.errors import StateError
-from energon_stream.redistribute import redistribute
-from energon_stream.state import FORMAT, dumps, loads, read_rank_state
+from energon_stream.state import FORMAT, dumps, loads, read_rank_state, redistribute
 
 __all__ = ["checkpoint"]
 

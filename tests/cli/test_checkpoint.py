@@ -8,8 +8,7 @@ from energon_stream.cli.main import main
 from energon_stream.errors import StateMismatchError
 from energon_stream.loader import get_savable_loader
 from energon_stream.pipeline import BatchDataset
-from energon_stream.redistribute import redistribute
-from energon_stream.state import dumps, loads
+from energon_stream.state import dumps, loads, redistribute
 from energon_stream.testing.operator_suite import NumbersDataset
 from energon_stream.worker import WorkerConfig
 

@@ -10,9 +10,34 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_stream.errors import StateMismatchError
-from energon_stream.state import read_rank_state
+from energon_stream.state.rank import read_rank_state, world_sizes
 
-__all__ = ["redistribute"]
+__all__ = ["deal_state", "redistribute"]
+
+
+def deal_state(states: Sequence[Any], rank: int, world_size: int) -> Any:
+    """The state with which one rank goes on.
+
+    Args:
+        states: The state of every rank of one moment, in any order; of any number of ranks that divides the
+            streams. None for a rank that had not begun.
+        rank: The rank.
+        world_size: Number of ranks now.
+
+    Returns:
+        A rank's state; None where no rank had begun.
+
+    Raises:
+        StateError: Something that is not a state.
+        StateMismatchError: The states do not belong together, are not all there, or cannot be dealt so.
+    """
+    if all(state is None for state in states):
+        return None
+    read = [read_rank_state(state) for state in states]
+    here = [state for state in read if state["topology"]["rank"] == rank]
+    if len(here) == 1 and len(read) == world_size == here[0]["topology"]["world_size"]:
+        return here[0]  # as it was saved: a stream may have ended
+    return redistribute(read, world_size)[rank]
 
 
 def redistribute(states: Sequence[Any], world_size: int) -> list[dict[str, Any]]:
@@ -49,9 +74,9 @@ def redistribute(states: Sequence[Any], world_size: int) -> list[dict[str, Any]]
             hint="pass one state of every rank",
         )
     if world_size < 1 or streams % world_size:
-        possible = [size for size in range(1, streams + 1) if streams % size == 0]
         raise StateMismatchError(
-            f"{streams} streams cannot be dealt to {world_size} ranks", hint=f"possible are {possible} ranks"
+            f"{streams} streams cannot be dealt to {world_size} ranks",
+            hint=f"possible are {world_sizes(streams)} ranks",
         )
     if any(state["turn"][1] for state in read):
         raise StateMismatchError("some stream had ended", hint="save before the end of a pass, or after it")

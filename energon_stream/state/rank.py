@@ -36,6 +36,7 @@ __all__ = [
     "loads",
     "make_rank_state",
     "read_rank_state",
+    "world_sizes",
 ]
 
 FORMAT = "energon_stream.rank"
@@ -165,6 +166,23 @@ def read_rank_state(state: Any) -> dict[str, Any]:
     return {**state, "fingerprint": prints, "topology": topology, "turn": turn, "streams": streams}
 
 
+def world_sizes(num_streams: int) -> list[int]:
+    """Numbers of ranks to which so many streams can be dealt."""
+    return [size for size in range(1, num_streams + 1) if num_streams % size == 0]
+
+
+def _topology_hint(saved: Mapping[str, int], mine: Mapping[str, int]) -> str:
+    if any(saved[name] != mine[name] for name in ("num_streams", "seed_offset")):
+        return (
+            f"pass num_streams={saved['num_streams']} and seed_offset={saved['seed_offset']} to WorkerConfig; they "
+            "fix the order (num_workers may differ)"
+        )
+    return (
+        "another rank's state, or one of another number of ranks: pass the states of all ranks to "
+        f"restore_state_global; {world_sizes(saved['num_streams'])} ranks are possible"
+    )
+
+
 def check_rank_state(
     state: Any,
     prints: Mapping[str, str],
@@ -189,8 +207,7 @@ def check_rank_state(
         )
         raise StateMismatchError(
             f"the state was saved in another topology: {changed}",
-            hint="restore with the same rank, world size, seed and number of streams"
-            " (num_workers may differ when num_streams is set)",
+            hint=_topology_hint(saved, mine),
         )
     differing = [text for name, text in _WHAT_DIFFERS.items() if saved_prints.get(name) != prints[name]]
     if differing:

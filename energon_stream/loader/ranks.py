@@ -1,0 +1,71 @@
+"""The states of all ranks at one of them, by ``torch.distributed``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from energon_stream.errors import ConfigError
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["broadcast_states", "gather_states"]
+
+
+def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | None:
+    """Bring the state of every data-parallel rank to one process. All of the group have to call it.
+
+    Args:
+        state: This rank's.
+        config: The job's configuration.
+        dst: Number of that process in ``torch.distributed`` (its global rank).
+
+    Returns:
+        The states there, None elsewhere.
+
+    Raises:
+        ConfigError: There is no process group of all ranks.
+    """
+    if config.world_size == 1:
+        return [state]
+    import torch.distributed as dist
+
+    group = _group(config)
+    gathered: list[Any] | None = [None] * config.world_size if dist.get_rank() == dst else None
+    dist.gather_object(state, gathered, dst=dst, group=group)
+    return gathered
+
+
+def broadcast_states(states: Any, config: WorkerConfig, src: int) -> Any:
+    """Bring the states that one rank has to all. All of the group have to call it.
+
+    Args:
+        states: The states; looked at on that rank only.
+        config: The job's configuration.
+        src: The rank within the data-parallel group.
+
+    Raises:
+        ConfigError: There is no process group of all ranks.
+    """
+    if config.world_size == 1:
+        return states
+    import torch.distributed as dist
+
+    group = _group(config)
+    content = [states]
+    dist.broadcast_object_list(content, src=dist.get_global_rank(group, src), group=group)
+    return content[0]
+
+
+def _group(config: WorkerConfig) -> Any:
+    """The process group of the data-parallel ranks."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        given = config.data_parallel_group
+        group = given if isinstance(given, dist.ProcessGroup) else dist.group.WORLD
+        if group is not None and dist.get_world_size(group) == config.world_size:
+            return group
+    raise ConfigError(
+        f"there is no torch.distributed group of the {config.world_size} data-parallel ranks",
+        hint="call torch.distributed.init_process_group and pass the group as data_parallel_group, or use "
+        "save_state_rank and restore_state_rank with a file for each rank",
+    )
