@@ -1,14 +1,16 @@
 """The main job with ``kill -9`` in the middle, and what importing costs."""
 
 import os
+import re
 import subprocess
 import sys
 import uuid
 from pathlib import Path
 
 import pytest
+import yaml
 
-DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def processes_with(mark):
@@ -28,13 +30,40 @@ def test_the_demo_resumes_exactly_and_leaves_nothing_behind(tmp_path):
     scratch.mkdir()
     own = {"TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"), "TEST_MARK": mark}
     env = os.environ | own
-    done = subprocess.run([sys.executable, str(DEMO)], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "demo.py")], env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("killed with SIGKILL", "resumed in a new process", "EQUAL", "samples/s", "requests", "MB"):
         assert word in done.stdout
     assert list(scratch.iterdir()) == []
     if Path("/proc").is_dir():
         assert processes_with(mark) == []
+
+
+def test_a_job_that_loses_a_rank_goes_on_with_fewer_and_with_more():
+    """torchrun: three ranks, one of them killed, then two, then four; P15 with real processes."""
+    command = [sys.executable, str(EXAMPLES / "elastic_demo.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in ("one of 3 ranks killed", "resumed on 2 ranks", "resumed on 4 ranks", "EQUAL: all 12 steps"):
+        assert words in done.stdout
+
+
+def test_cluster_files_call_the_example_with_options_that_it_has():
+    known = subprocess.run(
+        [sys.executable, str(EXAMPLES / "train_ddp.py"), "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    job = list(yaml.safe_load_all((EXAMPLES / "kubernetes" / "train.yaml").read_text()))[1]
+    arguments = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    script = arguments.index("examples/train_ddp.py")
+    assert arguments[0] == f"--nnodes={job['spec']['completions']}"
+    batch = (EXAMPLES / "slurm" / "train.sbatch").read_text()
+    subprocess.run(["bash", "-n"], input=batch, text=True, check=True)
+    used = {argument.partition("=")[0] for argument in arguments[script + 1 :]}
+    used |= set(re.findall(r"--[a-z-]+", batch.partition("exec srun")[2].partition("train_ddp.py")[2]))
+    assert used == {"--data", "--checkpoint", "--record", "--steps", "--save-every", "--workers"}
+    assert all(option in known for option in used)
 
 
 @pytest.mark.parametrize("arguments", ["--version", "--help"])
