@@ -68,6 +68,7 @@ class BasicDataLoader(Generic[T]):
         if self._session is None:
             turn = replace(self._turn)
             self._session = open_session(self.dataset, self._states, turn, self._options)
+            self._prepare()
         while True:
             stream = self._turn.current()
             try:
@@ -84,6 +85,9 @@ class BasicDataLoader(Generic[T]):
             batch = [self._pinned(step.value)]
             del step
             yield batch.pop()  # so that nothing here keeps it alive while the next one is read
+
+    def _prepare(self) -> None:
+        """Do what is needed later, while workers make the first batch."""
 
     def _pinned(self, value: Any) -> Any:
         if not self._pin:
@@ -173,6 +177,9 @@ class SavableDataLoader(BasicDataLoader[T]):
     @cached_property
     def _prints(self) -> dict[str, str]:
         return fingerprint(self.dataset.config())
+
+    def _prepare(self) -> None:
+        _ = self._prints  # takes a while where there are many sources; saving should not
 
     def save_state_rank(self) -> dict[str, Any]:
         """Where this rank stands, after the last batch given out, in built-in types only."""
