@@ -11,13 +11,35 @@ import statistics
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench import Bench, Measure
 
 PACKAGES = ("torch", "obstore", "s3fs", "fsspec", "webdataset", "numpy")
 HEAD = "| # | figure | ours | goal | peers | limit | share of the limit | ours ÷ peers |\n|---|---|--:|--:|--:|--:|--:|--:|"
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Parts of an earlier report.
+
+    Attributes:
+        measures: Lines.
+        made: How they were made.
+        notes: What was noted then.
+    """
+
+    measures: tuple[Measure, ...] = ()
+    made: tuple[dict[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _commit() -> str:
+    """What was measured, as git names it."""
+    asked = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, check=False, text=True)
+    return done.stdout.strip() or "an unknown commit"
 
 
 def machine() -> dict[str, str]:
@@ -110,8 +132,23 @@ def _place(measure: Measure) -> tuple[bool, int, str]:
     return not goal, int(number) if goal else 0, measure.row
 
 
+def earlier(folder: Path) -> Earlier:
+    """What the report in a folder says."""
+    try:
+        found = json.loads((folder / "latest.json").read_text())
+    except FileNotFoundError:
+        return Earlier()
+    measures = tuple(Measure(**measure) for measure in found["measures"])
+    return Earlier(measures, tuple(found["made"]), tuple(found["notes"]))
+
+
 def write(
-    folder: Path, bench: Bench, measures: Sequence[Measure], command: str, versions: Mapping[str, str]
+    folder: Path,
+    bench: Bench,
+    measures: Sequence[Measure],
+    command: str,
+    versions: Mapping[str, str],
+    before: Earlier,
 ) -> str:
     """Write ``latest.md``, ``latest.json`` and the plots; returns the table.
 
@@ -121,23 +158,29 @@ def write(
         measures: The lines.
         command: What to type to make them again.
         versions: Versions of the peers' packages.
+        before: What was measured before; lines stay that were not made again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    order = sorted(measures, key=_place)
+    again = {(measure.row, measure.what) for measure in measures}
+    kept = [measure for measure in before.measures if (measure.row, measure.what) not in again]
+    order = sorted([*measures, *kept], key=_place)
+    how = {"command": command, "date": time.strftime("%Y-%m-%d"), "commit": _commit()}
+    made = [*before.made, how]
+    said = "; then ".join(f"`{h['command']}` on {h['date']} at {h['commit']}" for h in made)
     table = "\n".join([HEAD, *(line(m) for m in order)])
     about = machine() | _nginx() | dict(versions)
     facts = ", ".join(f"{k} {v}" for k, v in about.items())
-    notes = "".join(f"- {note}\n" for note in bench.notes)
+    all_notes = list(dict.fromkeys([*before.notes, *bench.notes]))
+    notes = "".join(f"- {note}\n" for note in all_notes)
     plots = _plots(folder, order)
     text = (
-        f"# Benchmarks, latest run\n\nMade by `{command}` on {time.strftime('%Y-%m-%d')}; {bench.rounds} rounds; server: "
-        f"{bench.server.kind}.\nMachine: {facts}.\nMedians, lowest and highest in brackets; how it is measured and how to "
+        f"# Benchmarks, latest run\n\nMade by {said}; server: {bench.server.kind}.\nMachine: {facts}.\nMedians, lowest and highest in brackets; how it is measured and how to "
         f"read it: [README.md](README.md).\n\n{table}\n\n{notes}\n"
         + "".join(f"![{name}]({name}.png)\n" for name in plots)
     )
     (folder / "latest.md").write_text(text.rstrip() + "\n")
-    everything = {"command": command, "rounds": bench.rounds, "server": bench.server.kind, "machine": about}
-    everything |= {"notes": bench.notes, "measures": [asdict(m) for m in order]}
+    everything = {"made": made, "server": bench.server.kind, "machine": about, "notes": all_notes}
+    everything |= {"measures": [asdict(m) for m in order]}
     (folder / "latest.json").write_text(json.dumps(everything, indent=1) + "\n")
     return table
 

@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--without", default="", help=f"candidates to leave out, of {', '.join(PEERS)}")
     parser.add_argument("--out", type=Path, help="folder of the report (default docs/benchmarks)")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the lines of the report there that are not made again"
+    )
     args = parser.parse_args(argv)
     wanted = set(args.rows.split(",")) if args.rows else set(rows)
     if not wanted <= set(rows) or args.rounds < 1:
@@ -73,6 +76,7 @@ def _measure(
         bench.note("nginx with its Lua module was not there: the server may have been the limit")
     print(f"datasets written in {time.time() - begin:.0f} s", flush=True)
     out = args.out or (scratch / "report" if args.quick else REPORTS)
+    before = report.earlier(out) if args.keep else report.Earlier()
     measures: list[Measure] = []
     done: list[str] = []
     table = ""
@@ -90,7 +94,9 @@ def _measure(
         print(f"({time.time() - begin:.0f} s)", flush=True)
         done += group.rows
         command = f"python benchmarks/run.py --rows {','.join(done)} --rounds {rounds}"
-        table = report.write(out, bench, measures, command, versions)  # so that half a run has a report, too
+        table = report.write(
+            out, bench, measures, command, versions, before
+        )  # so that half a run has a report, too
     return measures, "\n".join([table, *(f"- {note}" for note in bench.notes)])
 
 

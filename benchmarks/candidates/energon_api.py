@@ -24,9 +24,10 @@ def opener(lib, spec: dict, options: dict):
     make_dataset, make_config = lib.get_train_dataset, lib.WorkerConfig
 
     def open_loader():
+        streams = {"num_streams": spec["streams"]} if "streams" in spec else {}  # ours only
         dataset = make_dataset(
             spec["path"],
-            worker_config=make_config(rank=0, world_size=1, num_workers=spec["workers"]),
+            worker_config=make_config(rank=0, world_size=1, num_workers=spec["workers"], **streams),
             batch_size=spec.get("batch", BATCH),
             shuffle_buffer_size=spec.get("window", WINDOW),
             max_samples_per_sequence=spec.get("sequence", WINDOW),

@@ -47,6 +47,7 @@ GROUPS = (
     Group(shuffle.spread, ("P16",), ("d40x64",), peers=("d40x64",)),
     Group(throughput.longer, ("long",), ("long50",), long=True),
     Group(throughput.h1, ("H1",), long=True),
+    Group(throughput.streams, ("streams",), ("d40x8",), long=True),
     Group(throughput.sizes, ("sizes",), ("size4k", "d40x8", "size400k", "size4m"), long=True),
     Group(throughput.huge_shard, ("1GB",), ("huge1",), long=True),
 )

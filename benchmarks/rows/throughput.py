@@ -105,6 +105,24 @@ def sizes(bench: Bench) -> list[Measure]:
     return measures
 
 
+def streams(bench: Bench) -> list[Measure]:
+    """streams: 24 streams on one rank in one process, against one stream in the same rounds."""
+    spec = {"dataset": "d40x8", "profile": "H50", "epochs": 8, "workers": 0}
+    runs = bench.rounds_of(
+        {"24": bench.remote("ours", **spec, streams=24), "1": bench.remote("ours", **spec)}
+    )
+    both = list(zip(runs["24"], runs["1"], strict=False))
+    shares = [(steady(many) or 0) / (steady(one) or 1) for many, one in both]
+    asked = [asked for many, _ in both if (asked := later_requests(many)) is not None]
+    where = "24 streams on one rank, H50, 8 shards of 21 MB, in process"
+    return [
+        Measure(
+            "streams", f"share of one stream's speed, later epochs, {where}", "of 1", 0.5, {"ours": shares}
+        ),
+        Measure("streams", f"requests a sample, later epochs, {where}", "", None, {"ours": asked}),
+    ]
+
+
 def _megabytes(run: Run) -> float | None:
     rate = steady(run)
     return None if rate is None else rate * run.dataset.sample_bytes / 1e6
