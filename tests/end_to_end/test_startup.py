@@ -53,19 +53,21 @@ class OneTar(FolderObjects):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Buckets named after their number of shards; ``listed`` has every name in ``split.yaml``."""
+    """Buckets named after their number of shards; ``listed`` has every name in ``split.yaml``, ``billion`` 10^9 samples."""
     root = tmp_path_factory.mktemp("startup")
-    for shards, listed in ((8, False), (64, False), (10_000, False), (HUGE, False), (HUGE, True)):
+    buckets = {f"shards-{shards}": (shards, PER_SHARD, False) for shards in (8, 64, 10_000, HUGE)}
+    buckets |= {"listed": (HUGE, PER_SHARD, True), "billion": (HUGE, 10_000, False)}
+    for bucket, (shards, per_shard, listed) in buckets.items():
         folder = prepared_binary_dataset(
-            root / ("listed" if listed else f"shards-{shards}") / "data",
-            samples=PER_SHARD,
+            root / bucket / "data",
+            samples=per_shard,
             shards=1,
             payload_bytes=500,
         )
         names = [f"data-{number:06d}.tar" for number in range(shards)]
         split = dump_yaml({"split_parts": {"train": names}, "exclude": []})
         meta = folder / ".nv-meta"
-        (meta / ".info.json").write_bytes(encode_info(dict.fromkeys(names, PER_SHARD)))
+        (meta / ".info.json").write_bytes(encode_info(dict.fromkeys(names, per_shard)))
         (meta / "split.yaml").write_bytes(split if listed else encode_split({"train": names}))
         (meta / "dataset.yaml").write_bytes(dump_yaml(CRUDE_YAML))
     return root
@@ -120,6 +122,28 @@ def test_the_first_batch_costs_its_metadata_its_index_entries_and_its_samples(se
     assert kinds["tar"] <= BATCH
     assert len(waited) == sum(METADATA.values()) + kinds["idx"] + kinds["tar"]
     assert set(server.counters().requests) == {"GET"}
+
+
+def test_a_restore_at_95_percent_of_a_billion_samples_costs_what_the_start_costs(root, server):
+    """P5 at any position: no part of the cursor is walked to. A group has 16 slices of 20 samples here."""
+    with S3Server(root) as other, get_savable_loader(open_dataset(other, "billion")) as loader:
+        assert len(loader) == 10**9 // BATCH
+        next(iter(loader))
+        state = loader.save_state_rank()
+    source = state["streams"]["0"]["node"]
+    while "at" not in source:
+        source = source["in"]
+    epoch, _, (inner, given, group, offset) = source["at"]
+    assert (epoch, inner, given, group, offset) == (0, 0, BATCH, 0, BATCH)
+    given = 95 * 10**9 // 100
+    source["at"] = (epoch, 0, (0, given, given // (20 * SIDE_BY_SIDE), 0))
+    with get_savable_loader(open_dataset(server, "billion", in_flight=1)) as loader:
+        loader.restore_state_rank(state)
+        keys = next(iter(loader))
+    touched = {key.partition("/")[0] for key in keys}
+    waited = {(entry.key, entry.range): entry for entry in until_served(server.log(), keys)}.values()
+    assert len(waited) <= sum(METADATA.values()) + len(touched) + BATCH
+    assert sum(entry.bytes for entry in waited if "/.nv-meta/" not in entry.key) < 4e6
 
 
 def test_workers_read_no_metadata(server):
