@@ -79,6 +79,9 @@ if TYPE_CHECKING:
         EpochizeDataset as EpochizeDataset,
     )
     from energon_stream.pipeline import (
+        EvenDataset as EvenDataset,
+    )
+    from energon_stream.pipeline import (
         FilterDataset as FilterDataset,
     )
     from energon_stream.pipeline import (
@@ -298,6 +301,7 @@ _EXPORTS = {
         "BlendDataset",
         "ConcatDataset",
         "EpochizeDataset",
+        "EvenDataset",
         "FilterDataset",
         "GcDataset",
         "GroupBatchDataset",

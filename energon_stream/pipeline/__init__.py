@@ -4,6 +4,7 @@ from energon_stream.pipeline.batch import BatchDataset
 from energon_stream.pipeline.bound import EpochizeDataset, LimitDataset
 from energon_stream.pipeline.combine import BlendDataset, ConcatDataset, MixBatchDataset, RepeatDataset
 from energon_stream.pipeline.dataset import SavableDataset
+from energon_stream.pipeline.ends import Ends, EvenDataset, with_ends
 from energon_stream.pipeline.failures import log_exception, reraise_exception
 from energon_stream.pipeline.group import GroupBatchDataset
 from energon_stream.pipeline.map import MapDataset
@@ -15,7 +16,9 @@ __all__ = [
     "BatchDataset",
     "BlendDataset",
     "ConcatDataset",
+    "Ends",
     "EpochizeDataset",
+    "EvenDataset",
     "FilterDataset",
     "GcDataset",
     "GroupBatchDataset",
@@ -30,4 +33,5 @@ __all__ = [
     "ShuffleBufferDataset",
     "log_exception",
     "reraise_exception",
+    "with_ends",
 ]

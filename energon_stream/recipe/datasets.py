@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_stream.pipeline import SavableDataset
+from energon_stream.errors import ConfigError
+from energon_stream.pipeline import Ends, SavableDataset, with_ends
 from energon_stream.read.options import ReadOptions
 from energon_stream.recipe.arguments import Shuffling, prepare, reading_options
 from energon_stream.recipe.mixture import open_mixture
@@ -37,6 +38,7 @@ def get_train_dataset(
     parallel_shard_iters: int | None = None,
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     repeat: bool = True,
+    ends: Ends = "uneven",
     subset: Mapping[str, Any] | Sequence[Any] | None = None,
     parts: Sequence[str] | None = None,
     split_config: str = "split.yaml",
@@ -67,6 +69,9 @@ def get_train_dataset(
         parallel_shard_iters: Slices that are read side by side; default 16.
         task_encoder: How samples become batches; None is a new ``DefaultTaskEncoder()``.
         repeat: Whether passes follow each other for ever. A blend by weights has no passes.
+        ends: What a pass ends with, where there are passes, and ranks have unequal numbers of batches.
+            ``"uneven"``: each gives what it has. ``"drop"``, ``"pad"``: all give the same number, see
+            :class:`EvenDataset`. Virtual epochs are the same for all ranks anyway.
         subset: Part of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``; for
             metadatasets a share of each source.
         parts: Parts that samples are made of, as ``["json", "txt"]``; others are not read where that saves
@@ -114,7 +119,7 @@ def get_train_dataset(
         blend_mode=mixture.blend_mode,
         repeat=repeat,
     )
-    return dataset
+    return with_ends(dataset, ends, even=bool(virtual_epoch_length))
 
 
 def get_val_dataset(
@@ -126,6 +131,7 @@ def get_val_dataset(
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     limit: int | None = None,
+    ends: Ends = "uneven",
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     subset: Mapping[str, Any] | Sequence[Any] | None = None,
     parts: Sequence[str] | None = None,
@@ -148,6 +154,8 @@ def get_val_dataset(
         batch_drop_last: Whether a last batch that is not full is dropped.
         packing_buffer_size: Samples to select packs from; None for no packing.
         limit: Batches of a pass of one rank; None for all.
+        ends: What a pass ends with where ranks have unequal numbers of batches. ``"uneven"``: each gives what it
+            has. ``"drop"``, ``"pad"``: all give the same number, see :class:`EvenDataset`.
         task_encoder: How samples become batches; None is a new ``DefaultTaskEncoder()``.
         subset: Part of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``; for
             metadatasets a share of each source.
@@ -188,7 +196,7 @@ def get_val_dataset(
         packing_buffer_size=packing_buffer_size,
         limit=limit,
     )
-    return dataset
+    return with_ends(dataset, _without(ends, limit), even=False)
 
 
 def get_val_datasets(
@@ -200,6 +208,7 @@ def get_val_datasets(
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     limit: int | None = None,
+    ends: Ends = "uneven",
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     subset: Mapping[str, Any] | Sequence[Any] | None = None,
     parts: Sequence[str] | None = None,
@@ -232,19 +241,33 @@ def get_val_datasets(
     mixture = open_mixture(target, config, samples, options)
     return [
         (
-            call_with_accepted(
-                encoder.build_val_datasets,
-                datasets=[dataset],
-                worker_config=config,
-                batch_size=batch_size,
-                batch_drop_last=batch_drop_last,
-                packing_buffer_size=packing_buffer_size,
-                limit=limit,
+            with_ends(
+                call_with_accepted(
+                    encoder.build_val_datasets,
+                    datasets=[dataset],
+                    worker_config=config,
+                    batch_size=batch_size,
+                    batch_drop_last=batch_drop_last,
+                    packing_buffer_size=packing_buffer_size,
+                    limit=limit,
+                ),
+                _without(ends, limit),
+                even=False,
             ),
             part.ref,
         )
         for dataset, part in zip(mixture.val_datasets(), mixture.parts, strict=True)
     ]
+
+
+def _without(ends: Ends, limit: int | None) -> Ends:
+    """How passes end, where there is no limit that says so."""
+    if limit is not None and ends != "uneven":
+        raise ConfigError(
+            f"limit={limit} and ends={ends!r} exclude each other",
+            hint="a limit is the same for all ranks: leave ends out, if all of them have so many batches",
+        )
+    return ends
 
 
 def _root(path: PathLike | Mapping[str, Any]) -> str | Mapping[str, Any]:
