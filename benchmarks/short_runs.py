@@ -81,6 +81,8 @@ def choose(runs, seed):
 
 def child(case):
     """One short run."""
+    # A shell that starts us in the background has interrupts ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options = {"key": "k", "secret": "s", "endpoint_url": case["endpoint"]}
     if case["used_before"]:
         StoreSpec(case["url"], options).open().get(".nv-meta/.info.json")
