@@ -174,8 +174,8 @@ def world_sizes(num_streams: int) -> list[int]:
 def _topology_hint(saved: Mapping[str, int], mine: Mapping[str, int]) -> str:
     if any(saved[name] != mine[name] for name in ("num_streams", "seed_offset")):
         return (
-            f"pass num_streams={saved['num_streams']} and seed_offset={saved['seed_offset']} to WorkerConfig; they "
-            "fix the order (num_workers may differ)"
+            f"pass num_streams={saved['num_streams']} and seed_offset={saved['seed_offset']} to WorkerConfig, which fix "
+            f"the order; {world_sizes(saved['num_streams'])} ranks are possible then (num_workers may differ)"
         )
     return (
         "another rank's state, or one of another number of ranks: pass the states of all ranks to "

@@ -172,7 +172,7 @@ OPENING = {
         lambda g: restored(g, g.state(), worker_config=WorkerConfig(1, 2, 0)),
         StateMismatchError,
         "world_size 1 -> 2",
-        "same rank",
+        "num_streams=1",
     ),
     "state-of-other-version": (
         lambda g: restored(g, g.state() | {"version": 99}),
