@@ -86,7 +86,7 @@ medians of {rounds} interleaved rounds. "sockets" is the floor: a keep-alive soc
 ## The choice
 
 `transport="auto"` takes obstore: a small request costs it about a tenth of the CPU that s3fs takes for it, and a GB in
-blocks of 4 MiB little more than half of it, over HTTP and over HTTPS. Sockets of our own would save another 0.1
+blocks of 4 MiB little more than half of it over HTTP and two thirds over HTTPS. Sockets of our own would save another 0.1
 CPU-ms a request and 0.2 CPU-s/GB, and would have to bring signatures, TLS, redirects, proxies and credentials along, so
 they stay the floor to compare with. CPU a GB no longer falls from 1 MiB on and has risen again at 16 MiB, which is why
 coalesced requests end at some MiB and fsspec, for stores that obstore does not know, loses least with them.
