@@ -9,11 +9,11 @@ import numpy as np
 from energon_stream.errors import ConfigError
 from energon_stream.rng import Int64Array
 
-__all__ = ["ReadOptions", "cut_generation"]
+__all__ = ["CONNECTION_BYTES", "ReadOptions", "cut_generation"]
 
 
 _LEAST_AHEAD = 512  # references of one of many readers
-_CONNECTION = 1 << 20  # bytes that a request under way takes besides its block, as measured with obstore
+CONNECTION_BYTES = 1 << 20  # bytes that a request under way takes besides its block, as measured with obstore
 _FAST_LINE = 1.25e9  # bytes a second: ten gigabits
 
 
@@ -71,7 +71,7 @@ class ReadOptions:
     @property
     def in_flight(self) -> int:
         """Requests under way at once for which the budget has room."""
-        return max(1, min(self.max_in_flight, (self.byte_budget - self.block_bytes) // _CONNECTION))
+        return max(1, min(self.max_in_flight, (self.byte_budget - self.block_bytes) // CONNECTION_BYTES))
 
     @property
     def largest_shared(self) -> int:

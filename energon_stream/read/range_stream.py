@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from energon_stream.read.options import ReadOptions
+from energon_stream.read.options import CONNECTION_BYTES, ReadOptions
 from energon_stream.storage import ByteRange, Fetcher, Store
 from energon_stream.storage.buffers import BytesBuilder
 from energon_stream.storage.into import get_into
@@ -18,8 +18,6 @@ __all__ = ["PieceSizes", "RangeStream", "piece_sizes"]
 
 _PIECES = 16
 """Most requests in flight at one time."""
-_CONNECTION = 1 << 20
-"""What a connection holds beside its piece; it counts, too."""
 _GOOD_PIECE = 2 << 20
 """Bytes from which a request's latency is no longer most of its time; smaller only where memory is short."""
 _MIN_PIECE = 64 << 10
@@ -38,7 +36,7 @@ class PieceSizes(NamedTuple):
 
 
 def piece_sizes(sample: int, options: ReadOptions) -> PieceSizes:
-    """Pieces that with their connections hold a sixteenth of the sample or the budget, and half of what the sample leaves.
+    """Pieces that hold, with their connections, a sixteenth of the sample or the budget, and half of what it leaves.
 
     Args:
         sample: Bytes of the sample.
@@ -47,7 +45,7 @@ def piece_sizes(sample: int, options: ReadOptions) -> PieceSizes:
     room = max(options.byte_budget, sample) // 16 + max(options.byte_budget - sample, 0) // 2
     size = max(room // _PIECES, min(_GOOD_PIECE, room // 4), _MIN_PIECE)
     size = min(size, options.max_request)
-    return PieceSizes(size, max(1, min(room // (size + _CONNECTION), _PIECES, options.max_in_flight)))
+    return PieceSizes(size, max(1, min(room // (size + CONNECTION_BYTES), _PIECES, options.max_in_flight)))
 
 
 class _Piece(NamedTuple):
