@@ -4,7 +4,9 @@
 
     EnergonStreamError
     ├── ConfigError (ValueError)            an argument or a combination of arguments cannot work
+    │   ├── AliasError                      ``megatron.energon`` cannot become a name of this library
     │   ├── EmptyStreamError                more streams than samples
+    │   ├── MissingPackageError (ImportError)  an optional package is not installed
     │   └── UntrustedCodeError              a dataset names code that was not trusted
     ├── StorageError (OSError)              a store did not deliver
     │   ├── ObjectNotFoundError (FileNotFoundError)
@@ -40,6 +42,7 @@ from typing import Any
 
 __all__ = [
     "AccessDeniedError",
+    "AliasError",
     "ConfigError",
     "CorruptTarError",
     "DatasetError",
@@ -53,6 +56,7 @@ __all__ = [
     "IgnoreSample",
     "IndexMismatchError",
     "MetadataError",
+    "MissingPackageError",
     "NotPreparedError",
     "ObjectChangedError",
     "ObjectNotFoundError",
@@ -105,8 +109,16 @@ class ConfigError(EnergonStreamError, ValueError):
     """An argument, or a combination of arguments, that cannot work."""
 
 
+class AliasError(ConfigError):
+    """``megatron.energon`` cannot become a name of this library: there is another one."""
+
+
 class EmptyStreamError(ConfigError):
     """Some stream would have no samples: there are more streams than samples."""
+
+
+class MissingPackageError(ConfigError, ImportError):
+    """An optional package is not installed; the hint names the extra that brings it."""
 
 
 class UntrustedCodeError(ConfigError):

@@ -115,7 +115,11 @@ class WorkerConfig:
 
     @classmethod
     def default_worker_config(
-        cls, num_workers: int = 4, data_parallel_group: DataParallelGroup | None = None
+        cls,
+        num_workers: int = 4,
+        data_parallel_group: DataParallelGroup | None = None,
+        *,
+        num_streams: int = 0,
     ) -> WorkerConfig:
         """Take rank and world size from the group, else from ``torch.distributed``, else 0 and 1."""
         rank, world_size = 0, 1
@@ -127,7 +131,11 @@ class WorkerConfig:
             if dist.is_available() and dist.is_initialized():
                 rank, world_size = dist.get_rank(), dist.get_world_size()
         return cls(
-            rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group
+            rank=rank,
+            world_size=world_size,
+            num_workers=num_workers,
+            data_parallel_group=data_parallel_group,
+            num_streams=num_streams,
         )
 
     def _order(self) -> tuple[int, int, int, int]:

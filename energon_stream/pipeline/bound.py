@@ -5,22 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.dataset import SavableDataset, Wrapper
+from energon_stream.pipeline.dataset import SavableDataset, Wrapper, common_config
 from energon_stream.pipeline.node import END, Context, End, Item, Node, State
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["EpochizeDataset", "LimitDataset", "share_of_stream"]
 
 
-def share_of_stream(length: int, config: WorkerConfig, stream: int, begin: int = 0) -> int:
-    """How many of a rank's ``length`` elements from number ``begin`` on come from a stream.
-
-    The streams of a rank take turns.
-    """
-    streams = config.streams
-    place = streams.index(stream) if stream in streams else stream // config.world_size
-    turn = (place - begin) % len(streams)
-    return length // len(streams) + (1 if turn < length % len(streams) else 0)
+def share_of_stream(begin: int, end: int, num_streams: int, stream: int) -> int:
+    """How many of the job's elements ``begin`` to ``end`` come from a stream: element k is of stream k modulo their number."""
+    return (end - stream + num_streams - 1) // num_streams - (begin - stream + num_streams - 1) // num_streams
 
 
 class _BoundNode:
@@ -64,27 +58,36 @@ class _Bounded(Wrapper[Any]):
     over_end: bool
     """Whether a pass goes on over the end of the inner pass."""
 
-    def __init__(self, dataset: SavableDataset[Any], length: int, worker_config: WorkerConfig | None) -> None:
+    def __init__(
+        self, dataset: SavableDataset[Any], global_length: int, worker_config: WorkerConfig | None
+    ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        if length < 1:
-            raise ConfigError(f"length of {type(self).__name__} is {length}", hint="use a positive number")
-        self.length = length
+        if global_length < 1:
+            raise ConfigError(
+                f"{type(self).__name__} would have {global_length} elements", hint="use a positive length"
+            )
+        self.global_length = global_length
 
     def share(self, stream: int, number: int) -> int:
         """Elements of a stream in a pass, of which ``number`` have gone before."""
-        return share_of_stream(self.length, self.worker_config, stream)
+        begin = number * self.pass_length
+        end = begin + self.global_length
+        return share_of_stream(begin, end, self.worker_config.num_streams, stream)
 
     def build(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
         return _BoundNode(self, context, state)
 
     def options(self) -> dict[str, Any]:
-        """The length of a pass of one rank."""
-        return {"length": self.length}
+        """The length of a pass of all ranks together, which does not depend on their number."""
+        return {"global_length": self.global_length}
 
 
 class EpochizeDataset(_Bounded):
     """Cuts an endless sequence in epochs; the next epoch goes on where the last one ended.
+
+    An epoch has ``length`` times the ranks elements of the whole job. Which stream gives how many of them follows from
+    that product, so it has to stay the same when a run is resumed on another number of ranks.
 
     Args:
         dataset: The inner dataset; when it ends, its next pass follows within the epoch.
@@ -94,7 +97,6 @@ class EpochizeDataset(_Bounded):
     """
 
     kind = "Epochize"
-    passes_follow = True
     restart = False
     over_end = True
 
@@ -106,22 +108,31 @@ class EpochizeDataset(_Bounded):
         num_epochs: int | None = None,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        if length is None and num_epochs is not None:
-            length = num_epochs * dataset.len_rank()
-        elif length is None or num_epochs is not None:
+        config = common_config((dataset,), worker_config)
+        if length is not None and num_epochs is None:
+            global_length = length * config.world_size
+        elif num_epochs is not None and length is None:
+            global_length = num_epochs * _global_length(dataset)
+        else:
             raise ConfigError("EpochizeDataset needs either length or num_epochs")
-        super().__init__(dataset, length, worker_config)
+        super().__init__(dataset, global_length, worker_config)
 
-    def share(self, stream: int, number: int) -> int:
-        """Elements of a stream in an epoch; those over come from another stream each time.
-
-        Else short epochs would leave out, or see less of, the data of the last streams.
-        """
-        return share_of_stream(self.length, self.worker_config, stream, number * self.length)
+    @property
+    def pass_length(self) -> int:
+        """Elements of an epoch of the whole job."""
+        return self.global_length
 
     def len_stream(self, stream: int) -> int | None:
         """The stream's share of the first epoch."""
-        return share_of_stream(self.length, self.worker_config, stream)
+        return self.share(stream, 0)
+
+
+def _global_length(dataset: SavableDataset[Any]) -> int:
+    """Elements of a pass of the whole job; of endless datasets those of one pass over the data."""
+    config = dataset.worker_config
+    lengths = [dataset.len_stream(stream) for stream in range(config.num_streams)]
+    known = [length for length in lengths if length is not None]
+    return sum(known) if len(known) == len(lengths) else dataset.nominal_length() * config.world_size
 
 
 class LimitDataset(_Bounded):
@@ -145,11 +156,11 @@ class LimitDataset(_Bounded):
         reset_after_epoch: bool = False,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        super().__init__(dataset, length, worker_config)
+        config = common_config((dataset,), worker_config)
+        super().__init__(dataset, length * config.world_size, worker_config)
         self.restart = reset_after_epoch
 
     def len_stream(self, stream: int) -> int | None:
         """The smaller of the limit's share and the inner length."""
-        share = share_of_stream(self.length, self.worker_config, stream)
-        inner = self.dataset.len_stream(stream)
+        share, inner = self.share(stream, 0), self.dataset.len_stream(stream)
         return share if inner is None else min(share, inner)

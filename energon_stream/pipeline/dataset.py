@@ -32,8 +32,14 @@ class SavableDataset(ABC, Generic[T_co]):
 
     worker_config: WorkerConfig
     inputs: tuple[SavableDataset[Any], ...] = ()
-    passes_follow: ClassVar[bool] = False
-    """Whether another pass is sure to follow, as after a virtual epoch, so that workers may read on into it."""
+
+    @property
+    def pass_length(self) -> int:
+        """Elements of a pass of the whole job, where pass is sure to follow pass, as virtual epochs do; 0 elsewhere.
+
+        Workers may read on into the next pass then, and the streams' turns go on from one to the next.
+        """
+        return 0
 
     @abstractmethod
     def build(self, context: Context, state: State | None) -> Node:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
+from energon_stream.read.allowance import Allowance
 
 __all__ = ["Engine", "Step", "Turn", "with_restore_key"]
 
@@ -15,36 +17,68 @@ __all__ = ["Engine", "Step", "Turn", "with_restore_key"]
 class Turn:
     """Whose turn it is: streams take turns, an ended one is left out until the pass is over.
 
+    Where pass follows pass, as virtual epochs do, the turn goes on from one to the next: element k of the job, counted over all
+    passes, comes from stream k modulo their number, whoever serves it. Elsewhere each pass begins with the first stream.
+
     Attributes:
-        streams: All streams, in order.
-        position: Place in ``streams`` whose turn is next.
+        streams: The streams that take turns here, ascending.
+        num_streams: Streams of the whole job.
+        pass_length: Elements of a pass of the whole job, where pass follows pass; 0 elsewhere.
+        passes: Passes that are over.
+        at: Of the job's streams, the one whose turn is next; it may be another process's.
         ended: Streams that have ended in this pass.
         given: Elements given out in this pass, by all of the streams.
     """
 
     streams: tuple[int, ...]
-    position: int = 0
+    num_streams: int
+    pass_length: int = 0
+    passes: int = 0
+    at: int = 0
     ended: frozenset[int] = frozenset()
     given: int = 0
 
+    @classmethod
+    def start(cls, dataset: Runnable, streams: Sequence[int]) -> Turn:
+        """The turn before the first element of some of a dataset's streams."""
+        return cls(tuple(streams), dataset.worker_config.num_streams, dataset.pass_length)
+
+    @property
+    def begin(self) -> int:
+        """The stream that the pass began with."""
+        return self.passes * self.pass_length % self.num_streams
+
+    def part(self, streams: Sequence[int]) -> Turn:
+        """The turn as the process sees it that serves some of the streams."""
+        part = replace(self, streams=tuple(streams), ended=self.ended.intersection(streams))
+        if len(part.ended) == len(part.streams):
+            part._next_pass()
+        return part
+
     def current(self) -> int:
         """The stream whose turn it is."""
-        while self.streams[self.position] in self.ended:
-            self.position = (self.position + 1) % len(self.streams)
-        return self.streams[self.position]
+        place = bisect_left(self.streams, self.at) % len(self.streams)
+        while self.streams[place] in self.ended:
+            place = (place + 1) % len(self.streams)
+        self.at = self.streams[place]
+        return self.at
 
     def done(self) -> None:
         """The current stream gave an element."""
         self.given += 1
-        self.position = (self.position + 1) % len(self.streams)
+        self.at = (self.at + 1) % self.num_streams
 
     def end(self) -> bool:
         """The current stream has ended; True when that ended the pass, and the next one begins."""
-        self.ended |= {self.streams[self.position]}
+        self.ended |= {self.at}
         if len(self.ended) < len(self.streams):
             return False
-        self.position, self.ended, self.given = 0, frozenset(), 0
+        self._next_pass()
         return True
+
+    def _next_pass(self) -> None:
+        self.passes, self.ended, self.given = self.passes + 1, frozenset(), 0
+        self.at = self.begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +126,15 @@ class Engine:
         turn: Turn | None = None,
     ) -> None:
         self._config = dataset.worker_config
-        self.turn = turn or Turn(tuple(streams))
+        self.turn = turn or Turn.start(dataset, streams)
         self._nodes: dict[int, Node] = {}
         self._batches: dict[int, int] = {}
         readers = len(streams) * dataset.count_sources()
+        allowances: dict[int, Allowance] = {}
         for stream in streams:
             saved = (states or {}).get(stream)
             self._batches[stream] = 0 if saved is None else int(saved["batches"])
-            context = Context(self._config, stream, readers)
+            context = Context(self._config, stream, readers, allowances=allowances)
             with self._config.activate(stream):
                 self._nodes[stream] = dataset.build(context, None if saved is None else saved["node"])
 

@@ -140,6 +140,11 @@ class MapDataset(Wrapper[Any]):
         self.stateless_map_fn = stateless_map_fn or bool(getattr(function, "__stateless__", False))
         self.failure_tolerance = failure_tolerance
 
+    @property
+    def pass_length(self) -> int:
+        """That of the inner dataset: elements pass one by one."""
+        return self.dataset.pass_length
+
     def build(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
         return _MapNode(self, context, state)

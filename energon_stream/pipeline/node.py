@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
+from energon_stream.read.allowance import Allowance
 from energon_stream.rng import derive_key
 from energon_stream.worker import WorkerConfig
 
@@ -50,12 +51,14 @@ class Context:
         stream: The stream that is served.
         readers: Source nodes in this process; they share its byte budget.
         path: Place of the node among the inputs of datasets with several; part of its random keys.
+        allowances: By dataset, what the source nodes of all streams of this process read ahead with.
     """
 
     config: WorkerConfig
     stream: int
     readers: int = 1
     path: str = ""
+    allowances: dict[int, Allowance] = field(default_factory=dict, compare=False)
 
     def child(self, number: int) -> Context:
         """The context of one of several inputs."""
@@ -83,6 +86,10 @@ class Runnable(Protocol):
     """What an engine needs of a dataset."""
 
     worker_config: WorkerConfig
+
+    @property
+    def pass_length(self) -> int:
+        """Elements of a pass of the whole job, where pass follows pass; 0 elsewhere."""
 
     def build(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream, at the start or where ``state`` says."""

@@ -60,6 +60,11 @@ class _PassingNode:
 class _Passing(Wrapper[Any]):
     failure_tolerance: int = 100
 
+    @property
+    def pass_length(self) -> int:
+        """That of the inner dataset: elements pass one by one."""
+        return self.dataset.pass_length
+
     def look(self, value: Any, number: int) -> bool:
         """Look at an element; False drops it."""
         raise NotImplementedError

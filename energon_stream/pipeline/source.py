@@ -16,6 +16,7 @@ from energon_stream.index.source_index import SourceIndex
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
+from energon_stream.read.allowance import Allowance
 from energon_stream.read.open import open_source
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.part_selection import PartSelection
@@ -25,13 +26,14 @@ from energon_stream.rng import derive_key
 from energon_stream.samples import CrudeSample, SourceInfo
 from energon_stream.schedule import (
     ConcatPlan,
+    CursorCodec,
     LeafPlan,
     Plan,
     Refs,
     Schedule,
-    as_cursor,
     build_schedule,
     describe_plan,
+    earlier_plan,
     leaves,
     stream_shares,
 )
@@ -138,11 +140,13 @@ class SourceLeaf:
         )
 
 
-def _identity(index: SourceIndex) -> dict[str, Any]:
-    """What the data is, wherever it lies: split part, and a hash over shard names and counts."""
-    digest = hashlib.blake2b("\0".join(index.shard_paths).encode(), digest_size=8)
-    digest.update(np.ascontiguousarray(index.shard_counts).tobytes())
-    return {"split": index.split_part, "samples": index.num_samples, "shards": digest.hexdigest()}
+def _identity(index: SourceIndex, shards: int) -> dict[str, Any]:
+    """What the data of the first shards is, wherever it lies: split part, and a hash over shard names and counts."""
+    counts = np.ascontiguousarray(index.shard_counts[:shards])
+    digest = hashlib.blake2b("\0".join(index.shard_paths[:shards]).encode(), digest_size=8)
+    digest.update(counts.tobytes())
+    samples = int(counts.sum())
+    return {"split": index.split_part, "samples": samples, "shards": shards, "hash": digest.hexdigest()}
 
 
 class _Resources:
@@ -159,21 +163,27 @@ class _Resources:
 
 
 class _SourceNode:
-    """State: ``epoch`` (passes that ended) and ``at`` (the schedule's cursor)."""
+    """State: ``epoch`` (passes that ended) and ``at`` (the schedule's cursor, packed)."""
 
     def __init__(self, dataset: SourceDataset, context: Context, state: State | None) -> None:
         self._dataset = dataset
         self._resources = dataset.resources()
         self._options = dataset.options.share(context.readers)
+        self._allowance = context.allowances.setdefault(
+            id(dataset), Allowance(self._options, self._resources.fetcher)
+        )
         self._schedule: Schedule = dataset.schedule(context.stream, context.path)
         self._epoch: int = 0 if state is None else state["epoch"]
-        cursor = self._schedule.begin() if state is None else as_cursor(state["at"])
+        self._cursors = CursorCodec(self._schedule)
+        cursor = self._schedule.begin() if state is None else self._cursors.unpack(state["at"])
         self._guard = FailureGuard("reading samples", context.config, dataset.failure_tolerance)
         self._reader = self._open(cursor)
 
     def _open(self, cursor: Any) -> SampleReader:
         resources = self._resources
-        return SampleReader(self._schedule, cursor, resources.sources, resources.fetcher, self._options)
+        return SampleReader(
+            self._schedule, cursor, resources.sources, resources.fetcher, self._options, self._allowance
+        )
 
     def next(self) -> Item | End:
         while True:
@@ -199,7 +209,7 @@ class _SourceNode:
             return item
 
     def state(self) -> State:
-        return {"epoch": self._epoch, "at": self._reader.cursor()}
+        return {"epoch": self._epoch, "at": self._cursors.pack(self._reader.cursor())}
 
     def close(self) -> None:
         self._reader.close()
@@ -257,11 +267,31 @@ class SourceDataset(SavableDataset[Any]):
             self._resources = found = _Resources(self)
         return found
 
-    def schedule(self, stream: int, path: str = "") -> Schedule:
-        """The schedule of one stream; ``path`` is the node's place in a larger pipeline."""
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """How many shards each source has."""
+        return tuple(len(leaf.index.shard_paths) for leaf in self.leaves)
+
+    def plan_of(self, shards: Sequence[int]) -> Plan:
+        """The plan when the sources had so many of their first shards; it may have been fewer sources, too.
+
+        Raises:
+            TypeError: What that plan was is not known.
+        """
+        return self.plan if tuple(shards) == self.shards else earlier_plan(self.plan, shards)
+
+    def schedule(self, stream: int, path: str = "", shards: Sequence[int] | None = None) -> Schedule:
+        """The schedule of one stream.
+
+        Args:
+            stream: The stream.
+            path: The node's place in a larger pipeline.
+            shards: How many shards each source has; None for those of now. See :meth:`plan_of`.
+        """
         config = self.worker_config
+        plan = self.plan if shards is None else self.plan_of(shards)
         key = derive_key(config.seed_offset, stream, path, "source")
-        return build_schedule(self.plan, num_streams=config.num_streams, stream=stream, key=key)
+        return build_schedule(plan, num_streams=config.num_streams, stream=stream, key=key)
 
     def count_sources(self) -> int:
         """One: the look-ahead spans all leaves."""
@@ -342,10 +372,16 @@ class SourceDataset(SavableDataset[Any]):
         """Samples of this rank in one pass over all sources."""
         return max(1, sum(leaf.num_samples for leaf in leaves(self.plan)) // self.worker_config.world_size)
 
-    def config(self) -> dict[str, Any]:
-        """Plan and identities of the data."""
+    def config(self, shards: Sequence[int] | None = None) -> dict[str, Any]:
+        """Plan and identities of the data.
+
+        Args:
+            shards: How many shards each source has; None for those of now. See :meth:`plan_of`.
+        """
+        counted = self.shards if shards is None else shards
+        described = zip(self.leaves, counted, strict=False)  # the last ones may be new
         return {
             "type": "SourceDataset",
-            "plan": describe_plan(self.plan),
-            "leaves": [_identity(leaf.index) for leaf in self.leaves],
+            "plan": describe_plan(self.plan_of(counted)),
+            "leaves": [_identity(leaf.index, number) for leaf, number in described],
         }

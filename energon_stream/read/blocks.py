@@ -19,6 +19,24 @@ from energon_stream.storage import Body, ByteRange, Fetcher, plan_fetches
 
 __all__ = ["Block", "PlannedSample", "plan_blocks"]
 
+_GIVEN: Future[Any] = Future()
+"""Stands for an answer whose bytes are not needed any more."""
+_GIVEN.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class _Apart:
+    """Samples of a block, each with bytes of its own; an error stands for one that cannot be cut."""
+
+    samples: list[RawSample | None | IndexMismatchError]
+
+    def cut(self, sample: int, number: int) -> RawSample | None:
+        """Give a sample out; see :meth:`Cutter.cut`."""
+        found, self.samples[number] = self.samples[number], None
+        if isinstance(found, IndexMismatchError):
+            raise found
+        return found
+
 
 @dataclass(slots=True, eq=False)
 class Block:
@@ -31,6 +49,7 @@ class Block:
         size: Length in bytes.
         starts: ``int64``, first byte of each range.
         stops: ``int64``, one past the last byte of each.
+        samples: ``int64``, sample that each range belongs to.
         deadline: When its first range is wanted, as the fetcher counts.
         users: Ranges that are still wanted.
     """
@@ -41,10 +60,13 @@ class Block:
     size: int
     starts: Int64Array
     stops: Int64Array
+    samples: Int64Array
     deadline: int
     users: int
     _answer: Future[Body] | None = None
     _cutter: Cutter | None = None
+    _left: list[int] | None = None
+    _sizes: list[int] | None = None
 
     @property
     def is_requested(self) -> bool:
@@ -89,10 +111,57 @@ class Block:
             self._cutter = self._split()
         return self._cutter
 
-    def cancel(self) -> None:
-        """Take the request back if it has not begun."""
+    @property
+    def held(self) -> int:
+        """Bytes that it takes, or will when they are here."""
+        if self._answer is None or not self.users:
+            return 0
+        if self._sizes is None:
+            return self.size
+        return sum(self._sizes) - sum(self._sizes[number] for number in self._left or ())
+
+    def leave(self, number: int) -> int:
+        """A range is consumed; returns how many bytes less the block takes."""
+        self.users -= 1
+        if self._left is not None:
+            self._left.append(number)
+            if self._sizes is not None:
+                return self._sizes[number]
+        return 0 if self.users else self.size
+
+    def may_be_taken_apart(self) -> None:
+        """Remember which ranges are consumed, from now on."""
+        self._left = []
+
+    def take_apart(self) -> int:
+        """Give each sample bytes of its own where the block has arrived; returns how many bytes less it takes.
+
+        An error stays where it is, for whoever wants the first sample.
+        """
+        if self._left is None or self._sizes is not None or not self.users or len(self.starts) < 2:
+            return 0
+        try:
+            cutter = self.cutter()
+        except Exception:
+            return 0
+        before = self.held
+        left = set(self._left)
+        self._cutter = _Apart(
+            [
+                None if number in left else _own(cutter, sample, number)
+                for number, sample in enumerate(self.samples.tolist())
+            ]
+        )
+        self._answer = _GIVEN
+        self._sizes = (self.stops - self.starts).tolist()
+        return before - self.held
+
+    def drop(self) -> int:
+        """Forget the block, and take the request back if it has not begun; returns the bytes that it took."""
+        held, self.users = self.held, 0
         if self._answer is not None:
             self._answer.cancel()
+        return held
 
     def _split(self) -> Cutter:
         try:
@@ -107,6 +176,16 @@ class Block:
             ) from error
         self.source.observe(self.object, body.etag)
         return self.source.split(self.object, body.data, self.start, self.starts, self.stops)
+
+
+def _own(cutter: Cutter, sample: int, number: int) -> RawSample | None | IndexMismatchError:
+    try:
+        raw = cutter.cut(sample, number)
+    except IndexMismatchError as error:
+        return error
+    if raw is not None:
+        raw.parts = {name: memoryview(bytes(part)) for name, part in raw.parts.items()}
+    return raw
 
 
 class PlannedSample(NamedTuple):
@@ -193,6 +272,7 @@ def plan_blocks(
             last_byte[number] - first_byte[number],
             starts[rows],
             stops[rows],
+            window.index[free[rows]],
             deadline + int(free[rows[0]]),  # rows are in order: the first is the most urgent
             len(rows),
         )

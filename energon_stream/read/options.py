@@ -9,8 +9,14 @@ import numpy as np
 from energon_stream.errors import ConfigError
 from energon_stream.rng import Int64Array
 
-__all__ = ["CONNECTION_BYTES", "ReadOptions", "cut_generation"]
+__all__ = ["CHUNK", "CONNECTION_BYTES", "LOADING", "ReadOptions", "cut_generation"]
 
+
+CHUNK = 1024
+"""References that a reader locates at a time; bounds the work done between two samples."""
+
+LOADING = 4
+"""Chunks whose index entries are asked for at a time: a late answer holds up only what comes after it."""
 
 _LEAST_AHEAD = 512  # references of one of many readers
 CONNECTION_BYTES = 1 << 20  # bytes that a request under way takes besides its block, as measured with obstore
@@ -78,13 +84,27 @@ class ReadOptions:
         """Bytes of a sample up to which it is fetched beside others; a larger one is read alone."""
         return self.block_bytes // 4
 
+    @property
+    def second_take(self) -> int:
+        """References that are located while the first samples are under way."""
+        return min(self.max_ahead, max(CHUNK, self.max_ahead // 4))
+
+    @property
+    def most_ahead(self) -> int:
+        """References after the last one consumed that are looked at, at most: those of plans, which are made while there
+        are fewer than ``max_ahead`` of them and have half as many, and those located after these."""
+        located = max(self.first_samples + self.second_take, self.max_ahead + LOADING * CHUNK)
+        return self.max_ahead + self.max_ahead // 2 + located
+
+    @property
+    def most_ahead_bytes(self) -> int:
+        """Bytes of those of them that blocks may lie between: what blocks hold, a plan, and what it may take in, which
+        is as much again and one more reference."""
+        return self.block_bytes + 2 * self.generation + self.largest_shared
+
     def slow_start_bytes(self, latency: float) -> int:
         """Bytes that may be under way at first: what a fast line holds, given the seconds of a round trip."""
         return max(16 << 20, int(latency * _FAST_LINE))
-
-    def generation_bytes(self, number: int) -> int:
-        """Bytes of generation ``number``: slack grows, so requests may. Generation 0 is counted in samples."""
-        return min(self.generation, (16 << 20) if number == 1 else self.generation)
 
 
 def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, wanted: int) -> int:

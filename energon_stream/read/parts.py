@@ -102,6 +102,11 @@ class PartSource:
         """Whether index files are read at memory speed."""
         return self.whole.index_is_local
 
+    @property
+    def reads_parts(self) -> bool:
+        """Whether it is settled that not all of a sample is read."""
+        return self._way is _Way.PARTS
+
     def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
         """Loads of the index's blocks; of ``.tar.idx`` where whole samples are read."""
         if self._way is _Way.BEGIN:  # the first samples wait for nothing
@@ -118,6 +123,11 @@ class PartSource:
             for block in np.unique(blocks).tolist()
             if self.whole.offsets.claim(*self._place(block))
         ]
+
+    def index_reads(self, samples: Int64Array) -> list[Callable[[], object]]:
+        """Reads of the index's blocks that have some samples, even where whole samples are read: to find that out,
+        every process asks for one of them."""
+        return [partial(self._fetch, block) for block in np.unique(self._block_of(samples)).tolist()]
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Shard, first byte, and one past the last byte of each range; -1 where a sample has fewer."""

@@ -16,7 +16,6 @@ threads the requests.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -25,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from energon_stream.read.allowance import Allowance
 from energon_stream.read.blocks import Block, PlannedSample, plan_blocks
 from energon_stream.read.large import read_large_sample
-from energon_stream.read.options import ReadOptions, cut_generation
+from energon_stream.read.options import CHUNK, LOADING, ReadOptions, cut_generation
 from energon_stream.read.source import RawSample, Source
 from energon_stream.read.window import Window
 from energon_stream.schedule import Cursor, Refs, Schedule
@@ -35,11 +35,8 @@ from energon_stream.storage import Fetcher
 
 __all__ = ["SampleReader", "fetch_samples"]
 
-_CHUNK = 1024
-"""References located at a time; bounds the work done between two samples."""
-
-_LOADING = 4
-"""Chunks whose index entries are asked for at a time: a late answer holds up only what comes after it."""
+_FIRST_PLAN = 16 << 20
+"""Bytes of the plan after the first samples: small, so that its answers come soon."""
 
 _INDEX_BYTES = 4096
 """What the part of an index that samples need has, as a rule: many samples wait for one that is late."""
@@ -77,7 +74,8 @@ class SampleReader:
         cursor: Where to begin.
         sources: Source datasets by leaf number, opened in this process.
         fetcher: Runs the requests.
-        options: Limits.
+        options: Limits of one reader.
+        allowance: The budget that it shares with other readers; None for one of its own.
     """
 
     def __init__(
@@ -87,11 +85,16 @@ class SampleReader:
         sources: Sequence[Source],
         fetcher: Fetcher,
         options: ReadOptions,
+        allowance: Allowance | None = None,
     ) -> None:
         self._schedule = schedule
         self._sources = sources
         self._fetcher = fetcher
         self._options = options
+        self._allowance = allowance or Allowance(options, fetcher)
+        self._allowance.join(self)
+        self.queue: deque[Block] = deque()
+        self.consumed = 0
         self._consumed_cursor = cursor
         self._consumed = 0
         self._ahead_cursor = cursor
@@ -105,15 +108,7 @@ class SampleReader:
         self._ahead = 0
         self._ready: deque[PlannedSample] = deque()
         self._large: tuple[int, int, list[tuple[int, int, int]]] | None = None
-        self._queue: deque[Block] = deque()
-        self._first: list[Block] = []
-        self._first_asked = 0.0
-        self._under_way: deque[Block] = deque()
-        self._arrived = 0
-        self._slow_start: int | None = None
         self._exact = 0
-        self._outstanding = 0
-        self._look_again = True
 
     def next(self) -> RawSample | None:
         """The next sample; None at the end of the pass.
@@ -123,9 +118,10 @@ class SampleReader:
                 the sample after it.
             IndexMismatchError: The shard is not what its index says.
         """
+        allowance = self._allowance
         while True:
-            if self._look_again or not self._ready:
-                self._look_ahead()
+            if allowance.look_again or not self._ready:
+                allowance.look_ahead(self)
             if self._ready:
                 sample = self._next_of_block()
             elif self._large is not None:
@@ -138,20 +134,18 @@ class SampleReader:
     def _next_of_block(self) -> RawSample | None:
         planned = self._ready.popleft()
         self._consumed += 1
-        self._leave(planned.block)
-        for block, _ in planned.more:
-            self._leave(block)
+        self._leave(planned.block, planned.number)
+        for block, number in planned.more:
+            self._leave(block, number)
         return planned.cut(self._sources[planned.leaf])
 
-    def _leave(self, block: Block) -> None:
+    def _leave(self, block: Block, number: int) -> None:
         """One range of a block is consumed."""
         self._ahead -= 1
+        self.consumed += 1
         if not block.is_requested:
-            self._request_until(block)
-        block.users -= 1
-        if not block.users:
-            self._outstanding -= block.size
-            self._look_again = True
+            self._allowance.request_now(self, block)
+        self._allowance.consume(block, number)
 
     def _next_large(self, leaf: int, index: int, ranges: list[tuple[int, int, int]]) -> RawSample | None:
         self._consumed += 1
@@ -169,71 +163,88 @@ class SampleReader:
 
     def close(self) -> None:
         """Cancel what is queued and let go of all buffers."""
+        left = sum(block.drop() for block in self._window.blocks if block is not None)
         for planned in self._ready:
-            for block in (planned.block, *(block for block, _ in planned.more)):
-                block.cancel()
+            left += planned.block.drop() + sum(block.drop() for block, _ in planned.more)
+        self._allowance.leave(self, left)
         self._ready.clear()
         self._large = None
-        self._queue.clear()
+        self.queue.clear()
         self._window = Window()
         self._exhausted = True
         self._locating.clear()
 
-    def _look_ahead(self) -> None:
-        """Locate, plan and request what the limits allow; waits only when there is nothing to give out."""
-        if not self._begun:
-            self._begun = True
-            self._begin()
-        while True:
-            self._request()
-            if self._queue or self._ahead >= self._options.max_ahead or self._large is not None:
-                break
-            if self._generation == 2 and self._has_first_samples:
-                break
-            self._locate(wait=not self._ready)
-            if not self._plan():
-                break
-        # Without a freed block there is room for no other; but what is being located may be there soon.
-        beginning = bool(self._first) or (self._queue and self._slow_start is not None)
-        self._look_again = bool(beginning) or (self._generation == 2 and self._has_first_samples)
-        if not self._queue and self._locating:
-            loads = self._locating[0].loads or []
-            awaited = next((load for load in loads if not load.done()), None)
-            if awaited is None:
-                self._look_again = True
-            else:
-                awaited.add_done_callback(self._on_located)
+    def fill(self, wait: bool) -> bool:
+        """Plan one generation, where nothing is queued and the limits allow.
+
+        Args:
+            wait: Whether to wait for index entries where there is nothing to give out.
+
+        Returns:
+            Whether that was done.
+        """
+        if self.queue or self._ahead >= self._options.max_ahead or self._large is not None:
+            return False
+        if self._is_held_back:
+            return False
+        self._locate(wait and not self._ready)
+        return self._plan()
+
+    def waits(self) -> bool:
+        """Whether there may be something to plan before bytes are freed; what is being located may be there soon."""
+        if self._is_held_back:
+            return True
+        if self.queue or not self._locating:
+            return False
+        awaited = next((load for load in self._locating[0].loads or [] if not load.done()), None)
+        if awaited is None:
+            return True
+        awaited.add_done_callback(self._on_located)
+        return False
 
     def _on_located(self, _load: Future[object]) -> None:
         """Called in the fetcher's threads. To try in vain before every sample costs more than the samples."""
-        self._look_again = True
+        self._allowance.look_again = True
+
+    @property
+    def _is_held_back(self) -> bool:
+        """Whether what comes later waits for the first samples to be given out."""
+        return self._generation == 2 and self._has_first_samples
 
     @property
     def _has_first_samples(self) -> bool:
         """Whether some of the first samples are still to be given out: what comes later waits for that."""
         return self._planned - self._ahead < self._exact
 
-    def _begin(self) -> None:
-        """Request the first samples as they lie; meanwhile locate and request what comes after them.
+    def begin(self, exact: bool) -> None:
+        """Request the first samples as they lie; meanwhile locate what comes after them.
 
         The first answers take a round trip, which is time to plan. The index entries that the later samples
         need are waited for no longer than that.
+
+        Args:
+            exact: Whether somebody waits for the first samples; else they are planned like later ones.
         """
+        if self._begun:
+            return
+        self._begun = True
+        if not exact:
+            self._generation = 1
+            return
         options, window = self._options, self._window
         self._take(options.first_samples)
         self._append_located(wait=True)
-        fitting = max(1, int(np.searchsorted(np.cumsum(window.sizes()), options.generation, side="right")))
+        most = self._allowance.plan_bytes
+        fitting = max(1, int(np.searchsorted(np.cumsum(window.sizes()), most, side="right")))
         must = min(window.whole(fitting), self._before_large())
         if not must:
             return
         self._plan_blocks(must, 0, 0)
         self._exact = must
-        exact = list(self._queue)
-        self._first_asked = time.monotonic()
-        self._request()
-        self._first = [block for block in exact if block.is_requested]
-        self._take(min(options.max_ahead, max(_CHUNK, options.max_ahead // 4)))
-        first = exact[0]
+        blocks = list(self.queue)
+        self._allowance.request_first(blocks)
+        self._take(options.second_take)
+        first = blocks[0]
         while not first.has_arrived and not self._append_located(wait=False):
             awaited: list[Future[Any]] = [first.answer]
             awaited += [load for load in self._locating[0].loads or [] if not load.done()]
@@ -245,47 +256,6 @@ class SampleReader:
         remote = np.array([not source.index_is_local for source in self._sources], dtype=np.bool_)
         alone = np.flatnonzero(window.larger_than(self._options.largest_shared) & remote[window.leaf])
         return int(alone[0]) if len(alone) else len(window)
-
-    def _request(self) -> None:
-        """Request blocks, the most urgent first, within the budget; a larger one when it is alone.
-
-        Nothing competes with the first samples for the line: what comes after them waits for their answers. Nor
-        do the blocks after these all compete with each other, or the most urgent of them would come when all have
-        come: no more are under way than the line holds, and as much more as has arrived (a slow start).
-        """
-        if self._first:
-            if not all(block.has_arrived for block in self._first):
-                return
-            self._slow_start = self._options.slow_start_bytes(time.monotonic() - self._first_asked)
-            self._first = []
-        while self._queue:
-            size = self._queue[0].size
-            if self._outstanding and self._outstanding + size > self._options.block_bytes:
-                return
-            if self._slow_start is not None and not self._may_start(size):
-                return
-            self._outstanding += size
-            block = self._queue.popleft()
-            block.request(self._fetcher)
-            if self._slow_start is not None:
-                self._under_way.append(block)
-
-    def _may_start(self, size: int) -> bool:
-        """Whether the slow start lets some more bytes be requested; it ends where only the budget limits."""
-        waiting = [block for block in self._under_way if not block.has_arrived]
-        self._arrived += sum(block.size for block in self._under_way) - sum(block.size for block in waiting)
-        self._under_way = deque(waiting)
-        allowed = (self._slow_start or 0) + self._arrived
-        if allowed >= self._options.block_bytes:
-            self._slow_start = None
-            self._under_way.clear()
-        return not waiting or sum(block.size for block in waiting) + size <= allowed
-
-    def _request_until(self, block: Block) -> None:
-        """Request a block that is needed now, whatever the budget: one larger than a generation can be so."""
-        while not block.is_requested:
-            self._outstanding += self._queue[0].size
-            self._queue.popleft().request(self._fetcher)
 
     def _take(self, count: int) -> None:
         """Begin to locate the next references."""
@@ -323,15 +293,16 @@ class SampleReader:
     def _locate(self, wait: bool) -> None:
         """Keep enough located references at hand for a generation and what may be taken in after it."""
         window, options = self._window, self._options
-        most = _LOADING if self._generation > 1 else 1  # the first samples share the line with few
+        enough = 2 * self._allowance.plan_bytes
+        most = LOADING if self._generation > 1 else 1  # the first samples share the line with few
         while True:
             self._append_located(wait=wait and not len(window))
             pending = len(self._locating)
             if pending >= most or self._exhausted:
                 return
-            if len(window) >= options.max_ahead or window.sizes().sum() >= 2 * options.generation:
+            if len(window) >= options.max_ahead or window.sizes().sum() >= enough:
                 return
-            self._take(min(_CHUNK, options.max_ahead))
+            self._take(min(CHUNK, options.max_ahead))
             if pending:  # the next call takes more
                 return
 
@@ -346,24 +317,32 @@ class SampleReader:
                 return False
             self._large = window.pop()
             return True
-        wanted = options.generation_bytes(self._generation)
-        rest = slice(min(shared, options.max_ahead // 2))
-        keys = window.leaf << 32 | window.objects
-        must = window.whole(cut_generation(keys[rest], window.starts[rest], window.stops[rest], wanted))
+        wanted = self._allowance.plan_bytes
+        if self._generation == 1:
+            wanted = min(wanted, _FIRST_PLAN)
+        must, may = self._cut(wanted, shared)
         if must == len(window) and self._ready and (self._locating or not self._exhausted):
             return False
-        # What is taken in ends at a good place, too: a part of what a shard has to give leaves gaps to the rest.
-        after = slice(must, shared)
-        room = 2 * wanted - int(window.sizes()[:must].sum())
-        may = cut_generation(keys[after], window.starts[after], window.stops[after], max(0, room))
         self._plan_blocks(must, min(window.whole(must + may), shared) - must, options.max_gap)
         return True
 
+    def _cut(self, wanted: int, shared: int) -> tuple[int, int]:
+        """Ranges of the next generation, and how many after these may be taken in; of the first ``shared``."""
+        window = self._window
+        keys = window.leaf << 32 | window.objects
+        rest = slice(min(shared, self._options.max_ahead // 2))
+        must = window.whole(cut_generation(keys[rest], window.starts[rest], window.stops[rest], wanted))
+        if self._allowance.is_shared:  # what is taken in would be held long, and be missing in the next plan
+            return must, 0
+        # What is taken in ends at a good place, too: a part of what a shard has to give leaves gaps to the rest.
+        after = slice(must, shared)
+        room = max(0, 2 * wanted - int(window.sizes()[:must].sum()))
+        return must, cut_generation(keys[after], window.starts[after], window.stops[after], room)
+
     def _plan_blocks(self, must: int, may: int, max_gap: int) -> None:
-        blocks, planned = plan_blocks(
-            self._sources, self._window, must, may, max_gap, self._options.max_request, self._planned
-        )
-        self._queue.extend(blocks)
+        most = self._allowance.request_bytes
+        blocks, planned = plan_blocks(self._sources, self._window, must, may, max_gap, most, self._planned)
+        self.queue.extend(blocks)
         self._ready.extend(planned)
         self._planned += must
         self._ahead += must

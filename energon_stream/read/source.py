@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -192,10 +192,13 @@ class VersionGuard:
 
     Args:
         url: Where the objects lie, for messages.
+        expected: Versions that objects had when they were looked at before, by path. They are not asked for,
+            as not every store can do that, but compared with the first answer.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, expected: Mapping[str, str] | None = None) -> None:
         self._url = url
+        self._expected = expected or {}
         self._etags: dict[str, str] = {}
 
     def etag(self, path: str) -> str | None:
@@ -206,9 +209,9 @@ class VersionGuard:
         """Note the version of an answer.
 
         Raises:
-            ObjectChangedError: It is not that of the first one.
+            ObjectChangedError: It is not that of the first one, or not the one that is expected.
         """
-        known = etag if etag is None else self._etags.setdefault(path, etag)
+        known = etag if etag is None else self._etags.setdefault(path, self._expected.get(path, etag))
         if known != etag:
             raise ObjectChangedError(
                 f"the object was replaced while it was being read (version {known}, now {etag})",

@@ -12,7 +12,7 @@ from energon_stream.errors import CorruptTarError, IndexMismatchError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.tar_block import AlikeSamples, split_samples
 from energon_stream.index.tar_format import SampleParts, sample_parts, walk_sample
-from energon_stream.index.tar_index import OffsetWindow, block_bounds, read_offsets
+from energon_stream.index.tar_index import OffsetWindow, block_bounds
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.source import Cutter, OffsetCache, RawSample, VersionGuard
 from energon_stream.rng import Int64Array
@@ -109,7 +109,10 @@ class TarSource:
 
     def __post_init__(self) -> None:
         self.store = self.index.spec.open()
-        self._versions = VersionGuard(self.index.spec.url)
+        plain = self.index.plain
+        if plain is not None:
+            plain.tell_versions(self.store)
+        self._versions = VersionGuard(self.index.spec.url, None if plain is None else plain.versions())
 
     @property
     def width(self) -> int:
@@ -134,9 +137,8 @@ class TarSource:
         ]
 
     def _load(self, shard: int, first: int, last: int) -> OffsetWindow:
-        path, count = self.index.shard_paths[shard], int(self.index.shard_counts[shard])
         return self.offsets.load(
-            self.leaf, shard, first, last, lambda: read_offsets(self.store, path, count, first, last)
+            self.leaf, shard, first, last, lambda: self.index.read_offsets(self.store, shard, first, last)
         )
 
     def _spans(self, samples: Int64Array) -> list[tuple[int, int, int]]:
@@ -214,8 +216,10 @@ class TarSource:
 
     def mismatch(self, error: CorruptTarError, path: str, offset: int) -> IndexMismatchError:
         """What to raise where the index led to something else than a sample."""
+        plain = self.index.plain
+        again = "run `energon-stream prepare` again" if plain is None else f"remove {plain.indices.folder}"
         return IndexMismatchError(
             f"the index and the tar disagree: {error.what}",
             where=f"{self.index.spec.url}/{path} from byte {offset}",
-            hint="the shard was changed or damaged after it was indexed; run `energon-stream prepare` again",
+            hint=f"the shard was changed or damaged after it was indexed; {again}",
         )

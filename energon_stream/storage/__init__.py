@@ -7,7 +7,7 @@ from energon_stream.storage.isolate import run_isolated
 from energon_stream.storage.local import LocalStore
 from energon_stream.storage.planner import FetchPlan, plan_fetches
 from energon_stream.storage.retry import RetryPolicy
-from energon_stream.storage.spec import StoreSpec, Transport
+from energon_stream.storage.spec import StoreLayer, StoreSpec, Transport
 from energon_stream.storage.url import (
     is_local,
     is_url,
@@ -29,6 +29,7 @@ __all__ = [
     "ObjectMeta",
     "RetryPolicy",
     "Store",
+    "StoreLayer",
     "StoreSpec",
     "Transport",
     "default_counters",

@@ -7,8 +7,9 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from urllib.parse import quote
 
 from energon_stream.errors import (
     AccessDeniedError,
@@ -32,6 +33,8 @@ _CREDENTIAL_ERRORS = (
     "TokenRetrievalError",
 )
 _BOTOCORE_BREAKS = ("HTTPClientError", "ConnectionError", "IncompleteReadError")
+# File systems that write what they read to disk, which they do not guard against other threads.
+_DISK_CACHES = frozenset(("simplecache", "filecache", "blockcache", "cached"))
 _NETWORK_MODULES = ("aiohttp", "urllib3", "requests", "ssl", "http")
 
 
@@ -56,6 +59,8 @@ class FsspecStore:
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._url = strip_credentials(url).rstrip("/")
+        chain = {url_scheme(element if "://" in element else f"{element}://") for element in url.split("::")}
+        self._one_at_a_time = not chain.isdisjoint(_DISK_CACHES)
         with self._named_errors(""):
             self._fs, root = _file_system(url, self._options(options))
         self._root = root.rstrip("/")
@@ -138,8 +143,10 @@ class FsspecStore:
     def _path(self, path: str) -> str:
         if not path:
             return self._root
-        before, mark, query = self._root.partition("?") if "://" in self._root else (self._root, "", "")
-        return f"{before}/{path}{mark}{query}"
+        if "://" not in self._root:
+            return f"{self._root}/{path}"
+        before, mark, query = self._root.partition("?")  # HTTP's file system works with whole URLs
+        return f"{before}/{quote(path)}{mark}{query}"
 
     def _where(self, path: str) -> str:
         return f"{self._url}/{path}" if path else self._url
@@ -158,7 +165,8 @@ class FsspecStore:
     @contextmanager
     def _named_errors(self, path: str) -> Iterator[None]:
         try:
-            yield
+            with _disk_cache_turn.get() if self._one_at_a_time else nullcontext():
+                yield
         except StorageError:
             raise
         except Exception as error:
@@ -251,6 +259,7 @@ class S3fsStore(FsspecStore):
         return endpoint or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
 
 
+_disk_cache_turn: PerProcess[threading.RLock] = PerProcess(threading.RLock)
 _systems: PerProcess[dict[tuple[Any, ...], Any]] = PerProcess(dict)
 
 

@@ -39,6 +39,12 @@ _AZURE_NAMES = {
     "client_id": "client_id",
     "client_secret": "client_secret",
 }
+_CONNECTION_STRING_NAMES = {
+    "AccountName": "account_name",
+    "AccountKey": "account_key",
+    "SharedAccessSignature": "sas_token",
+    "BlobEndpoint": "endpoint",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +135,9 @@ def resolve_target(url: str, options: Mapping[str, Any]) -> tuple[Target, str]:
         target = Target("http", host, (), _client_options(host, client), None, host)
         path = unquote(path)
     elif kind == "gcs":
-        if left.get("token") == "anon":
-            left["anon"] = bool(left.pop("token"))
-        elif not str(left.get("token", ".json")).endswith(".json"):
-            raise _unsupported(["token"], url)
-        target = Target("gcs", authority, _renamed(left, _GCS_NAMES), _client_options(""), None, "GCS")
+        target = _gcs(authority, left, url)
     else:
-        target = Target("azure", authority, _renamed(left, _AZURE_NAMES), _client_options(""), None, "Azure")
+        target = _azure(authority, left)
     if left:
         raise _unsupported(sorted(left), url)
     return target, path.strip("/")
@@ -207,6 +209,43 @@ def _s3(bucket: str, left: dict[str, Any]) -> Target:
         _client_options(endpoint or "", client),
         None if anon else credentials,
         endpoint or f"AWS, region {config['region']}",
+    )
+
+
+def _gcs(bucket: str, left: dict[str, Any], url: str) -> Target:
+    if left.get("token") == "anon":
+        left["anon"] = bool(left.pop("token"))
+    elif not str(left.get("token", ".json")).endswith(".json"):
+        raise _unsupported(["token"], url)
+    endpoint = os.environ.get("GOOGLE_BASE_URL", "")
+    if not endpoint and os.environ.get("STORAGE_EMULATOR_HOST"):  # it offers gcsfs's API, not obstore's
+        raise _unsupported(["STORAGE_EMULATOR_HOST"], url)
+    config = dict(_renamed(left, _GCS_NAMES)) | ({"base_url": endpoint} if endpoint else {})
+    return Target(
+        "gcs", bucket, tuple(sorted(config.items())), _client_options(endpoint), None, endpoint or "GCS"
+    )
+
+
+def _azure(container: str, left: dict[str, Any]) -> Target:
+    text = left.pop("connection_string", None)
+    if text is None and not left:  # what is passed outranks the environment
+        text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
+    config = dict(_renamed(left, _AZURE_NAMES))
+    if text:
+        given = dict(item.partition("=")[::2] for item in text.split(";") if item)
+        config |= {name: given[key] for key, name in _CONNECTION_STRING_NAMES.items() if key in given}
+        if "endpoint" not in config and "account_name" in config:
+            protocol = given.get("DefaultEndpointsProtocol", "https")
+            suffix = given.get("EndpointSuffix", "core.windows.net")
+            config["endpoint"] = f"{protocol}://{config['account_name']}.blob.{suffix}"
+    endpoint = str(config.get("endpoint", ""))
+    return Target(
+        "azure",
+        container,
+        tuple(sorted(config.items())),
+        _client_options(endpoint),
+        None,
+        endpoint or "Azure",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -45,8 +46,13 @@ def run_isolated(function: Callable[..., T], *args: Any) -> T:
         os.close(reading)
         _answer(writing, function, args)
     os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read()
+    try:
+        with os.fdopen(reading, "rb") as pipe:
+            answer = pipe.read()
+    except BaseException:  # who is interrupted waits for nothing; the child must not go on alone
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code != 0 or not answer:

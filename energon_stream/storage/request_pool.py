@@ -260,6 +260,8 @@ class RequestPool:
             if wins:  # the other request must not keep the body alive
                 task.settled = True
                 self._watcher.ended(task)
+                if not task.started:  # answered by a cache: nothing was asked for
+                    self._watcher.asked(-task.size)
                 if listener.is_reading and task.size > _WORTH_LEAVING:  # then the store tells of first bytes
                     self._watcher.left((task.runs - task.reading) * (task.size - _WORTH_LEAVING))
                 future, task.future = task.future, Future()

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from energon_stream.errors import ConfigError, UnsupportedStoreError
 from energon_stream.storage.base import Store
@@ -18,11 +18,18 @@ from energon_stream.storage.managed import ManagedStore
 from energon_stream.storage.retry import RetryPolicy
 from energon_stream.storage.url import is_local, join_url, strip_credentials
 
-__all__ = ["StoreSpec", "Transport"]
+__all__ = ["StoreLayer", "StoreSpec", "Transport"]
 
 _log = logging.getLogger(__name__)
 
 Transport = Literal["auto", "fsspec", "obstore"]
+
+
+class StoreLayer(Protocol):
+    """What reads go through on their way to a store, such as a cache; a value that travels to other processes."""
+
+    def __call__(self, store: Store, /) -> Store:
+        """A store that reads the given one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +42,13 @@ class StoreSpec:
             shown.
         transport: ``auto`` takes obstore for S3, GCS, Azure and HTTP where it can honour the
             options, and fsspec for everything else.
+        through: What reads of a remote store go through; None for nothing.
     """
 
     url: str
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
     transport: Transport = "auto"
+    through: StoreLayer | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.transport not in ("auto", "fsspec", "obstore"):
@@ -79,7 +88,8 @@ class StoreSpec:
                     f"local files have no storage options, got {sorted(self.storage_options)}", where=self.url
                 )
             return LocalStore(self.url)
-        return ManagedStore(functools.partial(_open_backend, self), policy or RetryPolicy(), counters)
+        store = ManagedStore(functools.partial(_open_backend, self), policy or RetryPolicy(), counters)
+        return store if self.through is None else self.through(store)
 
 
 def _open_backend(spec: StoreSpec) -> Store:

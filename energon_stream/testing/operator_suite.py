@@ -9,6 +9,7 @@ Use it on any dataset, also your own::
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -142,10 +143,10 @@ def assert_exact_resume(make: Callable[[], SavableDataset[Any]], steps: int = 40
     Raises:
         AssertionError: Some continuation differs; the message says after which step.
     """
-    reference = run_steps(make(), steps)
-    streams = list(make().worker_config.streams)
+    dataset = make()
+    reference = run_steps(dataset, steps)
     states: dict[int, Any] = {}
-    turn = Turn(tuple(streams))
+    turn = Turn.start(dataset, dataset.worker_config.streams)
     for cut, step in enumerate(reference[:-1], start=1):
         states[step.stream] = step.state
         turn.current()
@@ -155,7 +156,7 @@ def assert_exact_resume(make: Callable[[], SavableDataset[Any]], steps: int = 40
             turn.done()
         restored = {stream: loads(dumps(state)) for stream, state in states.items()}
         expected = reference[cut : cut + tail]
-        found = run_steps(make(), len(expected), restored, Turn(turn.streams, turn.position, turn.ended))
+        found = run_steps(make(), len(expected), restored, replace(turn))
         for place, (one, other) in enumerate(zip(expected, found, strict=True)):
             where = f"step {place} after a restore at step {cut}"
             if (one.stream, one.ended) != (other.stream, other.ended):

@@ -13,6 +13,7 @@ from webdataset import tenbin
 
 from energon_stream.errors import ConfigError, DecodeError
 from energon_stream.read.decode import IMAGE_MODES, SampleDecoder
+from energon_stream.read.trust import TRUST_VARIABLE
 
 RNG = np.random.default_rng(0)
 
@@ -120,7 +121,7 @@ class Marker:
     pass
 
 
-def test_nothing_is_unpickled_unless_allowed():
+def test_nothing_is_unpickled_unless_allowed(monkeypatch):
     trusting = SampleDecoder(allow_pickle=True)
     data = pickle.dumps({"a": 1})
     for name in ("pkl", "pickle", "pyd", "x.pkl.gz"):
@@ -128,6 +129,11 @@ def test_nothing_is_unpickled_unless_allowed():
         with pytest.raises(DecodeError, match="allow_pickle=True"):
             SampleDecoder().decode(name, part)
         assert trusting.decode(name, part) == {"a": 1}
+        with monkeypatch.context() as patch:
+            patch.setenv(TRUST_VARIABLE, "1")
+            assert SampleDecoder().decode(name, part) == {"a": 1}
+            with pytest.raises(DecodeError, match=f"{TRUST_VARIABLE}=1"):
+                SampleDecoder(allow_pickle=False).decode(name, part)
     for name, unsafe in {
         "pth": saved(lambda stream, value: torch.save(value, stream), Marker()),
         "npy": saved(np.save, np.array([Marker()])),

@@ -139,8 +139,8 @@ def test_the_byte_budget_holds(folder, budget, request, first, gap):
     )
     one = 13 * 1024
     while reader.next() is not None:
-        assert 0 <= reader._outstanding <= max(budget, one) + first_batch + one
-    assert reader._outstanding == 0
+        assert 0 <= reader._allowance._outstanding <= max(budget, one) + first_batch + one
+    assert reader._allowance._outstanding == 0
 
 
 def test_a_replaced_shard_is_an_error_not_a_wrong_sample(remote):
@@ -174,7 +174,8 @@ class GatedSource(TarSource):
 
 def test_a_late_index_is_not_planned_for_in_vain_and_holds_up_no_other(remote, monkeypatch):
     plans = []
-    monkeypatch.setattr("energon_stream.read.reader._CHUNK", PER_SHARD)
+    for module in ("reader", "options"):
+        monkeypatch.setattr(f"energon_stream.read.{module}.CHUNK", PER_SHARD)
     monkeypatch.setattr(
         "energon_stream.read.reader.cut_generation", lambda *a: plans.append(1) or cut_generation(*a)
     )
@@ -221,7 +222,7 @@ def test_few_blocks_are_under_way_until_the_line_is_known(folder, remote, monkey
     read(reader, 2)
     fetcher.held, given, arrived, most = [], 2, 0, 0
     while given < 2 * SHARDS * PER_SHARD:
-        reader._look_ahead()
+        reader._allowance.look_ahead(reader)
         under_way = sum(size for size, _, _ in fetcher.held)
         most = max(most, under_way)
         assert under_way <= first + arrived

@@ -184,6 +184,25 @@ def test_isolated_functions_return_raise_and_die():
         run_isolated(sys.exit, 2)
 
 
+def test_who_is_interrupted_ends_the_child(tmp_path):
+    note = tmp_path / "pid"
+
+    def interrupt_when_it_runs():
+        while not (note.exists() and note.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def work():
+        note.write_text(str(os.getpid()))
+        time.sleep(60)
+
+    threading.Thread(target=interrupt_when_it_runs).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_isolated(work)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
+
+
 parent = os.getpid()
 
 

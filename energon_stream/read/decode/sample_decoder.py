@@ -18,6 +18,7 @@ import torch
 
 from energon_stream.errors import ConfigError, DecodeError, EnergonStreamError
 from energon_stream.read.decode.images import IMAGE_EXTENSIONS, IMAGE_MODES, decode_image
+from energon_stream.read.trust import TRUST_VARIABLE, is_trusted
 from energon_stream.storage.buffers import as_bytes
 
 __all__ = ["FileStoreDecoder", "SampleDecoder"]
@@ -121,7 +122,8 @@ class SampleDecoder(FileStoreDecoder):
         guess_content: Whether parts without a known extension are recognised by their first bytes
             (with the package ``filetype``).
         allow_pickle: Unpickle, and load ``pth`` with ``weights_only=False``. A pickle runs any code its
-            author wished: only for data that you made yourself.
+            author wished: only for data that you made yourself. None: whether the environment variable
+            ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
 
     Raises:
         ConfigError: An unknown mode, or a package that is not installed.
@@ -131,7 +133,7 @@ class SampleDecoder(FileStoreDecoder):
     av_decode: str | None = "AVDecoder"
     video_decode_audio: bool = False
     guess_content: bool = False
-    allow_pickle: bool = False
+    allow_pickle: bool | None = None
 
     def __post_init__(self) -> None:
         _check_choice("image_decode", self.image_decode, IMAGE_MODES)
@@ -177,7 +179,8 @@ class SampleDecoder(FileStoreDecoder):
         if extension in _PICKLE_EXTENSIONS:
             return self._unpickle(name, data)
         if extension == "pth":
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=not self.allow_pickle)
+            trusted = is_trusted(self.allow_pickle)
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=not trusted)
         decoder = _DECODERS.get(extension)
         return data if decoder is None else decoder(data)
 
@@ -190,10 +193,11 @@ class SampleDecoder(FileStoreDecoder):
         return data
 
     def _unpickle(self, name: str, data: bytes) -> Any:
-        if not self.allow_pickle:
+        if not is_trusted(self.allow_pickle):
             raise DecodeError(
                 f"part {name!r} is a pickle, which could run any code",
-                hint="if you trust the data, set `decoder = SampleDecoder(allow_pickle=True)` on the task encoder",
+                hint="if you trust the data, set `decoder = SampleDecoder(allow_pickle=True)` on the task encoder, "
+                f"or {TRUST_VARIABLE}=1",
             )
         return pickle.loads(data)
 

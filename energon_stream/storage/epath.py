@@ -1,0 +1,225 @@
+"""Paths as objects: what data preparation scripts and dataset classes hand around."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from functools import total_ordering
+from pathlib import Path
+from typing import IO, Any
+
+from energon_stream.errors import ConfigError, StorageError
+from energon_stream.storage.base import ObjectMeta, Store
+from energon_stream.storage.spec import StoreSpec
+from energon_stream.storage.url import is_local, join_url, local_path, parent_url, strip_credentials
+
+__all__ = ["EPath"]
+
+
+@total_ordering
+class EPath:
+    """A local path or a URL of a store, with the methods of Megatron-Energon's class of this name.
+
+    A value: it compares, hashes and pickles by its URL. Credentials come from the environment. Files are
+    read and written whole, except that local ones are opened as they are. Remote ones go through fsspec,
+    which a process may use and still fork workers that read by obstore.
+
+    Args:
+        initial_path: Path, URL, or another such object. Local paths become absolute.
+    """
+
+    __slots__ = ("url",)
+
+    def __init__(self, initial_path: str | os.PathLike[str]) -> None:
+        text = os.fspath(initial_path)
+        self.url = local_path(text) if is_local(text) else text.rstrip("/")
+
+    def __fspath__(self) -> str:
+        return self.url
+
+    def __str__(self) -> str:
+        return strip_credentials(self.url)
+
+    def __repr__(self) -> str:
+        return f"EPath({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.url == other.url if isinstance(other, EPath) else NotImplemented
+
+    def __lt__(self, other: EPath) -> bool:
+        return self.url < other.url if isinstance(other, EPath) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __truediv__(self, other: str | os.PathLike[str]) -> EPath:
+        """The path below this one; an absolute one is taken as it is."""
+        return EPath(join_url(self.url, os.fspath(other)))
+
+    @property
+    def name(self) -> str:
+        """What follows the last slash."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> EPath:
+        """The folder it lies in."""
+        return EPath(parent_url(self.url) or "/")
+
+    @property
+    def display_name(self) -> str:
+        """For messages, without credentials."""
+        return str(self)
+
+    def with_suffix(self, suffix: str) -> EPath:
+        """The same with what follows the name's last dot replaced (``.idx``), or added."""
+        stem, _ = posixpath.splitext(self.name)
+        return self.parent / f"{stem}{suffix}"
+
+    def relative_to(self, other: EPath) -> str:
+        """The path from ``other`` to this one.
+
+        Raises:
+            ConfigError: It does not lie below ``other``.
+        """
+        folder = other.url.rstrip("/") + "/"
+        if not self.url.startswith(folder):
+            raise ConfigError(f"{self} does not lie below {other}")
+        return self.url[len(folder) :]
+
+    def is_local(self) -> bool:
+        """Whether it is a file or folder of this machine."""
+        return is_local(self.url)
+
+    def local_path(self) -> Path:
+        """As a ``pathlib.Path``.
+
+        Raises:
+            ConfigError: It is remote.
+        """
+        if not self.is_local():
+            raise ConfigError(f"{self} is not a local path")
+        return Path(self.url)
+
+    def _store(self) -> Store:
+        return StoreSpec(self.url, transport="auto" if self.is_local() else "fsspec").open()
+
+    def is_file(self) -> bool:
+        """Whether there is such a file or object."""
+        with contextlib.suppress(FileNotFoundError):
+            self._store().head("")
+            return True
+        return False
+
+    def is_dir(self) -> bool:
+        """Whether there is such a folder; on object storage, whether anything lies below it."""
+        if self.is_local():
+            return os.path.isdir(self.url)
+        return next(self._store().list(), None) is not None
+
+    def stat(self) -> ObjectMeta:
+        """Size and version of a file.
+
+        Raises:
+            StorageError: As for all methods that read or write.
+        """
+        return self._store().head("")
+
+    def size(self) -> int:
+        """Bytes of a file."""
+        return self.stat().size
+
+    def read_bytes(self) -> bytes:
+        """Content of a file."""
+        return bytes(self._store().get("").data)
+
+    def read_text(self) -> str:
+        """Content of a file in UTF-8."""
+        return self.read_bytes().decode()
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write a file, and the folders above it."""
+        self._store().put("", data)
+
+    def write_text(self, text: str) -> None:
+        """Write a file in UTF-8."""
+        self.write_bytes(text.encode())
+
+    def open(self, mode: str = "r", **_: Any) -> IO[Any]:
+        """Open a file. A remote one is read when it is opened, and written when it is closed.
+
+        Args:
+            mode: ``"r"``, ``"rb"``, ``"w"`` or ``"wb"``; text is UTF-8.
+            **_: How Megatron-Energon is to read ahead; here it is read at once.
+
+        Raises:
+            ConfigError: Another mode.
+        """
+        if mode not in ("r", "rb", "w", "wb"):
+            raise ConfigError(f"the mode {mode!r} is none of r, rb, w, wb", where=str(self))
+        if mode.startswith("w"):
+            binary: IO[bytes] = _Writer(self)
+        elif self.is_local():
+            self.stat()  # raises the library's error where there is no such file
+            binary = self.local_path().open("rb")
+        else:
+            binary = io.BytesIO(self.read_bytes())
+        return binary if mode.endswith("b") else io.TextIOWrapper(binary, encoding="utf-8")
+
+    def copy(self, target: EPath) -> None:
+        """Copy a file."""
+        target.write_bytes(self.read_bytes())
+
+    def move(self, target: EPath) -> None:
+        """Copy a file, then remove it here."""
+        self.copy(target)
+        self.unlink()
+
+    def unlink(self) -> None:
+        """Remove a file; an absent one is not an error."""
+        self._store().delete("")
+
+    def mkdir(self, exist_ok: bool = True, parents: bool = False) -> None:
+        """Make a local folder; object storage has none."""
+        if self.is_local():
+            try:
+                Path(self.url).mkdir(exist_ok=exist_ok, parents=parents)
+            except OSError as error:
+                raise StorageError(f"no folder can be made: {error.strerror}", where=str(self)) from error
+
+    def walk(self) -> Iterator[EPath]:
+        """All files below the folder, sorted."""
+        return (self / entry.path for entry in self._store().list())
+
+    def glob(self, pattern: str) -> Iterator[EPath]:
+        """The files below the folder whose relative path matches.
+
+        Args:
+            pattern: ``*`` and ``?`` stand for characters of one name, ``**/`` for any folders.
+        """
+        expression = re.compile("".join(map(_translate, re.split(r"(\*\*/|\*|\?)", pattern))))
+        return (self / e.path for e in self._store().list() if expression.fullmatch(e.path))
+
+
+_SIGNS = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
+
+
+def _translate(piece: str) -> str:
+    return _SIGNS.get(piece) or re.escape(piece)
+
+
+class _Writer(io.BytesIO):
+    """A buffer that becomes a file when it is closed."""
+
+    def __init__(self, target: EPath) -> None:
+        super().__init__()
+        self._target = target
+
+    def close(self) -> None:
+        if not self.closed:
+            self._target.write_bytes(self.getvalue())
+        super().close()

@@ -1,0 +1,144 @@
+"""Readers of one process that share a budget, as where one rank has many streams."""
+
+import numpy as np
+import pytest
+
+from energon_stream.errors import IndexMismatchError
+from energon_stream.index.dataset import open_webdataset
+from energon_stream.read.allowance import Allowance
+from energon_stream.read.options import ReadOptions
+from energon_stream.read.reader import SampleReader
+from energon_stream.read.tar_source import TarSource
+from energon_stream.rng import derive_key
+from energon_stream.schedule import LeafPlan, OrderSpec, RepeatPlan, build_schedule
+from energon_stream.storage import Fetcher, StoreSpec
+from energon_stream.testing.datasets import random_bytes, write_shards
+from energon_stream.testing.reference import write_reference_dataset
+from energon_stream.testing.s3server import S3Server
+
+SHARDS, PER_SHARD, PAYLOAD, STREAMS = 6, 80, 6_000, 8
+SAMPLES = SHARDS * PER_SHARD
+TURN = 7
+
+
+def parts(index):
+    return {"bin": random_bytes(PAYLOAD, index), "txt": str(index).encode()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("allowance") / "data"
+    tars = write_shards(folder, shards=SHARDS, samples_per_shard=PER_SHARD, parts=parts)
+    write_reference_dataset(folder, tars, split={"train": [tar.name for tar in tars]}, exclude=[])
+    return folder
+
+
+@pytest.fixture
+def remote(folder):
+    with S3Server() as server:
+        server.upload_folder(folder, "s3://bucket/data")
+        server.reset_counters()
+        yield server
+
+
+def open_readers(url, options, storage_options=None, repeat=None):
+    """Source and readers of all streams, with one allowance."""
+    source = TarSource(0, open_webdataset(StoreSpec(str(url), storage_options), split_part="train"))
+    fetcher = Fetcher(8)
+    share = options.share(STREAMS)
+    allowance = Allowance(share, fetcher)
+    plan = RepeatPlan(LeafPlan(0, source.index.shard_starts, OrderSpec(20, 20, 4, 1)), repeat)
+    schedules = [
+        build_schedule(plan, num_streams=STREAMS, stream=stream, key=derive_key(5, stream))
+        for stream in range(STREAMS)
+    ]
+    readers = [
+        SampleReader(schedule, schedule.begin(), [source], fetcher, share, allowance)
+        for schedule in schedules
+    ]
+    return allowance, schedules, readers
+
+
+def take_turns(readers, count, look=lambda: None):
+    """``count`` samples of each, some at a time."""
+    given = [[] for _ in readers]
+    while len(given[-1]) < count:
+        for reader, mine in zip(readers, given, strict=True):
+            for _ in range(min(TURN, count - len(mine))):
+                sample = reader.next()
+                look()
+                mine.append(sample.index)
+                assert {name: bytes(part) for name, part in sample.parts.items()} == parts(sample.index)
+    return given
+
+
+@pytest.mark.parametrize("budget", [4 << 20, 1 << 20, 500_000])
+def test_each_gives_its_samples_within_one_budget(remote, budget):
+    options = ReadOptions(byte_budget=budget, first_samples=4)
+    allowance, schedules, readers = open_readers("s3://bucket/data", options, remote.storage_options)
+    most = (
+        options.share(STREAMS).block_bytes * STREAMS + 5 * 10_000
+    )  # the first samples, and one that is larger
+    seen = []
+    count = 2 * SAMPLES // STREAMS
+    given = take_turns(readers, count, lambda: seen.append(allowance._outstanding))
+    assert 0 < max(seen) <= most
+    for schedule, mine in zip(schedules, given, strict=True):
+        assert mine == schedule.take(schedule.begin(), count)[0].index.tolist()
+    for reader in readers:
+        reader.close()
+    assert allowance._outstanding == 0
+
+
+def test_what_fits_together_is_asked_for_in_few_requests(remote):
+    """A pass of each stream is about 60 samples; with a part of the budget for two plans each, it took 4 times as many."""
+    budget = SAMPLES * 8_192 * 16 // 15 * 4 // 3 * 10 // 9
+    options = ReadOptions(byte_budget=budget, first_samples=4)
+    _, _, readers = open_readers("s3://bucket/data", options, remote.storage_options)
+    remote.reset_counters()
+    passes = 4
+    take_turns(readers, passes * SAMPLES // STREAMS)
+    asked = sum(entry.key.endswith(".tar") for entry in remote.log())
+    # A part of a stream lies in one or two shards; one pass is looked ahead; the first samples go one by one.
+    assert asked <= (passes + 1) * 2 * STREAMS + 4 + 8
+
+
+def test_one_that_stands_still_does_not_stop_the_others(remote):
+    options = ReadOptions(byte_budget=1 << 20, first_samples=4)
+    _, _, readers = open_readers("s3://bucket/data", options, remote.storage_options)
+    take_turns(readers, 10)
+    take_turns(readers[2:5], 200)
+    for reader in readers[5:]:
+        reader.close()
+    take_turns(readers[:5], 100)
+
+
+def test_a_sample_that_cannot_be_cut_is_met_in_its_turn(folder, tmp_path):
+    """Also where its block was taken apart before."""
+    source = TarSource(0, open_webdataset(StoreSpec(str(folder)), split_part="train"))
+    path = source.index.shard_paths[0]
+    data = bytearray((folder / path).read_bytes())
+    broken = 5
+    _, starts, _ = (column[:, 0] for column in source.locate(np.arange(PER_SHARD)))
+    data[starts[broken] : starts[broken] + 512] = b"?" * 512
+    with S3Server() as server:
+        server.upload_folder(folder, "s3://bucket/data")
+        server.put(f"s3://bucket/data/{path}", bytes(data))
+        options = ReadOptions(byte_budget=8 << 20, first_samples=1)
+        _, _, readers = open_readers("s3://bucket/data", options, server.storage_options, repeat=1)
+        seen, errors = [], 0
+        left = list(readers)
+        while left:
+            for reader in list(left):
+                for _ in range(TURN):
+                    try:
+                        sample = reader.next()
+                    except IndexMismatchError:
+                        errors += 1
+                        continue
+                    if sample is None:
+                        left.remove(reader)
+                        break
+                    seen.append(sample.index)
+        assert errors == 1
+        assert sorted(seen) == [index for index in range(SAMPLES) if index != broken]

@@ -1,0 +1,194 @@
+"""The conformance suite on stores beside S3: HTTP, Azure, Google Cloud, multi-storage-client, chained URLs."""
+
+import socket
+import uuid
+
+import emulators
+import pytest
+
+from energon_stream.errors import StorageError, UnsupportedStoreError
+from energon_stream.storage import ByteRange, RetryPolicy, StoreSpec, run_isolated
+from energon_stream.storage._obstore_target import resolve_target
+from energon_stream.testing.store_suite import StoreConformance
+
+
+class _Obstore:
+    """What differs where obstore is the transport."""
+
+    def test_use_after_fork(self, store):
+        """Its runtime does not survive; a hang would be worse than the error (``auto`` falls back)."""
+        store.get("digits")
+        with pytest.raises(UnsupportedStoreError, match="fork"):
+            run_isolated(store.get, "digits")
+
+
+class TestHttpFsspec(StoreConformance):
+    """A server with ranges, versions and conditional reads; what it has is written through S3."""
+
+    has_listing = False
+    transport = "fsspec"
+
+    @pytest.fixture
+    def filling(self, s3_server, tmp_bucket):
+        return StoreSpec(f"{tmp_bucket}/some folder", s3_server.storage_options, "fsspec")
+
+    @pytest.fixture
+    def spec(self, s3_server, tmp_bucket):
+        bucket = tmp_bucket.removeprefix("s3://")
+        return StoreSpec(f"{s3_server.endpoint_url}/{bucket}/some folder", None, self.transport)
+
+
+class TestHttpObstore(_Obstore, TestHttpFsspec):
+    transport = "obstore"
+
+
+@pytest.fixture(scope="module")
+def azurite():
+    if emulators.find_azurite() is None:
+        pytest.skip("Azurite is not installed (make stores)")
+    with emulators.Azurite() as server:
+        yield server
+
+
+class TestAzureFsspec(StoreConformance):
+    transport = "fsspec"
+
+    @pytest.fixture
+    def spec(self, azurite):
+        container = f"box-{uuid.uuid4().hex[:8]}"
+        azurite.create_bucket(container)
+        return StoreSpec(f"az://{container}/some folder", azurite.storage_options, self.transport)
+
+    @pytest.fixture
+    def missing_root(self, spec):
+        return StoreSpec("az://no-such-container", spec.storage_options, self.transport)
+
+
+class TestAzureObstore(_Obstore, TestAzureFsspec):
+    transport = "obstore"
+    many = 5005  # Azure's pages are larger than others'
+
+
+@pytest.fixture(scope="module")
+def gcp_emulator():
+    with pytest.MonkeyPatch.context() as patch, emulators.GcpEmulator() as server:
+        # By default gcsfs asks by gRPC what kind of bucket it is, for a minute where nobody answers.
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        yield server
+
+
+class TestGcsFsspec(StoreConformance):
+    @pytest.fixture
+    def spec(self, gcp_emulator):
+        bucket = f"box-{uuid.uuid4().hex[:8]}"
+        gcp_emulator.create_bucket(bucket)
+        return StoreSpec(f"gs://{bucket}/some folder", gcp_emulator.storage_options, "fsspec")
+
+    @pytest.fixture
+    def missing_root(self, spec):
+        return StoreSpec("gs://no-such-bucket", spec.storage_options, "fsspec")
+
+
+class TestGcsObstore(_Obstore, StoreConformance):
+    """obstore speaks Google's XML API, which is S3's where this library uses it, so S3's stand-in answers."""
+
+    @pytest.fixture
+    def spec(self, s3_server, tmp_bucket, monkeypatch, tmp_path):
+        monkeypatch.setenv("GOOGLE_BASE_URL", s3_server.endpoint_url)
+        bucket = tmp_bucket.removeprefix("s3://")
+        return StoreSpec(f"gs://{bucket}/some folder", {"token": emulators.google_key(tmp_path)}, "obstore")
+
+    @pytest.fixture
+    def missing_root(self, spec):
+        return StoreSpec("gs://no-such-bucket", spec.storage_options, "obstore")
+
+
+class TestMsc(StoreConformance):
+    """multi-storage-client, whose profile leads to the S3 stand-in."""
+
+    @pytest.fixture
+    def spec(self, s3_server, tmp_bucket, monkeypatch, tmp_path):
+        profile = f"profile-{uuid.uuid4().hex[:8]}"
+        monkeypatch.setenv("MSC_CONFIG", str(emulators.msc_config(tmp_path, profile, s3_server, tmp_bucket)))
+        return StoreSpec(f"msc://{profile}/some folder")
+
+
+class _Chained(StoreConformance):
+    """Reads through one of fsspec's caches on disk; what is cached is not asked for again, so there are no versions."""
+
+    has_versions = False
+    cache = ""
+
+    @pytest.fixture
+    def filling(self, s3_server, tmp_bucket):
+        return StoreSpec(f"{tmp_bucket}/some folder", s3_server.storage_options, "fsspec")
+
+    @pytest.fixture
+    def spec(self, filling, tmp_path):
+        options = {
+            "s3": dict(filling.storage_options or {}) | {"skip_instance_cache": True},
+            self.cache: {"cache_storage": str(tmp_path / "cache"), "skip_instance_cache": True},
+        }
+        return StoreSpec(f"{self.cache}::{filling.url}", options)
+
+
+class TestSimplecache(_Chained):
+    cache = "simplecache"
+
+
+class TestFilecache(_Chained):
+    cache = "filecache"
+
+
+class TestBlockcache(_Chained):
+    cache = "blockcache"
+
+
+@pytest.mark.parametrize("transport", ["obstore", "fsspec"])
+def test_http_servers_without_versions_or_ranges(tmp_path, transport):
+    """Without versions a replaced object goes unnoticed; without ranges there is an error, not the whole object."""
+    (tmp_path / "digits").write_bytes(b"0123456789")
+    with emulators.PlainHttp(tmp_path) as server:
+        store = StoreSpec(server.endpoint_url, None, transport).open()
+        assert store.head("digits").etag is None
+        assert bytes(store.get_range("digits", ByteRange(3, 7)).data) == b"3456"
+        assert bytes(store.get_suffix("digits", 3).data) == b"789"
+    with emulators.PlainHttp(tmp_path, ranges=False) as server:
+        store = StoreSpec(server.endpoint_url, None, transport).open()
+        assert bytes(store.get("digits").data) == b"0123456789"
+        with pytest.raises(UnsupportedStoreError, match="byte ranges"):
+            store.get_range("digits", ByteRange(3, 7))
+
+
+def test_connection_strings_of_azure_reach_obstore(monkeypatch):
+    """Passed or from the environment; what is passed wins."""
+    text = "DefaultEndpointsProtocol=https;AccountName=name;AccountKey=a2V5;EndpointSuffix=core.example"
+    passed = dict(resolve_target("az://box/x", {"connection_string": text})[0].config)
+    assert passed == {
+        "account_name": "name",
+        "account_key": "a2V5",
+        "endpoint": "https://name.blob.core.example",
+    }
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+    assert dict(resolve_target("az://box/x", {})[0].config) == passed
+    assert dict(resolve_target("az://box/x", {"account_name": "other"})[0].config) == {
+        "account_name": "other"
+    }
+
+
+def test_an_emulator_of_google_is_not_asked_by_obstore(monkeypatch):
+    """obstore does not read the variable and would go to Google itself."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    with pytest.raises(UnsupportedStoreError, match="STORAGE_EMULATOR_HOST"):
+        resolve_target("gs://bucket/x", {"token": "anon"})
+
+
+def test_hugging_face_urls():
+    """What can be seen without the network: the URL is taken as it is, and a dead server has a name."""
+    pytest.importorskip("huggingface_hub")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    spec = StoreSpec("hf://datasets/user/name/set", {"endpoint": endpoint, "token": False})
+    assert spec.join("a/b.tar").url == "hf://datasets/user/name/set/a/b.tar"
+    with pytest.raises(StorageError, match="hf://datasets/user/name/set/a"):
+        spec.open(policy=RetryPolicy(attempts=1)).get("a")

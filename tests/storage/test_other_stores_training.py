@@ -1,0 +1,139 @@
+"""Datasets in stores beside S3 are trained from, and resumed: the batches are those of the local files."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import emulators
+import pytest
+import training
+
+from energon_stream.storage import StoreSpec
+from energon_stream.testing.datasets import prepared_captioning_dataset
+from energon_stream.testing.s3server import S3Server
+
+pytestmark = pytest.mark.timeout(400)  # one process trains from all places: half a minute on a quiet machine
+URL = "s3://box/captions"
+PLACES = (
+    "http-obstore",
+    "http-fsspec",
+    "plain-http-obstore",
+    "plain-http-fsspec",
+    "azure-obstore",
+    "azure-fsspec",
+    "gcs-obstore",
+    "gcs-fsspec",
+    "msc",
+    "simplecache",
+    "filecache",
+    "blockcache",
+    "zip",
+    "dir",
+)
+BY_WORKERS = (
+    "http-obstore",
+    "azure-obstore",
+    "azure-fsspec",
+    "gcs-obstore",
+    "gcs-fsspec",
+    "msc",
+    "simplecache",
+)
+# Workers first: they are forked, which obstore's use in the same process makes slower.
+CASES = [(2, place) for place in BY_WORKERS] + [(0, place) for place in PLACES]
+
+
+@pytest.fixture(scope="module")
+def captions(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("captions")
+    return prepared_captioning_dataset(folder, shards=4, samples_per_shard=10, split_ratio=(1, 0, 0))
+
+
+def upload(captions, url, options, transport="fsspec"):
+    store = StoreSpec(url, options, transport).open()
+    for path in captions.rglob("*"):
+        if path.is_file():
+            store.put_file(path.relative_to(captions).as_posix(), str(path))
+
+
+def in_new_process(places, environment):
+    """What ``training`` prints of some places."""
+    script = subprocess.run(
+        [sys.executable, training.__file__],
+        input=json.dumps(places),
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert script.returncode == 0, script.stderr
+    return json.loads(script.stdout)
+
+
+@pytest.fixture(scope="module")
+def batches(captions, tmp_path_factory):
+    """Digests by case; nothing for Azure where there is no Azurite."""
+    folder: Path = tmp_path_factory.mktemp("other-stores")
+    with S3Server() as s3, emulators.GcpEmulator() as google, emulators.PlainHttp(captions.parent) as plain:
+        s3.create_bucket("box")
+        upload(captions, URL, s3.storage_options)
+        archive = shutil.make_archive(str(folder / "set"), "zip", captions.parent, captions.name)
+        s3.put("s3://box/set.zip", Path(archive).read_bytes())
+        google.create_bucket("box")
+        environment = {
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+            "GOOGLE_BASE_URL": s3.endpoint_url,
+            "MSC_CONFIG": str(emulators.msc_config(folder, "profile", s3, "s3://box")),
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            upload(captions, "gs://box/captions", google.storage_options)
+
+        http = {"url": f"{s3.endpoint_url}/box/captions"}
+        bare = {"url": f"{plain.endpoint_url}/{captions.name}"}
+        obstore, fsspec = {"transport": "obstore"}, {"transport": "fsspec"}
+        google_key = {"token": emulators.google_key(folder)}
+        places = {
+            "http-obstore": http | obstore,
+            "http-fsspec": http | fsspec,
+            "plain-http-obstore": bare | obstore,
+            "plain-http-fsspec": bare | fsspec,
+            "gcs-obstore": {"url": "gs://box/captions", "options": google_key} | obstore,
+            "gcs-fsspec": {"url": "gs://box/captions", "options": google.storage_options} | fsspec,
+            "msc": {"url": "msc://profile/captions"},
+            # Without cache_storage each process has a folder of its own; they do not guard a shared one.
+            **{
+                name: {"url": f"{name}::{URL}", "options": {"s3": s3.storage_options}}
+                for name in ("simplecache", "filecache", "blockcache")
+            },
+            "zip": {"url": f"zip://{captions.name}::s3://box/set.zip", "options": {"s3": s3.storage_options}},
+            "dir": {"url": "dir://captions::s3://box", "options": {"s3": s3.storage_options}},
+        }
+        azurite = emulators.Azurite() if emulators.find_azurite() else None
+        if azurite is not None:
+            azurite.start()
+            azurite.create_bucket("box")
+            upload(captions, "az://box/captions", azurite.storage_options)
+            azure = {"url": "az://box/captions", "options": azurite.storage_options}
+            places |= {"azure-obstore": azure | obstore, "azure-fsspec": azure | fsspec}
+        cases = [case for case in CASES if case[1] in places]
+        try:
+            found = in_new_process(
+                [places[place] | {"workers": workers} for workers, place in cases], environment
+            )
+        finally:
+            if azurite is not None:
+                azurite.stop()
+    return dict(zip(cases, found, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[1]}-{case[0]}")
+def test_batches_are_those_of_the_local_files_also_after_a_stop(captions, batches, case):
+    if case not in batches:
+        pytest.skip("Azurite is not installed (make stores)")
+    whole, resumed = batches[case]
+    assert whole == resumed
+    assert whole == training.train({"url": str(captions), "workers": case[0]})[0]

@@ -1,0 +1,54 @@
+"""A script: trains from the places that standard input lists (JSON), with and without a stop, and prints the batches.
+
+It is a process of its own, because workers are forked from one that has used no store before.
+"""
+
+import hashlib
+import json
+import sys
+
+from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
+
+BATCHES = 15  # more than one pass
+STOP = 6
+
+
+def open_loader(place):
+    dataset = get_train_dataset(
+        place["url"],
+        storage_options=place.get("options"),
+        transport=place.get("transport", "auto"),
+        batch_size=3,
+        shuffle_buffer_size=10,
+        max_samples_per_sequence=5,
+        worker_config=WorkerConfig(0, 1, place["workers"]),
+    )
+    return get_savable_loader(dataset)
+
+
+def take(loader, count):
+    """Digests of batches, over the ends of passes."""
+    found = []
+    while len(found) < count:
+        for batch in loader:
+            seen = hashlib.sha1("\0".join([*batch.__key__, *batch.caption]).encode())
+            seen.update(batch.image.numpy().tobytes())
+            found.append(seen.hexdigest())
+            if len(found) == count:
+                break
+    return found
+
+
+def train(place):
+    """Digests of the batches of one run, and of one that is stopped and restored."""
+    whole = take(open_loader(place), BATCHES)
+    loader = open_loader(place)
+    begun = take(loader, STOP)
+    state = loader.save_state_rank()
+    loader = open_loader(place)
+    loader.restore_state_rank(state)
+    return whole, begun + take(loader, BATCHES - STOP)
+
+
+if __name__ == "__main__":
+    json.dump([train(place) for place in json.load(sys.stdin)], sys.stdout)
