@@ -2,54 +2,26 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from energon_stream.errors import StateError
-from energon_stream.state import FORMAT, dumps, loads, read_rank_state, redistribute
+from energon_stream.cli.state_files import StateFile, like, read_states, write
+from energon_stream.errors import StateMismatchError
+from energon_stream.state import read_turn, redistribute, world_sizes
 
 __all__ = ["checkpoint"]
-
-_WRAPPER = "dataloader_state_dict"
-"""Key under which training frameworks put a rank's state in a file of its own."""
 
 
 @click.group()
 def checkpoint() -> None:
     """Look at saved states, deal them to other ranks.
 
-    Files are those of torch.save or state.dumps, with one rank's state (also under
-    'dataloader_state_dict') or the list of all ranks' states. Nothing in them is executed.
+    FILES are those of torch.save or state.dumps, with one rank's state, the list that save_state_global
+    returns, or what state_dict() returns; each also under 'dataloader_state_dict'. Nothing in them is executed.
     """
-
-
-def _load(path: Path) -> tuple[list[Any], bool]:
-    """The states of a file, and whether it was written by ``torch.save``."""
-    data = path.read_bytes()
-    by_torch = data[:2] == b"PK"
-    if by_torch:
-        import torch
-
-        content = torch.load(path, weights_only=True)
-    else:
-        content = loads(data)
-    states = content if isinstance(content, list) else [content]
-    return [state.get(_WRAPPER, state) if isinstance(state, dict) else state for state in states], by_torch
-
-
-def _load_all(files: tuple[Path, ...]) -> tuple[list[Any], bool]:
-    states: list[Any] = []
-    by_torch = False
-    for file in files:
-        try:
-            found, by_torch = _load(file)
-        except StateError as error:
-            raise StateError(error.what, where=str(file), hint=error.hint) from error
-        states += found
-    return states, by_torch
 
 
 _FILES = click.argument(
@@ -60,17 +32,45 @@ _FILES = click.argument(
 @checkpoint.command()
 @_FILES
 def info(files: tuple[Path, ...]) -> None:
-    """Show what saved states hold."""
-    for file in files:
-        for state in map(read_rank_state, _load(file)[0]):
-            topology = state["topology"]
-            batches = [saved["batches"] if saved else 0 for saved in state["streams"].values()]
-            click.echo(f"{file.name}: {FORMAT} version {state['version']}, {len(dumps(state)):,} bytes")
-            click.echo(
-                f"  rank {topology['rank']} of {topology['world_size']}, {topology['num_streams']} streams"
-            )
-            click.echo(f"  seed offset {topology['seed_offset']}, batches of its streams {batches}")
-            click.echo(f"  fingerprint {state['fingerprint']}")
+    """Show what saved states hold, and to how many ranks they can be dealt."""
+    read = [read_states(file) for file in files]
+    for file in read:
+        click.echo(f"{file.path}: {file.form}")
+        for state in file.ranks:
+            click.echo(f"  {_describe(state)}")
+            prints = ", ".join(f"{name} {value}" for name, value in state["fingerprint"].items())
+            click.echo(f"  format version {state['version']}, fingerprint of {prints}")
+    click.echo(_together(read))
+
+
+def _describe(state: Mapping[str, Any]) -> str:
+    topology, turn = state["topology"], read_turn(state["turn"], state["topology"])
+    batches = {stream: 0 if saved is None else saved["batches"] for stream, saved in state["streams"].items()}
+    by_stream = " ".join(f"{stream}:{count}" for stream, count in batches.items())
+    ended = f", of which {sorted(turn.ended)} have ended" if turn.ended else ""
+    return (
+        f"rank {topology['rank']} of {topology['world_size']}, {topology['num_streams']} streams, "
+        f"seed offset {topology['seed_offset']}\n"
+        f"  {sum(batches.values())} batches, {turn.given} of them in this pass, {turn.passes} passes before it; "
+        f"by stream {by_stream}{ended}"
+    )
+
+
+def _together(files: list[StateFile]) -> str:
+    """What the states are good for, all together."""
+    states = [state for file in files for state in file.ranks]
+    names = [name for file in files for name in file.names]
+    topology = states[0]["topology"]
+    sizes = world_sizes(topology["num_streams"])
+    try:
+        redistribute(states, topology["world_size"], names=names)
+    except StateMismatchError as error:
+        return f"not to be dealt to other ranks: {error}\n{topology['num_streams']} streams would fit {sizes} ranks"
+    length = read_turn(states[0]["turn"], topology).pass_length
+    if not length:
+        return f"can be dealt to {sizes} ranks"
+    lengths = ", ".join(f"{length // size} with {size}" for size in sizes if length % size == 0)
+    return f"can be dealt to {sizes} ranks; virtual_epoch_length is {lengths} ranks then"
 
 
 @checkpoint.command()
@@ -80,30 +80,12 @@ def info(files: tuple[Path, ...]) -> None:
 def redist(files: tuple[Path, ...], out: Path, new_world_size: int) -> None:
     """Deal the states of all ranks in FILES to another number of ranks, into the folder OUT.
 
-    Names follow the first file's, with the new rank's number; a file of all ranks stays one file.
+    What is written has the form of FILES: a file of all ranks stays one file; of files for each rank, names have
+    the new rank's number. What else lies beside 'dataloader_state_dict' is the first file's.
     """
-    states, by_torch = _load_all(files)
-    dealt = redistribute(states, new_world_size)
-    out.mkdir(parents=True, exist_ok=True)
-    if len(files) == 1 and len(states) > 1:
-        contents: dict[str, Any] = {files[0].name: dealt}
-    else:
-        contents = {_name(files[0].name, rank): state for rank, state in enumerate(dealt)}
-    for name, content in contents.items():
-        if by_torch:
-            import torch
-
-            torch.save(content, out / name)
-        else:
-            (out / name).write_bytes(dumps(content))
-        click.echo(f"wrote {out / name}")
-
-
-def _name(name: str, rank: int) -> str:
-    """The name with its last number replaced, as wide as it was; with ``-rank`` where there is none."""
-    numbers = list(re.finditer(r"\d+", name))
-    if not numbers:
-        stem, dot, suffix = name.rpartition(".")
-        return f"{stem}-rank{rank}{dot}{suffix}" if dot else f"{name}-rank{rank}"
-    last = numbers[-1]
-    return f"{name[: last.start()]}{rank:0{len(last.group())}d}{name[last.end() :]}"
+    read = [read_states(file) for file in files]
+    states = [state for file in read for state in file.ranks]
+    names = [name for file in read for name in file.names]
+    contents = like(read, redistribute(states, new_world_size, names=names))
+    for path in write(out, contents, read[0].by_torch):
+        click.echo(f"wrote {path}")

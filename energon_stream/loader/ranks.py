@@ -29,6 +29,11 @@ def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | Non
     import torch.distributed as dist
 
     group = _group(config)
+    if dst not in (ranks := dist.get_process_group_ranks(group)):
+        raise ConfigError(
+            f"process {dst} of torch.distributed is not in this data-parallel group, which has {ranks}",
+            hint="pass one of them as global_dst_rank: each group gathers its own states",
+        )
     gathered: list[Any] | None = [None] * config.world_size if dist.get_rank() == dst else None
     dist.gather_object(state, gathered, dst=dst, group=group)
     return gathered

@@ -127,10 +127,9 @@ class _Workers:
             parent, child = context.Pipe()
             shared = options.shared_bytes if options.start_method == "fork" else 0
             wire = Wire(parent, child, shared, options.prefetch_factor * len(streams))
-            mine = Turn(tuple(streams), _first_turn(turn, streams), turn.ended & set(streams))
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
-                args=(wire, dataset, streams, states, mine, options.cache_pool),
+                args=(wire, dataset, streams, states, turn.part(streams), options.cache_pool),
                 daemon=True,
             )
             process.start()
@@ -212,12 +211,6 @@ class _Workers:
                 process.kill()
                 process.join()
         self._receivers, self._processes = [], []
-
-
-def _first_turn(turn: Turn, streams: list[int]) -> int:
-    """Place among a worker's streams of the first whose turn comes."""
-    order = [turn.streams[(turn.position + step) % len(turn.streams)] for step in range(len(turn.streams))]
-    return min(range(len(streams)), key=lambda place: order.index(streams[place]))
 
 
 def _as_error(failure: Failure) -> BaseException:

@@ -79,7 +79,7 @@ def run_worker(
                 sender.send((step, default_counters().snapshot()))
                 ended = step.ended
                 del step  # a batch must not live on while the next one is made
-                if ended and not engine.turn.ended and not dataset.passes_follow:
+                if ended and not engine.turn.ended and not dataset.pass_length:
                     sender.drain()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent closed its end: nothing is wanted any more

@@ -59,7 +59,10 @@ class Schedule(Protocol):
 
     @property
     def length(self) -> int | None:
-        """References in one pass; None for an endless schedule."""
+        """References in one pass; None for an endless schedule.
+
+        The pass of a cursor may have more or fewer, where it began before a dataset grew.
+        """
 
     def begin(self, epoch: int = 0) -> Cursor:
         """Cursor at the start of pass number ``epoch``."""
@@ -72,3 +75,6 @@ class Schedule(Protocol):
 
     def remaining(self, cursor: Cursor) -> int | None:
         """References left in this pass; None for an endless schedule."""
+
+    def length_at(self, cursor: Cursor) -> int | None:
+        """References in the whole of the pass that the cursor is in; None for an endless schedule."""

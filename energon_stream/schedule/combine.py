@@ -58,19 +58,33 @@ class RepeatSchedule:
 
     def remaining(self, cursor: Cursor) -> int | None:
         """References left over all passes."""
-        total = self.length
-        if total is None:
+        length = self._inner_length
+        if self.repeats is None and length:
             return None
         first, number, inner = cast("tuple[int, int, Cursor]", cursor)
-        done = (number - first) * self._inner_length
-        return total - done - (self._inner_length - cast(int, self.inner.remaining(inner)))
+        left = cast(int, self.inner.remaining(inner))
+        if self.repeats is None:
+            return left
+        whole = math.floor(self.repeats)
+        later = whole - (number - first) - 1
+        if later < 0:  # in the last pass, of which a share is used
+            in_pass = cast(int, self.inner.length_at(inner))
+            return max(0, math.floor(in_pass * (self.repeats - whole)) - (in_pass - left))
+        return left + length * later + math.floor(length * (self.repeats - whole))
+
+    def length_at(self, cursor: Cursor) -> int | None:
+        """References in all passes; of those that are over, as if they had been as long as the next."""
+        left = self.remaining(cursor)
+        if left is None:
+            return None
+        first, number, inner = cast("tuple[int, int, Cursor]", cursor)
+        given = cast(int, self.inner.length_at(inner)) - cast(int, self.inner.remaining(inner))
+        return (number - first) * self._inner_length + given + left
 
     def _chunks(self, cursor: Cursor, count: int) -> tuple[list[tuple[Cursor, int]], Cursor]:
         """Split ``count`` references into (inner cursor, references of that pass)."""
         left_over_all = self.remaining(cursor)
         left = count if left_over_all is None else min(count, left_over_all)
-        if self._inner_length == 0:
-            return [], cursor
         first, number, inner = cast("tuple[int, int, Cursor]", cursor)
         chunks: list[tuple[Cursor, int]] = []
         while left > 0:
@@ -146,6 +160,13 @@ class ConcatSchedule:
         lengths = [self.children[number].remaining(inner), *(c.length for c in self.children[number + 1 :])]
         return None if None in lengths else sum(cast("list[int]", lengths))
 
+    def length_at(self, cursor: Cursor) -> int | None:
+        """References of all together; of those that are over, as if they had been as long as in the next pass."""
+        number, inner, _ = cast("tuple[int, Cursor, int]", cursor)
+        lengths = [child.length for child in self.children]
+        lengths[number] = self.children[number].length_at(inner)
+        return None if None in lengths else sum(cast("list[int]", lengths))
+
 
 @dataclass(frozen=True, slots=True)
 class BlendSchedule:
@@ -170,7 +191,7 @@ class BlendSchedule:
     def __post_init__(self) -> None:
         lengths = [child.length for child in self.children]
         capacity = np.array([np.inf if length is None else length for length in lengths])
-        finite = (number for number, length in enumerate(lengths) if length)  # the others never change
+        finite = (number for number, length in enumerate(lengths) if length is not None)
         object.__setattr__(self, "_finite", tuple(finite))
         object.__setattr__(self, "_capacity", capacity)
         if len(self.weights) != len(self.children) or not self.children:
@@ -195,6 +216,11 @@ class BlendSchedule:
         _, _, inner = cast("tuple[int, int, tuple[Cursor, ...]]", cursor)
         left = self._left(inner)
         return None if None in left else sum(cast("list[int]", left))
+
+    def length_at(self, cursor: Cursor) -> int | None:
+        """References given out in this pass and left in it."""
+        left = self.remaining(cursor)
+        return None if left is None else cast("tuple[int, int, tuple[Cursor, ...]]", cursor)[1] + left
 
     def _left(self, inner: Sequence[Cursor]) -> list[int | None]:
         return [child.remaining(cursor) for child, cursor in zip(self.children, inner, strict=True)]

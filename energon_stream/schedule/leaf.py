@@ -19,6 +19,9 @@ _JITTER_SPREAD = 1.5
 """Half-width of the shuffle window, in window sizes. A buffer of n samples moves a sample by n places on
 average with an exponential tail; a uniform jitter of +-1.5 n moves it as far for most samples."""
 
+_EARLIER = slice(4, 6)
+"""Where a cursor has the share of an earlier, smaller dataset."""
+
 _LEAST_GROUPS, _MOST_SAMPLES = 3, 8192
 """Merged groups that are kept: those that a reader is ahead of its consumer, as a rule, in 64 KiB a source."""
 
@@ -76,29 +79,36 @@ class LeafSchedule:
     (key, epoch, group, offset), its state is these integers, and neighbours of a slice are wanted at
     about the same time, which lets the reader fetch them together.
 
-    The cursor is ``(epoch, given_out, group, offset)``.
+    The cursor is ``(epoch, given_out, group, offset)``. In a pass that began before the dataset grew, the first
+    sample and one past the last of the share of then follow; the pass ends in that share.
 
     Args:
         leaf: Number of this source in the references.
         table: Slices of this stream.
         order: How to shuffle.
         key: Key of all random draws; different for each source and stream.
+
+    Attributes:
+        mean_group: Samples of a group, on average; 1 or more.
     """
 
     leaf: int
     table: SliceTable
     order: OrderSpec
     key: int
+    mean_group: float = field(init=False)
     _per_group: int = field(init=False)
     _length: int = field(init=False)
     _groups: OrderedDict[tuple[int, int], Int64Array] = field(init=False, default_factory=OrderedDict)
     _kept: int = field(init=False, default=0)
+    _earlier: dict[tuple[int, int], LeafSchedule] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         mean = max(1.0, self.table.num_samples / max(1, len(self.table)))
         window = self.order.shuffle_window if self.order.shuffle_window > 1 else 0
         self._length = self.table.num_samples * self._copies
         self._per_group = max(self.order.parallel_slices, int(np.ceil(window / mean)))
+        self.mean_group = self._per_group * mean
 
     @property
     def _copies(self) -> int:
@@ -109,7 +119,7 @@ class LeafSchedule:
         return len(self.table) * self._copies
 
     @property
-    def length(self) -> int | None:
+    def length(self) -> int:
         """References in one pass. With replacement, what one pass holds depends on the draws; the
         pass ends after as many references as the source has samples."""
         return self._length
@@ -117,6 +127,18 @@ class LeafSchedule:
     def begin(self, epoch: int = 0) -> Cursor:
         """Cursor at the start of a pass."""
         return (epoch, 0, 0, 0)
+
+    def at(self, cursor: Cursor) -> LeafSchedule:
+        """The schedule of the pass that a cursor is in: this one, or that of an earlier share."""
+        share = cast("tuple[int, ...]", cursor)[_EARLIER]
+        if not share:
+            return self
+        start, stop = share
+        found = self._earlier.get((start, stop))
+        if found is None:
+            found = LeafSchedule(self.leaf, self.table.of(start, stop), self.order, self.key)
+            self._earlier = {(start, stop): found}  # a stream has no more than one pass under way
+        return found
 
     def _slices(self, epoch: int, group: int) -> Int64Array:
         slots = np.arange(group * self._per_group, (group + 1) * self._per_group, dtype=np.int64)
@@ -160,19 +182,21 @@ class LeafSchedule:
         return samples
 
     def _step(self, cursor: Cursor, count: int) -> tuple[list[Int64Array], Cursor]:
-        epoch, given, number, offset = cast("tuple[int, int, int, int]", cursor)
-        left = min(count, self._length - given)
+        numbers = cast("tuple[int, ...]", cursor)
+        epoch, given, number, offset = numbers[:4]
+        schedule = self.at(cursor)
+        left = min(count, schedule._length - given)
         given += left
         parts: list[Int64Array] = []
         while left > 0:
-            samples = self._group(epoch, number)
+            samples = schedule._group(epoch, number)
             part = samples[offset : offset + left]
             parts.append(part)
             left -= len(part)
             offset += len(part)
             if offset == len(samples):
                 number, offset = number + 1, 0
-        return parts, (epoch, given, number, offset)
+        return parts, (epoch, given, number, offset, *numbers[_EARLIER])
 
     def take(self, cursor: Cursor, count: int) -> tuple[Refs, Cursor]:
         """The next references and the cursor after them."""
@@ -184,6 +208,10 @@ class LeafSchedule:
         """The cursor after some more references."""
         return self._step(cursor, count)[1]
 
-    def remaining(self, cursor: Cursor) -> int | None:
+    def remaining(self, cursor: Cursor) -> int:
         """References left in this pass."""
-        return self._length - cast("tuple[int, int, int, int]", cursor)[1]
+        return self.length_at(cursor) - cast("tuple[int, ...]", cursor)[1]
+
+    def length_at(self, cursor: Cursor) -> int:
+        """References in the whole of the pass that a cursor is in."""
+        return self.at(cursor)._length

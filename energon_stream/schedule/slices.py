@@ -23,12 +23,20 @@ class SliceTable:
         piece_lengths: ``int64``, samples of each piece.
         piece_parts: ``int64``, number of slices of each piece.
         first_slice: ``int64``, number of the first slice of each piece, and the total at the end.
+        shard_starts: ``int64``, first sample of each shard of the split part, and the total at the end.
+        start: First sample of the range.
+        stop: One past its last sample.
+        max_length: Wanted length of a slice.
     """
 
     piece_starts: Int64Array
     piece_lengths: Int64Array
     piece_parts: Int64Array
     first_slice: Int64Array
+    shard_starts: Int64Array
+    start: int
+    stop: int
+    max_length: int | None
 
     @classmethod
     def build(cls, shard_starts: Int64Array, start: int, stop: int, max_length: int | None) -> SliceTable:
@@ -42,7 +50,9 @@ class SliceTable:
         """
         if stop <= start:
             empty = np.zeros(0, dtype=np.int64)
-            return cls(empty, empty, empty, np.zeros(1, dtype=np.int64))
+            return cls(
+                empty, empty, empty, np.zeros(1, dtype=np.int64), shard_starts, start, start, max_length
+            )
         first = int(np.searchsorted(shard_starts, start, side="right")) - 1
         last = int(np.searchsorted(shard_starts, stop, side="left"))
         bounds = np.clip(shard_starts[first : last + 1], start, stop)
@@ -52,7 +62,12 @@ class SliceTable:
             parts = np.ones_like(lengths)
         else:
             parts = np.where(lengths > 1.5 * max_length, np.rint(lengths / max_length), 1).astype(np.int64)
-        return cls(starts, lengths, parts, np.concatenate([[0], np.cumsum(parts)]).astype(np.int64))
+        first_slice = np.concatenate([[0], np.cumsum(parts)]).astype(np.int64)
+        return cls(starts, lengths, parts, first_slice, shard_starts, start, stop, max_length)
+
+    def of(self, start: int, stop: int) -> SliceTable:
+        """The slices of another range of the same shards."""
+        return SliceTable.build(self.shard_starts, start, stop, self.max_length)
 
     def __len__(self) -> int:
         return int(self.first_slice[-1])

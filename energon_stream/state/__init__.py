@@ -1,30 +1,40 @@
 """Saved states: their format, by rank and by stream, and dealing them to other numbers of ranks."""
 
+from energon_stream.state.change import continue_state
+from energon_stream.state.description import Description, describe
 from energon_stream.state.rank import (
     FORMAT,
     VERSION,
     check_rank_state,
     dumps,
-    fingerprint,
     loads,
     make_rank_state,
     read_rank_state,
     world_sizes,
 )
 from energon_stream.state.redistribute import deal_state, redistribute
-from energon_stream.state.streams import join_streams, split_streams
+from energon_stream.state.report import ChangeReport, SourceChange
+from energon_stream.state.streams import STREAMS_FORMAT, join_streams, ranks_of_streams, split_streams
+from energon_stream.state.turns import read_turn
 
 __all__ = [
     "FORMAT",
+    "ChangeReport",
+    "Description",
+    "SourceChange",
+    "STREAMS_FORMAT",
     "VERSION",
     "check_rank_state",
+    "continue_state",
     "deal_state",
+    "describe",
     "dumps",
-    "fingerprint",
     "join_streams",
     "loads",
     "make_rank_state",
+    "ranks_of_streams",
     "read_rank_state",
+    "read_turn",
     "redistribute",
     "split_streams",
     "world_sizes",

@@ -2,22 +2,20 @@
 
 A rank's state holds built-in types only (dict, list, tuple, str, int, float, bool, bytes, None), no
 paths, no class names, no credentials. It goes through ``torch.save``/``torch.load`` with default
-arguments, JSON-like stores, or :func:`dumps`/:func:`loads` (msgpack).
+arguments, or :func:`dumps`/:func:`loads` (msgpack).
 
-Format, version 1::
+Format, version 2::
 
-    {"format": "energon_stream.rank", "version": 1,
-     "fingerprint": {"data": hash, "order": hash, "pipeline": hash},
+    {"format": "energon_stream.rank", "version": 2,
+     "fingerprint": {"data": hash, "order": hash, "weights": hash, "pipeline": hash},
+     "sources": how many shards there were, see :mod:`energon_stream.state.description`,
      "topology": {"world_size": R, "rank": r, "num_streams": S, "seed_offset": n},
-     "turn": [place of the next stream among the rank's, [streams that ended in this pass],
-              elements that the rank gave out in this pass],
+     "turn": whose turn it is, see :mod:`energon_stream.state.turns`,
      "streams": {"<stream>": state of its pipeline, or None at the start}}
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,14 +23,17 @@ import msgpack
 
 from energon_stream.errors import StateError, StateMismatchError, StateVersionError
 from energon_stream.pipeline.engine import Turn
+from energon_stream.state.description import Description
+from energon_stream.state.turns import read_turn, write_turn
 from energon_stream.worker import WorkerConfig
 
 __all__ = [
     "FORMAT",
     "VERSION",
+    "check_format",
     "check_rank_state",
+    "check_topology",
     "dumps",
-    "fingerprint",
     "loads",
     "make_rank_state",
     "read_rank_state",
@@ -40,11 +41,12 @@ __all__ = [
 ]
 
 FORMAT = "energon_stream.rank"
-VERSION = 1
+VERSION = 2
 
 _WHAT_DIFFERS = {
     "data": "the data (shards, sample counts or split part)",
     "order": "the order (shuffling, slices, blending)",
+    "weights": "the weights of a blend",
     "pipeline": "the pipeline (batch size, operators, functions)",
 }
 _TOPOLOGY = ("world_size", "rank", "num_streams", "seed_offset")
@@ -79,31 +81,6 @@ def loads(data: bytes) -> Any:
         ) from error
 
 
-def _hash(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def fingerprint(config: Mapping[str, Any]) -> dict[str, str]:
-    """Hash a dataset's description in three parts, so that a mismatch can say what differs."""
-    data: list[Any] = []
-    order: list[Any] = []
-
-    def strip(node: Any) -> Any:
-        if isinstance(node, Mapping):
-            if "plan" in node and "leaves" in node:
-                data.append(node["leaves"])
-                order.append(node["plan"])
-                return {"source": len(data)}
-            return {key: strip(value) for key, value in node.items()}
-        if isinstance(node, (list, tuple)):
-            return [strip(value) for value in node]
-        return node
-
-    pipeline = strip(config)
-    return {"data": _hash(data), "order": _hash(order), "pipeline": _hash(pipeline)}
-
-
 def _topology(config: WorkerConfig) -> dict[str, int]:
     return {
         "world_size": config.world_size,
@@ -114,7 +91,7 @@ def _topology(config: WorkerConfig) -> dict[str, int]:
 
 
 def make_rank_state(
-    prints: Mapping[str, str],
+    description: Description,
     config: WorkerConfig,
     turn: Turn,
     streams: Mapping[int, Any],
@@ -123,11 +100,28 @@ def make_rank_state(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "fingerprint": dict(prints),
+        "fingerprint": dict(description.prints),
+        "sources": description.sources,
         "topology": _topology(config),
-        "turn": [turn.position, sorted(turn.ended), turn.given],
+        "turn": write_turn(turn),
         "streams": {str(stream): state for stream, state in streams.items()},
     }
+
+
+def check_format(state: Any) -> None:
+    """Check that something calls itself a rank state of this version.
+
+    Raises:
+        StateError: It does not.
+        StateVersionError: Of another version.
+    """
+    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+        raise StateError(f"a {type(state).__name__} that is not a rank state", hint=_HINT)
+    if state.get("version") != VERSION:
+        raise StateVersionError(
+            f"the state has format version {state.get('version')}, this library reads {VERSION}",
+            hint="resume with the library version that saved it",
+        )
 
 
 def read_rank_state(state: Any) -> dict[str, Any]:
@@ -145,17 +139,10 @@ def read_rank_state(state: Any) -> dict[str, Any]:
     """
     if isinstance(state, (bytes, bytearray)):
         state = loads(bytes(state))
-    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
-        raise StateError(f"a {type(state).__name__} that is not a rank state", hint=_HINT)
-    if state.get("version") != VERSION:
-        raise StateVersionError(
-            f"the state has format version {state.get('version')}, this library reads {VERSION}",
-            hint="resume with the library version that saved it",
-        )
+    check_format(state)
     try:
         topology = {name: int(state["topology"][name]) for name in _TOPOLOGY}
-        position, ended, given = state["turn"]
-        turn = [int(position), [int(stream) for stream in ended], int(given)]
+        turn = write_turn(read_turn(state["turn"], topology))
         streams = {str(int(stream)): value for stream, value in state["streams"].items()}
         mine = range(topology["rank"], topology["num_streams"], topology["world_size"])
         if set(streams) != {str(stream) for stream in mine}:
@@ -183,12 +170,32 @@ def _topology_hint(saved: Mapping[str, int], mine: Mapping[str, int]) -> str:
     )
 
 
+def _epochs(length: int) -> str:
+    return f"virtual epochs of {length} batches over all ranks" if length else "no virtual epochs"
+
+
+def _length_hint(length: int, config: WorkerConfig) -> str:
+    if not length:
+        return "leave virtual_epoch_length out"
+    if length % config.world_size:
+        possible = [size for size in world_sizes(config.num_streams) if length % size == 0]
+        return f"that is no whole number for each of {config.world_size} ranks; possible are {possible} ranks"
+    return f"pass virtual_epoch_length={length // config.world_size}: it counts the batches of each of {config.world_size} ranks"
+
+
 def check_rank_state(
     state: Any,
     prints: Mapping[str, str],
     config: WorkerConfig,
+    pass_length: int = 0,
 ) -> tuple[Turn, dict[int, Any]]:
     """Check a rank's state against what it is to be restored into.
+
+    Args:
+        state: What ``save_state_rank`` returned, or its msgpack bytes.
+        prints: The dataset's fingerprint.
+        config: The job's configuration.
+        pass_length: Elements of the dataset's virtual epochs, over all ranks; 0 where there are none.
 
     Returns:
         Whose turn it is, and the state of each stream.
@@ -199,7 +206,33 @@ def check_rank_state(
         StateMismatchError: Of other data, another order or pipeline, or another topology.
     """
     read = read_rank_state(state)
-    saved, saved_prints = read["topology"], read["fingerprint"]
+    turn = check_topology(read, config, pass_length)
+    saved = read["fingerprint"]
+    differing = [text for name, text in _WHAT_DIFFERS.items() if saved.get(name) != prints[name]]
+    if differing:
+        raise StateMismatchError(
+            f"the state was saved with another dataset: {'; '.join(differing)} differ",
+            hint="build the dataset with the arguments of then, or start without a state; where shards or sources were "
+            'added, or weights changed, on_change="continue" can go on',
+        )
+    return turn, {int(stream): value for stream, value in read["streams"].items()}
+
+
+def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: int) -> Turn:
+    """Check that a state is one of this rank, of so many ranks and streams.
+
+    Args:
+        read: What :func:`read_rank_state` returned.
+        config: The job's configuration.
+        pass_length: Elements of the dataset's virtual epochs, over all ranks; 0 where there are none.
+
+    Returns:
+        Whose turn it is.
+
+    Raises:
+        StateMismatchError: It is not.
+    """
+    saved = read["topology"]
     mine = _topology(config)
     if saved != mine:
         changed = ", ".join(
@@ -209,15 +242,10 @@ def check_rank_state(
             f"the state was saved in another topology: {changed}",
             hint=_topology_hint(saved, mine),
         )
-    differing = [text for name, text in _WHAT_DIFFERS.items() if saved_prints.get(name) != prints[name]]
-    if differing:
+    turn = read_turn(read["turn"], saved)
+    if turn.pass_length != pass_length:
         raise StateMismatchError(
-            f"the state was saved with another dataset: {'; '.join(differing)} differ",
-            hint="build the dataset with the arguments of then, or start without a state",
+            f"the state was saved with {_epochs(turn.pass_length)}, this dataset has {_epochs(pass_length)}",
+            hint=_length_hint(turn.pass_length, config),
         )
-    position, ended, given = read["turn"]
-    streams = tuple(config.streams)
-    if not set(streams).issuperset(ended) or not 0 <= position < len(streams):
-        raise StateError(f"the state is damaged: its turn is {read['turn']}", hint=_HINT)
-    turn = Turn(streams, position, frozenset(ended), given)
-    return turn, {int(stream): value for stream, value in read["streams"].items()}
+    return turn

@@ -10,21 +10,24 @@ entry msgpack of the state of a rank (:mod:`energon_stream.state.rank`) that has
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from energon_stream.errors import StateError, StateMismatchError, StateVersionError
-from energon_stream.state.rank import dumps, loads
+from energon_stream.pipeline.bound import share_of_stream
+from energon_stream.state.rank import check_format, dumps, loads
+from energon_stream.state.turns import following, read_turn, turn_at, write_turn
 
-__all__ = ["join_streams", "split_streams"]
+__all__ = ["STREAMS_FORMAT", "join_streams", "ranks_of_streams", "split_streams"]
 
-FORMAT = "energon_stream.streams"
+STREAMS_FORMAT = "energon_stream.streams"
 VERSION = 1
 
 
 def split_streams(state: Mapping[str, Any]) -> dict[str, Any]:
     """A rank's state by stream."""
     return {
-        "format": FORMAT,
+        "format": STREAMS_FORMAT,
         "version": VERSION,
         "streams": {
             stream: dumps({**state, "streams": {stream: saved}}) for stream, saved in state["streams"].items()
@@ -48,27 +51,16 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
         StateError: Something else, or damaged.
         StateMismatchError: Streams are missing, or stand at different steps.
     """
-    if not isinstance(state_dict, Mapping) or state_dict.get("format") != FORMAT:
-        raise StateError(
-            f"a {type(state_dict).__name__} that no loader's state_dict() returned",
-            hint="pass what state_dict() returned; restore_state_rank takes the states of save_state_rank",
-        )
-    if state_dict.get("version") != VERSION:
-        raise StateVersionError(
-            f"the state dict has format version {state_dict.get('version')}, this library reads {VERSION}",
-            hint="resume with the library version that saved it",
-        )
+    entries = _entries(state_dict)
     mine = range(rank, num_streams, world_size)
-    entries = state_dict.get("streams")
-    found = {stream: entries.get(str(stream)) for stream in mine} if isinstance(entries, Mapping) else {}
-    missing = [stream for stream in mine if found.get(stream) is None]
+    missing = [stream for stream in mine if entries.get(stream) is None]
     if missing:
         raise StateMismatchError(
             f"the state dict lacks the streams {missing} of rank {rank} of {world_size}",
             hint="load with torch.distributed.checkpoint, which finds each stream by its key, or put the "
             '"streams" of all ranks\' state dicts into one',
         )
-    states = [_entry(found[stream], stream) for stream in mine]
+    states = [_entry(entries[stream], stream) for stream in mine]
     first = states[0]
     topology = {**first["topology"], "rank": rank, "world_size": world_size}
     if topology["num_streams"] != num_streams or any(
@@ -82,10 +74,9 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
             hint="load one checkpoint, with the num_streams of then",
         )
     if all(state["topology"] == topology for state in states):
-        turn = first["turn"]
-        together = all(state["turn"] == turn for state in states)
+        turn, together = first["turn"], all(state["turn"] == first["turn"] for state in states)
     else:
-        turn, together = _turn([_given(state, stream) for stream, state in zip(mine, states, strict=True)])
+        turn, together = _dealt(states, mine, rank, world_size)
     if not together:
         raise StateMismatchError(
             "the streams stand at different steps", hint="save all ranks after the same step"
@@ -94,20 +85,72 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
     return {**first, "topology": topology, "turn": turn, "streams": streams}
 
 
+def ranks_of_streams(state_dict: Any) -> list[dict[str, Any]]:
+    """The states of the ranks whose streams are in a state dict, as these ranks saved them.
+
+    Args:
+        state_dict: What :func:`split_streams` made, or the union of several ranks' entries.
+
+    Raises:
+        StateError: Something else, or damaged.
+        StateMismatchError: Streams of a rank are missing, or were saved at different steps.
+    """
+    ranks: dict[int, dict[str, Any]] = {}
+    for stream, data in _entries(state_dict).items():
+        entry = _entry(data, stream)
+        rank = ranks.setdefault(entry["topology"]["rank"], {**entry, "streams": {}})
+        if any(entry[name] != rank[name] for name in ("topology", "turn", "fingerprint")):
+            raise StateMismatchError(
+                f"stream {stream} was saved at another step, or in another job, than others of its rank",
+                hint="put the entries of one checkpoint together",
+            )
+        rank["streams"].update(entry["streams"])
+    for number, rank in ranks.items():
+        topology = rank["topology"]
+        mine = range(number, topology["num_streams"], topology["world_size"])
+        missing = [stream for stream in mine if str(stream) not in rank["streams"]]
+        if missing:
+            raise StateMismatchError(
+                f"the state dict lacks the streams {missing} of rank {number} of {topology['world_size']}",
+                hint="pass all entries of a checkpoint",
+            )
+    return [ranks[number] for number in sorted(ranks)]
+
+
+def _entries(state_dict: Any) -> dict[int, Any]:
+    if not isinstance(state_dict, Mapping) or state_dict.get("format") != STREAMS_FORMAT:
+        raise StateError(
+            f"a {type(state_dict).__name__} that no loader's state_dict() returned",
+            hint="pass what state_dict() returned; restore_state_rank takes the states of save_state_rank",
+        )
+    if state_dict.get("version") != VERSION:
+        raise StateVersionError(
+            f"the state dict has format version {state_dict.get('version')}, this library reads {VERSION}",
+            hint="resume with the library version that saved it",
+        )
+    try:
+        return {int(stream): data for stream, data in state_dict["streams"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(
+            f"the state dict is damaged: {error!r}", hint="pass what state_dict() returned"
+        ) from error
+
+
 def _entry(data: Any, stream: int) -> dict[str, Any]:
     """One stream's entry, as far as it is used here; the rank's state is checked as a whole later."""
     state = loads(bytes(data)) if isinstance(data, (bytes, bytearray)) else data
     try:
+        check_format(state)
+    except StateError as error:
+        raise type(error)(error.what, where=f"entry of stream {stream}", hint=error.hint) from error
+    try:
         numbers = {name: int(value) for name, value in state["topology"].items()}
-        position, ended, given = state["turn"]
-        turn = [int(position), [int(number) for number in ended], int(given)]
+        topology = {name: numbers[name] for name in ("world_size", "rank", "num_streams", "seed_offset")}
         return {
             **state,
             "fingerprint": dict(state["fingerprint"]),
-            "topology": {
-                name: numbers[name] for name in ("world_size", "rank", "num_streams", "seed_offset")
-            },
-            "turn": turn,
+            "topology": topology,
+            "turn": write_turn(read_turn(state["turn"], topology)),
             "streams": {str(stream): state["streams"][str(stream)]},
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -116,21 +159,23 @@ def _entry(data: Any, stream: int) -> dict[str, Any]:
         ) from error
 
 
-def _given(state: Mapping[str, Any], stream: int) -> int:
-    """Elements that a stream gave out in this pass: the streams of a rank take turns."""
-    topology, (_, ended, given) = state["topology"], state["turn"]
-    if ended:
+def _dealt(
+    states: Sequence[Mapping[str, Any]], streams: Sequence[int], rank: int, world_size: int
+) -> tuple[list[Any], bool]:
+    """The turn of a rank whose streams were other ranks', and whether these stood at one step."""
+    turns = [read_turn(state["turn"], state["topology"]) for state in states]
+    first = turns[0]
+    if any(turn.ended for turn in turns):
         raise StateMismatchError(
             "some stream had ended, so the states fit the ranks of then only",
-            hint=f"use world_size {topology['world_size']}, or save before the end of a pass, or after it",
+            hint=f"use world_size {states[0]['topology']['world_size']}, or save before the end of a pass, or after it",
         )
-    streams = topology["num_streams"] // topology["world_size"]
-    place = (stream - topology["rank"]) // topology["world_size"]
-    return int(given // streams + (place < given % streams))
-
-
-def _turn(given: Sequence[int]) -> tuple[list[Any], bool]:
-    """Whose turn it is, and whether streams that took turns can have given so many elements."""
-    total, streams = sum(given), len(given)
-    expected = [total // streams + (place < total % streams) for place in range(streams)]
-    return [total % streams, [], total], list(given) == expected
+    given = []
+    for stream, state, turn in zip(streams, states, turns, strict=True):
+        ranks = state["topology"]["rank"], state["topology"]["world_size"]
+        given.append(share_of_stream(turn.begin, following(turn, *ranks), turn.num_streams, stream))
+    found = replace(first, given=sum(given))
+    element = following(found, rank, world_size)
+    expected = [share_of_stream(first.begin, element, first.num_streams, stream) for stream in streams]
+    together = given == expected and all(turn.passes == first.passes for turn in turns)
+    return write_turn(turn_at(first, element, rank, world_size)), together

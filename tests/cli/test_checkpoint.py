@@ -1,5 +1,8 @@
 """``energon-stream checkpoint``: files of all kinds, dealt to other numbers of ranks."""
 
+import os
+import re
+
 import pytest
 import torch
 from click.testing import CliRunner
@@ -7,8 +10,8 @@ from click.testing import CliRunner
 from energon_stream.cli.main import main
 from energon_stream.errors import StateMismatchError
 from energon_stream.loader import get_savable_loader
-from energon_stream.pipeline import BatchDataset
-from energon_stream.state import dumps, loads, redistribute
+from energon_stream.pipeline import BatchDataset, EpochizeDataset
+from energon_stream.state import dumps, loads, redistribute, split_streams
 from energon_stream.testing.operator_suite import NumbersDataset
 from energon_stream.worker import WorkerConfig
 
@@ -56,38 +59,193 @@ def test_the_global_order_of_batches_outlives_any_change_of_ranks():
     assert len(found) == 96
 
 
-@pytest.mark.parametrize("kind", ["torch", "msgpack", "wrapped"])
-def test_files_of_ranks_are_shown_and_dealt(tmp_path, kind):
-    _, states = run([None] * 2, 2, 0, 12)
-    write = {
-        "torch": lambda state, path: torch.save(state, path),
-        "msgpack": lambda state, path: path.write_bytes(dumps(state)),
-        "wrapped": lambda state, path: torch.save({"dataloader_state_dict": state}, path),
-    }[kind]
-    files = [tmp_path / f"train_dataloader_dprank{rank:03d}.pt" for rank in range(2)]
-    for state, file in zip(states, files, strict=True):
-        write(state, file)
-    shown = invoke("info", *files)
-    assert shown.exit_code == 0
-    assert "rank 1 of 2, 12 streams" in shown.output
-    out = tmp_path / "new" / "folder"  # made by the command
-    assert invoke("redist", *files, out, "--new-world-size", 4).exit_code == 0
-    names = sorted(path.name for path in out.iterdir())
-    assert names == [f"train_dataloader_dprank{rank:03d}.pt" for rank in range(4)]
-    read = (lambda path: loads(path.read_bytes())) if kind == "msgpack" else torch.load
-    batches, _ = run([read(out / name) for name in names], 4, 12, 12)
-    assert batches == run([None], 1, 0, 24)[0][12:]
+def save(content, path, by_torch, wrapped):
+    content = {"dataloader_state_dict": content, "iteration": 6} if wrapped else content
+    if by_torch:
+        torch.save(content, path)
+    else:
+        path.write_bytes(dumps(content))
 
 
-def test_one_file_of_all_ranks_stays_one(tmp_path):
-    """Megatron-Energon's tool refuses a single file, which every global checkpoint is."""
-    file = tmp_path / "global.pt"
-    torch.save(run([None] * 3, 3, 0, 12)[1], file)
+def load(path, by_torch, wrapped):
+    content = torch.load(path) if by_torch else loads(path.read_bytes())
+    assert not wrapped or content.pop("iteration") == 6
+    return content["dataloader_state_dict"] if wrapped else content
+
+
+def contents(states, kind):
+    """What files of a kind hold, by the names that frameworks give them."""
+    if kind == "list":
+        return {"global.pt": states}
+    names = [f"train_dataloader_dprank{rank:03d}.pt" for rank in range(len(states))]
+    if kind == "ranks":
+        return dict(zip(names, states, strict=True))
+    parts = [split_streams(state) for state in states]
+    if kind == "streams of ranks":
+        return dict(zip(names, parts, strict=True))
+    return {"union.pt": {**parts[0], "streams": {k: v for part in parts for k, v in part["streams"].items()}}}
+
+
+def restored(found, kind, world):
+    """Loaders of all ranks that went on from the contents of such files."""
+    loaders = [loader(rank, world) for rank in range(world)]
+    for rank, one in enumerate(loaders):
+        content = next(iter(found.values())) if len(found) == 1 else found[sorted(found)[rank]]
+        if kind == "list":
+            one.restore_state_rank(content[rank])
+        elif kind == "ranks":
+            one.restore_state_rank(content)
+        else:
+            one.load_state_dict(content)
+    return loaders
+
+
+@pytest.mark.parametrize("kind", ["ranks", "list", "streams of ranks", "union"])
+@pytest.mark.parametrize("by_torch", [True, False])
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_states_of_every_form_are_shown_and_dealt_in_that_form(tmp_path, kind, by_torch, wrapped):
+    expected, _ = run([None], 1, 0, 60)
+    for world, following in [(2, 4), (4, 1), (1, 3), (3, 3)]:
+        folder = tmp_path / f"{world}"
+        folder.mkdir()
+        states = run([None] * world, world, 0, 12)[1]
+        written = contents(states, "list" if kind == "union" and world == 1 else kind)
+        for name, content in written.items():
+            save(content, folder / name, by_torch, wrapped)
+        files = sorted(folder.iterdir())
+        shown = invoke("info", *files[::-1])
+        assert shown.exit_code == 0
+        assert f"rank {world - 1} of {world}, 12 streams" in shown.output
+        assert "can be dealt to [1, 2, 3, 4, 6, 12] ranks" in shown.output
+        assert ("torch.save" if by_torch else "msgpack") in shown.output
+        out = tmp_path / "new" / f"{world}"  # made by the command
+        dealt = invoke("redist", *files[::-1], out, "--new-world-size", following)
+        assert dealt.exit_code == 0, dealt.output
+        now = "list" if kind == "union" and world == 1 else kind
+        names = sorted(path.name for path in out.iterdir())
+        assert names == sorted(contents([states[0]] * following, now))
+        found = {name: load(out / name, by_torch, wrapped) for name in names}
+        ranks = [iter(one) for one in restored(found, now, following)]
+        assert [next(ranks[number % following]) for number in range(12, 40)] == expected[12:40]
+
+
+def test_a_single_rank_by_stream_gets_files_for_each_rank(tmp_path):
+    """It is a file of a rank, not of all ranks, as far as anyone can tell."""
+    (tmp_path / "state.pt").write_bytes(dumps(split_streams(run([None], 1, 0, 12)[1][0])))
+    assert invoke("redist", tmp_path / "state.pt", tmp_path / "out", "--new-world-size", 2).exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["state-rank0.pt", "state-rank1.pt"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["step10_rank0of2.pt", "step10_rank1of2.pt"], ["step10_rank0of2.pt"]),
+        (["0/state.pt", "1/state.pt"], ["state-rank0.pt"]),
+        (["a7.pt", "b.pt"], ["a7-rank0.pt"]),
+    ],
+)
+def test_names_are_those_of_the_files_with_the_new_ranks_numbers(tmp_path, names, expected):
+    for name, state in zip(names, run([None] * 2, 2, 0, 12)[1], strict=True):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(dumps(state))
+    files = [tmp_path / name for name in names]
+    assert invoke("redist", *files, tmp_path / "out", "--new-world-size", 1).exit_code == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == expected
+    again = invoke("redist", *files, tmp_path / "out", "--new-world-size", 1)
+    assert again.exit_code == 1
+    assert "choose another folder" in again.output
+
+
+def test_virtual_epochs_are_shown_with_the_length_to_pass(tmp_path):
+    def epochs(rank, world):
+        config = WorkerConfig(rank, world, 0, num_streams=STREAMS)
+        numbers = BatchDataset(NumbersDataset(2000, config), 2, list)
+        return get_savable_loader(EpochizeDataset(numbers, 18 // world))
+
+    states = []
+    for rank in range(3):
+        one = epochs(rank, 3)
+        assert [len(list(one)) for _ in range(2)] == [6, 6]
+        next(iter(one))
+        states.append(one.save_state_rank())
+    file = tmp_path / "global.msgpack"
+    file.write_bytes(dumps(states))
+    shown = invoke("info", file).output
+    assert "13 batches, 1 of them in this pass, 2 passes before it" in shown
+    assert "virtual_epoch_length is 18 with 1, 9 with 2, 6 with 3, 3 with 6 ranks" in shown
     assert invoke("redist", file, tmp_path / "out", "--new-world-size", 2).exit_code == 0
-    assert len(torch.load(tmp_path / "out" / "global.pt")) == 2
+    dealt = loads((tmp_path / "out" / file.name).read_bytes())
+    one = epochs(0, 1)
+    one.restore_state_global(dealt)
+    whole = epochs(0, 1)
+    expected = [list(whole) for _ in range(3)]
+    assert list(one) == expected[2][3:]
 
 
-def test_what_cannot_be_dealt_is_named(tmp_path):
+def bad_pickle(path):
+    """A file that would run a program if it were unpickled."""
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(path.parent / "ran"),)
+
+    torch.save({"dataloader_state_dict": Evil()}, path)
+
+
+def test_errors_say_which_file(tmp_path):
+    states = run([None] * 3, 3, 0, 6)[1]
+    later = run([None] * 3, 3, 0, 12)[1]
+    foreign = loader(0, 3)
+    foreign.worker_config = WorkerConfig(0, 3, 0, num_streams=STREAMS, seed_offset=1)
+    files = {
+        "junk": b"\xc1",
+        "short": dumps(states[0])[:-9],
+        "zip": b"PK nothing",
+        "old": dumps({**states[0], "version": 1}),
+        "other": dumps({"epoch": 1}),
+        "r0": dumps(states[0]),
+        "r1": dumps(states[1]),
+        "r2": dumps(states[2]),
+        "later": dumps(later[2]),
+        "foreign": dumps(foreign.save_state_rank()),
+        "streams": dumps({**(part := split_streams(states[2])), "streams": part["streams"] | {"2": b"\x80"}}),
+        "fewer": dumps({**part, "streams": {"2": part["streams"]["2"]}}),
+        "all": dumps(states),
+        "wrapped": dumps({"dataloader_state_dict": states[2]}),
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    bad_pickle(tmp_path / "evil")
+    out = tmp_path / "out"
+    for names, said in [
+        (["junk"], r"not a state.*\[\S*junk\]"),
+        (["short"], r"not a state.*\[\S*short\]"),
+        (["zip"], r"torch\.load.*\[\S*zip\]"),
+        (["evil"], r"torch\.load.*UnpicklingError.*\[\S*evil\]"),
+        (["old"], r"version 1.*\[\S*old\]"),
+        (["other"], r"not a rank state.*\[\S*other\]"),
+        (["r0", "r1", "r1"], r"ranks \[0, 1, 1\].*\[\S*r1, \S*r1\]"),
+        (["r0", "r1"], r"ranks \[0, 1\], but the job had 3"),
+        (["r0", "r1", "later"], r"not neighbours \[\S*r0, \S*later\]"),
+        (["r1", "r2", "foreign"], r"different jobs \[\S*r1, \S*foreign\]"),
+        (["streams"], r"not a rank state \[entry of stream 2 in \S*streams\]"),
+        (["fewer"], r"lacks the streams \[5, 8, 11\] of rank 2 of 3 \[\S*fewer\]"),
+        (["all", "r1"], r"ranks \[0, 1, 1, 2\].*\[rank 1 in \S*all, \S*r1\]"),
+        (["r0", "r1", "wrapped"], r"different forms.*\[\S*r0, \S*wrapped\]"),
+    ]:
+        failed = invoke("redist", *[tmp_path / name for name in names], out, "--new-world-size", 1)
+        assert failed.exit_code == 1, names
+        assert re.search(said, failed.output), failed.output
+        if len(names) == 1:
+            assert re.search(said, invoke("info", tmp_path / names[0]).output)
+    assert not out.exists()
+    assert not (tmp_path / "ran").exists()
+    shown = invoke("info", tmp_path / "r0", tmp_path / "later")
+    assert shown.exit_code == 0
+    assert "not to be dealt to other ranks: there are states of ranks [0, 2]" in shown.output
+
+
+def test_what_cannot_be_dealt_is_named():
     _, states = run([None] * 3, 3, 0, 6)
     other = run([None] * 3, 3, 0, 12)[1]
     for wrong, world, message in [
@@ -98,8 +256,3 @@ def test_what_cannot_be_dealt_is_named(tmp_path):
     ]:
         with pytest.raises(StateMismatchError, match=message):
             redistribute(wrong, world)
-    (tmp_path / "junk").write_bytes(b"\xc1")
-    failed = invoke("redist", tmp_path / "junk", tmp_path / "out", "--new-world-size", 1)
-    assert failed.exit_code == 1
-    assert "junk" in failed.output
-    assert not (tmp_path / "out").exists()

@@ -1,11 +1,9 @@
 """States by stream, states of all ranks, and torch's conventions for both."""
 
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from ranks import in_ranks
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint import load as load_checkpoint
 from torch.distributed.checkpoint import save as save_checkpoint
@@ -72,7 +70,7 @@ def test_state_dicts_that_do_not_fit_are_named():
         loader.load_state_dict(loader.save_state_rank())
     with pytest.raises(StateVersionError, match="version 9"):
         loader.load_state_dict(state | {"version": 9})
-    with pytest.raises(StateError, match="stream 0 is damaged"):
+    with pytest.raises(StateError, match="entry of stream 0"):
         open_loader(0, 4).load_state_dict(state | {"streams": state["streams"] | {"0": {"turn": 1}}})
     uneven = after(4, 5)[0].state_dict()["streams"] | after(4, 9)[2].state_dict()["streams"]
     with pytest.raises(StateMismatchError, match="different steps"):
@@ -104,7 +102,7 @@ def test_saving_describes_nothing(monkeypatch):
     """What a dataset is does not change; with a thousand sources, to describe it takes longer than to save."""
     loader = open_loader(workers=1)
     take(loader, 1)
-    monkeypatch.setattr("energon_stream.loader.loader.fingerprint", None)
+    monkeypatch.setattr("energon_stream.loader.savable.describe", None)
     first = loader.save_state_rank()
     loader.close()
     assert first == loader.save_state_rank()
@@ -115,24 +113,6 @@ def test_without_a_process_group_many_ranks_are_an_error():
         open_loader(0, 2).save_state_global(0)
     with pytest.raises(ConfigError, match="dst_rank is 2"):
         open_loader().save_state_global(1, dst_rank=2)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-def in_ranks(world, job, *arguments):
-    torch.multiprocessing.spawn(_rank, (world, free_port(), job, arguments), nprocs=world)
-
-
-def _rank(rank, world, port, job, arguments):
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    try:
-        job(rank, world, *arguments)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
 
 
 def save_both_ways(rank, world, folder):

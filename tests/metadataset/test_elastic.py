@@ -66,7 +66,7 @@ def blend(tmp_path_factory):
     return path
 
 
-def open_loader(path, rank=0, world=1, workers=0, config=None):
+def open_loader(path, rank=0, world=1, workers=0, config=None, epoch=0):
     dataset = get_train_dataset(
         path,
         batch_size=2,
@@ -74,18 +74,24 @@ def open_loader(path, rank=0, world=1, workers=0, config=None):
         shuffle_buffer_size=10,
         max_samples_per_sequence=4,
         worker_config=config or WorkerConfig(rank, world, workers, num_streams=STREAMS),
+        virtual_epoch_length=epoch // world,
         task_encoder=Packs(),
         read_options=ReadOptions(max_ahead=16),
     )
     return get_savable_loader(dataset)
 
 
-def go_on(path, states, world, workers, begin, count):
+def over_epochs(loader):
+    while True:
+        yield from loader
+
+
+def go_on(path, states, world, workers, begin, count, epoch=0):
     """Batches of the job from number ``begin`` on, and the states of all ranks after them."""
-    loaders = [open_loader(path, rank, world, workers) for rank in range(world)]
+    loaders = [open_loader(path, rank, world, workers, epoch=epoch) for rank in range(world)]
     for loader in loaders:
         loader.restore_state_global(states)
-    ranks = [iter(loader) for loader in loaders]
+    ranks = [over_epochs(loader) for loader in loaders]
     batches = [next(ranks[number % world]) for number in range(begin, begin + count)]
     states = [loads(dumps(loader.save_state_rank())) for loader in loaders]
     for loader in loaders:
@@ -98,10 +104,10 @@ def unbroken(blend):
     return go_on(blend, None, 1, 0, 0, BATCHES)[0]
 
 
-def same_as_unbroken(path, unbroken, topologies, counts):
+def same_as_unbroken(path, unbroken, topologies, counts, epoch=0):
     found, states = [], None
     for (world, workers), count in zip(topologies, counts, strict=True):
-        batches, states = go_on(path, states, world, workers, len(found), count)
+        batches, states = go_on(path, states, world, workers, len(found), count, epoch)
         random.Random(len(found)).shuffle(states)  # files come in any order
         found += batches
     return found == unbroken[: len(found)]
@@ -132,6 +138,25 @@ def test_every_topology_goes_on_where_another_stood(blend, unbroken):
 def test_any_changes_anywhere(blend, unbroken, topologies, data):
     counts = [data.draw(st.integers(0, 40)) for _ in topologies]
     assert same_as_unbroken(blend, unbroken, topologies, counts)
+
+
+@pytest.mark.parametrize("epoch", [36, 60, 12])
+def test_virtual_epochs_change_nothing_wherever_they_end(blend, unbroken, epoch):
+    """They are no multiple of the streams. The second change is at an epoch's end, others in the middle of one."""
+    topologies = [(4, 0), (6, 2), (2, 2), (1, 2), (3, 0), (12, 0)]
+    counts = [28, -28 % epoch + epoch, epoch, 24, 12, 24]
+    assert sum(counts) <= BATCHES
+    assert same_as_unbroken(blend, unbroken, topologies, counts, epoch)
+
+
+def test_virtual_epochs_of_a_blend_of_blends(blend):
+    """Passes of the outer one end within virtual epochs, and these within passes."""
+    inner = [{"path": "blend.yaml", "repetitions": 1}, {"path": "a", "repetitions": 0.5}]
+    path = write(blend.parent / "nested.yaml", v2({"blend_epochized": inner}))
+    expected = go_on(path, None, 1, 0, 0, 200)[0]
+    samples = [sample[0] for batch in expected for pack in batch for sample in pack]
+    assert len(samples) > 4 * len(set(samples))  # several passes
+    assert same_as_unbroken(path, expected, [(2, 0), (3, 2), (1, 0), (6, 0)], [42, 30, 60, 60], epoch=30)
 
 
 def test_an_impossible_number_of_ranks_says_which_are_possible(blend):

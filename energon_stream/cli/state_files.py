@@ -1,0 +1,190 @@
+"""Files with saved states, in all the forms that users write them; nothing in them is executed."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from energon_stream.errors import ConfigError, StateError, StateMismatchError
+from energon_stream.state import (
+    STREAMS_FORMAT,
+    dumps,
+    loads,
+    ranks_of_streams,
+    read_rank_state,
+    split_streams,
+)
+
+__all__ = ["StateFile", "like", "read_states", "write"]
+
+_WRAPPER = "dataloader_state_dict"
+"""Key under which training frameworks put a rank's state in a file of its own."""
+
+Kind = Literal["rank", "list", "streams"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A file with the states of one or more ranks.
+
+    Attributes:
+        path: Where it lies.
+        size: Its bytes.
+        by_torch: Whether ``torch.save`` wrote it; else it is msgpack.
+        wrapper: What the state lies in, under :data:`_WRAPPER`; None where there is nothing around it.
+        kind: ``"rank"``, a rank's state; ``"list"`` of such; ``"streams"``, what ``state_dict()`` returns, of one
+            rank or more.
+        ranks: The states of the ranks.
+    """
+
+    path: Path
+    size: int
+    by_torch: bool
+    wrapper: Mapping[str, Any] | None
+    kind: Kind
+    ranks: tuple[dict[str, Any], ...]
+
+    @property
+    def form(self) -> str:
+        """The form in words."""
+        content = {
+            "rank": "a rank's state",
+            "list": f"a list of {len(self.ranks)} ranks' states",
+            "streams": f"a state dict by stream, of {len(self.ranks)} ranks",
+        }[self.kind]
+        under = "" if self.wrapper is None else f" under {_WRAPPER!r}"
+        return f"{content}{under}, {'torch.save' if self.by_torch else 'msgpack'}, {self.size:,} bytes"
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether it is the one file of a checkpoint, however many ranks there are."""
+        return self.kind == "list" or len(self.ranks) > 1
+
+    @property
+    def names(self) -> list[str]:
+        """What errors call its states."""
+        if not self.holds_all:
+            return [str(self.path)]
+        return [f"rank {state['topology']['rank']} in {self.path}" for state in self.ranks]
+
+
+def read_states(path: Path) -> StateFile:
+    """Read a file.
+
+    Raises:
+        StateError: It holds something else, or is damaged.
+    """
+    try:
+        data = path.read_bytes()
+        by_torch = data[:2] in (b"PK", b"\x80\x02")  # torch's zip files, and those of before
+        content = _load(path) if by_torch else loads(data)
+        wrapper = content if isinstance(content, Mapping) and _WRAPPER in content else None
+        inner = content if wrapper is None else wrapper[_WRAPPER]
+        kind: Kind = "rank"
+        if isinstance(inner, (list, tuple)):
+            kind, found = "list", [read_rank_state(state) for state in inner]
+        elif isinstance(inner, Mapping) and inner.get("format") == STREAMS_FORMAT:
+            kind, found = "streams", [read_rank_state(state) for state in ranks_of_streams(inner)]
+        else:
+            found = [read_rank_state(inner)]
+    except StateError as error:
+        where = str(path) if error.where is None else f"{error.where} in {path}"
+        raise type(error)(error.what, where=where, hint=error.hint) from error
+    return StateFile(path, len(data), by_torch, wrapper, kind, tuple(found))
+
+
+def _load(path: Path) -> Any:
+    import torch
+
+    try:
+        return torch.load(path, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
+        raise StateError(
+            f"torch.load cannot read it as plain values: {type(error).__name__}",
+            hint="pass files that hold a loader's state only; nothing in them is executed",
+        ) from error
+
+
+def like(files: Sequence[StateFile], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Contents of files in the form of others.
+
+    Args:
+        files: The files that the states were dealt from.
+        states: The states of all ranks.
+
+    Returns:
+        What is to be written, by the file's name.
+
+    Raises:
+        StateMismatchError: The files are of different forms.
+    """
+    first = files[0]
+    for file in files:
+        differ = (file.by_torch, file.kind) != (first.by_torch, first.kind)
+        if differ or (file.wrapper is None) != (first.wrapper is None):
+            raise StateMismatchError(
+                f"files of different forms: {first.form}; {file.form}",
+                where=f"{first.path}, {file.path}",
+                hint="pass the files of one checkpoint",
+            )
+        if file.holds_all and len(files) > 1:
+            raise StateMismatchError(
+                f"{len(files)} files, of which one has the states of several ranks",
+                where=str(file.path),
+                hint="pass one file of all ranks, or a file for each rank",
+            )
+    if first.kind == "streams" and first.holds_all:
+        parts = [split_streams(state) for state in states]
+        union = {stream: entry for part in parts for stream, entry in part["streams"].items()}
+        return {first.path.name: _wrapped(first, {**parts[0], "streams": union})}
+    if first.holds_all:
+        return {first.path.name: _wrapped(first, list(states))}
+    return {
+        name: _wrapped(first, split_streams(state) if first.kind == "streams" else state)
+        for name, state in zip(_names(files, len(states)), states, strict=True)
+    }
+
+
+def _wrapped(first: StateFile, content: Any) -> Any:
+    return content if first.wrapper is None else {**first.wrapper, _WRAPPER: content}
+
+
+def _names(files: Sequence[StateFile], count: int) -> list[str]:
+    """The files' names with other ranks' numbers, as wide; with ``-rank`` added where no number is the rank's."""
+    name = files[0].path.name
+    for number in reversed(list(re.finditer(r"\d+", name))):
+        begin, end, width = name[: number.start()], name[number.end() :], len(number.group())
+        if all(file.path.name == f"{begin}{_rank(file):0{width}d}{end}" for file in files):
+            return [f"{begin}{rank:0{width}d}{end}" for rank in range(count)]
+    stem, suffix = files[0].path.stem, files[0].path.suffix
+    return [f"{stem}-rank{rank}{suffix}" for rank in range(count)]
+
+
+def _rank(file: StateFile) -> int:
+    rank: int = file.ranks[0]["topology"]["rank"]
+    return rank
+
+
+def write(folder: Path, contents: Mapping[str, Any], by_torch: bool) -> list[Path]:
+    """Write files into a folder, which is made.
+
+    Raises:
+        ConfigError: One of them exists.
+    """
+    paths = [folder / name for name in contents]
+    for path in paths:
+        if path.exists():
+            raise ConfigError("a file of this name exists", where=str(path), hint="choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, content in zip(paths, contents.values(), strict=True):
+        if by_torch:
+            import torch
+
+            torch.save(content, path)
+        else:
+            path.write_bytes(dumps(content))
+    return paths

@@ -1,0 +1,76 @@
+"""Turns in saved states.
+
+Format: ``[stream whose turn is next, [streams that ended in this pass], elements that the rank gave out in this pass,
+passes that are over, elements of a pass of the whole job where pass follows pass (else 0)]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from energon_stream.pipeline.bound import share_of_stream
+from energon_stream.pipeline.engine import Turn
+
+__all__ = ["following", "read_turn", "turn_at", "write_turn"]
+
+
+def write_turn(turn: Turn) -> list[Any]:
+    """A rank's turn as plain values."""
+    return [turn.at, sorted(turn.ended), turn.given, turn.passes, turn.pass_length]
+
+
+def read_turn(saved: Any, topology: Mapping[str, int]) -> Turn:
+    """A rank's turn, of the plain values.
+
+    Args:
+        saved: What :func:`write_turn` returned.
+        topology: Rank, world size and number of streams of then.
+
+    Raises:
+        TypeError: They are of other types.
+        ValueError: They cannot be a turn.
+    """
+    at, ended, given, passes, pass_length = saved
+    num_streams = topology["num_streams"]
+    streams = range(topology["rank"], num_streams, topology["world_size"])
+    turn = Turn(
+        tuple(streams),
+        num_streams,
+        int(pass_length),
+        int(passes),
+        int(at),
+        frozenset(int(stream) for stream in ended),
+        int(given),
+    )
+    if not turn.ended < set(streams) or not 0 <= turn.at < num_streams:
+        raise ValueError(f"a turn {saved!r} of the streams {list(streams)}")
+    if min(turn.given, turn.passes, turn.pass_length) < 0:
+        raise ValueError(f"a turn {saved!r}, whose counts are negative")
+    return turn
+
+
+def following(turn: Turn, rank: int, world_size: int) -> int:
+    """The element of the job that a rank gives next: a number that is greater, by the same for all ranks of the pass, than
+    that of its stream.
+    """
+    return turn.begin + (rank - turn.begin) % world_size + turn.given * world_size
+
+
+def turn_at(like: Turn, element: int, rank: int, world_size: int) -> Turn:
+    """The turn of a rank of another number of ranks.
+
+    Args:
+        like: The turn of any rank, in the same pass.
+        element: Element of the job that is next of all of this pass, in the numbering of :func:`following`.
+        rank: The rank.
+        world_size: Number of ranks now.
+    """
+    return Turn(
+        tuple(range(rank, like.num_streams, world_size)),
+        like.num_streams,
+        like.pass_length,
+        like.passes,
+        at=element % like.num_streams,
+        given=share_of_stream(like.begin, element, world_size, rank),
+    )

@@ -1,0 +1,25 @@
+"""Processes of a torch.distributed job on this machine."""
+
+import socket
+
+import torch.distributed as dist
+import torch.multiprocessing
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def in_ranks(world, job, *arguments):
+    """Run ``job(rank, world, *arguments)`` in as many processes, with gloo."""
+    torch.multiprocessing.spawn(_rank, (world, free_port(), job, arguments), nprocs=world)
+
+
+def _rank(rank, world, port, job, arguments):
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    try:
+        job(rank, world, *arguments)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,121 @@
+"""What states say of datasets, and how large they get where there are many sources."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_stream import WorkerConfig, get_savable_loader
+from energon_stream.errors import StateError
+from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.pipeline import BatchDataset, BlendDataset
+from energon_stream.pipeline.source import SourceDataset, SourceLeaf
+from energon_stream.schedule import BlendPlan, CursorCodec, LeafPlan, OrderSpec, RepeatPlan
+from energon_stream.state import describe, dumps, loads
+from energon_stream.state.description import fingerprint, read_sources, runs
+from energon_stream.storage import StoreSpec
+
+
+def source_dataset(shards, weights=None, streams=1, order=None):
+    """Sources of which nothing is read: each has so many shards of some hundred samples."""
+    counts = [700 + (np.arange(size) * 37 + number * 11) % 600 for number, size in enumerate(shards)]
+    leaves, plans = [], []
+    for number, each in enumerate(counts):
+        paths = tuple(f"data-{shard:06d}.tar" for shard in range(len(each)))
+        index = WebDatasetIndex(StoreSpec(f"/lake/{number}"), "train", paths, each)
+        leaves.append(SourceLeaf(index, None))
+        plans.append(RepeatPlan(LeafPlan(number, index.shard_starts, order or OrderSpec(100, 100, 16, 1))))
+    plan = BlendPlan(tuple(plans), tuple(weights or [1.0] * len(plans)))
+    return SourceDataset(leaves, plan, worker_config=WorkerConfig(0, 1, 0, num_streams=streams))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=150))
+def test_numbers_of_shards_come_back(shards):
+    described = describe(BatchDataset(source_dataset(shards), 2, list).config())
+    (found,) = read_sources(loads(dumps(described.sources)))
+    assert found.shards == tuple(shards)
+    assert len(found.marks) == min(64, len(shards))
+    assert [number for run in runs(len(shards)) for number in run] == list(range(len(shards)))
+
+
+def test_each_part_of_the_fingerprint_is_of_one_thing():
+    def prints(shards=(3, 2), weights=(1.0, 2.0), order=None, size=2, outer=1.0):
+        blended = source_dataset(shards, list(weights), order=order)
+        return describe(BlendDataset((BatchDataset(blended, size, list), outer)).config()).prints
+
+    base = prints()
+    changed = {
+        "weights": [prints(weights=(1.0, 3.0)), prints(outer=2.0)],
+        "order": [prints(order=OrderSpec(100, 99, 16, 1))],
+        "pipeline": [prints(size=3)],
+    }
+    for part, others in changed.items():
+        for other in others:
+            assert {name for name in base if base[name] != other[name]} == {part}
+    grown = prints(shards=(3, 3))
+    assert {name for name in base if base[name] != grown[name]} == {"data", "order"}
+
+
+def test_a_dataset_of_then_has_the_hashes_of_then():
+    then, now = source_dataset((3, 2)), source_dataset((3, 2, 4))
+    pipeline = BatchDataset(now, 2, list)
+    found = fingerprint(pipeline.config(), [now.config((3, 2))])
+    assert found["order"] == describe(BatchDataset(then, 2, list).config()).prints["order"]
+    assert found["data"] == describe(BatchDataset(then, 2, list).config()).prints["data"]
+    assert found["pipeline"] == describe(pipeline.config()).prints["pipeline"]
+
+
+@pytest.mark.parametrize(
+    "saved", [None, 3, [[1, b"\1", b"ab"]], [[2, b"", b""]], [[1]], [[1, b"x" * 9, b"ab"]]]
+)
+def test_damaged_sources_are_named(saved):
+    with pytest.raises(StateError, match="does not say what its sources were"):
+        read_sources(saved)
+
+
+def rank_state(loader, source, cursor, samples):
+    """The state of a loader whose one stream stands at a cursor."""
+    at = CursorCodec(source.schedule(0)).pack(cursor)
+    node = {"in": {"epoch": 0, "at": at}, "n": samples // 32, "end": False}
+    return {**loader.save_state_rank(), "streams": {"0": {"batches": samples // 32, "node": node}}}
+
+
+def test_a_thousand_sources_take_less_than_four_kilobytes_far_into_training():
+    """Also in a stream of which every source is in a pass of a share of then, after shards were appended to one."""
+    random = np.random.default_rng(5)
+    shards = np.maximum(1, random.lognormal(1.1, 1, 1000)).astype(int)
+    weights = random.lognormal(0, 1, 1000).tolist()
+    source = source_dataset(shards, weights)
+    loader = get_savable_loader(BatchDataset(source, 32, list))
+    schedule = source.schedule(0)
+    cursor, samples = schedule.begin(), 0
+    for steps in (10**5, 9 * 10**5):
+        cursor, samples = schedule.advance(cursor, steps), samples + steps
+        state = rank_state(loader, source, cursor, samples)
+        loader.restore_state_rank(loads(dumps(state)))
+        assert len(dumps(loader.save_state_rank())) < 3000
+        restored = loader.save_state_rank()["streams"]["0"]["node"]["in"]["at"]
+        assert CursorCodec(schedule).unpack(restored) == cursor
+    assert max(passes for _, passes, _ in cursor[2]) > 5
+
+    many, more = (source_dataset([first, *shards[1:]], weights, streams=7) for first in (5, 6))
+    moved = [before != after for before, after in zip(shares(many), shares(more), strict=True)]
+    assert sum(moved) > 200
+    loader = get_savable_loader(BatchDataset(many, 32, list))
+    schedule = many.schedule(0)
+    at = CursorCodec(schedule).pack(schedule.advance(schedule.begin(), 10**6))
+    state = {"batches": 1, "node": {"in": {"epoch": 0, "at": at}, "n": 1, "end": False}}
+    streams = {**dict.fromkeys(map(str, range(7))), "0": state}
+    state = {**loader.save_state_rank(), "streams": streams}
+    loader = get_savable_loader(BatchDataset(more, 32, list))
+    loader.restore_state_rank(state, on_change="continue")
+    report = loader.restore_report
+    assert [change.change for change in report.sources[:1]] == ["grown"]
+    assert {change.change for change in report.sources[1:]} == {"dealt"}
+    assert f"of {len(report.sources) - 1} other sources" in str(report)
+    assert str(report).count("\n") == 2
+    assert len(dumps(loader.save_state_rank())) < 4096
+
+
+def shares(source):
+    return [(leaf.inner.table.start, leaf.inner.table.stop) for leaf in source.schedule(0).children]

@@ -1,0 +1,174 @@
+"""A million samples, as integers, through changes of ranks: none is missing, none comes twice.
+
+The plan, the cursors, the states and the dealing are the library's; only the bytes are left out.
+"""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from energon_stream import WorkerConfig, get_savable_loader
+from energon_stream.pipeline import EpochizeDataset, RepeatDataset
+from energon_stream.pipeline.dataset import SavableDataset
+from energon_stream.pipeline.node import END, Item
+from energon_stream.rng import derive_key
+from energon_stream.schedule import (
+    BlendPlan,
+    CursorCodec,
+    LeafPlan,
+    OrderSpec,
+    RepeatPlan,
+    build_schedule,
+    stream_shares,
+)
+from energon_stream.state import dumps, loads, redistribute
+
+STREAMS, BATCH = 24, 500
+WORLDS = (1, 2, 3, 4, 6, 8, 12, 24)
+REPEATS = [1, 2, 1, 1.5, 3, 1, 1, 2, 1, 1, 1.25, 1, 2, 1, 1, 1, 1, 1]
+
+
+def shards(leaf):
+    """Of 40 to 7,500 samples; every source has other sizes."""
+    sizes = np.random.default_rng(leaf).integers(40, 750 * (1 + leaf % 10), size=20 + leaf)
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+STARTS = [shards(leaf) for leaf in range(len(REPEATS))]
+OFFSETS = np.cumsum([0, *(int(starts[-1]) for starts in STARTS)])
+ORDER = OrderSpec(max_samples_per_sequence=100, parallel_slices=8, shuffle_over_epochs=1, shuffle_window=1000)
+LEAVES = [LeafPlan(leaf, starts, ORDER) for leaf, starts in enumerate(STARTS)]
+PLAN = BlendPlan(
+    tuple(RepeatPlan(leaf, repeats) for leaf, repeats in zip(LEAVES, REPEATS, strict=True)),
+    tuple(leaf.num_samples * repeats for leaf, repeats in zip(LEAVES, REPEATS, strict=True)),
+)
+"""As a ``blend_epochized`` of eighteen datasets."""
+
+
+class _Node:
+    def __init__(self, dataset, context, state):
+        key = derive_key(context.config.seed_offset, context.stream, "source")
+        self._schedule = build_schedule(PLAN, num_streams=STREAMS, stream=context.stream, key=key)
+        self._codec = CursorCodec(self._schedule)
+        self._epoch = 0 if state is None else state["epoch"]
+        self._at = self._schedule.begin() if state is None else self._codec.unpack(state["at"])
+
+    def next(self):
+        refs, self._at = self._schedule.take(self._at, BATCH)
+        if not len(refs):
+            self._epoch += 1
+            self._at = self._schedule.begin(self._epoch)
+            return END
+        return Item(OFFSETS[refs.leaf] + refs.index, ("Refs",))
+
+    def state(self):
+        return {"epoch": self._epoch, "at": self._codec.pack(self._at)}
+
+    def close(self):
+        pass
+
+
+class Numbers(SavableDataset):
+    """Batches of the numbers of samples, in the plan's order."""
+
+    def __init__(self, worker_config):
+        self.worker_config = worker_config
+
+    def build(self, context, state):
+        return _Node(self, context, state)
+
+    def len_stream(self, stream):
+        return None
+
+    def restore_many(self, keys: Sequence, context):
+        raise NotImplementedError
+
+    def config(self):
+        return {"type": "Numbers"}
+
+
+def expected():
+    """How often each sample comes in a pass: of a fraction, each stream gives the beginning of a pass of its own."""
+    least, most = np.zeros(OFFSETS[-1], dtype=int), np.zeros(OFFSETS[-1], dtype=int)
+    for leaf, repeats in enumerate(REPEATS):
+        part = slice(OFFSETS[leaf], OFFSETS[leaf + 1])
+        least[part], most[part] = np.floor(repeats), np.ceil(repeats)
+    total = 0
+    for stream in range(STREAMS):
+        for (_, first, last), repeats in zip(stream_shares(PLAN, STREAMS, stream), REPEATS, strict=True):
+            total += (last - first) * int(repeats) + int((last - first) * (repeats % 1))
+    return least, most, total
+
+
+class Job:
+    """Ranks that go from pass to pass and from topology to topology."""
+
+    def __init__(self, make):
+        self.make = make
+        self.states = None
+        self.given = 0
+
+    def start(self, world):
+        loaders = [
+            get_savable_loader(self.make(WorkerConfig(rank, world, 0, num_streams=STREAMS)))
+            for rank in range(world)
+        ]
+        for loader in loaders:
+            loader.restore_state_global(self.states)
+        return loaders
+
+    def run(self, world, steps):
+        """Some batches of all ranks in turn, from within a pass."""
+        loaders = self.start(world)
+        ranks = [iter(loader) for loader in loaders]
+        found = [next(ranks[number % world]) for number in range(self.given, self.given + steps)]
+        self.given += steps
+        self.save(loaders)
+        return np.concatenate(found)
+
+    def finish(self, world):
+        """All batches that are left of a pass."""
+        loaders = self.start(world)
+        found = [batch for loader in loaders for batch in loader]
+        self.given = 0
+        self.save(loaders)
+        return np.concatenate(found)
+
+    def save(self, loaders):
+        self.states = [loads(dumps(loader.save_state_rank())) for loader in loaders]
+        random.Random(self.given).shuffle(self.states)  # files come in any order
+
+
+def test_each_sample_comes_as_often_as_the_plan_says():
+    least, most, total = expected()
+    assert OFFSETS[-1] > 1_000_000
+    draw = random.Random(1)
+    job = Job(Numbers)
+    for _ in range(2):  # the second pass has another order, and begins on another number of ranks
+        found = [job.run(draw.choice(WORLDS), draw.randrange(200, 500)) for _ in range(5)]
+        job.states = redistribute(job.states, draw.choice(WORLDS))
+        found.append(job.finish(job.states[0]["topology"]["world_size"]))
+        counts = np.bincount(np.concatenate(found), minlength=OFFSETS[-1])
+        assert counts.sum() == total
+        assert (counts >= least).all()
+        assert (counts <= most).all()
+
+
+def test_virtual_epochs_leave_nothing_out():
+    """Epochs of 156 batches, no multiple of the streams, cut the sequence that has no epochs."""
+    epoch, count = 156, 13 * 156
+    whole = get_savable_loader(RepeatDataset(Numbers(WorkerConfig(0, 1, 0, num_streams=STREAMS))))
+    batches = iter(whole)
+    sequence = np.concatenate([next(batches) for _ in range(count)])
+    job = Job(lambda config: EpochizeDataset(Numbers(config), epoch // config.world_size))
+    draw, found = random.Random(3), []
+    while len(found) < 13:
+        world = draw.choice([1, 2, 3, 4, 6, 12])
+        loaders = job.start(world)
+        for _ in range(min(draw.randrange(1, 4), 13 - len(found))):
+            ranks = [list(loader) for loader in loaders]
+            assert {len(some) for some in ranks} == {epoch // world}
+            found.append([batch for step in zip(*ranks, strict=True) for batch in step])
+        job.save(loaders)
+    assert np.array_equal(np.concatenate([batch for some in found for batch in some]), sequence)
