@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import click
 
 from energon_stream.cli.options import path_argument, storage_option
+from energon_stream.errors import IndexMismatchError, NotPreparedError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, read_metadata
 from energon_stream.index.jsonl import open_jsonl
+from energon_stream.index.kept_index import KeptIndices
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.index.plain import find_tars, list_tars
 from energon_stream.index.scan import peek_parts
 from energon_stream.storage import ListEntry, StoreSpec
 
@@ -25,7 +29,7 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
     """Show what a dataset holds.
 
     Shards, samples, split parts, parts and sample type of the dataset at PATH; of a metadataset, what its
-    splits are made of.
+    splits are made of. Of tars that are not prepared, what is known of them on this node.
     """
     kind = dataset_kind(path)
     spec = StoreSpec(path, storage_options)
@@ -35,7 +39,17 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
     if kind == "jsonl":
         click.echo(f"{path}: {open_jsonl(spec).num_samples} samples")
         return
-    metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config)
+    if kind == "tars":
+        _show_plain(*find_tars(spec))
+        return
+    try:
+        metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config)
+    except NotPreparedError:
+        tars = list_tars(spec)
+        if tars is None:
+            raise
+        _show_plain(spec, tars)
+        return
     counts = metadata.shard_counts
     click.echo(f"{metadata.url}: {sum(counts.values())} samples in {len(counts)} shards")
     click.echo(f"Sample type: {_sample_type(metadata)}")
@@ -49,6 +63,21 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
         click.echo(f"{name}: {samples} samples in {len(shards)} shards")
     if metadata.split.exclude:
         click.echo(f"Excluded: {len(metadata.split.exclude)} entries")
+
+
+def _show_plain(root: StoreSpec, tars: list[ListEntry]) -> None:
+    store = root.open()
+    indices = KeptIndices.of(root, store.url)
+    found = []
+    for tar in tars:
+        with contextlib.suppress(IndexMismatchError):  # it will be made again
+            found.append(indices.count(tar))
+    counts = [count for count in found if count is not None]
+    click.echo(
+        f"{store.url}: {len(tars)} tars of {sum(tar.meta.size for tar in tars) / 1e6:.1f} MB, not prepared"
+    )
+    click.echo(f"Indexed on this node: {len(counts)} of them, {sum(counts)} samples, in {indices.folder}")
+    click.echo(f"Parts of the first samples: {', '.join(peek_parts(store, tars[0]))}")
 
 
 def _show_metadataset(path: str, storage_options: dict[str, Any] | None) -> None:

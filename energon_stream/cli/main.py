@@ -13,11 +13,13 @@ from energon_stream.errors import EnergonStreamError
 __all__ = ["main"]
 
 _COMMANDS = {
+    "cache": "Look at a node's cache, verify it, take things out.",
     "checkpoint": "Look at saved states, deal them to other ranks.",
     "info": "Show what a dataset holds.",
     "lint": "Check tars, indices and samples.",
     "prepare": "Index a folder of tars.",
     "prepare-media": "Index the size of images.",
+    "prewarm": "Fill a node's cache before training.",
 }
 """What ``--help`` says of the commands, so that it imports none of them."""
 

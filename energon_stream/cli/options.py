@@ -12,7 +12,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.index.media import MediaFilter
 from energon_stream.index.media_tables import MediaReport
 
-__all__ = ["media_filter", "media_options", "path_argument", "show_media", "storage_option"]
+__all__ = ["media_filter", "media_options", "path_argument", "show_media", "show_size", "storage_option"]
 
 path_argument = click.argument("path")
 
@@ -83,3 +83,13 @@ def show_media(report: MediaReport | None) -> None:
         click.echo(
             f"{len(report.unreadable)} files are no images, the first is {report.unreadable[0]}.", err=True
         )
+
+
+def show_size(size: int) -> str:
+    """Bytes as people read them."""
+    number = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"

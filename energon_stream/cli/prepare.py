@@ -83,6 +83,8 @@ def prepare(
     --storage-option are for folders.
     """
     kind = dataset_kind(path)
+    if kind == "tars":
+        raise ConfigError("a folder is prepared, not single tars", where=path, hint="Name the tars' folder.")
     media = media_filter(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     if kind != "webdataset":
         if media is not None:

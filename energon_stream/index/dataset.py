@@ -18,6 +18,7 @@ from energon_stream.errors import (
     NotPreparedError,
     ObjectNotFoundError,
 )
+from energon_stream.index.kept_index import PlainTars
 from energon_stream.index.metadata import (
     DATASET_CONFIG,
     INFO_JSON,
@@ -29,6 +30,8 @@ from energon_stream.index.metadata import (
     parse_info,
     parse_split,
 )
+from energon_stream.index.plain_paths import names_tars
+from energon_stream.index.tar_index import OffsetWindow, read_offsets
 from energon_stream.rng import Int64Array
 from energon_stream.storage import Store, StoreSpec, is_local, local_path, shared_fetcher
 
@@ -44,7 +47,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-DatasetKind = Literal["webdataset", "metadataset", "jsonl"]
+DatasetKind = Literal["webdataset", "metadataset", "jsonl", "tars"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +67,7 @@ class WebDatasetIndex:
         excluded_shards: Shards of the part that are not to be used at all; they are not in the others.
         shard_ids: ``int64`` array: place of each shard in ``.info.json``, which is its number in
             ``index.sqlite``; None where that is not known.
+        plain: The tars of a dataset that was not prepared; None for one that was.
     """
 
     spec: StoreSpec
@@ -74,6 +78,7 @@ class WebDatasetIndex:
     dataset_yaml: Mapping[str, Any] | None = None
     excluded_shards: tuple[str, ...] = ()
     shard_ids: Int64Array | None = None
+    plain: PlainTars | None = None
     shard_starts: Int64Array = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,11 +96,31 @@ class WebDatasetIndex:
             return False
         return key in self.excluded.get(self.shard_paths[shard], ())
 
+    def read_offsets(self, store: Store, shard: int, first: int, last: int) -> OffsetWindow:
+        """Read entries of a shard's index, wherever it lies.
+
+        Args:
+            store: The dataset's root.
+            shard: Number of the shard.
+            first: First entry wanted.
+            last: Last entry wanted, inclusive; the one after the last sample is its end.
+
+        Raises:
+            NotPreparedError: There is no index.
+            IndexMismatchError: The index is damaged, or of another number of samples.
+        """
+        count = int(self.shard_counts[shard])
+        if self.plain is not None:
+            return self.plain.read_offsets(shard, count, first, last)
+        return read_offsets(store, self.shard_paths[shard], count, first, last)
+
 
 def dataset_kind(url: str) -> DatasetKind:
-    """What a path names, by its suffix and without any request: ``.jsonl``, ``.yaml`` or a folder."""
+    """What a path names, by its suffix and without any request: ``.jsonl``, ``.yaml``, ``.tar`` or a folder."""
     if url.endswith(".jsonl"):
         return "jsonl"
+    if names_tars(url):
+        return "tars"
     return "metadataset" if url.endswith((".yaml", ".yml")) else "webdataset"
 
 
@@ -202,7 +227,8 @@ def _missing_info(store: Store) -> NotPreparedError | ObjectNotFoundError:
         return ObjectNotFoundError("no such folder", where=store.url, hint="Check the path.")
     names = [entry.path.rpartition("/")[2] for entry in store.list(META_FOLDER)]
     if not names:
-        return NotPreparedError(f"no {META_FOLDER} folder", where=store.url, hint=_prepare_hint(store))
+        hint = f"{_prepare_hint(store)} With sample_type= it is read unprepared, and indexed on first use."
+        return NotPreparedError(f"no {META_FOLDER} folder", where=store.url, hint=hint)
     if "index.sqlite" in names and SPLIT_CONFIG not in names:
         return NotPreparedError(
             "a plain folder with media metadata holds no samples to train on",

@@ -34,7 +34,6 @@ from energon_stream.storage import ListEntry, Store, StoreSpec
 
 __all__ = ["PrepareReport", "find_shards", "prepare_dataset"]
 
-_SHUFFLE_SEED = 42  # Megatron-Energon's
 _HIDDEN = f"{META_FOLDER}/"
 
 
@@ -66,11 +65,12 @@ def prepare_dataset(
     url_or_path: str,
     *,
     shards: str | Sequence[str] | None = None,
-    split_ratio: Sequence[float] | None = None,
+    split_ratio: Sequence[float] | Mapping[str, float] | None = None,
     split_patterns: Sequence[str] | None = None,
     exclude: str | None = None,
     dataset_yaml: Mapping[str, Any] | None = None,
     shuffle_tars: bool = False,
+    shuffle_seed: int = 42,
     tar_index_only: bool = False,
     media_filter: MediaFilter | None = None,
     workers: int = 16,
@@ -87,11 +87,12 @@ def prepare_dataset(
         url_or_path: Local folder or any fsspec URL.
         shards: Names, globs or brace patterns of the tars, relative to the folder; default all
             below it.
-        split_ratio: Shares of train, val and test; exclusive with ``split_patterns``.
+        split_ratio: Shares of train, val and test, or of parts by name; exclusive with ``split_patterns``.
         split_patterns: ``NAME:PATTERN`` with a regular expression, glob or brace pattern.
         exclude: Regular expression; tars with a match anywhere in their path are left out.
         dataset_yaml: Content of ``dataset.yaml``; None writes none.
-        shuffle_tars: Shuffle the shards (always the same way) before they are split.
+        shuffle_tars: Shuffle the shards before they are split.
+        shuffle_seed: The same seed shuffles the same way; the default is Megatron-Energon's.
         tar_index_only: Write the ``.tar.idx`` files only.
         media_filter: Which parts are images whose size is written to the index; None for none.
         workers: Shards that are read at once.
@@ -122,7 +123,7 @@ def prepare_dataset(
     paths = [entry.path for entry in entries]
     order = list(paths)
     if shuffle_tars:
-        random.Random(_SHUFFLE_SEED).shuffle(order)
+        random.Random(shuffle_seed).shuffle(order)
     split = split_by_patterns(order, split_patterns) if split_patterns else {}
     split = split_by_ratio(order, split_ratio) if split_ratio is not None else split
     for path in (INDEX_SQLITE, INFO_JSON, INFO_YAML):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from energon_stream.errors import CorruptTarError
 from energon_stream.index.tar_format import BLOCK, Member, Read, split_name, walk_members
-from energon_stream.storage import ByteRange, ListEntry, Store
+from energon_stream.storage import Body, ByteRange, ListEntry, Store, shared_fetcher
 
 __all__ = ["ShardScan", "peek_parts", "scan_shard"]
 
 _FIRST_WINDOW = 256 << 10
 _SMALL_WINDOW = 32 << 10
-_MAX_WINDOW = 8 << 20
+_GROWTH = 4
+_LARGE_WINDOW = 1 << 20  # from here on the next ones are read ahead
+_MAX_WINDOW = 2 << 20
 _SKIP = 1 << 20  # payload bytes that cost more to download than one more request does
 _TAIL_PIECE = 1 << 20
 
@@ -36,19 +41,31 @@ class ShardScan:
     parts: list[tuple[int, str, int, int]] = field(default_factory=list)
 
 
-def scan_shard(store: Store, entry: ListEntry) -> ShardScan:
+class _Window(NamedTuple):
+    """A part of an object that was asked for."""
+
+    start: int
+    stop: int
+    body: Future[Body]
+
+
+def scan_shard(
+    store: Store, entry: ListEntry, *, ahead: int = 2, check: Callable[[], None] | None = None
+) -> ShardScan:
     """Read the headers of a tar: through the memory map of a local file, else by range requests.
 
     Args:
         store: The dataset's root.
         entry: The tar as it was listed; all reads must be of that version.
+        ahead: Windows of 2 MiB, at most, that are read ahead where payloads are small.
+        check: Called before each request, so that it may raise; not for local files, which take no time.
 
     Raises:
         CorruptTarError: Damaged or cut off; the message names shard and offset.
         ObjectChangedError: The tar was replaced meanwhile.
     """
     scan = ShardScan(entry.path)
-    read, end = _reader(store, entry), 0
+    read, end = _reader(store, entry, ahead, check), 0
     with _named(store, entry):
         for key, part, member in _entries(read, entry.meta.size):
             end = member.end
@@ -77,9 +94,9 @@ def peek_parts(store: Store, entry: ListEntry, samples: int = 8) -> tuple[str, .
     return tuple(sorted(parts))
 
 
-def _reader(store: Store, entry: ListEntry) -> Read:
+def _reader(store: Store, entry: ListEntry, ahead: int = 0, check: Callable[[], None] | None = None) -> Read:
     if not store.is_local:
-        return _WindowReader(store, entry).read
+        return _WindowReader(store, entry, ahead, check).read
     view = store.get(entry.path, etag=entry.meta.etag).data
     return lambda offset, length: view[offset : offset + length]
 
@@ -116,27 +133,66 @@ def _check_end(read: Read, end: int, size: int) -> None:
 
 
 class _WindowReader:
-    """Serves small reads at growing offsets from one window of the object.
+    """Serves small reads at growing offsets from windows of the object.
 
-    The window doubles while headers are close together, so small payloads are read along in few large
-    requests; after a jump over a payload that is larger than a request is worth, it is small again.
+    Windows grow while headers are close together, so small payloads are read along in few large requests, and
+    when they are large the next ones are under way already; after a jump over a payload that is larger than a
+    request is worth, they are small again, and nothing is read ahead.
+
+    Args:
+        store: The dataset's root.
+        entry: The object; all reads are of this version.
+        ahead: Most windows that are read ahead.
+        check: Called before requests.
     """
 
-    def __init__(self, store: Store, entry: ListEntry) -> None:
-        self._store, self._entry = store, entry
+    def __init__(self, store: Store, entry: ListEntry, ahead: int, check: Callable[[], None] | None) -> None:
+        self._store, self._entry, self._most_ahead, self._check = store, entry, ahead, check
         self._start, self._data = 0, memoryview(b"")
-        self._length = _FIRST_WINDOW // 2
+        self._length, self._ahead = _FIRST_WINDOW // _GROWTH, 0
+        self._waiting: deque[_Window] = deque()  # neighbours, in order
 
     def read(self, offset: int, length: int) -> memoryview:
         """``length`` bytes from ``offset``, fewer at the end of the object."""
         stop = min(offset + length, self._entry.meta.size)
-        window_stop = self._start + len(self._data)
-        if not self._start <= offset <= stop <= window_stop:
-            jumped = offset - window_stop > _SKIP
-            self._length = _SMALL_WINDOW if jumped else min(2 * self._length, _MAX_WINDOW)
-            window_stop = min(max(stop, offset + self._length), self._entry.meta.size)
-            self._start = min(offset, window_stop)
-            byte_range = ByteRange(self._start, window_stop)
-            body = self._store.get_range(self._entry.path, byte_range, etag=self._entry.meta.etag)
-            self._data = body.data
+        if not self._start <= offset <= stop <= self._start + len(self._data):
+            self._move(offset, stop)
         return self._data[offset - self._start : stop - self._start]
+
+    def _move(self, offset: int, stop: int) -> None:
+        """Let the window begin at ``offset``, and reach to ``stop`` at least."""
+        if self._check is not None:
+            self._check()
+        end = self._start + len(self._data)
+        if offset - end > _SKIP:
+            self._length, self._ahead = _SMALL_WINDOW, 0
+        else:
+            self._length = min(_GROWTH * self._length, _MAX_WINDOW)
+            is_large = self._length >= _LARGE_WINDOW
+            self._ahead = min(2 * self._ahead + 1, self._most_ahead) if is_large else 0
+        pieces = [self._data[offset - self._start :]] if offset < end else []
+        position = max(offset, end) if pieces else offset
+        while position < stop:
+            pieces.append(self._from(position, stop))
+            position += len(pieces[-1])
+        self._start = offset
+        self._data = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+    def _from(self, position: int, stop: int) -> memoryview:
+        """Bytes from ``position``, as many as there are in its window; one up to ``stop`` if there is none."""
+        while self._waiting and self._waiting[0].stop <= position:
+            self._waiting.popleft().body.cancel()
+        if not self._waiting:
+            self._request(position, max(stop, position + self._length))
+        while len(self._waiting) <= self._ahead and self._waiting[-1].stop < self._entry.meta.size:
+            self._request(self._waiting[-1].stop, self._waiting[-1].stop + self._length)
+        window = self._waiting.popleft()
+        while len(self._waiting) > self._ahead:
+            self._waiting.pop().body.cancel()
+        return window.body.result().data[position - window.start :]
+
+    def _request(self, start: int, stop: int) -> None:
+        stop = min(stop, self._entry.meta.size)
+        etag = self._entry.meta.etag
+        body = shared_fetcher().submit(self._store, self._entry.path, ByteRange(start, stop), etag=etag)
+        self._waiting.append(_Window(start, stop, body))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from energon_stream.errors import ConfigError
@@ -14,7 +14,9 @@ __all__ = ["SPLIT_NAMES", "match_names", "split_by_patterns", "split_by_ratio"]
 SPLIT_NAMES = ("train", "val", "test")
 
 
-def split_by_ratio(shards: Sequence[str], ratio: Sequence[float]) -> dict[str, tuple[str, ...]]:
+def split_by_ratio(
+    shards: Sequence[str], ratio: Sequence[float] | Mapping[str, float]
+) -> dict[str, tuple[str, ...]]:
     """Cut the list of shards in proportion.
 
     The cuts lie at ``int(number of shards × sum of the shares so far)``, as Megatron-Energon has them,
@@ -22,21 +24,23 @@ def split_by_ratio(shards: Sequence[str], ratio: Sequence[float]) -> dict[str, t
 
     Args:
         shards: Shard paths in order.
-        ratio: Shares of train, val and test; they need not sum to one.
+        ratio: Shares of train, val and test, or of parts by name; they need not sum to one.
 
     Raises:
-        ConfigError: Not three numbers of zero or more, with one above zero.
+        ConfigError: Not three numbers (or one for each name) of zero or more, with one above zero.
     """
-    if len(ratio) != len(SPLIT_NAMES) or min(ratio) < 0 or not 0 < sum(ratio) < float("inf"):
+    names = tuple(ratio) if isinstance(ratio, Mapping) else SPLIT_NAMES
+    shares = tuple(ratio.values() if isinstance(ratio, Mapping) else ratio)
+    if len(shares) != len(names) or min(shares, default=-1) < 0 or not 0 < sum(shares) < float("inf"):
         raise ConfigError(
-            f"the split ratio {tuple(ratio)} is not three shares of train, val and test",
+            f"the split ratio {shares} is not three shares of train, val and test",
             hint="For example 8,1,1.",
         )
-    last = max(place for place, share in enumerate(ratio) if share > 0)
+    last = max(place for place, share in enumerate(shares) if share > 0)
     parts: dict[str, tuple[str, ...]] = {}
     start, reached = 0, 0.0
-    for place, (name, share) in enumerate(zip(SPLIT_NAMES, ratio, strict=True)):
-        reached += share / sum(ratio)
+    for place, (name, share) in enumerate(zip(names, shares, strict=True)):
+        reached += share / sum(shares)
         stop = len(shards) if place >= last else int(len(shards) * reached)
         parts[name] = tuple(shards[start:stop])
         start = stop

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from energon_stream.errors import ConfigError
+from energon_stream.cache.blocks import CacheConfig, CacheLayer
+from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.options import ReadOptions
+from energon_stream.recipe.declared import DeclaredSamples, SampleType, declare
 from energon_stream.recipe.fields import parse_parts
 from energon_stream.recipe.sources import SampleOptions
 from energon_stream.schedule import OrderSpec
 from energon_stream.task import DefaultTaskEncoder, TaskEncoder
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["Shuffling", "prepare", "reading_options"]
+__all__ = ["CacheOption", "Shuffling", "cache_layer", "declared_samples", "prepare", "reading_options"]
+
+CacheOption = CacheConfig | str | os.PathLike[str] | bool | None
+"""What users say of the cache: a configuration, its directory, False for none, None for what the environment says."""
 
 _FIRST_SAMPLES = 8
 _PARALLEL_SLICES = 16
@@ -42,6 +48,37 @@ class Shuffling:
         if parallel is None:
             parallel = 1 if multiplier is None else _PARALLEL_SLICES
         return OrderSpec(self.max_samples_per_sequence, self.shuffle_buffer_size or 0, parallel, multiplier)
+
+
+def cache_layer(cache: CacheOption) -> CacheLayer | None:
+    """What reads of remote stores go through; None for nothing.
+
+    Raises:
+        ConfigError: It is neither a configuration nor a directory.
+    """
+    if cache is None:
+        cache = CacheConfig.from_environment()
+    if cache is None or cache is False:
+        return None
+    if isinstance(cache, (str, os.PathLike)):
+        cache = CacheConfig(os.fspath(cache))
+    if not isinstance(cache, CacheConfig):
+        raise ConfigError(f"cache is {cache!r}", hint="pass a CacheConfig, its directory, or False for none")
+    return CacheLayer(cache)
+
+
+def declared_samples(
+    sample_type: SampleType | None, field_map: Mapping[str, str] | None
+) -> DeclaredSamples | None:
+    """What the user says the samples are; None for nothing.
+
+    Raises:
+        ConfigError: There is no such type, or the field map does not fit it.
+    """
+    try:
+        return declare(sample_type, field_map, "sample_type= and field_map=")
+    except MetadataError as error:
+        raise ConfigError(error.what, where=error.where, hint=error.hint) from error
 
 
 def reading_options(given: ReadOptions | None, batch_size: int | None, packing: int | None) -> ReadOptions:

@@ -9,7 +9,15 @@ from typing import Any
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import Ends, SavableDataset, with_ends
 from energon_stream.read.options import ReadOptions
-from energon_stream.recipe.arguments import Shuffling, prepare, reading_options
+from energon_stream.recipe.arguments import (
+    CacheOption,
+    Shuffling,
+    cache_layer,
+    declared_samples,
+    prepare,
+    reading_options,
+)
+from energon_stream.recipe.declared import SampleType
 from energon_stream.recipe.mixture import open_mixture
 from energon_stream.recipe.sources import Target
 from energon_stream.recipe.subset import parse_subset
@@ -41,11 +49,14 @@ def get_train_dataset(
     ends: Ends = "uneven",
     subset: Mapping[str, Any] | Sequence[Any] | None = None,
     parts: Sequence[str] | None = None,
+    sample_type: SampleType | None = None,
+    field_map: Mapping[str, str] | None = None,
     split_config: str = "split.yaml",
     dataset_config: str = "dataset.yaml",
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport = "auto",
     read_options: ReadOptions | None = None,
+    cache: CacheOption = None,
     trust_dataset_code: bool | None = None,
     **decoding: Any,
 ) -> SavableDataset[Any]:
@@ -53,17 +64,20 @@ def get_train_dataset(
 
     Args:
         path: Folder with ``.nv-meta``, or metadataset ``.yaml`` (or its parsed content); a local path or
-            any URL that fsspec knows.
+            any URL that fsspec knows. Also a ``.tar``, tars by braces (``train-{000..999}.tar``) or a folder of
+            tars that are not prepared: see ``sample_type``.
         batch_size: Samples of a batch; None gives single samples.
         shuffle_buffer_size: Samples among which each is shuffled; None or 1 for none. It costs no memory:
             references are shuffled, not samples.
         max_samples_per_sequence: Samples that are read in sequence before another place is read; smaller
             is more random and costs more requests. None takes each shard's share whole.
         worker_config: Ranks, workers and seed. Default: from ``torch.distributed``, with 4 workers.
-        split_part: Part of the dataset's split, or split of the metadataset.
+        split_part: Part of the dataset's split, or split of the metadataset. Of a dataset that is not prepared,
+            ``train``, ``val`` and ``test`` are all of it.
         batch_drop_last: Whether a last batch that is not full is dropped.
         packing_buffer_size: Samples to select packs from; None for no packing.
-        virtual_epoch_length: Batches of one epoch of one rank; 0 for none.
+        virtual_epoch_length: Batches of one epoch of one rank; 0 for none. Times the ranks it has to stay the same when
+            a run is resumed.
         shuffle_over_epochs_multiplier: k permutes the slices of k passes together; -1 draws slices with
             replacement; None keeps the order of the dataset. Multiplies those of a metadataset.
         parallel_shard_iters: Slices that are read side by side; default 16.
@@ -76,12 +90,19 @@ def get_train_dataset(
             metadatasets a share of each source.
         parts: Parts that samples are made of, as ``["json", "txt"]``; others are not read where that saves
             bytes. None for all that ``dataset.yaml`` names.
+        sample_type: What the samples of a dataset without ``dataset.yaml`` are: a class derived from ``Sample``, the
+            name of one of the library's, or ``CrudeSample`` for parts by name, which cookers take. A folder that
+            is not prepared is read only if this is given; tars that the path names are crude by default.
+        field_map: Which part becomes which field, as in ``dataset.yaml``: ``{"image": "jpg"}``.
         split_config: File in ``.nv-meta`` that defines the split parts.
         dataset_config: File in ``.nv-meta`` that says how samples are made.
         storage_options: Credentials, endpoint and the like, as fsspec spells them; default: from the
             environment.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
         read_options: Limits of the look-ahead.
+        cache: Where fetched bytes are kept on this node: a :class:`CacheConfig` or its directory; False for no
+            cache. None: what ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE`` say. Local paths are
+            never cached.
         trust_dataset_code: Whether classes and files that the dataset names may be imported and run.
             None: whether ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
         **decoding: ``image_decode``, ``av_decode``, ``video_decode_audio``, ``guess_content``,
@@ -103,6 +124,8 @@ def get_train_dataset(
         dataset_config,
         parse_subset(subset, str(path)),
         shuffle_over_epochs_multiplier,
+        cache_layer(cache),
+        declared_samples(sample_type, field_map),
     )
     options = reading_options(read_options, batch_size, packing_buffer_size)
     mixture = open_mixture(target, config, samples, options, shuffling.order)
@@ -135,11 +158,14 @@ def get_val_dataset(
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     subset: Mapping[str, Any] | Sequence[Any] | None = None,
     parts: Sequence[str] | None = None,
+    sample_type: SampleType | None = None,
+    field_map: Mapping[str, str] | None = None,
     split_config: str = "split.yaml",
     dataset_config: str = "dataset.yaml",
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport = "auto",
     read_options: ReadOptions | None = None,
+    cache: CacheOption = None,
     trust_dataset_code: bool | None = None,
     **decoding: Any,
 ) -> SavableDataset[Any]:
@@ -147,10 +173,12 @@ def get_val_dataset(
 
     Args:
         path: Folder with ``.nv-meta``, or metadataset ``.yaml`` (or its parsed content); a local path or
-            any URL that fsspec knows.
+            any URL that fsspec knows. Also a ``.tar``, tars by braces (``train-{000..999}.tar``) or a folder of
+            tars that are not prepared: see ``sample_type``.
         batch_size: Samples of a batch; None gives single samples.
         worker_config: Ranks, workers and seed. Default: from ``torch.distributed``, with 4 workers.
-        split_part: Part of the dataset's split, or split of the metadataset.
+        split_part: Part of the dataset's split, or split of the metadataset. Of a dataset that is not prepared,
+            ``train``, ``val`` and ``test`` are all of it.
         batch_drop_last: Whether a last batch that is not full is dropped.
         packing_buffer_size: Samples to select packs from; None for no packing.
         limit: Batches of a pass of one rank; None for all.
@@ -161,11 +189,16 @@ def get_val_dataset(
             metadatasets a share of each source.
         parts: Parts that samples are made of, as ``["json", "txt"]``; others are not read where that saves
             bytes. None for all that ``dataset.yaml`` names.
+        sample_type: What the samples of a dataset without ``dataset.yaml`` are: a class derived from ``Sample``, the
+            name of one of the library's, or ``CrudeSample`` for parts by name, which cookers take. A folder that
+            is not prepared is read only if this is given; tars that the path names are crude by default.
+        field_map: Which part becomes which field, as in ``dataset.yaml``: ``{"image": "jpg"}``.
         split_config: File in ``.nv-meta`` that defines the split parts.
         dataset_config: File in ``.nv-meta`` that says how samples are made.
         storage_options: Credentials, endpoint and the like, as fsspec spells them.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
         read_options: Limits of the look-ahead.
+        cache: Where fetched bytes are kept on this node; see :func:`get_train_dataset`.
         trust_dataset_code: Whether classes and files that the dataset names may be imported and run.
         **decoding: As in :func:`get_train_dataset`.
 
@@ -183,6 +216,8 @@ def get_val_dataset(
         split_config,
         dataset_config,
         parse_subset(subset, str(path)),
+        through=cache_layer(cache),
+        declared=declared_samples(sample_type, field_map),
     )
     options = reading_options(read_options, batch_size, packing_buffer_size)
     mixture = open_mixture(target, config, samples, options)
@@ -212,11 +247,14 @@ def get_val_datasets(
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     subset: Mapping[str, Any] | Sequence[Any] | None = None,
     parts: Sequence[str] | None = None,
+    sample_type: SampleType | None = None,
+    field_map: Mapping[str, str] | None = None,
     split_config: str = "split.yaml",
     dataset_config: str = "dataset.yaml",
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport = "auto",
     read_options: ReadOptions | None = None,
+    cache: CacheOption = None,
     trust_dataset_code: bool | None = None,
     **decoding: Any,
 ) -> list[tuple[SavableDataset[Any], Source]]:
@@ -236,6 +274,8 @@ def get_val_datasets(
         split_config,
         dataset_config,
         parse_subset(subset, str(path)),
+        through=cache_layer(cache),
+        declared=declared_samples(sample_type, field_map),
     )
     options = reading_options(read_options, batch_size, packing_buffer_size)
     mixture = open_mixture(target, config, samples, options)

@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_stream.recipe.arguments import Shuffling, prepare, reading_options
+from energon_stream.recipe.arguments import (
+    CacheOption,
+    Shuffling,
+    cache_layer,
+    declared_samples,
+    prepare,
+    reading_options,
+)
+from energon_stream.recipe.declared import SampleType
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.mixture import open_mixture
 from energon_stream.recipe.sources import Target, isolated, read_parts
@@ -62,6 +70,7 @@ class DatasetLoaderInterface(ABC):
         subset: Any = None,
         parts: Sequence[str] | None = None,
         task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
+        cache: CacheOption = None,
         trust_dataset_code: bool | None = None,
         **decoding: Any,
     ) -> LoadedDatasetList:
@@ -78,6 +87,7 @@ class DatasetLoaderInterface(ABC):
             subset: See there.
             parts: See there.
             task_encoder: Says how parts are decoded; nothing else of it is used here.
+            cache: See there.
             trust_dataset_code: See there.
             **decoding: See there.
 
@@ -89,6 +99,7 @@ class DatasetLoaderInterface(ABC):
             split_part or ("train" if training else "val"),
             subset=parse_subset(subset, "subset"),
             multiplier=shuffle_over_epochs_multiplier,
+            through=cache_layer(cache),
         )
         shuffling = Shuffling(max_samples_per_sequence, shuffle_buffer_size, parallel_shard_iters)
         mixture = open_mixture(
@@ -103,7 +114,7 @@ class DatasetLoaderInterface(ABC):
 
 
 class DatasetLoader(DatasetLoaderInterface):
-    """A prepared folder or a ``.jsonl`` file.
+    """A folder, a ``.jsonl`` file, or tars.
 
     Args:
         path: Where it lies.
@@ -111,6 +122,8 @@ class DatasetLoader(DatasetLoaderInterface):
         dataset_config: File in ``.nv-meta`` that says how samples are made.
         storage_options: Credentials and the like.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
+        sample_type: What the samples are, where there is no such file; see ``get_train_dataset``.
+        field_map: Which part becomes which field then.
     """
 
     def __init__(
@@ -121,6 +134,8 @@ class DatasetLoader(DatasetLoaderInterface):
         dataset_config: str = "dataset.yaml",
         storage_options: Mapping[str, Any] | None = None,
         transport: Transport = "auto",
+        sample_type: SampleType | None = None,
+        field_map: Mapping[str, str] | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self._options: dict[str, Any] = {
@@ -128,6 +143,7 @@ class DatasetLoader(DatasetLoaderInterface):
             "dataset_config": dataset_config,
             "storage_options": storage_options,
             "transport": transport,
+            "declared": declared_samples(sample_type, field_map),
         }
 
     def target(self, split_part: str, **options: Any) -> Target:
@@ -173,10 +189,10 @@ def load_dataset(
     """Find out what a path names.
 
     Args:
-        path: Prepared folder, ``.jsonl``, or metadataset file (or its parsed content).
+        path: Folder, ``.jsonl``, tars, or metadataset file (or its parsed content).
         storage_options: Credentials and the like.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
-        **options: ``split_config`` and ``dataset_config`` of a dataset.
+        **options: ``split_config``, ``dataset_config``, ``sample_type`` and ``field_map`` of a dataset.
 
     Returns:
         A :class:`DatasetLoader`, :class:`Metadataset` or :class:`MetadatasetV2`.

@@ -105,9 +105,11 @@ def join_parts(ref: JoinRef, indices: Sequence[SourceIndex]) -> list[JoinPart]:
     """
     parts = []
     for member, index in zip(ref.members, indices, strict=True):
-        if not isinstance(index, WebDatasetIndex):
+        if not isinstance(index, WebDatasetIndex) or index.plain is not None:
             raise ConfigError(
-                "only folders of tars can be joined", where=index.spec.url, hint=f"see {ref.where}"
+                "only folders of tars can be joined, and they must be prepared",
+                where=index.spec.url,
+                hint=f"see {ref.where}",
             )
         parts.append(JoinPart(index, member.nonmatch))
     return parts

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from energon_stream.cache.blocks import CacheConfig, CacheLayer
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.yaml_io import check_keys
+from energon_stream.recipe.declared import declare
 from energon_stream.recipe.fields import parse_parts
 from energon_stream.recipe.sample_classes import is_own_module, nearest
 from energon_stream.recipe.subset import Subset, parse_subset
@@ -31,15 +33,17 @@ __all__ = ["MetadatasetDocument", "parse_metadataset"]
 
 _OUTER = ("split_part", "subflavors", "shuffle_over_epochs_multiplier")
 _FILES = ("split_config", "dataset_config")
+_SAMPLES = ("sample_type", "field_map")
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "path": ("path", *_OUTER, *_FILES, "subflavor", "subset", "aux", "parts"),
+    "path": ("path", *_OUTER, *_FILES, "subflavor", "subset", "aux", "parts", "cache", *_SAMPLES),
     "blend": ("blend", "subset"),
     "blend_epochized": ("blend_epochized", "subset"),
     "join": ("join", "joiner", "nonmatch", *_OUTER, "subset"),
 }
 """Keys of each kind of node, which is named by the key that it must have."""
 _V1_KEYS = ("path", *_OUTER, *_FILES, "subflavor")
-_MEMBER_KEYS = ("path", "split_part", "subflavors", *_FILES, "nonmatch", "aux", "parts")
+_CACHE_KEYS = tuple(field.name for field in fields(CacheConfig))
+_MEMBER_KEYS = ("path", "split_part", "subflavors", *_FILES, "nonmatch", "aux", "parts", "cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +211,7 @@ class _Parser:
         subflavors = self.subflavors(value, place)
         multiplier = self.multiplier(value, place)
         if dataset_kind(spec.url) == "metadataset":
-            for key in (*_FILES, "aux", "parts"):
+            for key in (*_FILES, "aux", "parts", "cache", *_SAMPLES):
                 if key in value:
                     raise self.fail(
                         f"{key!r} has no meaning for a metadataset", place, f"set it within {spec.url}"
@@ -215,7 +219,7 @@ class _Parser:
             subset = self.subset(value, place, in_samples=False)
             return MetadatasetRef(spec, part, subflavors, subset, multiplier)
         return LeafRef(
-            spec,
+            self.cached(spec, value, place),
             part,
             self.text(value, "split_config", place, SPLIT_CONFIG),
             self.text(value, "dataset_config", place, DATASET_CONFIG),
@@ -224,6 +228,21 @@ class _Parser:
             multiplier,
             self.aux(value, place),
             parse_parts(value.get("parts"), self.at(place)),
+            declare(value.get("sample_type"), value.get("field_map"), self.at(place)),
+        )
+
+    def cached(self, spec: StoreSpec, value: Mapping[str, Any], place: str) -> StoreSpec:
+        """A dataset's place, with a cache of its own, or none, where ``cache`` says so."""
+        cache = value.get("cache")
+        if cache is None:
+            return spec
+        if isinstance(cache, Mapping):
+            check_keys(cache, _CACHE_KEYS, self.at(f"{place}.cache"))
+            return replace(spec, through=CacheLayer(CacheConfig(**cache)))
+        if cache is False:
+            return replace(spec, through=None)
+        raise self.fail(
+            f"'cache' is {cache!r:.80}", place, "use false for none, or {directory: …, max_bytes: …}"
         )
 
     def subflavors(self, value: Mapping[str, Any], place: str) -> dict[str, Any]:

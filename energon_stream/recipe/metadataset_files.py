@@ -20,6 +20,7 @@ from energon_stream.recipe.tree import (
     mixture_parts,
 )
 from energon_stream.storage import (
+    StoreLayer,
     StoreSpec,
     Transport,
     is_local,
@@ -38,11 +39,16 @@ class MetadatasetFiles:
     Args:
         storage_options: For all that is not local.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
+        through: What is between the readers and stores that are not local.
     """
 
     def __init__(
-        self, storage_options: Mapping[str, Any] | None = None, transport: Transport = "auto"
+        self,
+        storage_options: Mapping[str, Any] | None = None,
+        transport: Transport = "auto",
+        through: StoreLayer | None = None,
     ) -> None:
+        self._through = through
         self._storage_options = storage_options
         self._transport = transport
         self._documents: dict[str, MetadatasetDocument] = {}
@@ -50,8 +56,8 @@ class MetadatasetFiles:
     def spec(self, url: str) -> StoreSpec:
         """Where a URL lies; local paths become absolute, and have no storage options."""
         if is_local(url):
-            return StoreSpec(local_path(url), None, self._transport)
-        return StoreSpec(url, self._storage_options, self._transport)
+            return StoreSpec(local_path(url), None, self._transport, self._through)
+        return StoreSpec(url, self._storage_options, self._transport, self._through)
 
     def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:
         """Read a file, or understand a document that was parsed already.

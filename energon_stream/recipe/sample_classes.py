@@ -52,25 +52,29 @@ def resolve_sample_type(document: Any, *, trust: bool | None, where: str) -> typ
     """Find the class of a ``sample_type``.
 
     Args:
-        document: ``{__module__: …, __class__: …}``.
-        trust: Whether classes of other packages may be imported; None asks the environment.
+        document: ``{__module__: …, __class__: …}``, or the class itself.
+        trust: Whether classes of other packages may be imported; None asks the environment, and takes those
+            that the user's program has imported.
         where: The metadata file, for messages.
 
     Raises:
         MetadataError: No such class, or not a sample type.
         UntrustedCodeError: A class of another package, and the dataset is not trusted.
     """
-    module, name = read_class(document, where)
-    if is_own_module(module):
-        if name not in SAMPLE_TYPES:
-            raise MetadataError(
-                f"there is no sample type {name!r}", where=where, hint=nearest(name, SAMPLE_TYPES)
-            )
-        return SAMPLE_TYPES[name]
-    found = import_class(module, name, trust=trust, where=where)
+    if isinstance(document, type):
+        found, shown = document, document.__qualname__
+    else:
+        module, name = read_class(document, where)
+        if is_own_module(module):
+            if name not in SAMPLE_TYPES:
+                raise MetadataError(
+                    f"there is no sample type {name!r}", where=where, hint=nearest(name, SAMPLE_TYPES)
+                )
+            return SAMPLE_TYPES[name]
+        found, shown = import_class(module, name, trust=trust, where=where, base=Sample), f"{module}.{name}"
     if not (isinstance(found, type) and issubclass(found, Sample)):
         raise MetadataError(
-            f"{module}.{name} is no sample type",
+            f"{shown} is no sample type",
             where=where,
             hint="derive it from energon_stream.Sample and decorate it with @edataclass",
         )

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from energon_stream.errors import MetadataError, NotPreparedError
+from energon_stream.errors import ConfigError, MetadataError, NotPreparedError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.metadata import DATASET_CONFIG, META_FOLDER
 from energon_stream.index.yaml_io import check_keys
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
+from energon_stream.recipe.declared import CRUDE, DeclaredSamples
+from energon_stream.recipe.factories import FIXED_TYPES
 from energon_stream.recipe.fields import parse_field_map, parse_parts
+from energon_stream.recipe.foreign import describe_foreign
 from energon_stream.recipe.sample_classes import (
-    SAMPLE_TYPES,
     check_fields,
     is_own_module,
     nearest,
@@ -24,7 +26,8 @@ from energon_stream.recipe.sample_classes import (
 from energon_stream.recipe.sample_factory import SampleFactory
 from energon_stream.recipe.user_code import UserFunction
 from energon_stream.samples import Sample
-from energon_stream.storage import StoreSpec, is_local, run_isolated
+from energon_stream.storage import StoreSpec, is_local, parent_url, run_isolated
+from energon_stream.storage.epath import EPath
 
 __all__ = ["LeafOptions", "make_sample_factory", "read_dataset_config"]
 
@@ -46,9 +49,7 @@ _KEYS = ("__module__", "__class__", *_SAMPLE_KEYS, "subflavors", "decoder", *_OP
 
 _CRUDE = "CrudeWebdataset"
 _GENERIC = ("StandardWebdatasetFactory", "DefaultDecoderWebdatasetFactory", "DefaultGenericWebdatasetFactory")
-_FIXED = {name.removesuffix("Sample") + "Webdataset": name for name in SAMPLE_TYPES if name != "Sample"}
-"""Megatron-Energon's older factories, each for one sample type."""
-_FACTORIES = {name: name for name in (_CRUDE, *_GENERIC, *_FIXED)}
+_FACTORIES = {name: name for name in (_CRUDE, *_GENERIC, *FIXED_TYPES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ def make_sample_factory(
     decoder: FileStoreDecoder | None,
     trust: bool | None = None,
     dataset_config: str = DATASET_CONFIG,
+    declared: DeclaredSamples | None = None,
 ) -> tuple[SampleFactory, LeafOptions]:
     """Find out from an opened dataset how its samples are made.
 
@@ -83,21 +85,33 @@ def make_sample_factory(
         trust: Whether classes and files that ``dataset.yaml`` names may be imported and run. None:
             whether the environment variable ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
         dataset_config: Name of the file, for messages.
+        declared: What the user says the samples are; for datasets without such a file.
 
     Raises:
-        NotPreparedError: The dataset has no such file.
+        NotPreparedError: The dataset has no such file, and nobody else says what its samples are.
+        ConfigError: Both say so.
         MetadataError: See :func:`read_dataset_config`.
         UntrustedCodeError: See :func:`read_dataset_config`.
     """
     where = f"{index.spec.url}/{META_FOLDER}/{dataset_config}"
-    if index.dataset_yaml is None:
-        raise NotPreparedError(
-            "nothing says what the samples are",
+    document = index.dataset_yaml
+    if document is None:
+        declared = declared or (None if index.plain is None else CRUDE)
+        if declared is None:
+            raise NotPreparedError(
+                "nothing says what the samples are",
+                where=where,
+                hint="run `energon-stream prepare` on the dataset, or pass sample_type= and field_map=",
+            )
+        document, where = declared.document, declared.where
+    elif declared is not None:
+        raise ConfigError(
+            f"the dataset says itself what its samples are, and so does {declared.where}",
             where=where,
-            hint="run `energon-stream prepare` on the dataset",
+            hint="leave out sample_type and field_map, or name another file by dataset_config",
         )
     return read_dataset_config(
-        index.dataset_yaml,
+        document,
         where=where,
         decoder=decoder,
         read_text=partial(_read_beside, index.spec),
@@ -135,10 +149,20 @@ def read_dataset_config(
         MetadataError: An unknown key or class, a wrong type, a required field without a part.
         UntrustedCodeError: It wants to run code, and is not trusted.
     """
-    check_keys(document, _KEYS, where)
-    sample_type = _sample_type(document, where, trust)
     if "decoder" in document:
         decoder = _decoder(document["decoder"], where)
+    if _is_foreign(document):
+        keys = {
+            key: value for key, value in document.items() if key not in ("__module__", "__class__", "decoder")
+        }
+        path = EPath(parent_url(parent_url(where)))
+        names = str(document["__module__"]), str(document["__class__"])
+        described = describe_foreign(*names, keys, path=path, decoder=decoder, trust=trust, where=where)
+        document, decoder, sample_type = described.document, described.decoder, described.sample_type
+        check_keys(document, _KEYS, where)
+    else:
+        check_keys(document, _KEYS, where)
+        sample_type = _sample_type(document, where, trust)
 
     def user_function(reference: str) -> UserFunction:
         return UserFunction(reference, read_text, trust=trust, where=where)
@@ -149,7 +173,8 @@ def read_dataset_config(
         factory = SampleFactory(decoder, part_filter=part_filter)
     elif "sample_loader" in document:
         _refuse(document, ("field_map",), "there is a sample_loader as well", where)
-        loader = user_function(str(document["sample_loader"]))
+        given = document["sample_loader"]
+        loader = given if callable(given) else user_function(str(given))
         factory = SampleFactory(decoder, sample_type, loader=loader, part_filter=part_filter)
     else:
         _refuse(document, ("part_filter",), "field_map says which parts are used", where)
@@ -158,6 +183,11 @@ def read_dataset_config(
         factory = SampleFactory(decoder, sample_type, fields, part_filter=part_filter)
     parts = parse_parts(document.get("parts"), where)
     return factory if parts is None else factory.within(parts, where), _options(document, where)
+
+
+def _is_foreign(document: Mapping[str, Any]) -> bool:
+    """Whether the dataset is of a class that another package has."""
+    return isinstance(module := document.get("__module__"), str) and not is_own_module(module)
 
 
 def _sample_type(document: Mapping[str, Any], where: str, trust: bool | None) -> type[Sample] | None:
@@ -169,20 +199,16 @@ def _sample_type(document: Mapping[str, Any], where: str, trust: bool | None) ->
     module, name = read_class(
         {key: document[key] for key in ("__module__", "__class__") if key in document}, where
     )
-    if not is_own_module(module) or name not in _FACTORIES:
+    if name not in _FACTORIES:
         raise MetadataError(
-            f"there is no dataset class {module}.{name}",
-            where=where,
-            hint=nearest(name, _FACTORIES)
-            if is_own_module(module)
-            else f"dataset classes of other packages are not loaded; use sample_type, or {_CRUDE} and cookers",
+            f"there is no dataset class {module}.{name}", where=where, hint=nearest(name, _FACTORIES)
         )
     if name in _GENERIC:
         if "sample_type" not in document:
             raise MetadataError(f"{name} needs a sample_type", where=where)
         return resolve_sample_type(document["sample_type"], trust=trust, where=where)
     _refuse(document, ("sample_type",), f"{name} has its own", where)
-    return None if name == _CRUDE else SAMPLE_TYPES[_FIXED[name]]
+    return None if name == _CRUDE else FIXED_TYPES[name].__sample_type__
 
 
 def _refuse(document: Mapping[str, Any], keys: tuple[str, ...], reason: str, where: str) -> None:
@@ -195,9 +221,12 @@ def _refuse(document: Mapping[str, Any], keys: tuple[str, ...], reason: str, whe
 
 def _part_filter(
     value: Any, where: str, user_function: Callable[[str], UserFunction]
-) -> frozenset[str] | UserFunction | None:
+) -> frozenset[str] | Callable[[str], bool] | None:
     if value is None:
         return None
+    if callable(value):  # of a dataset class; YAML has no functions
+        function: Callable[[str], bool] = value
+        return function
     if isinstance(value, str):
         return user_function(value)
     if isinstance(value, list) and all(isinstance(part, str) for part in value):

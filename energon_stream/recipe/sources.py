@@ -21,10 +21,12 @@ from energon_stream.index.dataset import (
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.index.plain import find_tars, list_tars, open_plain
 from energon_stream.index.source_index import SourceIndex
 from energon_stream.pipeline.source import Leaf, SourceLeaf
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.file_stores import FolderFileStore, WebdatasetFileStore
+from energon_stream.recipe.declared import DeclaredSamples
 from energon_stream.recipe.join import join_leaf, open_join
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.sample_factory import SampleFactory
@@ -41,7 +43,14 @@ from energon_stream.recipe.tree import (
     inherit,
 )
 from energon_stream.schedule import LeafPlan, OrderSpec
-from energon_stream.storage import StoreSpec, Transport, is_local, run_isolated
+from energon_stream.storage import (
+    StoreLayer,
+    StoreSpec,
+    Transport,
+    is_local,
+    run_isolated,
+    strip_credentials,
+)
 from energon_stream.task.cooking import Cooker, cooker_parts
 
 __all__ = ["SampleOptions", "Target", "isolated", "open_all", "open_leaf", "read_parts", "read_sources"]
@@ -66,6 +75,8 @@ class Target:
         dataset_config: File in ``.nv-meta`` that says how samples are made; datasets only.
         subset: Which share of everything.
         multiplier: ``shuffle_over_epochs_multiplier`` of everything.
+        through: What is between the readers and stores that are not local.
+        declared: What the samples are; single datasets only.
     """
 
     root: str | Mapping[str, Any]
@@ -76,6 +87,8 @@ class Target:
     dataset_config: str = DATASET_CONFIG
     subset: Subset = field(default_factory=Subset)
     multiplier: int | None = 1
+    through: StoreLayer | None = None
+    declared: DeclaredSamples | None = None
 
     @property
     def is_metadataset(self) -> bool:
@@ -89,14 +102,16 @@ class Target:
             ConfigError: An option that only single datasets have.
             EnergonStreamError: What :meth:`MetadatasetFiles.parts` raises.
         """
-        files = MetadatasetFiles(self.storage_options, self.transport)
+        files = MetadatasetFiles(self.storage_options, self.transport, self.through)
         return files.parts(self._reference(files))
 
     def _reference(self, files: MetadatasetFiles) -> Reference:
         names = self.split_config, self.dataset_config
-        if self.is_metadataset and (names != (SPLIT_CONFIG, DATASET_CONFIG) or self.subset.in_samples):
+        if self.is_metadataset and (
+            names != (SPLIT_CONFIG, DATASET_CONFIG) or self.subset.in_samples or self.declared is not None
+        ):
             raise ConfigError(
-                "split_config, dataset_config and sample numbers are for single datasets",
+                "split_config, dataset_config, sample_type and sample numbers are for single datasets",
                 hint="set them in the metadataset, where the dataset is named",
             )
         if not isinstance(self.root, str):
@@ -104,8 +119,15 @@ class Target:
         if self.is_metadataset:
             spec = files.spec(self.root)
             return MetadatasetRef(spec, self.split_part, subset=self.subset, multiplier=self.multiplier)
-        spec = StoreSpec(self.root, self.storage_options, self.transport)
-        return LeafRef(spec, self.split_part, *names, subset=self.subset, multiplier=self.multiplier)
+        spec = StoreSpec(self.root, self.storage_options, self.transport, self.through)
+        return LeafRef(
+            spec,
+            self.split_part,
+            *names,
+            subset=self.subset,
+            multiplier=self.multiplier,
+            declared=self.declared,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +193,50 @@ def _begin(
         members = [_begin(member.leaf, pool, metadata) for member in ref.members]
         # Waits in the pool for what was given to the pool before it, so there is always a thread that works.
         return pool.submit(lambda: open_join(ref, [finish() for finish in members])).result
-    if dataset_kind(ref.spec.url) == "jsonl":
+    kind = dataset_kind(ref.spec.url)
+    if kind == "jsonl":
+        _refuse(ref, ref.declared is not None, "sample_type", "the records of a JSONL file are crude")
         return pool.submit(open_jsonl, ref.spec).result
+    if kind == "tars":
+        return pool.submit(_open_tars, ref).result
+    if ref.declared is not None:
+        return pool.submit(_open_declared, ref).result
     key = ref.spec.url, ref.split_config, ref.dataset_config
     if key not in metadata:  # several parts of one dataset are common
         metadata[key] = pool.submit(
             read_metadata, ref.spec, split_config=ref.split_config, dataset_config=ref.dataset_config
         )
-    return partial(_select, ref, metadata[key])
+    return partial(_select, ref, metadata[key].result)
 
 
-def _select(ref: LeafRef, metadata: Future[DatasetMetadata]) -> WebDatasetIndex:
-    found = metadata.result()
+def _open_tars(ref: LeafRef) -> WebDatasetIndex:
+    _refuse_files(ref)
+    return open_plain(*find_tars(ref.spec), split_part=ref.split_part)
+
+
+def _open_declared(ref: LeafRef) -> WebDatasetIndex:
+    """A folder of which the user says what the samples are: it may be one of tars, and no more."""
+    tars = list_tars(ref.spec)
+    if tars is None:
+        files = {"split_config": ref.split_config, "dataset_config": ref.dataset_config}
+        return _select(ref, partial(read_metadata, ref.spec, **files))
+    _refuse_files(ref)
+    return open_plain(ref.spec, tars, split_part=ref.split_part)
+
+
+def _refuse_files(ref: LeafRef) -> None:
+    given = (ref.split_config, ref.dataset_config) != (SPLIT_CONFIG, DATASET_CONFIG)
+    _refuse(ref, given, "split_config or dataset_config", "the dataset is not prepared")
+
+
+def _refuse(ref: LeafRef, is_given: bool, what: str, reason: str) -> None:
+    if is_given:
+        where = strip_credentials(ref.spec.url)
+        raise ConfigError(f"{what} has no place here: {reason}", where=where, hint="leave it out")
+
+
+def _select(ref: LeafRef, metadata: Callable[[], DatasetMetadata]) -> WebDatasetIndex:
+    found = metadata()
     names = {"split_part": ref.split_part, "split_config": ref.split_config}
     wanted = {name: str((found.dataset_yaml or {}).get(name, value)) for name, value in names.items()}
     # What dataset.yaml says goes before what the caller says; it is known only now.
@@ -231,9 +285,14 @@ def _source_leaf(ref: LeafRef, index: SourceIndex, samples: SampleOptions) -> tu
         factory = _within(SampleFactory(SampleDecoder()), ref, samples, subflavors)
         return SourceLeaf(index, factory, subflavors, stores), LeafOptions()
     factory, options = make_sample_factory(
-        index, decoder=samples.decoder, trust=samples.trust_dataset_code, dataset_config=ref.dataset_config
+        index,
+        decoder=samples.decoder,
+        trust=samples.trust_dataset_code,
+        dataset_config=ref.dataset_config,
+        declared=ref.declared,
     )
-    stores = _stores(ref, AuxRef(ref.spec, "webdataset"), samples.decoder)
+    primary = AuxRef(ref.spec, "webdataset") if index.plain is None else None
+    stores = _stores(ref, primary, samples.decoder)
     subflavors = {**options.subflavors, **ref.subflavors}
     return SourceLeaf(index, _within(factory, ref, samples, subflavors), subflavors, stores), options
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from energon_stream.errors import MetadataError
 from energon_stream.index.join_index import NonMatch
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.recipe.declared import DeclaredSamples
 from energon_stream.recipe.subset import Subset
 from energon_stream.storage import StoreSpec
 
@@ -47,7 +48,7 @@ class LeafRef:
     """A reference to one dataset, not opened yet.
 
     Attributes:
-        spec: Where it lies: a prepared folder or a ``.jsonl`` file.
+        spec: Where it lies: a folder, a ``.jsonl`` file, a ``.tar``, or several of these by braces.
         split_part: Which part of it.
         split_config: File in ``.nv-meta`` that defines the parts.
         dataset_config: File in ``.nv-meta`` that says how samples are made.
@@ -56,6 +57,7 @@ class LeafRef:
         multiplier: ``shuffle_over_epochs_multiplier``.
         aux: Data that cookers look up by key, by name.
         parts: The parts that are used; None for all.
+        declared: What the samples are, where the dataset does not say so itself; None where nobody said.
     """
 
     spec: StoreSpec
@@ -67,6 +69,7 @@ class LeafRef:
     multiplier: int | None = 1
     aux: Mapping[str, AuxRef] = field(default_factory=dict)
     parts: frozenset[str] | None = None
+    declared: DeclaredSamples | None = None
 
     @property
     def path(self) -> str:

@@ -1,22 +1,23 @@
-"""Code that a dataset brings along or names: used only where the user trusts the dataset."""
+"""Code that a dataset brings along or names: used only where the user trusts the dataset.
+
+Sample types and dataset classes that the user's program has imported itself are the user's, not the dataset's.
+"""
 
 from __future__ import annotations
 
 import importlib
-import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from energon_stream.errors import MetadataError, UntrustedCodeError
+from energon_stream.read.trust import TRUST_VARIABLE, is_trusted
 
-__all__ = ["TRUST_VARIABLE", "UserFunction", "import_class"]
-
-TRUST_VARIABLE = "ENERGON_STREAM_TRUST_DATASET_CODE"
-"""Setting this environment variable to 1 trusts all datasets, unless an argument says otherwise."""
+__all__ = ["UserFunction", "import_class"]
 
 
 def _require_trust(trust: bool | None, what: str, where: str) -> None:
-    if not (os.environ.get(TRUST_VARIABLE) == "1" if trust is None else trust):
+    if not is_trusted(trust):
         raise UntrustedCodeError(
             f"the dataset wants to run code: {what}",
             where=where,
@@ -24,13 +25,25 @@ def _require_trust(trust: bool | None, what: str, where: str) -> None:
         )
 
 
-def import_class(module: str, name: str, *, trust: bool | None, where: str) -> Any:
+def import_class(module: str, name: str, *, trust: bool | None, where: str, base: type | None = None) -> Any:
     """Import what a metadata file names as ``__module__`` and ``__class__``.
+
+    Args:
+        module: The module.
+        name: A name in it.
+        trust: Whether the dataset may have code imported. None asks the environment, and needs no trust for a
+            class derived from ``base`` that the user's own program has imported already.
+        where: The metadata file, for messages.
+        base: What the class is to be derived from.
 
     Raises:
         UntrustedCodeError: The dataset is not trusted.
         MetadataError: There is no such module or name.
     """
+    if trust is None and base is not None:
+        imported = vars(sys.modules[module]).get(name) if module in sys.modules else None
+        if isinstance(imported, type) and issubclass(imported, base):
+            return imported
     _require_trust(trust, f"import of {module}.{name}", where)
     try:
         return getattr(importlib.import_module(module), name)

@@ -75,7 +75,8 @@ class PipelineBuilder:
             batch_size: Samples of a batch; None for single samples.
             batch_drop_last: Whether a last batch that is not full is dropped.
             packing_buffer_size: Samples to select packs from; None for no packing.
-            virtual_epoch_length: Batches of one epoch of one rank; 0 for none.
+            virtual_epoch_length: Batches of one epoch of one rank; 0 for none. Times the ranks it has to stay the same when
+                a run is resumed.
             shuffle_buffer_size: Window of the shuffle that the plan does; for those who override.
             blend_mode: How the plan blends; for those who override.
             repeat: Whether the plan repeats; for those who override.

@@ -178,7 +178,8 @@ def check_parameters(cook: Callable[..., Any], given: frozenset[str], where: str
 
 def _no_primary(cook: Callable[..., Any], where: str) -> ConfigError:
     return ConfigError(
-        f"the cooker {_name(cook)} needs 'primary', which only folders of tars have", where=where
+        f"the cooker {_name(cook)} needs 'primary', which only folders of tars that are prepared have",
+        where=where,
     )
 
 

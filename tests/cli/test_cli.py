@@ -178,3 +178,33 @@ def test_lint_finds_what_disagrees(tmp_path):
     assert "20 samples in 4 shards, 3 shards with errors" in result.output
     for text in ("data-000000.tar.idx", "the tar has 4 samples, .info.json says 5", "does not exist"):
         assert text in result.stderr
+
+
+def test_info_on_tars_that_are_not_prepared(tars, s3_server, tmp_bucket, monkeypatch, tmp_path):
+    from energon_stream import CrudeSample, WorkerConfig, get_val_dataset
+
+    monkeypatch.setenv("ENERGON_STREAM_CACHE_DIR", str(tmp_path / "cache"))
+    s3_server.upload_folder(tars["jpg"], f"{tmp_bucket}/d")
+    options = ["--storage-option", f"endpoint_url={s3_server.endpoint_url}"]
+    options += [f"--storage-option={name}=test" for name in ("key", "secret")]
+    braces = f"{tmp_bucket}/d/data-{{000000..000004}}.tar"
+    for path, tar_count in ((f"{tmp_bucket}/d", 10), (braces, 5)):
+        result = run("info", path, *options)
+        assert result.exit_code == 0, result.output
+        assert f"{tmp_bucket}/d: {tar_count} tars of " in result.output
+        assert "Indexed on this node: 0 of them" in result.output
+        assert "Parts of the first samples: jpg, json, txt" in result.output
+    get_val_dataset(
+        braces,
+        batch_size=None,
+        sample_type=CrudeSample,
+        worker_config=WorkerConfig(0, 1, 0),
+        storage_options=s3_server.storage_options,
+    )
+    assert "Indexed on this node: 5 of them, 15 samples" in run("info", f"{tmp_bucket}/d", *options).output
+    result = run("info", f"{tmp_bucket}/none", *options)
+    assert result.exit_code == 1
+    assert "there are no tars" in result.output
+    result = run("prepare", braces, *options)
+    assert result.exit_code == 1
+    assert "Name the tars' folder" in result.output

@@ -3,6 +3,8 @@
 import re
 import tracemalloc
 from collections import Counter
+from contextlib import contextmanager
+from itertools import islice
 
 import pytest
 
@@ -18,6 +20,7 @@ from energon_stream import (
 )
 from energon_stream.index.metadata import encode_info, encode_split
 from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.state import dumps, loads
 from energon_stream.testing import s3server
 from energon_stream.testing._s3objects import FolderObjects
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset
@@ -25,6 +28,7 @@ from energon_stream.testing.s3server import S3Server
 
 BATCH, PER_SHARD, SIDE_BY_SIDE = 32, 100, 16
 SAMPLE_BYTES = 4 * 512  # bin and json, each a header and a block
+D40_SAMPLE_BYTES = 512 + 40_448 + 2 * 512
 METADATA = {".info.json": 1, "split.yaml": 1, "dataset.yaml": 1}
 HUGE, SOURCES = 100_000, 50
 
@@ -53,16 +57,18 @@ class OneTar(FolderObjects):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Buckets named after their number of shards; ``listed`` has every name in ``split.yaml``, ``billion`` 10^9 samples."""
+    """Buckets named after their number of shards; ``listed`` has every name in ``split.yaml``, ``billion`` 10^9 samples, ``d40``
+    4,000 of 40 kB.
+    """
     root = tmp_path_factory.mktemp("startup")
     buckets = {f"shards-{shards}": (shards, PER_SHARD, False) for shards in (8, 64, 10_000, HUGE)}
-    buckets |= {"listed": (HUGE, PER_SHARD, True), "billion": (HUGE, 10_000, False)}
+    buckets |= {"listed": (HUGE, PER_SHARD, True), "billion": (HUGE, 10_000, False), "d40": (8, 500, False)}
     for bucket, (shards, per_shard, listed) in buckets.items():
         folder = prepared_binary_dataset(
             root / bucket / "data",
             samples=per_shard,
             shards=1,
-            payload_bytes=500,
+            payload_bytes=40_000 if bucket == "d40" else 500,
         )
         names = [f"data-{number:06d}.tar" for number in range(shards)]
         split = dump_yaml({"split_parts": {"train": names}, "exclude": []})
@@ -73,21 +79,28 @@ def root(tmp_path_factory):
     return root
 
 
+@contextmanager
+def one_tar_each(root):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(s3server, "FolderObjects", OneTar)
+        with S3Server(root) as server:
+            yield server
+
+
 @pytest.fixture
-def server(root, monkeypatch):
-    monkeypatch.setattr(s3server, "FolderObjects", OneTar)
-    with S3Server(root) as server:
+def server(root):
+    with one_tar_each(root) as server:
         yield server
 
 
-def open_dataset(server, bucket, workers=0, path="data", in_flight=64):
+def open_dataset(server, bucket, workers=0, path="data", in_flight=64, config=None):
     return get_train_dataset(
         f"s3://{bucket}/{path}",
         batch_size=BATCH,
         shuffle_buffer_size=50,
         max_samples_per_sequence=20,
         parallel_shard_iters=SIDE_BY_SIDE,
-        worker_config=WorkerConfig(0, 1, workers),
+        worker_config=config or WorkerConfig(0, 1, workers),
         task_encoder=Encoder(),
         storage_options=server.storage_options,
         read_options=ReadOptions(first_samples=BATCH, max_in_flight=in_flight),
@@ -98,12 +111,12 @@ def metadata(log):
     return Counter(entry.key.rpartition("/")[2] for entry in log if "/.nv-meta/" in entry.key)
 
 
-def until_served(log, keys):
+def until_served(log, keys, sample_bytes=SAMPLE_BYTES):
     """The requests whose answers a batch had to wait for: up to the last one that it has bytes of."""
     wanted = Counter(key.partition("/")[0] for key in keys)
     for number, entry in enumerate(log, 1):
         if entry.key.endswith(".tar"):
-            wanted[entry.key.rpartition("/")[2]] -= entry.bytes // SAMPLE_BYTES
+            wanted[entry.key.rpartition("/")[2]] -= entry.bytes // sample_bytes
         if max(wanted.values()) <= 0:
             return log[:number]
     raise AssertionError(f"never read: {+wanted}")
@@ -126,7 +139,7 @@ def test_the_first_batch_costs_its_metadata_its_index_entries_and_its_samples(se
 
 def test_a_restore_at_95_percent_of_a_billion_samples_costs_what_the_start_costs(root, server):
     """P5 at any position: no part of the cursor is walked to. A group has 16 slices of 20 samples here."""
-    with S3Server(root) as other, get_savable_loader(open_dataset(other, "billion")) as loader:
+    with one_tar_each(root) as other, get_savable_loader(open_dataset(other, "billion")) as loader:
         assert len(loader) == 10**9 // BATCH
         next(iter(loader))
         state = loader.save_state_rank()
@@ -144,6 +157,39 @@ def test_a_restore_at_95_percent_of_a_billion_samples_costs_what_the_start_costs
     waited = {(entry.key, entry.range): entry for entry in until_served(server.log(), keys)}.values()
     assert len(waited) <= sum(METADATA.values()) + len(touched) + BATCH
     assert sum(entry.bytes for entry in waited if "/.nv-meta/" not in entry.key) < 4e6
+
+
+@pytest.fixture(scope="module")
+def after_60_batches(root):
+    """The states of three ranks of twelve streams, and what comes after them in a run of one rank."""
+    states = []
+    with one_tar_each(root) as server:
+        for rank in range(3):
+            with get_savable_loader(open_dataset(server, "d40", config=in_ranks(rank, 3))) as loader:
+                for _ in zip(range(20), loader, strict=False):
+                    pass
+                states.append(loads(dumps(loader.save_state_rank())))
+        with get_savable_loader(open_dataset(server, "d40", config=in_ranks(0, 1))) as loader:
+            return states, list(islice(loader, 60, 72))
+
+
+def in_ranks(rank, world):
+    return WorkerConfig(rank, world, 0, num_streams=12)
+
+
+@pytest.mark.parametrize(("world", "rank"), [(1, 0), (2, 1), (4, 3), (6, 0), (12, 11)])
+def test_a_restore_on_another_number_of_ranks_waits_for_little_more_than_its_first_batch(
+    server, after_60_batches, world, rank
+):
+    """P5 at H50, by what had been served when the last sample of the batch was; more is on its way to other streams."""
+    states, expected = after_60_batches
+    server.shape(first_byte_latency=0.05, rate=85e6)
+    with get_savable_loader(open_dataset(server, "d40", config=in_ranks(rank, world))) as loader:
+        loader.restore_state_global(states)
+        keys = next(iter(loader))
+    assert keys == expected[rank]
+    served = sum(entry.bytes for entry in until_served(server.log(), keys, D40_SAMPLE_BYTES))
+    assert BATCH * D40_SAMPLE_BYTES <= served <= 4e6
 
 
 def test_workers_read_no_metadata(server):

@@ -11,10 +11,10 @@ from energon_stream.errors import DecodeError, FieldError, MetadataError, NotPre
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.read.decode import SampleDecoder
 from energon_stream.read.part_selection import PartSelection
+from energon_stream.read.trust import TRUST_VARIABLE
 from energon_stream.recipe.fields import parse_field_map
 from energon_stream.recipe.sample_classes import SAMPLE_TYPES
 from energon_stream.recipe.sample_types import LeafOptions, make_sample_factory, read_dataset_config
-from energon_stream.recipe.user_code import TRUST_VARIABLE
 from energon_stream.samples import CaptioningSample, CrudeSample, SourceInfo, TextSample, VQAOCRSample
 from energon_stream.storage import StoreSpec
 
@@ -214,7 +214,7 @@ CALL = {"__module__": "os", "__function__": "system", "command": "false"}
         ({**typed(), "part_filter": ["jpg"]}, "'part_filter' has no place"),
         ({**own("CrudeWebdataset"), "part_filter": 3}, "'part_filter' is 3"),
         (own("CrudeWebdatset"), "no dataset class.*'CrudeWebdataset'"),
-        ({"__module__": "other.package", "__class__": "ChatMLWebdataset"}, "other packages are not loaded"),
+        ({"__module__": "other.package", "__class__": "ChatMLWebdataset"}, "cannot be imported"),
         ({**own("CaptioningWebdataset"), **typed()}, "'sample_type' has no place"),
         (own("StandardWebdatasetFactory"), "needs a sample_type"),
         ({"subflavors": {}}, "neither sample_type nor __class__"),

@@ -1,0 +1,43 @@
+"""A cache as what reads go through: a value that travels to the processes that read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from energon_stream.cache.blocks.block_cache import BlockCache
+from energon_stream.cache.blocks.cached_store import CachedStore
+from energon_stream.cache.blocks.config import CacheConfig
+from energon_stream.cache.blocks.versions import Versions
+from energon_stream.storage import Store
+from energon_stream.storage.fork import PerProcess
+
+__all__ = ["CacheLayer", "shared_cache"]
+
+_CACHES: PerProcess[dict[CacheConfig, BlockCache]] = PerProcess(dict)
+
+
+def shared_cache(config: CacheConfig) -> BlockCache:
+    """The one cache of this process with this configuration; not to be closed by one of its users."""
+    caches = _CACHES.get()
+    if config not in caches:
+        caches[config] = BlockCache(config)
+    return caches[config]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayer:
+    """Reads stores through a cache.
+
+    Attributes:
+        config: The cache.
+        since: When the run began, in seconds since the epoch: objects have the versions that they had then or later.
+    """
+
+    config: CacheConfig
+    since: float = field(default_factory=time.time)
+
+    def __call__(self, store: Store) -> Store:
+        """A store that reads the given one through the cache."""
+        cache = shared_cache(self.config)
+        return CachedStore(store, cache, Versions(self.config.directory, store, self.since))

@@ -1,0 +1,251 @@
+"""The bytes that a cache takes of the disk, counted in a file that all processes share.
+
+Bytes are counted before they are written and given back after they are gone, so whoever is killed at whatever
+moment, no more is on the disk than is counted. What is counted and not yet finished is *pending*: when nobody
+writes and something is pending, somebody was killed, and the bytes are counted anew from the files.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from energon_stream.cache.blocks.locks import LockedFile
+from energon_stream.cache.blocks.records import PAGE_BYTES
+
+__all__ = [
+    "COUNT_FILE",
+    "OBJECT_BYTES",
+    "PATIENCE",
+    "ROOT_BYTES",
+    "Books",
+    "Busy",
+    "Ledger",
+    "Limits",
+    "Usage",
+]
+
+ROOT_BYTES = 4 * PAGE_BYTES
+"""What a dataset's folder takes: the folder, two small files, its entry in the folder above."""
+
+OBJECT_BYTES = 2 * PAGE_BYTES
+"""What an object's folder takes, with the file in it that describes it."""
+
+_FIXED_BYTES = 8 * PAGE_BYTES  # the cache's own folders and this file
+_MAGIC = b"ESCACHE1"
+_FIELDS = struct.Struct("<8sqq16s")
+_COUNT = struct.Struct("<q")
+COUNT_FILE = "bytes"
+"""File in a dataset's folder that says how many bytes are counted for it."""
+
+_BOOKS, _WRITING, _EVICTING = (0, 1), (1, 2), (2, 3)  # bytes of the file that are locked
+PATIENCE = 5.0
+"""Seconds to wait for what others do in micro- or milliseconds; whoever takes longer was stopped, or the disk is."""
+
+
+class Busy(Exception):
+    """Another process keeps a lock for much longer than it should."""
+
+
+class Usage(NamedTuple):
+    """What the ledger says.
+
+    Attributes:
+        bytes: Counted bytes, an upper bound of those on disk.
+        pending: Those of them that somebody is about to write, or to remove.
+    """
+
+    bytes: int
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may be taken.
+
+    Attributes:
+        quota: Bytes of the whole cache; None for no limit.
+        floor: Bytes of the disk to leave free.
+        shares: Bytes of some datasets, by the names of their folders.
+    """
+
+    quota: int | None = None
+    floor: int = 0
+    shares: Mapping[str, int] = field(default_factory=dict)
+
+
+class Ledger:
+    """The ledger of a cache.
+
+    Args:
+        path: Its file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def usage(self) -> Usage | None:
+        """What is counted; None where nobody has counted since the machine started."""
+        try:
+            with LockedFile(self._path, os.O_RDONLY) as file:
+                return _read(file)
+        except FileNotFoundError:
+            return None
+
+    @contextmanager
+    def writing(self) -> Iterator[Books]:
+        """Hold off recounts while something changes.
+
+        Raises:
+            Busy: A recount takes long, or nobody has counted yet.
+        """
+        with LockedFile(self._path, os.O_RDWR) as file:
+            if not file.lock(*_WRITING, seconds=PATIENCE, shared=True) or _read(file) is None:
+                raise Busy
+            yield Books(file)
+
+    @contextmanager
+    def evicting(self) -> Iterator[bool]:
+        """Be the one who makes room; gives False where another one is."""
+        with LockedFile(self._path, os.O_RDWR) as file:
+            yield file.try_lock(*_EVICTING)
+
+    def recount(
+        self, measure: Callable[[], Mapping[str, int]], *, seconds: float = 0.0, always: bool = False
+    ) -> bool:
+        """Count anew if somebody was killed; nobody writes meanwhile.
+
+        Args:
+            measure: Gives the bytes of each dataset's folder, by its path.
+            seconds: How long to wait for those who write.
+            always: Count anyway.
+
+        Returns:
+            Whether the count is right now; False while others write.
+        """
+        with LockedFile(self._path, os.O_RDWR | os.O_CREAT) as file:
+            if not file.lock(*_WRITING, seconds=seconds):
+                return False
+            usage = _read(file)
+            if always or usage is None or usage.pending:
+                counts = measure()
+                for folder, count in counts.items():
+                    _write_count(folder, count)
+                _write(file, Usage(_FIXED_BYTES + sum(counts.values()), 0))
+            return True
+
+
+class Books:
+    """The ledger, opened to change it.
+
+    Args:
+        file: Its file.
+    """
+
+    def __init__(self, file: LockedFile) -> None:
+        self._file = file
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Exclude others for a moment. Names appear and vanish in the cache only under this lock.
+
+        Raises:
+            Busy: Another process keeps the lock.
+        """
+        if not self._file.lock(*_BOOKS, seconds=PATIENCE):
+            raise Busy
+        try:
+            yield
+        finally:
+            self._file.unlock(*_BOOKS)
+
+    def take(self, root_folder: str, amount: int, limits: Limits) -> bool:
+        """Count bytes that are about to be written; False where the limits forbid it. Needs the lock."""
+        usage = self._usage()
+        if limits.quota is not None and usage.bytes + amount > limits.quota:
+            return False
+        share = limits.shares.get(os.path.basename(root_folder))
+        if share is not None and root_bytes(root_folder) + amount > share:
+            return False
+        disk = os.fstatvfs(self._file.fd)
+        if disk.f_bavail * disk.f_frsize - amount < limits.floor:
+            return False
+        _write(self._file, Usage(usage.bytes + amount, usage.pending + amount))
+        _add(root_folder, amount)
+        return True
+
+    def settle(self, amount: int) -> None:
+        """What was counted is written. Needs the lock."""
+        usage = self._usage()
+        _write(self._file, Usage(usage.bytes, usage.pending - amount))
+
+    @contextmanager
+    def giving_back(self, root_folder: str | None, amount: int) -> Iterator[None]:
+        """Around the removal of files that were counted as ``amount`` bytes. Needs the lock.
+
+        Args:
+            root_folder: Dataset that they belong to; None where its folder itself goes.
+            amount: The bytes.
+        """
+        usage = self._usage()
+        _write(self._file, Usage(usage.bytes, usage.pending + amount))
+        yield
+        _write(self._file, Usage(usage.bytes - amount, usage.pending))
+        if root_folder is not None:
+            _add(root_folder, -amount)
+
+    def _usage(self) -> Usage:
+        usage = _read(self._file)
+        if usage is None:
+            raise Busy
+        return usage
+
+
+def root_bytes(root_folder: str) -> int:
+    """Bytes counted for one dataset."""
+    try:
+        raw = Path(root_folder, COUNT_FILE).read_bytes()
+    except FileNotFoundError:
+        return 0
+    return int(_COUNT.unpack(raw)[0]) if len(raw) == _COUNT.size else 0
+
+
+def _add(root_folder: str, amount: int) -> None:
+    count = root_bytes(root_folder) + amount
+    os.makedirs(root_folder, exist_ok=True)
+    _write_count(root_folder, count)
+
+
+def _write_count(root_folder: str, count: int) -> None:
+    fd = os.open(os.path.join(root_folder, COUNT_FILE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.pwrite(
+            fd, _COUNT.pack(count), 0
+        )  # without cutting it off first, which file systems answer with a flush
+    finally:
+        os.close(fd)
+
+
+def _read(file: LockedFile) -> Usage | None:
+    raw = os.pread(file.fd, _FIELDS.size, 0)
+    if len(raw) < _FIELDS.size:
+        return None
+    magic, count, pending, boot = _FIELDS.unpack(raw)
+    return Usage(count, pending) if (magic, boot) == (_MAGIC, _boot_id()) else None
+
+
+def _write(file: LockedFile, usage: Usage) -> None:
+    os.pwrite(file.fd, _FIELDS.pack(_MAGIC, *usage, _boot_id()), 0)
+
+
+@functools.cache
+def _boot_id() -> bytes:
+    """Differs after a crash of the machine, when files may not have what was written to them."""
+    text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return bytes.fromhex(text.strip().replace("-", ""))

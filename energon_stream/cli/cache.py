@@ -1,0 +1,175 @@
+"""``energon-stream cache``: what a node's cache holds, and taking things out of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from energon_stream.cache.blocks import CacheConfig
+from energon_stream.cache.blocks.directory import CacheDirectory
+from energon_stream.cache.blocks.identity import clean_url
+from energon_stream.cache.blocks.ledger import Busy
+from energon_stream.cache.blocks.maintenance import clear_cache, list_datasets, list_objects, verify_cache
+from energon_stream.cli.options import show_size
+from energon_stream.errors import ConfigError, StorageError
+
+__all__ = ["cache"]
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@click.group()
+def cache() -> None:
+    """Look at a node's cache, verify it, take things out.
+
+    All of this is safe while training runs.
+    """
+
+
+_directory = click.option(
+    "--cache-dir",
+    metavar="DIRECTORY",
+    help="Folder of the cache. [default: the environment's ENERGON_STREAM_CACHE_DIR]",
+)
+
+
+@cache.command()
+@_directory
+def path(cache_dir: str | None) -> None:
+    """Show the directory in effect."""
+    click.echo(_config(cache_dir).directory)
+
+
+@cache.command()
+@click.argument("dataset", required=False)
+@_directory
+def ls(dataset: str | None, cache_dir: str | None) -> None:
+    """List datasets, or the objects of DATASET (its root URL)."""
+    directory = _open(cache_dir)
+    if dataset is None:
+        for found in list_datasets(directory):
+            used = " (in use)" if found.in_use else ""
+            what = f"{show_size(found.bytes)} of {found.objects} objects"
+            click.echo(f"{found.url}: {what}, last use {_time(found.last_use)}{used}")
+        return
+    for each in list_objects(directory, _root_folder(directory, dataset)):
+        what = f"{show_size(each.bytes)} of {show_size(each.size)}"
+        click.echo(f"{each.path} {each.etag}: {what}, last use {_time(each.last_use)}")
+
+
+@cache.command()
+@_directory
+def stats(cache_dir: str | None) -> None:
+    """Show how full it is."""
+    config = _config(cache_dir)
+    directory = _open(cache_dir)
+    datasets, usage = list_datasets(directory), directory.ledger.usage()
+    disk = os.statvfs(config.directory)
+    bytes_on_disk = sum(found.bytes for found in datasets)
+    click.echo(f"Directory: {config.directory}")
+    quota = "not said here" if config.quota is None else show_size(config.quota)
+    click.echo(f"Quota: {quota}")
+    counted = "nothing since the machine started" if usage is None else show_size(usage.bytes)
+    click.echo(f"Counted: {counted}")
+    blocks, objects = (sum(getattr(found, name) for found in datasets) for name in ("blocks", "objects"))
+    click.echo(f"On disk: {show_size(bytes_on_disk)} in {blocks} blocks of {objects} objects")
+    click.echo(f"Free on that disk: {show_size(disk.f_bavail * disk.f_frsize)}")
+    for found in datasets:
+        click.echo(f"  {found.bytes / max(1, bytes_on_disk):6.1%}  {show_size(found.bytes):>9}  {found.url}")
+
+
+@cache.command()
+@_directory
+def verify(cache_dir: str | None) -> None:
+    """Hash all that is there, remove what is damaged, and count anew.
+
+    Exits with status 1 if something was damaged.
+    """
+    from tqdm import tqdm
+
+    directory = _open(cache_dir)
+    total = sum(found.bytes for found in list_datasets(directory))
+    with _named_errors(directory), tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+        report = verify_cache(directory, bar.update)
+    click.echo(
+        f"{report.blocks} blocks with {show_size(report.bytes)} are whole, {report.damaged} were damaged"
+    )
+    if report.damaged:
+        click.echo("Damaged blocks were removed; what they held is fetched again when it is needed.")
+    if not report.counted:
+        click.echo("The bytes were not counted anew, because others are writing all the time.", err=True)
+    if report.damaged:
+        raise SystemExit(1)
+
+
+@cache.command()
+@_directory
+@click.option("--dataset", metavar="URL", help="Only this dataset.")
+@click.option("--older-than", metavar="AGE", help="Only objects not used for so long: 30m, 12h, 7d, 2w.")
+def clear(cache_dir: str | None, dataset: str | None, older_than: str | None) -> None:
+    """Take things out: everything, one dataset, or what was not used for long.
+
+    Who is reading goes on, and fetches again what it needs later.
+    """
+    seconds = None if older_than is None else _age(older_than)
+    directory = _open(cache_dir)
+    root_folder = None if dataset is None else _root_folder(directory, dataset)
+    with _named_errors(directory):
+        report = clear_cache(directory, root_folder, unused_for=seconds)
+    click.echo(f"Removed {report.blocks} blocks, {show_size(report.bytes)}")
+
+
+def _config(cache_dir: str | None) -> CacheConfig:
+    environment = dict(os.environ)
+    if cache_dir is not None:
+        environment["ENERGON_STREAM_CACHE_DIR"] = cache_dir
+    config = CacheConfig.from_environment(environment)
+    if config is None:
+        raise ConfigError("no cache directory", hint="Give --cache-dir, or set ENERGON_STREAM_CACHE_DIR.")
+    return config
+
+
+def _open(cache_dir: str | None) -> CacheDirectory:
+    directory = CacheDirectory(_config(cache_dir).directory)
+    if not directory.exists():
+        raise ConfigError("there is no cache", where=directory.directory, hint="Check the path.")
+    return directory
+
+
+def _root_folder(directory: CacheDirectory, url: str) -> str:
+    folder = directory.root_folder(clean_url(url))
+    if folder not in directory.root_folders():
+        known = ", ".join(found.url for found in list_datasets(directory)) or "none"
+        raise ConfigError(
+            f"the cache has no dataset {url}", where=directory.directory, hint=f"It has: {known}."
+        )
+    return folder
+
+
+@contextmanager
+def _named_errors(directory: CacheDirectory) -> Iterator[None]:
+    try:
+        yield
+    except Busy as error:
+        what = "another process keeps a lock for too long"
+        raise StorageError(what, where=directory.directory, hint="See who hangs, and try again.") from error
+    except OSError as error:
+        what = f"the cache cannot be changed: {error.strerror}"
+        raise StorageError(what, where=directory.directory) from error
+
+
+def _age(text: str) -> float:
+    match = _AGE.fullmatch(text.strip().lower())
+    if match is None:
+        raise ConfigError(f"--older-than is {text!r}", hint="Use a number and a unit: 30m, 12h, 7d, 2w.")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else "never"

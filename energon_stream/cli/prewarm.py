@@ -1,0 +1,174 @@
+"""``energon-stream prewarm``: fill a node's cache before training, by the plan of the training."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from energon_stream.cache.blocks import CacheConfig
+from energon_stream.cli.options import path_argument, show_size, storage_option
+from energon_stream.errors import ConfigError
+from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.prewarming import PrewarmResult
+from energon_stream.prewarming import prewarm as fill_cache
+from energon_stream.prewarming.report import PRICE_PER_1000_GET, PRICE_PER_GB
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["prewarm"]
+
+_RANKS = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+@click.command()
+@path_argument
+@storage_option
+@click.option(
+    "--cache-dir",
+    metavar="DIRECTORY",
+    help="Folder of the cache. [default: the environment's ENERGON_STREAM_CACHE_DIR]",
+)
+@click.option("--cache-size", metavar="SIZE", help="Bytes that it may have, such as 200GB. [default: all]")
+@click.option("--split", default="train", show_default=True, help="Split part, or split of a metadataset.")
+@click.option("--steps", type=int, help="Steps of each rank to warm; needs --batch-size.")
+@click.option("--epochs", type=int, help="Passes over the data instead. [default: 1]")
+@click.option("--fraction", type=float, help="A part of a pass instead, such as 0.3.")
+@click.option("--world-size", default=1, show_default=True, help="Data-parallel ranks of the job.")
+@click.option(
+    "--rank",
+    "ranks",
+    multiple=True,
+    metavar="RANK|FIRST-LAST",
+    help="Ranks of this node, such as 0-7. Repeatable. [default: 0]",
+)
+@click.option("--num-workers", default=4, show_default=True, help="Workers of a rank.")
+@click.option("--num-streams", default=0, help="Streams of the job. [default: ranks times workers]")
+@click.option("--batch-size", type=int, help="Samples of a step.")
+@click.option("--shuffle-buffer-size", type=int)
+@click.option("--max-samples-per-sequence", type=int)
+@click.option("--parallel-shard-iters", type=int)
+@click.option("--shuffle-over-epochs-multiplier", default=1, show_default=True)
+@click.option("--seed-offset", default=0, show_default=True)
+@click.option("--prefetch-factor", default=2, show_default=True, help="Batches that workers hold ready.")
+@click.option("--parts", metavar="NAME,…", help="Parts that samples are made of, where training names them.")
+@click.option("--subset", metavar="FIRST,LAST", help="Part of the data: 10%,50% or 0,1000 or 1000,end.")
+@click.option("--split-config", default=SPLIT_CONFIG, show_default=True)
+@click.option("--dataset-config", default=DATASET_CONFIG, show_default=True)
+@click.option("--verify", is_flag=True, help="Read everything back, and compare hashes.")
+@click.option("--dry-run", is_flag=True, help="Fetch no samples; show what would be fetched, and its cost.")
+@click.option(
+    "--price-per-1000-get", default=PRICE_PER_1000_GET, show_default=True, help="Dollars for 1,000 GET."
+)
+@click.option("--price-per-gb", default=PRICE_PER_GB, show_default=True, help="Dollars for 10⁹ bytes.")
+def prewarm(
+    path: str,
+    storage_options: dict[str, Any] | None,
+    cache_dir: str | None,
+    cache_size: str | None,
+    split: str,
+    ranks: tuple[str, ...],
+    world_size: int,
+    num_workers: int,
+    num_streams: int,
+    seed_offset: int,
+    parts: str | None,
+    subset: str | None,
+    dry_run: bool,
+    price_per_1000_get: float,
+    price_per_gb: float,
+    **options: Any,
+) -> None:
+    """Fetch into a node's cache what training will read.
+
+    PATH is a dataset or a metadataset's .yaml. What decides the order of the samples is given as in training, which then
+    makes no request for data during these steps. Interrupted, it goes on where it was. Without --steps, --epochs and
+    --fraction: one pass. Exits with status 1 if verifying found damage.
+    """
+    numbers = _ranks(ranks)
+    config = WorkerConfig(
+        numbers[0], world_size, num_workers, seed_offset=seed_offset, num_streams=num_streams
+    )
+    result = fill_cache(
+        path,
+        cache=_cache(cache_dir, cache_size, required=not dry_run),
+        ranks=numbers,
+        worker_config=config,
+        split_part=split,
+        parts=None if parts is None else parts.split(","),
+        subset=_subset(subset),
+        storage_options=storage_options,
+        dry_run=dry_run,
+        isolated=False,
+        **options,
+    )
+    _show_plan(result, len(numbers))
+    if dry_run:
+        cost = result.plan.cost(price_per_1000_get=price_per_1000_get, price_per_gb=price_per_gb)
+        listed = (price_per_1000_get, price_per_gb) == (PRICE_PER_1000_GET, PRICE_PER_GB)
+        prices = f"${price_per_1000_get:g} for 1,000 GET and ${price_per_gb:g} for 1 GB"
+        of = ": list prices of AWS S3 Standard in us-east-1, read from there" if listed else ""
+        click.echo(f"Cost: ${cost:.{2 if cost >= 1 else 6}f}, at {prices}{of}")
+        return
+    _show_result(result)
+    if result.damaged_bytes:
+        raise SystemExit(1)
+
+
+def _ranks(texts: Sequence[str]) -> list[int]:
+    found: list[int] = []
+    for text in texts:
+        match = _RANKS.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"--rank is {text!r}", hint="Use a number, or a range such as 0-7.")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ConfigError(f"--rank is {text!r}", hint="Give the smaller rank first.")
+        found += range(first, last + 1)
+    return found or [0]
+
+
+def _cache(directory: str | None, size: str | None, required: bool) -> CacheConfig | None:
+    given = {"ENERGON_STREAM_CACHE_DIR": directory, "ENERGON_STREAM_CACHE_SIZE": size}
+    environment = {**os.environ, **{name: value for name, value in given.items() if value is not None}}
+    config = CacheConfig.from_environment(environment)
+    if config is None and required:
+        raise ConfigError("no cache directory", hint="Give --cache-dir, or set ENERGON_STREAM_CACHE_DIR.")
+    return config
+
+
+def _subset(text: str | None) -> list[str | int] | None:
+    return None if text is None else [int(end) if end.isdecimal() else end for end in text.split(",")]
+
+
+def _show_plan(result: PrewarmResult, ranks: int) -> None:
+    plan = result.plan
+    of = "" if result.steps is None else f" of {result.steps} steps of {ranks} rank{'s' * (ranks > 1)}"
+    click.echo(f"Samples: {plan.samples:,}{of}, and {plan.ahead_samples:,} that the reader looks ahead")
+    click.echo(
+        f"Needed: {show_size(plan.bytes)} of {plan.objects:,} objects; {show_size(plan.cached_bytes)} were in the cache"
+    )
+    click.echo(
+        f"To fetch: {show_size(plan.missing_bytes)} with {plan.requests:,} requests; "
+        f"metadata and indices took {plan.index_requests:,} with {show_size(plan.index_bytes)}"
+    )
+
+
+def _show_result(result: PrewarmResult) -> None:
+    seconds = max(result.seconds, 1e-3)
+    rate = show_size(round(result.fetched_bytes / seconds))
+    click.echo(f"Fetched: {show_size(result.fetched_bytes)} in {seconds:.1f} s, {rate}/s")
+    if result.verified_bytes is not None:
+        damaged = f", {show_size(result.damaged_bytes)} were damaged" if result.damaged_bytes else ""
+        click.echo(f"Verified: {show_size(result.verified_bytes)}{damaged}")
+        if result.damaged_bytes:
+            click.echo("What is damaged was taken out; run it again to fetch that.", err=True)
+    if not result.is_complete:
+        share = result.warm_samples / max(1, result.samples)
+        steps = "" if result.warm_steps is None else f"{result.warm_steps:,} of {result.steps:,} steps, "
+        click.echo(
+            f"The cache takes no more: it holds all of the first {steps}{result.warm_samples:,} samples ({share:.1%}).",
+            err=True,
+        )

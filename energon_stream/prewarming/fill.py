@@ -1,0 +1,155 @@
+"""Fetches into a cache, many requests at a time; their bytes are dropped as soon as they are kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+
+from energon_stream.cache.blocks import BlockCache
+from energon_stream.errors import UnsupportedStoreError
+from energon_stream.prewarming.requests import Request, cache_of, identity_of
+from energon_stream.storage import Fetcher
+
+__all__ = ["Filled", "Verified", "fill", "look", "read_back"]
+
+_BESIDE_BYTES = 64 << 10
+"""What a range takes on disk beside its bytes, rather more than less."""
+
+_QUEUED = 8
+"""Requests that are planned ahead, for each that may be in flight: work for while the next window is planned."""
+
+
+@dataclass(slots=True)
+class Filled:
+    """What was fetched.
+
+    Attributes:
+        bytes: Bytes that are kept.
+        requests: Requests for them.
+        first_left: The smallest turn of what the cache did not take; None if it took all.
+    """
+
+    bytes: int = 0
+    requests: int = 0
+    first_left: int | None = None
+
+    def leave(self, turn: int) -> None:
+        """Something was not taken."""
+        self.first_left = turn if self.first_left is None else min(turn, self.first_left)
+
+
+def fill(
+    windows: Iterable[list[Request]],
+    caches: Collection[BlockCache],
+    fetcher: Fetcher,
+    in_flight: int,
+    room: Callable[[BlockCache], int | None],
+    on_bytes: Callable[[int], object],
+) -> Filled:
+    """Fetch what is missing until all is there, or no cache takes more.
+
+    Args:
+        windows: What to fetch, from stores with a cache; the next window is planned while the last one is fetched.
+        caches: All caches of these.
+        fetcher: Runs the requests.
+        in_flight: How many it runs at a time.
+        room: Bytes of disk that may be taken in a cache; None for any number.
+        on_bytes: Told how many bytes came.
+
+    Raises:
+        StorageError: Something could not be fetched. What came is kept.
+    """
+    found = Filled()
+    pending: dict[Future[bool], Request] = {}
+    done: SimpleQueue[Future[bool]] = SimpleQueue()
+    taken = Counter[BlockCache]()
+    full: set[BlockCache] = set()
+
+    def settle() -> None:
+        future = done.get()
+        request = pending.pop(future)
+        if future.cancelled() or not future.result():
+            found.leave(request.turn)
+            full.add(cache_of(request))
+            for other, its in pending.items():  # what has begun may find room, nothing else is worth trying
+                if cache_of(its) in full:
+                    other.cancel()
+            return
+        found.bytes += len(request.bytes)
+        found.requests += 1
+        on_bytes(len(request.bytes))
+
+    try:
+        for number, request in enumerate(request for window in windows for request in window):
+            while len(pending) >= _QUEUED * in_flight:
+                settle()
+            cache, size = cache_of(request), len(request.bytes) + _BESIDE_BYTES
+            left = room(cache)
+            if cache in full or (left is not None and taken[cache] + size > left):
+                full.add(cache)
+                found.leave(request.turn)
+                if full.issuperset(caches):
+                    break
+                continue
+            future = fetcher.call(partial(_fetch, request), deadline=number)
+            pending[future] = request
+            taken[cache] += size
+            future.add_done_callback(done.put)
+        while pending:
+            settle()
+    finally:
+        for future in list(pending):
+            future.cancel()
+    return found
+
+
+def _fetch(request: Request) -> bool:
+    """Fetch some bytes; False where the cache does not take them."""
+    cache, identity = cache_of(request), identity_of(request.store, request.path)
+    if identity is None:
+        raise UnsupportedStoreError(
+            "the store tells no version of this object, so that it cannot be cached",
+            where=f"{request.store.url}/{request.path}",
+        )
+    start, stop = request.bytes.start, request.bytes.stop
+    if not cache.has_room(identity, start, stop):
+        return False
+    request.store.get_range(request.path, request.bytes)
+    return not cache.missing(identity, start, stop)
+
+
+def look(windows: Iterable[list[Request]]) -> Filled:
+    """What :func:`fill` would leave if it fetched nothing."""
+    found = Filled()
+    for window in windows:
+        for request in window:
+            found.leave(request.turn)
+    return found
+
+
+@dataclass(slots=True)
+class Verified:
+    """What was read back: bytes that have the right hash, and bytes that have not."""
+
+    right: int = 0
+    wrong: int = 0
+
+
+def read_back(pieces: Iterable[Request], on_bytes: Callable[[int], object]) -> Verified:
+    """Read back what is in the cache; every byte is compared with its hash. What is wrong is taken out."""
+    found = Verified()
+    for piece in pieces:
+        cache, identity = cache_of(piece), identity_of(piece.store, piece.path)
+        start, stop = piece.bytes.start, piece.bytes.stop
+        if identity is None or cache.missing(identity, start, stop):
+            continue
+        if cache.read(identity, start, stop) is None:
+            found.wrong += stop - start
+        else:
+            found.right += stop - start
+        on_bytes(stop - start)
+    return found

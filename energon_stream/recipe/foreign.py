@@ -1,0 +1,118 @@
+"""Dataset classes of other packages, derived from those of :mod:`energon_stream.recipe.factories`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from energon_stream.errors import MetadataError
+from energon_stream.read.decode import FileStoreDecoder
+from energon_stream.recipe.factories import DefaultGenericWebdatasetFactory
+from energon_stream.recipe.user_code import import_class
+from energon_stream.samples import CrudeSample, Sample
+from energon_stream.storage.epath import EPath
+
+__all__ = ["ForeignDescription", "describe_foreign"]
+
+_HOOKS = (
+    "build",
+    "load_sample",
+    "sample_filter",
+    "shard_workers",
+    "slice_workers",
+    "split_samples_to_workers",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignDescription:
+    """What an own dataset class says about its samples.
+
+    Attributes:
+        sample_type: Their type; None for crude samples.
+        decoder: How parts are decoded; None leaves bytes.
+        document: The rest, by the keys of ``dataset.yaml``; functions stand for themselves.
+    """
+
+    sample_type: type[Sample] | None
+    decoder: FileStoreDecoder | None
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _CalledDecoder(FileStoreDecoder):
+    """A decoder that is called with a dict of encoded parts, as ``webdataset.autodecode.Decoder`` is."""
+
+    function: Callable[[dict[str, Any]], Mapping[str, Any]]
+
+    def decode(self, name: str, data: bytes | memoryview) -> Any:
+        """Decode one part; see ``FileStoreDecoder``."""
+        return self.function({"__key__": "", name: bytes(data)})[name]
+
+
+def describe_foreign(
+    module: str,
+    name: str,
+    document: Mapping[str, Any],
+    *,
+    path: EPath,
+    decoder: FileStoreDecoder | None,
+    trust: bool | None,
+    where: str,
+) -> ForeignDescription:
+    """Make the dataset class that ``dataset.yaml`` names, and look at what it has become.
+
+    Args:
+        module: Its module.
+        name: Its name.
+        document: The keys of the file, which are its keyword arguments.
+        path: The dataset.
+        decoder: Passed as ``decoder``.
+        trust: Whether classes may be imported that the user's program has not imported.
+        where: The file, for messages.
+
+    Raises:
+        UntrustedCodeError: The class is not imported, and the dataset not trusted.
+        MetadataError: It is no such class, cannot be made, or relies on methods that are not called here.
+    """
+    found = import_class(module, name, trust=trust, where=where, base=DefaultGenericWebdatasetFactory)
+    if not (isinstance(found, type) and issubclass(found, DefaultGenericWebdatasetFactory)):
+        raise MetadataError(
+            f"{module}.{name} is no dataset class",
+            where=where,
+            hint="derive it from DefaultDecoderWebdatasetFactory, or use sample_type",
+        )
+    own = [cls for cls in found.__mro__ if not cls.__module__.startswith("energon_stream.")]
+    for hook in _HOOKS:
+        if any(hook in vars(cls) for cls in own):
+            raise MetadataError(
+                f"{module}.{name} overrides {hook}, which is not called here",
+                where=where,
+                hint="make samples in a sample_loader, a cooker or the task encoder",
+            )
+    try:
+        made = found(path, **{"decoder": decoder, **document})
+    except TypeError as error:
+        raise MetadataError(f"{module}.{name} cannot be made: {error}", where=where) from error
+    keys = ("field_map", "sample_loader", "part_filter", "subflavors")
+    described = {key: value for key in keys if (value := getattr(made, key)) is not None}
+    return ForeignDescription(_sample_type(made, where), _decoder(made), {**made.options, **described})
+
+
+def _sample_type(made: DefaultGenericWebdatasetFactory[Any], where: str) -> type[Sample] | None:
+    found = made.__sample_type__
+    if isinstance(found, type) and issubclass(found, CrudeSample):
+        return None
+    if not (isinstance(found, type) and issubclass(found, Sample)):
+        raise MetadataError(
+            f"{type(made).__qualname__}.__sample_type__ is {found!r}",
+            where=where,
+            hint="set it to a sample type",
+        )
+    return found
+
+
+def _decoder(made: DefaultGenericWebdatasetFactory[Any]) -> FileStoreDecoder | None:
+    found = getattr(made, "_decoder", None)
+    return found if found is None or isinstance(found, FileStoreDecoder) else _CalledDecoder(found)

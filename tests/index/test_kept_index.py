@@ -1,0 +1,86 @@
+"""Indices that are kept on a node: found by version, verified, and where users want them."""
+
+import os
+import random
+
+import pytest
+
+from energon_stream.cache.blocks import CacheConfig, CacheLayer
+from energon_stream.errors import IndexMismatchError, NotPreparedError
+from energon_stream.index.kept_index import KeptIndices, index_directory
+from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec
+
+OFFSETS = [0, 1536, 4096, 4608, 9216]
+TAR = ListEntry("d/x.tar", ObjectMeta(10_240, '"1"'))
+
+
+@pytest.fixture
+def kept(tmp_path):
+    found = KeptIndices(str(tmp_path))
+    found.write(TAR, OFFSETS, suffix=".new")
+    return found
+
+
+def test_what_was_written_is_read_whole_and_in_part(kept):
+    assert kept.count(TAR) == 4
+    for first in range(5):
+        for last in range(first, 5):
+            window = kept.read_offsets(TAR, 4, first, last)
+            assert (window.first, window.offsets.tolist()) == (first, OFFSETS[first : last + 1])
+    assert [name for name in os.listdir(kept.folder) if not name.endswith(".idx")] == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ListEntry("d/y.tar", TAR.meta),
+        ListEntry("d/x.tar", ObjectMeta(10_240, '"2"')),
+        ListEntry("d/x.tar", ObjectMeta(10_752, '"1"')),
+        ListEntry("d/x.tar", ObjectMeta(10_240, None)),
+    ],
+)
+def test_another_version_has_another_index(kept, other):
+    assert kept.count(other) is None
+    os.replace(kept.path(TAR), kept.path(other))  # and an index is no one else's
+    with pytest.raises(IndexMismatchError, match=r"damaged.*index of d/"):
+        kept.count(other)
+
+
+def test_no_damage_goes_unnoticed(kept):
+    with open(kept.path(TAR), "rb") as file:
+        good = file.read()
+    dice = random.Random(0)
+    damaged = [good[:length] for length in range(len(good))] + [good + b"\0" * 8]
+    flips = ((place, good[place] ^ (1 << dice.randrange(8))) for place in range(len(good)))
+    damaged += [good[:place] + bytes([byte]) + good[place + 1 :] for place, byte in flips]
+    for content in damaged:
+        with open(kept.path(TAR), "wb") as file:
+            file.write(content)
+        with pytest.raises(IndexMismatchError, match=r"damaged.*index of d/x\.tar"):
+            kept.count(TAR)
+
+
+def test_an_index_that_vanishes_or_changes_while_it_is_in_use(kept):
+    with pytest.raises(IndexMismatchError, match="3 samples"):
+        kept.read_offsets(TAR, 3, 0, 1)
+    os.unlink(kept.path(TAR))
+    with pytest.raises(NotPreparedError, match=r"removed while it was in use.*d/x\.tar"):
+        kept.read_offsets(TAR, 4, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("cache", "environment", "expected"),
+    [
+        ("/cache", {"ENERGON_STREAM_CACHE_DIR": "/env", "XDG_CACHE_HOME": "/xdg"}, "/cache"),
+        (None, {"ENERGON_STREAM_CACHE_DIR": "/env", "XDG_CACHE_HOME": "/xdg"}, "/env"),
+        (None, {"XDG_CACHE_HOME": "/xdg"}, "/xdg/energon_stream"),
+        (None, {}, "/home/me/.cache/energon_stream"),
+    ],
+)
+def test_where_they_are_kept(monkeypatch, cache, environment, expected):
+    for name in ("ENERGON_STREAM_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/me", **environment}.items():
+        monkeypatch.setenv(name, value)
+    through = None if cache is None else CacheLayer(CacheConfig(cache))
+    assert index_directory(StoreSpec("s3://b/d", through=through)) == expected

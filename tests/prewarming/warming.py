@@ -1,0 +1,92 @@
+"""Training on a stand-in server as tests of prewarming need it: in a process of its own, with its requests counted."""
+
+import itertools
+import multiprocessing
+import time
+
+from energon_stream import (
+    Cooker,
+    DefaultTaskEncoder,
+    ReadOptions,
+    WorkerConfig,
+    basic_sample_keys,
+    get_loader,
+    get_train_dataset,
+    prewarm,
+    stateless,
+)
+from energon_stream.storage import run_isolated
+
+STEPS, BATCH = 24, 8
+ORDER = {
+    "batch_size": BATCH,
+    "shuffle_buffer_size": 60,
+    "max_samples_per_sequence": 40,
+    # Little is looked ahead, so that what is warmed ends within a pass.
+    "read_options": ReadOptions(byte_budget=1 << 20, first_samples=BATCH, max_ahead=64, max_gap=1024),
+}
+
+
+class Encoder(DefaultTaskEncoder):
+    """Nothing decoded; batches are keys, and counted over all processes."""
+
+    decoder = None
+    made = multiprocessing.Value("i", 0)
+    cookers = [Cooker(stateless(lambda sample: basic_sample_keys(sample)))]
+
+    def batch(self, samples):
+        with self.made.get_lock():
+            self.made.value += 1
+        return [sample["__key__"] if isinstance(sample, dict) else sample.__key__ for sample in samples]
+
+
+def config(streams, workers=0, rank=0, world_size=1):
+    return WorkerConfig(rank, world_size, workers, num_streams=streams)
+
+
+def warm(server, url, cache, streams=1, **changes):
+    """Prewarm, counted from zero."""
+    server.reset_counters()
+    arguments = {"steps": STEPS, "worker_config": config(streams), **ORDER, **changes}
+    return prewarm(url, cache=cache, storage_options=server.storage_options, **arguments)
+
+
+def train(server, url, cache, steps, worker_config, prefetch_factor=2, **changes):
+    """Keys of the first steps of a new process, counted from zero; workers get the time to prefetch."""
+    ready = steps + prefetch_factor * min(1, worker_config.num_workers)
+
+    def run():
+        dataset = get_train_dataset(
+            url,
+            worker_config=worker_config,
+            task_encoder=Encoder(),
+            storage_options=server.storage_options,
+            cache=cache,
+            **{**ORDER, **changes},
+        )
+        with get_loader(dataset, prefetch_factor=prefetch_factor) as loader:
+            keys = list(itertools.islice(loader, steps))
+            deadline = time.monotonic() + 20
+            while Encoder.made.value < ready:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            return keys
+
+    Encoder.made.value = 0
+    server.reset_counters()
+    return run_isolated(run)
+
+
+def asked(server):
+    """What was asked for since then: paths of objects, without listings."""
+    return [(entry.method, entry.key, entry.range) for entry in server.log() if "/" in entry.key]
+
+
+def reads(server):
+    """Requests for bytes."""
+    return [entry for entry in asked(server) if entry[0] == "GET"]
+
+
+def listed(server):
+    """Bytes of listings."""
+    return sum(entry.bytes for entry in server.log() if "/" not in entry.key)
