@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test unit lint bench peers interop clean
+.PHONY: demo test unit lint bench peers interop megatron stores clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,5 +42,18 @@ interop: $(VENV)/installed
 	.venv-energon/bin/python -m pip install -q -c constraints.txt 'megatron-energon[s3]==7.4.1'
 	$(BIN)/python -m pytest tests/interop -v
 
+# Beside Megatron-Core, and under Megatron-Bridge's data module (without what Bridge needs for models).
+megatron: $(VENV)/installed
+	test -x .venv-megatron-core/bin/python || $(PYTHON) -m venv .venv-megatron-core
+	.venv-megatron-core/bin/python -m pip install -q -c constraints.txt torch
+	.venv-megatron-core/bin/python -m pip install -q -c constraints.txt -e . megatron-core==0.16.1
+	.venv-megatron-core/bin/python -m pip install -q --no-deps megatron-bridge==0.3.1
+	$(BIN)/python -m pytest tests/integrations -v
+
+# Azure's emulator, without which its tests are skipped; it comes from npm.
+stores: $(VENV)/installed
+	npm install --prefix .venv-stores --no-fund --no-audit azurite@3.35.0
+	$(BIN)/python -m pytest tests/storage -v
+
 clean:
-	rm -rf $(VENV) .venv-localstack .venv-energon .venv-peers .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-peers .mypy_cache .ruff_cache .pytest_cache

@@ -6,6 +6,7 @@ Names are imported when they are first used, so that commands and servers that n
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     )
     from energon_stream.cache import (
         SystemFileStore as SystemFileStore,
+    )
+    from energon_stream.cache.blocks import (
+        CacheConfig as CacheConfig,
     )
     from energon_stream.errors import (
         FatalSampleError as FatalSampleError,
@@ -143,6 +147,15 @@ if TYPE_CHECKING:
     )
     from energon_stream.pipeline.collate import (
         homogeneous_concat_mix as homogeneous_concat_mix,
+    )
+    from energon_stream.prewarming import (
+        PrewarmPlan as PrewarmPlan,
+    )
+    from energon_stream.prewarming import (
+        PrewarmResult as PrewarmResult,
+    )
+    from energon_stream.prewarming import (
+        prewarm as prewarm,
     )
     from energon_stream.read.decode import (
         FileStoreDecoder as FileStoreDecoder,
@@ -293,6 +306,7 @@ _EXPORTS = {
         "PrimaryFileStore",
         "SystemFileStore",
     ],
+    "energon_stream.cache.blocks": ["CacheConfig"],
     "energon_stream.errors": ["FatalSampleError", "IgnoreSample", "SkipSample"],
     "energon_stream.index.media": ["ImageMetadata"],
     "energon_stream.loader": ["BasicDataLoader", "SavableDataLoader", "get_loader", "get_savable_loader"],
@@ -326,6 +340,7 @@ _EXPORTS = {
         "generic_concat",
         "homogeneous_concat_mix",
     ],
+    "energon_stream.prewarming": ["PrewarmPlan", "PrewarmResult", "prewarm"],
     "energon_stream.read.decode": ["FileStoreDecoder", "SampleDecoder"],
     "energon_stream.read.options": ["ReadOptions"],
     "energon_stream.recipe": [
@@ -388,3 +403,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("ENERGON_STREAM_ALIAS", "0") not in ("", "0"):
+    # The one thing that the library knows of what lies to its right, and only where the user asks for it.
+    importlib.import_module("energon_stream.integrations.megatron.alias").install_from_environment()

@@ -18,10 +18,11 @@ LAYERS = [
     {"pipeline"},
     {"task"},
     {"recipe"},
+    {"prewarming"},
     {"state"},
     {"loader"},
     {"__init__"},
-    {"cli", "integrations", "testing"},
+    {"cli", "integrations", "run_megatron", "testing"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = {

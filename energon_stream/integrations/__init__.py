@@ -1,0 +1,1 @@
+"""The library inside frameworks. Nothing here is imported unless it is asked for."""

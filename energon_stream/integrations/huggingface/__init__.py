@@ -1,0 +1,21 @@
+"""Loaders for Hugging Face's ``accelerate`` and ``transformers.Trainer``, with exact resume in the middle of an epoch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from energon_stream.integrations.huggingface.accelerated import AcceleratedLoader, worker_config_of
+    from energon_stream.integrations.huggingface.trainer import EnergonTrainer
+    from energon_stream.integrations.huggingface.trainer_hooks import EnergonTrainerHooks
+
+__all__ = ["AcceleratedLoader", "EnergonTrainer", "EnergonTrainerHooks", "worker_config_of"]
+
+_MODULE_OF = {"EnergonTrainer": "trainer", "EnergonTrainerHooks": "trainer_hooks"}
+
+
+def __getattr__(name: str) -> Any:  # accelerate is used without transformers
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF.get(name, 'accelerated')}"), name)

@@ -1,0 +1,111 @@
+"""Loaders that ``accelerate`` leaves as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, TypeVar
+
+import torch
+
+from energon_stream.errors import ConfigError
+from energon_stream.integrations.device import DevicePrefetcher
+from energon_stream.integrations.optional import of_extra
+from energon_stream.integrations.positions import of_all_ranks
+from energon_stream.loader import BasicDataLoader
+from energon_stream.worker import WorkerConfig
+
+with of_extra("accelerate"):
+    from accelerate.data_loader import DataLoaderStateMixin
+
+__all__ = ["AcceleratedLoader", "worker_config_of"]
+
+T = TypeVar("T")
+
+_COPIES = ("tp", "cp", "sp")
+"""Dimensions of a device mesh along which processes are given the same batches."""
+
+
+def _data_rank(accelerator: Any) -> tuple[int, int]:
+    """Rank and number of ranks among which ``accelerate`` would deal batches."""
+    mesh = accelerator.torch_device_mesh
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    copies = prod(mesh[name].size() for name in _COPIES if name in names)
+    return accelerator.process_index // copies, accelerator.num_processes // copies
+
+
+def worker_config_of(
+    accelerator: Any, num_workers: int = 4, *, num_streams: int = 0, seed_offset: int = 0
+) -> WorkerConfig:
+    """The configuration of this process for an ``Accelerator``.
+
+    Args:
+        accelerator: The ``Accelerator``. Processes that share data, along the mesh's dimensions of tensor, context and
+            sequence parallelism, get the same rank.
+        num_workers: Worker processes of each rank.
+        num_streams: See :class:`WorkerConfig`.
+        seed_offset: See :class:`WorkerConfig`.
+    """
+    rank, world_size = _data_rank(accelerator)
+    return WorkerConfig(rank, world_size, num_workers, seed_offset=seed_offset, num_streams=num_streams)
+
+
+class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ignore[misc]
+    """Iterates a loader for a loop with an ``Accelerator``.
+
+    ``accelerator.prepare`` returns it as it is: each rank reads its own data, so there is nothing to split or dispatch. It does
+    itself what prepared loaders do: batches are on the accelerator's device, and ``accelerator.accumulate`` sees
+    which one is the last of a pass, for which one batch is fetched ahead.
+
+    After ``accelerator.register_for_checkpointing(loader)``, ``save_state`` saves where all ranks stand, after the last
+    batch *given out*, and ``load_state`` goes on from there, at any time.
+
+    Args:
+        loader: The loader, of ``get_savable_loader`` if it is to be saved.
+        accelerator: The ``Accelerator``.
+        depth: Batches that are fetched ahead, at least 1.
+
+    Raises:
+        MissingPackageError: (On import.) ``accelerate`` is not installed.
+        ConfigError: The loader's rank or number of ranks is not the accelerator's, or ``depth`` is less than 1.
+    """
+
+    def __init__(self, loader: BasicDataLoader[T], accelerator: Any, *, depth: int = 1) -> None:
+        rank, world_size = _data_rank(accelerator)
+        config = loader.worker_config
+        if (config.rank, config.world_size) != (rank, world_size):
+            raise ConfigError(
+                f"the loader is that of rank {config.rank} of {config.world_size}, this process is {rank} of {world_size}",
+                hint="make the Accelerator (or the TrainingArguments) first, and open the dataset with "
+                "worker_config_of(accelerator)",
+            )
+        if depth < 1:
+            raise ConfigError(
+                f"depth is {depth}", hint="use 1 or more: the last batch is known by what follows it"
+            )
+        device = accelerator.device if accelerator.device_placement else torch.device("cpu")
+        super().__init__(loader, device, depth=depth)
+        self.gradient_state = accelerator.gradient_state
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate to the end of the pass."""
+        self.begin()
+        try:
+            yield from self._pass()
+        finally:
+            self.end()
+
+    def _pass(self) -> Iterator[T]:
+        while True:
+            self._fill(1 + self.depth)
+            coming = self._take()
+            if coming.ended:
+                return
+            self.end_of_dataloader = self._coming[0].ended
+            batch = [self._there(coming)]
+            del coming
+            yield batch.pop()  # so that nothing here keeps it alive
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where all ranks stand, after the last batch given out; all of them have to call it."""
+        return of_all_ranks(super().state_dict(), self.worker_config)

@@ -1,0 +1,143 @@
+"""What Lightning's loops iterate."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from energon_stream.errors import StateInUseError
+from energon_stream.integrations.positions import Fetched, Fetcher, epoch_length, of_all_ranks
+from energon_stream.loader import SavableDataLoader
+from energon_stream.state import split_streams
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["EvaluationLoader", "TrainLoader"]
+
+T = TypeVar("T")
+
+
+class TrainLoader(Generic[T]):
+    """Iterates a loader for a training loop that fetches more than it has trained on.
+
+    Where a loader has no length, Lightning fetches one batch ahead. So the states after the batches that were fetched
+    are kept until these have been trained on, which is what the loop's own count says.
+
+    Each iteration goes on after the last batch trained on: Lightning drops what it had fetched ahead when it
+    begins one. An iteration that would begin at the end of a pass begins with the next one, because loops that count
+    batches leave an epoch before its end.
+
+    Args:
+        loader: What to iterate.
+        trained: Number of batches that have been trained on, counted from anywhere. None where a batch counts as soon as
+            it is fetched.
+    """
+
+    def __init__(self, loader: SavableDataLoader[T], trained: Callable[[], int] | None) -> None:
+        self._fetcher = Fetcher(loader)
+        self._trained = trained
+        self._begin_here()
+
+    @property
+    def worker_config(self) -> WorkerConfig:
+        """The loader's configuration."""
+        return self._fetcher.loader.worker_config
+
+    def _begin_here(self) -> None:
+        """Count from where the loader stands."""
+        self._states: deque[dict[str, Any]] = deque([self._fetcher.state()])
+        self._first = 0 if self._trained is None else self._trained()  # batches trained on at the first state
+
+    def _position(self) -> dict[str, Any]:
+        """The state after the last batch trained on; those before it are dropped."""
+        ahead = len(self._states) - 1
+        trained = ahead if self._trained is None else self._trained() - self._first
+        if ahead == 0:
+            trained = 0  # nothing was fetched here, so the count is of other batches
+        if not 0 <= trained <= ahead:
+            raise StateInUseError(
+                f"the trainer counts {trained} batches more, but {ahead} were fetched",
+                hint="a custom training loop has to count in fit_loop.epoch_loop.batch_progress, one for each batch",
+            )
+        for _ in range(trained):
+            self._states.popleft()
+        self._first += trained
+        return self._states[0]
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate to the end of the pass."""
+        position = self._position()
+        if len(self._states) > 1:
+            self._fetcher.stop().restore_state_rank(position)
+        self._begin_here()
+        fetched = self._fetch()
+        if fetched.ended:
+            fetched = self._fetch()
+        while not fetched.ended:
+            batch = [fetched.batch]
+            del fetched
+            yield batch.pop()  # so that nothing here keeps it alive
+            fetched = self._fetch()
+
+    def _fetch(self) -> Fetched[T]:
+        self._position()
+        fetched = self._fetcher.fetch()
+        if not fetched.ended:
+            self._states.append(fetched.state)
+        return fetched
+
+    def __len__(self) -> int:
+        """Batches of an epoch.
+
+        Raises:
+            TypeError: It is not known for sure.
+        """
+        length = epoch_length(self._fetcher.loader.dataset)
+        if length is None:
+            raise TypeError("the number of batches is not known before they are read")
+        return length
+
+    def __bool__(self) -> bool:
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where all ranks stand, after the last batch trained on; all of them have to call it."""
+        return of_all_ranks(split_streams(self._position()), self.worker_config)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a state dict stands.
+
+        Raises:
+            StateError: It does not fit this dataset or topology.
+        """
+        self._fetcher.stop().load_state_dict(state_dict)
+        self._begin_here()
+
+    def close(self) -> None:
+        """End the workers."""
+        self._fetcher.stop()
+
+
+class EvaluationLoader(Generic[T]):
+    """Iterates a loader from the beginning each time, also where the time before was cut short.
+
+    Args:
+        loader: What to iterate.
+    """
+
+    def __init__(self, loader: SavableDataLoader[T]) -> None:
+        self._loader = loader
+        self._at_start = True
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate to the end of the pass."""
+        if not self._at_start:
+            self._loader.close()
+            self._loader.restore_state_rank(None)
+        self._at_start = False
+        yield from self._loader
+        self._at_start = True
+
+    def close(self) -> None:
+        """End the workers."""
+        self._loader.close()

@@ -1,0 +1,187 @@
+"""``megatron.energon`` as another name of this library, in this process and those it starts.
+
+A finder, first in ``sys.meta_path``, answers imports at the addresses of
+:mod:`energon_stream.integrations.megatron.addresses`. A folder in ``sys.path`` does the rest (``on_path``). It makes
+``megatron`` a namespace package where no Megatron is installed, and is one more portion of it where there is one.
+It has the metadata of a distribution ``megatron-energon``, for programs that ask for its version. And it brings
+the alias to processes that begin with an empty interpreter and get the path only, as those of
+multiprocessing's ``spawn``: its ``megatron/energon/__init__.py`` does what :func:`install_alias` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from energon_stream.errors import AliasError, ConfigError
+from energon_stream.integrations.megatron.addresses import ADDRESSES, ENERGON_VERSION
+
+__all__ = [
+    "ALIAS_VARIABLE",
+    "ON_PATH",
+    "adopt",
+    "install_alias",
+    "install_from_environment",
+    "uninstall_alias",
+]
+
+ALIAS_VARIABLE = "ENERGON_STREAM_ALIAS"
+"""Setting this environment variable to 1 makes ``import energon_stream`` install the alias; ``shadow`` does so
+where Megatron-Energon is installed too."""
+
+ON_PATH = str(Path(__file__).parent / "on_path")
+"""The folder for ``sys.path``, or for ``PYTHONPATH``."""
+
+_ROOT = "megatron.energon"
+
+
+def install_alias(*, shadow: bool = False) -> None:
+    """Make ``megatron.energon`` and its submodules resolve to this library. Doing so twice is fine.
+
+    Call it before anything imports ``megatron.energon``. It holds in this process, in processes forked from it,
+    and in those that multiprocessing spawns; not in other programs that this one starts.
+
+    Args:
+        shadow: Do so where Megatron-Energon is installed as well, which cannot be imported then.
+
+    Raises:
+        AliasError: Megatron-Energon was imported already; or it is installed, and not to be shadowed.
+    """
+    if _finder() is not None:
+        return
+    loaded = sys.modules.get(_ROOT)
+    if loaded is not None and not _is_ours(loaded):
+        raise AliasError(
+            "megatron.energon was imported already",
+            where=getattr(loaded, "__file__", None),
+            hint="call install_alias() before anything imports it, or run the program with "
+            "`python -m energon_stream.run_megatron`",
+        )
+    installed = None if shadow else _installed()
+    if installed is not None:
+        raise AliasError(
+            "Megatron-Energon is installed, and the alias would hide it",
+            where=installed,
+            hint="uninstall it, or ask for that: install_alias(shadow=True), `run_megatron --shadow`, or "
+            f"{ALIAS_VARIABLE}=shadow",
+        )
+    _install()
+
+
+def _install() -> None:
+    sys.meta_path.insert(0, _AliasFinder())
+    if ON_PATH not in sys.path:
+        sys.path.insert(1, ON_PATH)  # after the program's own folder, before what is installed
+    importlib.invalidate_caches()
+
+
+def install_from_environment() -> None:
+    """Install the alias if the environment variable says so.
+
+    Raises:
+        AliasError: See :func:`install_alias`.
+        ConfigError: The variable is neither 0, 1 nor ``shadow``.
+    """
+    value = os.environ.get(ALIAS_VARIABLE) or "0"
+    if value not in ("0", "1", "shadow"):
+        raise ConfigError(f"{ALIAS_VARIABLE} is {value!r}", hint="use 1, 0, or shadow")
+    if value != "0":
+        install_alias(shadow=value == "shadow")
+
+
+def uninstall_alias() -> None:
+    """Undo :func:`install_alias`. What was imported by the alias stays usable where it is held."""
+    finder = _finder()
+    if finder is None:
+        return
+    sys.meta_path.remove(finder)
+    if ON_PATH in sys.path:
+        sys.path.remove(ON_PATH)
+    for name in [name for name in sys.modules if name == _ROOT or name.startswith(f"{_ROOT}.")]:
+        del sys.modules[name]
+    parent = sys.modules.get("megatron")
+    if parent is not None:
+        vars(parent).pop("energon", None)
+        if all(place.startswith(ON_PATH) for place in getattr(parent, "__path__", ["other"])):
+            del sys.modules["megatron"]
+    importlib.invalidate_caches()
+
+
+def adopt(module: ModuleType) -> None:
+    """Make the package that was found in :data:`ON_PATH` the alias's root, and install the alias."""
+    if _finder() is None:
+        _install()
+    _fill(module, "")
+
+
+def _finder() -> _AliasFinder | None:
+    return next((finder for finder in sys.meta_path if isinstance(finder, _AliasFinder)), None)
+
+
+def _is_ours(module: ModuleType) -> bool:
+    """Whether a module is the package in the folder, which is about to call :func:`adopt`."""
+    return (getattr(module, "__file__", None) or "").startswith(ON_PATH)
+
+
+def _installed() -> str | None:
+    """Where Megatron-Energon would be imported from; None where nowhere. Runs no code of Megatron's."""
+    if "megatron" in sys.modules:
+        places = getattr(sys.modules["megatron"], "__path__", ())
+    else:
+        parent = importlib.util.find_spec("megatron")
+        places = (parent and parent.submodule_search_locations) or ()
+    path = [place for place in places if not place.startswith(ON_PATH)]
+    for finder in sys.meta_path:
+        spec = finder.find_spec(_ROOT, path) if hasattr(finder, "find_spec") else None
+        if spec is not None:
+            return spec.origin or str(path)
+    return None
+
+
+class _AliasFinder(MetaPathFinder):
+    """Finds the addresses."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _ROOT and not fullname.startswith(f"{_ROOT}."):
+            return None
+        address = fullname[len(_ROOT) + 1 :]
+        if address not in ADDRESSES:
+            return None
+        is_package = not address or any(other.startswith(f"{address}.") for other in ADDRESSES)
+        return ModuleSpec(fullname, _AliasLoader(address), origin="energon_stream", is_package=is_package)
+
+
+class _AliasLoader(Loader):
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def exec_module(self, module: ModuleType) -> None:
+        _fill(module, self._address)
+
+
+def _fill(module: ModuleType, address: str) -> None:
+    """Give a module the names of an address."""
+    names: dict[str, Any] = {}
+    for source, wanted in ADDRESSES[address].items():
+        found = importlib.import_module(source)
+        names.update((name, getattr(found, name)) for name in wanted or found.__all__)
+    if not address:
+        names["__version__"] = ENERGON_VERSION
+    for child in ADDRESSES:
+        # All at once, as Megatron-Energon imports them; and before the names, because importing a module binds it
+        # to its name here, which may be one of those: edataclass.
+        if child and child.rpartition(".")[0] == address:
+            importlib.import_module(f"{_ROOT}.{child}")
+    vars(module).update(
+        names, __all__=sorted(names), __doc__=f"Names of energon_stream, as {module.__name__}."
+    )

@@ -1,0 +1,73 @@
+"""Files of loader states in checkpoint folders, by Megatron's convention.
+
+``<root>/iter_0000010/train_dataloader_dprank000.pt`` holds ``{"dataloader_state_dict": state}``.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from energon_stream.errors import StateError
+
+__all__ = ["dataloader_state_path", "restore_dataloader_state", "save_dataloader_state"]
+
+_KEY = "dataloader_state_dict"
+
+
+def dataloader_state_path(root: str | os.PathLike[str], iteration: int, dp_rank: int) -> Path:
+    """The file of a data-parallel rank."""
+    return Path(root, f"iter_{iteration:07d}", f"train_dataloader_dprank{dp_rank:03d}.pt")
+
+
+def save_dataloader_state(loader: Any, root: str | os.PathLike[str], iteration: int, *, dp_rank: int) -> Path:
+    """Write where a rank stands. The file is whole or absent, also if ranks with equal batches all write it.
+
+    Args:
+        loader: An ``EnergonDataloader`` (or another one with ``save_state``).
+        root: Folder of the checkpoints.
+        iteration: Training step.
+        dp_rank: The pure data-parallel rank.
+
+    Returns:
+        The file.
+    """
+    path = dataloader_state_path(root, iteration, dp_rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    torch.save({_KEY: loader.save_state()}, temporary)
+    os.replace(temporary, path)
+    return path
+
+
+def restore_dataloader_state(
+    loader: Any, root: str | os.PathLike[str], iteration: int, *, dp_rank: int
+) -> None:
+    """Go on where a rank stood; before the first batch.
+
+    Args:
+        loader: An ``EnergonDataloader`` (or another one with ``restore_state``).
+        root: Folder of the checkpoints.
+        iteration: Training step.
+        dp_rank: The pure data-parallel rank.
+
+    Raises:
+        StateError: There is no such file, or no state in it, or one that does not fit.
+    """
+    path = dataloader_state_path(root, iteration, dp_rank)
+    if not path.exists():
+        found = sorted(other.name for other in path.parent.glob("train_dataloader_dprank*.pt"))
+        raise StateError(
+            f"rank {dp_rank} has no saved loader state",
+            where=str(path),
+            hint=f"there are {found}" if found else "was the checkpoint saved without the loader?",
+        )
+    content = torch.load(path, weights_only=True)
+    if not isinstance(content, Mapping) or _KEY not in content:
+        raise StateError(f"the file has no {_KEY!r}", where=str(path))
+    loader.restore_state(content[_KEY])

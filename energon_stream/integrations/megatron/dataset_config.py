@@ -1,0 +1,80 @@
+"""Reading a ``dataset.yaml`` to an object of its dataset class, as programs do that check such files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+from energon_stream.errors import ConfigError, MetadataError
+from energon_stream.index import yaml_io
+from energon_stream.recipe import factories
+from energon_stream.recipe.sample_classes import is_own_module, nearest, read_class, resolve_sample_type
+from energon_stream.recipe.user_code import import_class
+from energon_stream.storage.epath import EPath
+
+__all__ = ["JsonParser", "load_config", "load_yaml"]
+
+
+@dataclass(frozen=True)
+class JsonParser:
+    """How strictly a file is read; always strictly.
+
+    Raises:
+        ConfigError: ``strict`` is False.
+    """
+
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.strict:
+            raise ConfigError("dataset.yaml is always read strictly", hint="leave strict out")
+
+
+def load_yaml(stream: IO[bytes] | bytes) -> Any:
+    """Parse YAML, as dataset files are written in it."""
+    return yaml_io.load_yaml(stream if isinstance(stream, bytes) else stream.read(), "YAML")
+
+
+def load_config(
+    path: EPath | Mapping[str, Any],
+    *,
+    default_type: type,
+    default_kwargs: Mapping[str, Any] | None = None,
+    parser: JsonParser | None = None,
+) -> Any:
+    """Make the object that a ``dataset.yaml`` describes. Datasets are not opened this way.
+
+    Args:
+        path: The file, or its parsed content.
+        default_type: The class, where the file names none.
+        default_kwargs: Arguments, where the file has none.
+        parser: Accepted.
+
+    Raises:
+        MetadataError: No such class, or not the arguments that it takes.
+        UntrustedCodeError: A class of another package that is not trusted.
+    """
+    where = "dataset.yaml" if isinstance(path, Mapping) else str(path)
+    document = path if isinstance(path, Mapping) else load_yaml(path.read_bytes())
+    keys = {name: value for name, value in document.items() if name not in ("__module__", "__class__")}
+    found = default_type
+    if len(keys) < len(document):
+        found = _class({name: value for name, value in document.items() if name not in keys}, where)
+    if isinstance(keys.get("sample_type"), Mapping):
+        keys["sample_type"] = resolve_sample_type(keys["sample_type"], trust=None, where=where)
+    try:
+        return found(**{**(default_kwargs or {}), **keys})
+    except TypeError as error:
+        raise MetadataError(f"{found.__name__} cannot be made: {error}", where=where) from error
+
+
+def _class(document: Mapping[str, Any], where: str) -> Any:
+    module, name = read_class(document, where)
+    if not is_own_module(module):
+        return import_class(module, name, trust=None, where=where, base=factories.BaseCoreDatasetFactory)
+    names = (*factories.__all__, *factories.FIXED_TYPES)
+    known = {key: cls for key in names if isinstance(cls := getattr(factories, key), type)}
+    if name not in known:
+        raise MetadataError(f"there is no dataset class {name!r}", where=where, hint=nearest(name, known))
+    return known[name]

@@ -1,0 +1,29 @@
+"""Packages that only some programs need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from energon_stream.errors import MissingPackageError
+
+__all__ = ["of_extra"]
+
+
+@contextmanager
+def of_extra(extra: str) -> Iterator[None]:
+    """Import within this what an extra brings.
+
+    Args:
+        extra: Name of the extra in ``pyproject.toml``.
+
+    Raises:
+        MissingPackageError: It is not installed, or cannot be imported.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{error.name or 'a package'} cannot be imported: {error}",
+            hint=f"pip install 'energon-stream[{extra}]'",
+        ) from error

@@ -1,0 +1,57 @@
+"""The alias, small datasets, and programs in processes of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from energon_stream.integrations.megatron import install_alias, uninstall_alias
+from energon_stream.testing.datasets import prepared_captioning_dataset
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def alias():
+    """``megatron.energon``, for the length of a test."""
+    install_alias()
+    yield
+    uninstall_alias()
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Prepared datasets ``coco`` and ``coyo`` (50 of each, in 10 shards, split 8,1,1), and a mixture of them."""
+    folder = tmp_path_factory.mktemp("data")
+    for name in ("coco", "coyo"):
+        prepared_captioning_dataset(folder / name, shards=10, samples_per_shard=5, name=name + "-{:03d}.tar")
+    page = ROOT / "examples" / "pages" / "coyo-coco-dataset.yaml"
+    (folder / page.name).write_bytes(page.read_bytes())
+    return folder
+
+
+class Run:
+    """Runs Python programs and returns what they print."""
+
+    def __init__(self, python=sys.executable):
+        self.python = str(python)
+
+    def __call__(self, *arguments, code=0, cwd=None, **environment):
+        done = subprocess.run(
+            [self.python, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
+            timeout=150,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+
+@pytest.fixture
+def run():
+    """Run a program with this Python."""
+    return Run()

@@ -1,0 +1,81 @@
+"""Four ranks, two by two data-parallel and context-parallel; prints what they read.
+
+Run by ``test_megatron_core.py`` with a Python that has Megatron-Core, under torchrun. The arguments say what is
+imported first (``core`` or ``alias``), where the dataset is, and whose data module is used with which groups.
+"""
+
+import importlib.metadata
+import json
+import sys
+import types
+
+import torch.distributed as dist
+
+from energon_stream.integrations.megatron import EnergonMultiModalDataModule, install_alias
+
+FIRST, PATH, MODULE = sys.argv[1:]
+
+
+def import_core():
+    """What Megatron's training imports."""
+    from megatron.core import parallel_state
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    return parallel_state, ProcessGroupCollection
+
+
+def import_bridge():
+    """Megatron-Bridge's own data module, without the packages above it, which import models."""
+    import megatron
+
+    folder = importlib.metadata.distribution("megatron-bridge").locate_file("megatron/bridge")
+    for name, path in (
+        ("bridge", folder),
+        ("bridge.data", f"{folder}/data"),
+        ("bridge.data.energon", f"{folder}/data/energon"),
+    ):
+        package = sys.modules[f"megatron.{name}"] = types.ModuleType(f"megatron.{name}")
+        package.__path__ = [str(path)]
+    from megatron.bridge.data.energon import base_energon_datamodule
+
+    assert base_energon_datamodule.__file__.startswith(str(folder)), megatron
+    return base_energon_datamodule.EnergonMultiModalDataModule
+
+
+if FIRST == "core":
+    core = import_core()
+install_alias()
+import megatron.energon  # noqa: E402
+
+if FIRST == "alias":
+    core = import_core()
+parallel_state, ProcessGroupCollection = core
+assert megatron.energon.__name__ == "megatron.energon"
+assert "megatron_core" in repr(importlib.metadata.distribution("megatron-core")._path)
+assert parallel_state.__file__.endswith("megatron/core/parallel_state.py")
+
+dist.init_process_group("gloo")
+parallel_state.initialize_model_parallel(context_parallel_size=2)
+options = {"path": PATH, "tokenizer": None, "image_processor": None, "micro_batch_size": 4, "num_workers": 0}
+if MODULE == "bridge":
+    module = import_bridge()(**options)
+elif MODULE == "groups":
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    module = EnergonMultiModalDataModule(**options, pg_collection=groups)
+else:
+    module = EnergonMultiModalDataModule(**options)
+train, _ = module.build()
+keys = [key for _ in range(5) for key in next(train).__key__]
+found = [None] * 4
+dist.all_gather_object(
+    found,
+    [
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_context_parallel_rank(),
+        keys,
+        len(train.save_state()),
+    ],
+)
+if dist.get_rank() == 0:
+    sys.stdout.write(f"RESULT{json.dumps(found)}\n")
+dist.destroy_process_group()
