@@ -16,6 +16,9 @@ from energon_stream.testing.servers import LocalStack, SeaweedFS
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# gcsfs asks Google what kind a bucket is, for a minute, unless this was set when it was imported first.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_aws_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

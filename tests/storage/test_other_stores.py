@@ -71,9 +71,7 @@ class TestAzureObstore(_Obstore, TestAzureFsspec):
 
 @pytest.fixture(scope="module")
 def gcp_emulator():
-    with pytest.MonkeyPatch.context() as patch, emulators.GcpEmulator() as server:
-        # By default gcsfs asks by gRPC what kind of bucket it is, for a minute where nobody answers.
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    with emulators.GcpEmulator() as server:
         yield server
 
 

@@ -83,7 +83,6 @@ def batches(captions, tmp_path_factory):
         s3.put("s3://box/set.zip", Path(archive).read_bytes())
         google.create_bucket("box")
         environment = {
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
             "GOOGLE_BASE_URL": s3.endpoint_url,
             "MSC_CONFIG": str(emulators.msc_config(folder, "profile", s3, "s3://box")),
         }
