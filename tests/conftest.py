@@ -35,6 +35,14 @@ def _no_aws_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
+@pytest.fixture(autouse=True)
+def _no_clients_left() -> Iterator[None]:
+    """Let go of file systems that fsspec keeps for good, 30 MB of client each: forks of a large process are slow."""
+    yield
+    if "s3fs" in sys.modules:
+        sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
+
+
 @pytest.fixture
 def s3_server() -> Iterator[S3Server]:
     """A stand-in server of the test's own: empty, counters at zero (it starts in milliseconds)."""

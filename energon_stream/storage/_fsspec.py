@@ -261,6 +261,9 @@ class S3fsStore(FsspecStore):
 
 _disk_cache_turn: PerProcess[threading.RLock] = PerProcess(threading.RLock)
 _systems: PerProcess[dict[tuple[Any, ...], Any]] = PerProcess(dict)
+_MOST_SYSTEMS = 8
+"""File systems that are kept for the next store with the same options. One for S3 takes 25 MB, so a process that
+comes to use other credentials or endpoints now and then must not keep all."""
 
 
 def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
@@ -283,15 +286,18 @@ def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     environment = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
     key = (cls, json.dumps(options, sort_keys=True, default=repr), tuple(environment))
     systems = _systems.get()
-    if key not in systems:
+    system = systems.get(key)
+    if system is None:
         extra: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
         if issubclass(cls, AsyncFileSystem):
             extra["loop"] = _loop.get()
         system = cls(**options, **extra)
         if hasattr(system, "retries"):
             system.retries = 1  # one retry layer, ours
-        systems.setdefault(key, system)
-    return systems[key], cls._strip_protocol(url)
+        system = systems.setdefault(key, system)
+        for oldest in list(systems)[:-_MOST_SYSTEMS]:
+            systems.pop(oldest, None)
+    return system, cls._strip_protocol(url)
 
 
 def _start_loop() -> asyncio.AbstractEventLoop:

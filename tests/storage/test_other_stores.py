@@ -9,6 +9,7 @@ import pytest
 from energon_stream.errors import StorageError, UnsupportedStoreError
 from energon_stream.storage import ByteRange, RetryPolicy, StoreSpec, run_isolated
 from energon_stream.storage._obstore_target import resolve_target
+from energon_stream.testing.s3server import S3Server
 from energon_stream.testing.store_suite import StoreConformance
 
 
@@ -101,14 +102,21 @@ class TestGcsObstore(_Obstore, StoreConformance):
         return StoreSpec("gs://no-such-bucket", spec.storage_options, "obstore")
 
 
+@pytest.fixture(scope="module")
+def msc_profile(tmp_path_factory):
+    name, folder = f"profile-{uuid.uuid4().hex[:8]}", tmp_path_factory.mktemp("msc")
+    with S3Server() as server, pytest.MonkeyPatch.context() as patch:
+        server.create_bucket("box")
+        patch.setenv("MSC_CONFIG", str(emulators.msc_config(folder, name, server, "s3://box")))
+        yield name
+
+
 class TestMsc(StoreConformance):
-    """multi-storage-client, whose profile leads to the S3 stand-in."""
+    """multi-storage-client, whose profile leads to the S3 stand-in. It keeps a client for each profile, so one is enough."""
 
     @pytest.fixture
-    def spec(self, s3_server, tmp_bucket, monkeypatch, tmp_path):
-        profile = f"profile-{uuid.uuid4().hex[:8]}"
-        monkeypatch.setenv("MSC_CONFIG", str(emulators.msc_config(tmp_path, profile, s3_server, tmp_bucket)))
-        return StoreSpec(f"msc://{profile}/some folder")
+    def spec(self, msc_profile):
+        return StoreSpec(f"msc://{msc_profile}/{uuid.uuid4().hex[:8]}")
 
 
 class _Chained(StoreConformance):

@@ -1,0 +1,158 @@
+"""Prewarming against the raw rate of range GETs.
+
+    python benchmarks/prewarm.py
+
+1 GB in 50 shards, from the stand-in at 50 ms and 85 MB/s a connection. In interleaved rounds, each in a process of its own
+whose time counts from the first request to the last: ``obstore``'s own range GETs of 4 MiB, as many at a time as prewarming
+has, whose bytes are dropped; the same with the bytes written to files; and ``energon_stream.prewarm()`` into an
+empty cache, opening and planning included. Then one epoch of training from each warmed cache, whose requests the server counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import datasets
+import nginx_s3
+
+DATA = "long50"
+IN_FLIGHT = 48
+ORDER = {"batch_size": 32, "shuffle_buffer_size": 100, "max_samples_per_sequence": 100}
+
+RAW = """
+import json, os, sys, threading, time
+spec = json.loads(sys.argv[1])
+import obstore
+from obstore.store import S3Store
+
+BLOCK = 4 << 20
+begin = time.monotonic()
+store = S3Store(spec["bucket"], endpoint=spec["endpoint"], access_key_id="x", secret_access_key="x", region="us-east-1",
+                client_options={"allow_http": True})
+tars = [m for some in obstore.list(store, prefix=spec["prefix"]) for m in some if m["path"].endswith(".tar")]
+todo = iter([(m["path"], start, min(start + BLOCK, m["size"])) for m in tars for start in range(0, m["size"], BLOCK)])
+lock = threading.Lock()
+files = {}
+if spec["folder"]:
+    for m in tars:
+        files[m["path"]] = os.open(os.path.join(spec["folder"], m["path"].replace("/", "_")), os.O_CREAT | os.O_RDWR)
+
+def work():
+    while True:
+        with lock:
+            item = next(todo, None)
+        if item is None:
+            return
+        path, start, stop = item
+        data = obstore.get_range(store, path, start=start, end=stop)
+        if files:
+            os.pwrite(files[path], memoryview(data), start)
+
+threads = [threading.Thread(target=work) for _ in range(spec["in_flight"])]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+seconds = time.monotonic() - begin
+print(json.dumps([sum(m["size"] for m in tars), seconds]))
+"""
+
+PREWARM = """
+import json, sys
+import energon_stream as es
+spec = json.loads(sys.argv[1])
+done = es.prewarm(
+    spec["path"], cache=es.CacheConfig(spec["folder"], min_free_bytes=0), epochs=1, isolated=False, progress=False,
+    worker_config=es.WorkerConfig(0, 1, 0), storage_options=spec["options"], **spec["order"],
+)
+assert done.is_complete
+print(json.dumps([done.fetched_bytes, done.seconds]))
+"""
+
+TRAIN = """
+import json, sys
+import energon_stream as es
+spec = json.loads(sys.argv[1])
+
+class Encoder(es.DefaultTaskEncoder):
+    decoder = None
+    cookers = [es.Cooker(es.stateless(lambda sample: es.basic_sample_keys(sample)))]
+    def batch(self, samples):
+        return len(samples)
+
+dataset = es.get_train_dataset(
+    spec["path"], cache=es.CacheConfig(spec["folder"], min_free_bytes=0), task_encoder=Encoder(),
+    worker_config=es.WorkerConfig(0, 1, 0), storage_options=spec["options"], **spec["order"],
+)
+count = 0
+with es.get_loader(dataset) as loader:
+    for batch in loader:
+        count += batch
+        if count >= spec["samples"]:
+            break
+print(json.dumps([count, 0]))
+"""
+
+
+def run(program: str, **spec: object) -> list[float]:
+    """What a program prints, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(spec)], capture_output=True, text=True, timeout=300
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    found: list[float] = json.loads(done.stdout)
+    return found
+
+
+def main() -> None:
+    """Parse the command line, make the data, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    rates: dict[str, list[float]] = {"raw": [], "raw and written": [], "prewarm": []}
+    requests: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        root, folder = Path(scratch) / "objects", Path(scratch) / "kept"
+        datasets.write(root, [DATA])
+        with nginx_s3.serve(root) as server:
+            endpoint = server.endpoints["H50"]
+            prewarm = {
+                "path": f"s3://{datasets.BUCKET}/{DATA}",
+                "folder": str(folder),
+                "options": {"endpoint_url": endpoint, "key": "x", "secret": "x"},
+                "order": ORDER,
+                "samples": datasets.DATASETS[DATA].samples,
+            }
+            raw = {"endpoint": endpoint, "bucket": datasets.BUCKET, "prefix": f"{DATA}/", "in_flight": IN_FLIGHT}
+            cases = {
+                "raw": (RAW, raw | {"folder": None}),
+                "raw and written": (RAW, raw | {"folder": str(folder)}),
+                "prewarm": (PREWARM, prewarm),
+            }
+            for _ in range(args.rounds):
+                for name, (program, spec) in cases.items():
+                    shutil.rmtree(folder, ignore_errors=True)
+                    folder.mkdir()
+                    size, seconds = run(program, **spec)
+                    rates[name].append(size / seconds / 1e6)
+                server.take()
+                run(TRAIN, **prewarm)
+                requests.append(sum(1 for request in server.take() if request.method == "GET" and request.path.count("/") > 2))
+    for name, found in rates.items():
+        print(f"{name}: {statistics.median(found):,.0f} MB/s ({min(found):,.0f} to {max(found):,.0f})")
+    for name in ("raw", "raw and written"):
+        ratios = [one / other for one, other in zip(rates["prewarm"], rates[name], strict=True)]
+        print(f"prewarm / {name}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    print(f"requests for objects in the epoch after it: {requests}")
+
+
+if __name__ == "__main__":
+    main()
