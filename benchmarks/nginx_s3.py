@@ -55,6 +55,7 @@ PROFILES = {
         Profile("H0", 0.0, 0),
         Profile("H1", 0.001),
         Profile("H50", 0.05),
+        Profile("L10", 0.05, 10_000_000),  # with many connections a line that is slower than this machine
         Profile("H200", 0.2),
         Profile("F20", 0.05, refused=0.2),
         Profile("T2", 0.05, slow=0.02),

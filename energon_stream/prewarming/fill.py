@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
@@ -47,6 +48,7 @@ def fill(
     caches: Collection[BlockCache],
     fetcher: Fetcher,
     in_flight: int,
+    most_held: int,
     room: Callable[[BlockCache], int | None],
     on_bytes: Callable[[int], object],
 ) -> Filled:
@@ -57,6 +59,7 @@ def fill(
         caches: All caches of these.
         fetcher: Runs the requests.
         in_flight: How many it runs at a time.
+        most_held: Requests whose bytes are in memory, or on their way there, at a time.
         room: Bytes of disk that may be taken in a cache; None for any number.
         on_bytes: Told how many bytes came.
 
@@ -64,6 +67,7 @@ def fill(
         StorageError: Something could not be fetched. What came is kept.
     """
     found = Filled()
+    memory = threading.Semaphore(most_held)
     pending: dict[Future[bool], Request] = {}
     done: SimpleQueue[Future[bool]] = SimpleQueue()
     taken = Counter[BlockCache]()
@@ -95,7 +99,7 @@ def fill(
                 if full.issuperset(caches):
                     break
                 continue
-            future = fetcher.call(partial(_fetch, request), deadline=number)
+            future = fetcher.call(partial(_fetch, request, memory), deadline=number)
             pending[future] = request
             taken[cache] += size
             future.add_done_callback(done.put)
@@ -107,7 +111,7 @@ def fill(
     return found
 
 
-def _fetch(request: Request) -> bool:
+def _fetch(request: Request, memory: threading.Semaphore) -> bool:
     """Fetch some bytes; False where the cache does not take them."""
     cache, identity = cache_of(request), identity_of(request.store, request.path)
     if identity is None:
@@ -118,7 +122,8 @@ def _fetch(request: Request) -> bool:
     start, stop = request.bytes.start, request.bytes.stop
     if not cache.has_room(identity, start, stop):
         return False
-    request.store.get_range(request.path, request.bytes)
+    with memory:
+        request.store.get_range(request.path, request.bytes)
     return not cache.missing(identity, start, stop)
 
 

@@ -131,6 +131,9 @@ class _Job:
         dataset = self._open()
         limits = dataset.options
         in_flight = max(1, min(limits.in_flight, limits.block_bytes // REQUEST_BYTES))
+        most_held = max(
+            1, limits.byte_budget // REQUEST_BYTES
+        )  # more than are in flight: some are being written
         # Nobody waits for a single one of them, so none is worth asking for twice.
         fetcher = shared_fetcher(in_flight, hedged_share=0.0)
         samples = samples_of_streams(dataset, self.ranks, self.amount)
@@ -145,7 +148,9 @@ class _Job:
         else:
             with byte_bar(self.progress) as bar:
                 windows = estimated(requests, total, bar)
-                filled = fill(windows, _caches(dataset), fetcher, in_flight, requests.room, bar.update)
+                filled = fill(
+                    windows, _caches(dataset), fetcher, in_flight, most_held, requests.room, bar.update
+                )
             if self.verify:
                 with byte_bar(self.progress, requests.bytes) as bar:
                     verified = read_back(requests.pieces(), bar.update)

@@ -7,7 +7,14 @@ from typing import Protocol
 
 from energon_stream.storage.fork import PerProcess
 
-__all__ = ["AnswerUnwanted", "AttemptListener", "attempt_listener", "is_answer_wanted", "listen"]
+__all__ = [
+    "AnswerUnwanted",
+    "AttemptListener",
+    "attempt_listener",
+    "is_answer_wanted",
+    "leave_line",
+    "listen",
+]
 
 
 class AnswerUnwanted(Exception):
@@ -34,6 +41,9 @@ class AttemptListener(Protocol):
     def end(self, error: BaseException | None) -> None:
         """The attempt is over."""
 
+    def leave(self) -> None:
+        """What this thread does next needs no connection; another attempt of it is still possible."""
+
 
 # A child that is forked on a listened thread must not wake the parent's locks.
 _threads = PerProcess(threading.local)
@@ -52,6 +62,13 @@ def is_answer_wanted() -> bool:
     """
     listener = attempt_listener()
     return listener is None or listener.answered()
+
+
+def leave_line() -> None:
+    """Called by who has an answer and something to do with it that takes long, such as writing it to a disk."""
+    listener = attempt_listener()
+    if listener is not None:
+        listener.leave()
 
 
 def listen(listener: AttemptListener) -> None:

@@ -156,6 +156,9 @@ class _Nobody:
     def end(self, error: BaseException | None) -> None:
         """Nothing follows from an answer."""
 
+    def leave(self) -> None:
+        """There is no line to leave."""
+
 
 _NOBODY: AttemptListener = _Nobody()
 

@@ -58,8 +58,8 @@ class _Task:
 class RequestPool:
     """Runs tasks on threads that are born as they are needed, as many at a time as there are slots.
 
-    A task holds a slot while it runs, except between two attempts, and except when a second
-    request was faster: the transport cannot be interrupted, so the late one then keeps its thread,
+    A task holds a slot while it runs, except between two attempts, when it says that it needs none for now, and when a
+    second request was faster: the transport cannot be interrupted, so the late one then keeps its thread,
     and only that, until its answer comes and is dropped (at the first bytes, where it is large and the store
     tells of them). A free slot goes to the most urgent task.
 
@@ -170,6 +170,12 @@ class RequestPool:
                 self._grant()
             elif self._limiter.limit > limit:
                 self._grant()
+
+    def leave(self, task: _Task) -> None:
+        """Give a task's slot away while its thread goes on; its next attempt, if there is one, waits for another."""
+        with self._lock:
+            self._release(task)
+            self._grant()
 
     def end_second(
         self, task: _Task, started: float, error: BaseException | None, *, was_reading: bool
@@ -318,6 +324,9 @@ class _First:
     def end(self, error: BaseException | None) -> None:
         self._pool.end(self._task, error, was_reading=self.is_reading)
 
+    def leave(self) -> None:
+        self._pool.leave(self._task)
+
 
 class _Second:
     """Hears of the one attempt of a request beside a late one; a failed one is not tried again."""
@@ -341,3 +350,5 @@ class _Second:
 
     def end(self, error: BaseException | None) -> None:
         self._pool.end_second(self._task, self._started, error, was_reading=self.is_reading)
+
+    def leave(self) -> None: ...  # it has no slot

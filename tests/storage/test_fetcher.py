@@ -14,6 +14,7 @@ import pytest
 
 from energon_stream.errors import ConfigError, ObjectNotFoundError, RangeError, WorkerError
 from energon_stream.storage import Body, ByteRange, Counters, Fetcher, LocalStore, StoreSpec, run_isolated
+from energon_stream.storage.attempts import attempt_listener, leave_line
 from energon_stream.storage.retry import RetryPolicy
 
 
@@ -76,6 +77,30 @@ def test_in_flight_is_bounded_and_errors_reach_the_caller():
     assert store.most_inside == 4
     with pytest.raises(ConfigError):
         Fetcher(max_in_flight=0)
+
+
+def test_who_leaves_the_line_lets_the_next_request_begin():
+    """Its own next attempt waits for a slot again."""
+    fetcher, second_runs, first_asks = Fetcher(max_in_flight=1), threading.Event(), threading.Event()
+
+    def first():
+        leave_line()
+        assert second_runs.wait(20)
+        first_asks.set()
+        attempt_listener().begin()
+        attempt_listener().end(None)
+        return "first"
+
+    def second():
+        second_runs.set()
+        assert first_asks.wait(20)
+        return "second"
+
+    assert [future.result(20) for future in (fetcher.call(first), fetcher.call(second))] == [
+        "first",
+        "second",
+    ]
+    fetcher.close()
 
 
 def test_local_stores_answer_at_once(tmp_path):

@@ -18,7 +18,7 @@ import xxhash
 
 from energon_stream.cache.blocks.identity import BlockPlace
 from energon_stream.cache.blocks.ledger import PATIENCE, Busy, Ledger, Limits
-from energon_stream.cache.blocks.locks import LockedFile
+from energon_stream.cache.blocks.locks import LockedFile, Turns
 from energon_stream.cache.blocks.records import (
     PAGE_BYTES,
     RECORD_BYTES,
@@ -32,7 +32,7 @@ __all__ = ["BlockFile", "DamagedError"]
 
 _IN_USE = (1 << 62, (1 << 62) + 1)
 """Locked by all who have the file open or mapped, and by who removes it to make room."""
-_APPENDING = (1 << 62) + 1, (1 << 62) + 2
+_appending = Turns((1 << 62) + 1, (1 << 62) + 2)
 _MOST_RECORDS = 1 << 14
 _MAPPED_FROM = 1 << 20
 """Reads of more bytes get a map of the file; fewer are copied, which takes no file descriptor for the time of use."""
@@ -193,12 +193,10 @@ class BlockFile:
         Raises:
             Busy: Another process keeps the lock.
         """
-        if not self._file.lock(*_APPENDING, seconds=PATIENCE):
-            raise Busy
-        try:
+        with _appending.hold(self._file, self.place.path, PATIENCE) as is_held:
+            if not is_held:
+                raise Busy
             yield
-        finally:
-            self._file.unlock(*_APPENDING)
 
     def store(self, start: int, data: memoryview, ledger: Ledger, limits: Limits) -> int:
         """Write what of some bytes is not there.
@@ -216,14 +214,17 @@ class BlockFile:
             Busy: Others keep locks.
             OSError: The disk is full or fails.
         """
+        stop = start + len(data)
+        all_records = encode_pieces(self.place.key, start, data)  # hashed before others have to wait
         with self.appending():
-            stop = start + len(data)
             table = self.table(start - start % PAGE_BYTES, page_ceil(stop))  # what it may share pages with
             gaps = table.gaps(start, stop)
             if not gaps or not self.is_there:
                 return 0
             pieces = [(first, data[first - start : last - start]) for first, last in gaps]
-            records = b"".join(encode_pieces(self.place.key, first, piece) for first, piece in pieces)
+            records = all_records
+            if gaps != [(start, stop)]:
+                records = b"".join(encode_pieces(self.place.key, first, piece) for first, piece in pieces)
             count = len(records) // RECORD_BYTES
             if table.num_records + count > _MOST_RECORDS:
                 return 0

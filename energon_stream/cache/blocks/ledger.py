@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from energon_stream.cache.blocks.locks import LockedFile
+from energon_stream.cache.blocks.locks import LockedFile, Turns
 from energon_stream.cache.blocks.records import PAGE_BYTES
 
 __all__ = [
@@ -44,7 +44,8 @@ _COUNT = struct.Struct("<q")
 COUNT_FILE = "bytes"
 """File in a dataset's folder that says how many bytes are counted for it."""
 
-_BOOKS, _WRITING, _EVICTING = (0, 1), (1, 2), (2, 3)  # bytes of the file that are locked
+_books = Turns(0, 1)  # bytes of the file that are locked
+_WRITING, _EVICTING = (1, 2), (2, 3)
 PATIENCE = 5.0
 """Seconds to wait for what others do in micro- or milliseconds; whoever takes longer was stopped, or the disk is."""
 
@@ -158,12 +159,10 @@ class Books:
         Raises:
             Busy: Another process keeps the lock.
         """
-        if not self._file.lock(*_BOOKS, seconds=PATIENCE):
-            raise Busy
-        try:
+        with _books.hold(self._file, "", PATIENCE) as is_held:
+            if not is_held:
+                raise Busy
             yield
-        finally:
-            self._file.unlock(*_BOOKS)
 
     def take(self, root_folder: str, amount: int, limits: Limits) -> bool:
         """Count bytes that are about to be written; False where the limits forbid it. Needs the lock."""

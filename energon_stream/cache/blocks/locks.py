@@ -12,13 +12,16 @@ import fcntl
 import os
 import struct
 import sys
+import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from energon_stream.errors import ConfigError
 
-__all__ = ["LockedFile", "require_locks"]
+__all__ = ["LockedFile", "Turns", "require_locks"]
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
@@ -103,9 +106,59 @@ class LockedFile:
         self.close()
 
 
-def _close_inherited() -> None:
+class Turns:
+    """Locks of files as :meth:`LockedFile.lock` takes them, for which the threads of this process queue up first.
+
+    Polling is for other processes; threads that all poll would wake each other's cores up, and find the lock late.
+
+    Args:
+        start: First byte that is locked of each file.
+        stop: One past the last.
+    """
+
+    def __init__(self, start: int, stop: int) -> None:
+        self._span = start, stop
+        self._renew()
+        _turns.append(self)
+
+    def _renew(self) -> None:
+        self._locks = [threading.Lock() for _ in range(_STRIPES)]
+
+    @contextmanager
+    def hold(self, file: LockedFile, name: str, seconds: float) -> Iterator[bool]:
+        """Lock the bytes of a file within some seconds; gives False if it did not come to that.
+
+        Args:
+            file: The file, open.
+            name: Tells the file from others.
+            seconds: How long to wait.
+        """
+        deadline = time.monotonic() + seconds
+        turn = self._locks[hash(name) % _STRIPES]
+        if not turn.acquire(timeout=seconds):
+            yield False
+            return
+        try:
+            if not file.lock(*self._span, seconds=deadline - time.monotonic()):
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                file.unlock(*self._span)
+        finally:
+            turn.release()
+
+
+_STRIPES = 64  # files of two names may share a lock: whoever holds one of a kind takes no other of that kind
+_turns: list[Turns] = []
+
+
+def _begin_child() -> None:
     for file in list(_open):
         file.close()
+    for turns in _turns:
+        turns._renew()
 
 
-os.register_at_fork(after_in_child=_close_inherited)
+os.register_at_fork(after_in_child=_begin_child)
