@@ -95,7 +95,7 @@ def speed(root: Path, scratch: Path, rounds: int) -> None:
         for _ in range(rounds):
             for name, spec in specs.items():
                 marks = run(**spec, samples=samples, epochs=EPOCHS)
-                rates[name].append(statistics.median(samples / seconds for seconds, _ in marks[1:]))
+                rates[name].append(statistics.median(samples / seconds for seconds, *_ in marks[1:]))
     for name, found in rates.items():
         print(f"{name}: {statistics.median(found):,.0f} samples/s ({min(found):,.0f} to {max(found):,.0f})")
     ratios = [one / other for one, other in zip(rates["cached"], rates["local"], strict=True)]
@@ -140,13 +140,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--hits", action="store_true", help="P9 only")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--hits", action="store_true", help="P9 only")
+    only.add_argument("--speed", action="store_true", help="speed only")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         root = Path(scratch) / "objects"
         datasets.write(root, ["d40x8", LARGE])
-        hits(root, Path(scratch))
+        if not args.speed:
+            hits(root, Path(scratch))
         if not args.hits:
             speed(root, Path(scratch), args.rounds)
 

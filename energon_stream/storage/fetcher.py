@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from energon_stream.errors import ConfigError
+from energon_stream.storage.at_hand import get_at_hand
 from energon_stream.storage.base import Body, ByteRange, Store
 from energon_stream.storage.fork import PerProcess, keep_inherited
 from energon_stream.storage.request_pool import RequestPool
@@ -56,7 +57,7 @@ class Fetcher:
         """Ask for a byte range.
 
         Args:
-            store: Where to read; local stores answer within this call.
+            store: Where to read; local stores answer within this call, and so do caches whose bytes are in memory.
             path: Path relative to the store.
             byte_range: The bytes.
             etag: Content version that the object must have.
@@ -68,6 +69,11 @@ class Fetcher:
         request = functools.partial(store.get_range, path, byte_range, etag=etag)
         if store.is_local:
             return _answered(request)
+        body = get_at_hand(store, path, byte_range, etag=etag)
+        if body is not None:
+            future: Future[Body] = Future()
+            future.set_result(body)
+            return future
         return self._own_pool().submit(request, deadline, len(byte_range))
 
     def call(

@@ -110,10 +110,20 @@ class BlockCache:
         """Whether some bytes would be kept if they were fetched; makes room for them if the policy allows it."""
         return has_room(self._open()[0], self._place(identity, start, stop), [(start, stop)])
 
-    def read(self, identity: ObjectIdentity, start: int, stop: int) -> memoryview | None:
-        """Bytes ``start`` to ``stop`` of an object; None unless all of them are there and undamaged."""
+    def read(
+        self, identity: ObjectIdentity, start: int, stop: int, *, at_hand: bool = False
+    ) -> memoryview | None:
+        """Bytes ``start`` to ``stop`` of an object; None unless all of them are there and undamaged.
+
+        Args:
+            identity: The object.
+            start: First byte.
+            stop: One past the last byte.
+            at_hand: Read nothing from the disk: None also where the system has not the bytes in memory, as far as
+                first and last ones tell.
+        """
         place = self._place(identity, start, stop)
-        chunks, gaps = self._open()[1].find(place, start, stop)
+        chunks, gaps = self._open()[1].find(place, start, stop, at_hand=at_hand)
         if gaps:
             return None
         self._counters.add(hits=1, hit_bytes=stop - start)

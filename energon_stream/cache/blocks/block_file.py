@@ -42,6 +42,11 @@ _POPULATE_READ = (
 )
 
 
+_tables: dict[tuple[str, int, int, int], PieceTable] = {}
+_MOST_TABLES = 512
+"""Tables of whole blocks that are kept; one of 32 MiB in pieces of 128 KiB takes 6 kB."""
+
+
 class DamagedError(Exception):
     """Bytes are not those that were written.
 
@@ -131,6 +136,17 @@ class BlockFile:
         raw = os.pread(self._file.fd, size, self.place.data_bytes) if size > 0 else b""
         return PieceTable.decode(self.place.key, raw, start, stop)
 
+    def table_as_opened(self) -> PieceTable:
+        """What the file held when it was opened, or a little later. Not read again while the file stays as it is."""
+        seen = self._opened
+        key = self.place.path, seen.st_ino, seen.st_size, seen.st_mtime_ns
+        table = _tables.get(key)
+        if table is None:
+            table = _tables[key] = self.table()
+            for oldest in list(_tables)[:-_MOST_TABLES]:
+                _tables.pop(oldest, None)
+        return table
+
     def disk_bytes(self) -> int:
         """What the file was counted as, or what it takes of the disk if a killed writer left more."""
         return max(self.table().disk_bytes(), 512 * os.fstat(self._file.fd).st_blocks)
@@ -162,6 +178,16 @@ class BlockFile:
             if xxhash.xxh3_64_intdigest(data[first - base : last - base]) != digest:
                 raise DamagedError(self.file_id)
         return data[start - base : stop - base]
+
+    def is_in_memory(self, start: int, stop: int) -> bool:
+        """Whether the system has the first and the last of some bytes in memory; False also if it cannot tell."""
+        byte = [bytearray(1)]
+        try:
+            return all(
+                os.preadv(self._file.fd, byte, place, os.RWF_NOWAIT) == 1 for place in (start, stop - 1)
+            )
+        except OSError:
+            return False
 
     def _view(self, start: int, stop: int) -> memoryview:
         if stop - start < _MAPPED_FROM:

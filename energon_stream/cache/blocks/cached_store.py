@@ -103,6 +103,17 @@ class CachedStore:
         self.cache.fetch_into(known, byte_range.start, into, fetch, wait=_may_wait())
         return Body(into, known.etag, known.size)
 
+    def get_at_hand(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
+        """Read a byte range if the system has it in memory; see :func:`energon_stream.storage.at_hand.get_at_hand`."""
+        known = self._known.get(path)
+        if known is None or etag not in (None, known.etag):
+            return None
+        start, stop = byte_range.start, byte_range.stop
+        if not 0 <= start < stop <= known.size:
+            return None
+        data = self.cache.read(known, start, stop, at_hand=True)
+        return None if data is None else Body(data, known.etag, known.size)
+
     def head(self, path: str) -> ObjectMeta:
         """Metadata of one object, as it is now."""
         return self._store.head(path)

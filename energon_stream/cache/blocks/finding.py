@@ -42,15 +42,24 @@ class Finder:
         self._lock = threading.Lock()
         self._told: set[ObjectIdentity] = set()
 
-    def find(self, place: ObjectPlace, start: int, stop: int) -> tuple[list[Chunk], list[Span]]:
-        """What is there of an object's bytes ``[start, stop)``, and what is not; both in order."""
+    def find(
+        self, place: ObjectPlace, start: int, stop: int, *, at_hand: bool = False
+    ) -> tuple[list[Chunk], list[Span]]:
+        """What is there of an object's bytes ``[start, stop)``, and what is not; both in order.
+
+        Args:
+            place: The object.
+            start: First byte.
+            stop: One past the last byte.
+            at_hand: What the system has not in memory is not there, as far as first and last bytes tell.
+        """
         self._keeper.mark(place.identity.root)
         chunks: list[Chunk] = []
         gaps: list[Span] = []
         for part in place.parts(start, stop):
             problem: str | None = None
             try:
-                found = _read_part(part)
+                found = _read_part(part, at_hand)
             except DamagedError as error:
                 problem = "are not those that were written"
                 self._keeper.discard(part.block, error.file_id)
@@ -80,7 +89,7 @@ class Finder:
             )
 
 
-def _read_part(part: BlockPart) -> list[Chunk]:
+def _read_part(part: BlockPart, at_hand: bool) -> list[Chunk]:
     block = BlockFile.open(part.block)
     if block is None:
         return []
@@ -88,8 +97,10 @@ def _read_part(part: BlockPart) -> list[Chunk]:
         block.touch()
         chunks = []
         first, last = part.span
-        for run in block.table(first, last).runs(first, last):
+        for run in block.table_as_opened().runs(first, last):
             start, stop = max(first, run[0][0]), min(last, run[-1][1])
+            if at_hand and not block.is_in_memory(start, stop):
+                continue
             chunks.append(Chunk(start + part.base, block.read(run, start, stop)))
         return chunks
 

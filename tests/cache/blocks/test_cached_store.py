@@ -1,14 +1,17 @@
 """Stores read through a cache: the conformance suite, what goes over the wire, and versions."""
 
 import logging
+import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from energon_stream.cache.blocks import BlockCache, CacheConfig, CachedStore, CacheSnapshot
 from energon_stream.errors import ObjectChangedError
 from energon_stream.storage import Body, ByteRange, Counters, Fetcher, ObjectMeta, StoreSpec
+from energon_stream.storage.at_hand import get_at_hand
 from energon_stream.storage.into import get_into
 from energon_stream.testing.s3server import Rule
 from energon_stream.testing.store_suite import StoreConformance
@@ -249,3 +252,30 @@ def test_nothing_is_logged_in_a_normal_run(store, caplog):
         store.get("key")
         store.get("key")
     assert caplog.records == []
+
+
+def test_what_is_in_memory_is_answered_within_the_call(s3_server, store, cache):
+    """Without a thread; whatever is missing or damaged is fetched the usual way, by the same call."""
+    fetcher, part = Fetcher(1), ByteRange(100, 200_000)
+    etag = store.get_range("key", ByteRange(0, 300_000)).etag
+    gate = threading.Event()
+    blocking = fetcher.call(lambda: gate.wait(20))  # the only slot
+    answer = fetcher.submit(store, "key", part, etag=etag)
+    assert answer.done()
+    assert answer.result().data == OBJECT[100:200_000]
+    waiting = fetcher.submit(store, "key", ByteRange(5, 400_000))
+    assert not waiting.done()
+    gate.set()
+    assert blocking.result(20)
+    assert waiting.result(20).data == OBJECT[5:400_000]
+    assert get_at_hand(store, "key", ByteRange(5, 400_001)) is None
+    assert get_at_hand(store, "key", part, etag='"other"') is None
+    assert get_at_hand(store, "absent", part) is None
+    (block,) = sorted(Path(cache.config.directory).rglob("0.*"))[:1]
+    with block.open("r+b") as file:
+        file.seek(150)
+        file.write(b"\xff\xff\xff")
+    before = gets(s3_server)
+    assert fetcher.submit(store, "key", part).result(20).data == OBJECT[100:200_000]
+    assert gets(s3_server) == before + 1
+    fetcher.close()
