@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from energon_stream.loader.session import LoaderOptions, Session, open_session
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Turn, with_restore_key
 from energon_stream.pipeline.node import Context, RestoreKey, State
+from energon_stream.samples.tensors import map_tensors
 from energon_stream.storage import CounterSnapshot, run_isolated
 
 __all__ = ["BasicDataLoader"]
@@ -80,6 +81,8 @@ class BasicDataLoader(Generic[T]):
             return value
         from torch.utils.data._utils.pin_memory import pin_memory
 
+        if is_dataclass(value) and not hasattr(value, "pin_memory"):  # torch would leave it as it is
+            return map_tensors(lambda tensor: tensor.pin_memory(), value)
         return pin_memory(value)  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:

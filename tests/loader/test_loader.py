@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -200,6 +201,35 @@ def test_loaders_are_true_and_have_a_length_and_epochs_continue():
         assert loader
         assert len(loader) == 4
         assert [list(loader) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@dataclass
+class Plain:
+    values: torch.Tensor
+    inner: dict
+
+
+class Own:
+    """A batch that knows how it is pinned."""
+
+    def pin_memory(self):
+        return "pinned in its own way"
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (lambda: torch.ones(1), torch.ones(1) + 1),
+        (lambda: {"a": [torch.ones(1)]}, {"a": [torch.ones(1) + 1]}),
+        (lambda: Plain(torch.ones(1), {"b": torch.zeros(1)}), Plain(torch.ones(1) + 1, {"b": torch.ones(1)})),
+        (Own, "pinned in its own way"),
+    ],
+)
+def test_batches_of_all_kinds_are_pinned(monkeypatch, made, expected):
+    """Here adding one stands for pinning, which needs a device."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *args: self + 1)
+    made_by = MapDataset(plain(3, 0, 1), map_fn=lambda x: made())
+    assert_equal_values(next(iter(get_loader(made_by, pin_memory=True))), expected)
 
 
 def test_deprecated_and_impossible_options():
