@@ -5,7 +5,8 @@
 1 GB in 50 shards from the stand-in at 50 ms, with 85 MB/s a connection (H50: this machine is the limit) and with 10 MB/s
 (L10: the line is). In interleaved rounds, each in a process of its own, timed after its imports: obstore's own range GETs
 of 4 MiB, as many at a time as prewarming has, whose bytes are dropped; the same with the bytes written to files; and
-``energon_stream.prewarm()`` into an empty cache, opening and planning included. After it, an epoch of training from the warmed cache, whose
+``energon_stream.prewarm()`` into an empty cache, opening and planning included. "On the line" is the rate between the first request
+for a shard and the end of the last one, by the server's log. After it, an epoch of training from the warmed cache, whose
 requests the server counts.
 """
 
@@ -145,15 +146,18 @@ def compare(server: nginx_s3.Server, profile: str, folder: Path, rounds: int) ->
         "raw, written": (RAW, raw | {"folder": str(folder)}),
         "prewarm": (PREWARM, prewarm),
     }
-    rates: dict[str, list[float]] = {name: [] for name in cases}
+    rates: dict[str, list[float]] = {f"{name}{where}": [] for where in ("", " on the line") for name in cases}
     requests = []
     for _ in range(rounds):
         for name, (program, spec) in cases.items():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
+            server.take()
             size, seconds = run(program, **spec)
             rates[name].append(size / seconds / 1e6)
-        server.take()
+            shards = [request for request in server.take() if request.path.endswith(".tar")]
+            spent = max(request.end for request in shards) - min(request.start for request in shards)
+            rates[f"{name} on the line"].append(sum(request.nbytes for request in shards) / spent / 1e6)
         run(TRAIN, **prewarm)
         asked = server.take()
         requests.append(
@@ -163,11 +167,12 @@ def compare(server: nginx_s3.Server, profile: str, folder: Path, rounds: int) ->
         print(
             f"{profile} {name}: {statistics.median(found):,.0f} MB/s ({min(found):,.0f} to {max(found):,.0f})"
         )
-    for name in ("raw", "raw, written"):
-        ratios = [one / other for one, other in zip(rates["prewarm"], rates[name], strict=True)]
-        print(
-            f"{profile} prewarm / {name}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        )
+    for where in ("", " on the line"):
+        for name in (f"raw{where}", f"raw, written{where}"):
+            ratios = [one / other for one, other in zip(rates[f"prewarm{where}"], rates[name], strict=True)]
+            print(
+                f"{profile} prewarm / {name}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            )
     print(f"{profile} requests for objects in the epoch after it: {requests}")
 
 

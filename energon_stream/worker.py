@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from energon_stream.errors import ConfigError
 
-__all__ = ["DataParallelGroup", "WorkerConfig"]
+__all__ = ["DataParallelGroup", "WorkerConfig", "active_config"]
 
 
 class DataParallelGroup(Protocol):
@@ -25,8 +26,9 @@ class DataParallelGroup(Protocol):
 class _Active:
     """What a worker is doing right now; read by hooks through ``WorkerConfig`` within a ``with`` block.
 
-    Entered for every call of a hook, so it is a class and no generator. What is entered is kept in a variable of
-    this module: to set an attribute of a class makes the interpreter forget what it knows of the class.
+    Entered for every call of a hook, so it is a class and no generator. What is entered is kept by thread, because
+    several may step loaders; and not in ``WorkerConfig``: to set an attribute of a class makes the interpreter
+    forget what it knows of the class.
     """
 
     __slots__ = ("batch_index", "config", "outer", "sample_index", "stream")
@@ -42,24 +44,41 @@ class _Active:
     def at(self, sample_index: int) -> _Active:
         """The same for another call of the batch that is being made, entered next."""
         self.sample_index = sample_index
-        self.batch_index = 0 if _active is None else _active.batch_index
+        active = _here.active
+        self.batch_index = 0 if active is None else active.batch_index
         return self
 
     def __enter__(self) -> None:
-        global _active
-        self.outer = outer = _active
-        _active = self
+        self.outer = outer = _here.active
+        _here.active = self
         if outer is None or outer.config is not self.config:
             WorkerConfig.active_worker_config = self.config
 
     def __exit__(self, *_: object) -> None:
-        global _active
-        _active = outer = self.outer
+        _here.active = outer = self.outer
         if outer is None or outer.config is not self.config:
             WorkerConfig.active_worker_config = None if outer is None else outer.config
 
 
-_active: _Active | None = None
+class _Here(threading.local):
+    """What this thread has entered."""
+
+    active: _Active | None = None
+
+
+_here = _Here()
+
+
+def active_config() -> Any:
+    """Configuration of the hook that this thread is in; None outside of hooks.
+
+    What a program has put in the place of ``WorkerConfig.active_worker_config`` comes first, as long as it is no
+    ``WorkerConfig``: another thread may have left one there.
+    """
+    named = WorkerConfig.active_worker_config
+    if named is None or isinstance(named, WorkerConfig):
+        return None if _here.active is None else _here.active.config
+    return named
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +199,7 @@ class WorkerConfig:
         """Number of the stream being served, among all streams of the job."""
         if override_local_worker_id is not None:
             return self.rank + override_local_worker_id * self.world_size
-        return self.rank if _active is None else _active.stream
+        return self.rank if _here.active is None else _here.active.stream
 
     def rank_worker_id(self) -> int:
         """Number of the stream being served, among the streams of this rank."""
@@ -189,12 +208,12 @@ class WorkerConfig:
     @property
     def active_worker_sample_index(self) -> int:
         """Counter of the current hook's calls in this stream."""
-        return 0 if _active is None else _active.sample_index
+        return 0 if _here.active is None else _here.active.sample_index
 
     @property
     def active_worker_batch_index(self) -> int:
         """Counter of the batches of this stream."""
-        return 0 if _active is None else _active.batch_index
+        return 0 if _here.active is None else _here.active.batch_index
 
     def activate(self, stream: int, sample_index: int = 0, batch_index: int = 0) -> _Active:
         """Make this configuration visible to hooks for the length of a ``with`` block."""

@@ -14,7 +14,7 @@ from energon_stream.task.build import PipelineBuilder
 from energon_stream.task.cooking import Cooker, check_parameters
 from energon_stream.task.field_mapping import batch_samples, convert
 from energon_stream.task.stateless import stateless
-from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig, active_config
 
 __all__ = ["DefaultTaskEncoder", "TaskEncoder"]
 
@@ -132,7 +132,7 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
 
 
 def _active_config(name: str) -> WorkerConfig:
-    config: WorkerConfig | None = WorkerConfig.active_worker_config
+    config: WorkerConfig | None = active_config()
     if config is None:
         raise ConfigError(f"{name} has no meaning here", hint="read it inside a hook that a dataset calls")
     return config

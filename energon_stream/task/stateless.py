@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import numpy as np
 import torch
 
-from energon_stream.worker import WorkerConfig
+from energon_stream.worker import active_config
 
 __all__ = ["get_failure_tolerance", "get_stateless", "stateless"]
 
@@ -52,7 +52,7 @@ def _call_seed() -> int | None:
 
     It is looked up at each call and never kept: one process may run loaders with different seeds.
     """
-    config = WorkerConfig.active_worker_config
+    config = active_config()
     if config is None:
         return None
     text = f"{config.worker_seed()}|{config.active_worker_sample_index}"

@@ -90,10 +90,13 @@ def test_training_costs_few_requests_no_head_and_hardly_more_than_its_payload(se
             )
             assert samples == passes * SAMPLES
             marks.append(server.counters())
+        counted = loader.io_counters()
     before, after = marks
+    # What a busy machine makes late or loses is asked for again; tests of storage/ hold how much may be.
+    again = counted.hedged_bytes + counted.retries * ReadOptions().max_request
     assert set(after.requests) == {"GET"}
-    assert after.requests["GET"] - before.requests["GET"] <= 0.02 * samples
-    assert after.bytes_sent - before.bytes_sent <= 1.08 * samples * PAYLOAD
+    assert after.requests["GET"] - before.requests["GET"] <= 0.02 * samples + counted.hedges + counted.retries
+    assert after.bytes_sent - before.bytes_sent <= 1.08 * samples * PAYLOAD + again
 
 
 def test_small_shards_are_read_whole_where_passes_meet(tmp_path):

@@ -1,5 +1,6 @@
 import hashlib
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -129,3 +130,29 @@ def test_nested_hooks_do_not_disturb_each_other(monkeypatch):
 
     monkeypatch.setattr(WorkerConfig, "active_worker_config", FakeConfig())
     assert outer(True) == outer(False)
+
+
+def test_threads_that_step_loaders_side_by_side_have_seeds_of_their_own():
+    """Whoever enters and leaves in between neither changes a hook's seed nor leaves one behind."""
+    hook = stateless(restore_seeds=True)(draw)
+    here, there = WorkerConfig(0, 1, 0), WorkerConfig(0, 1, 0, seed_offset=5)
+    with here.activate(0):
+        expected = hook()
+    entered, leave = threading.Event(), threading.Event()
+
+    def step():
+        with there.activate(0):
+            entered.set()
+            assert leave.wait(20)
+
+    thread = threading.Thread(target=step)
+    with here.activate(0):
+        thread.start()
+        assert entered.wait(20)
+        assert hook() == expected
+    leave.set()
+    thread.join()
+    seeded_draw(5)
+    outside = draw()
+    seeded_draw(5)
+    assert hook() == outside
