@@ -51,7 +51,8 @@ class Finder:
             place: The object.
             start: First byte.
             stop: One past the last byte.
-            at_hand: What the system has not in memory is not there, as far as first and last bytes tell.
+            at_hand: Parts of which something is missing are not there, nor those that the system has not in memory, as
+                far as first and last bytes tell.
         """
         self._keeper.mark(place.identity.root)
         chunks: list[Chunk] = []
@@ -97,10 +98,13 @@ def _read_part(part: BlockPart, at_hand: bool) -> list[Chunk]:
         block.touch()
         chunks = []
         first, last = part.span
-        for run in block.table_as_opened().runs(first, last):
+        runs = block.table_as_opened().runs(first, last)
+        if at_hand:  # all or nothing, or what is there would be hashed now and once more with what is not
+            is_whole = len(runs) == 1 and runs[0][0][0] <= first and last <= runs[0][-1][1]
+            if not is_whole or not block.is_in_memory(first, last):
+                return []
+        for run in runs:
             start, stop = max(first, run[0][0]), min(last, run[-1][1])
-            if at_hand and not block.is_in_memory(start, stop):
-                continue
             chunks.append(Chunk(start + part.base, block.read(run, start, stop)))
         return chunks
 
