@@ -33,14 +33,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def remote(folder):
-    with S3Server() as server:
-        server.upload_folder(folder, "s3://bucket/data")
-        server.reset_counters()
-        yield server
-
-
 def open_readers(url, options, storage_options=None, repeat=None):
     """Source and readers of all streams, with one allowance."""
     source = TarSource(0, open_webdataset(StoreSpec(str(url), storage_options), split_part="train"))

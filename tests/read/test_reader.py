@@ -24,7 +24,7 @@ from energon_stream.schedule import LeafPlan, OrderSpec, Refs, RepeatPlan, build
 from energon_stream.storage import Fetcher, RetryPolicy, StoreSpec
 from energon_stream.testing.datasets import random_bytes, write_shards
 from energon_stream.testing.reference import write_reference_dataset
-from energon_stream.testing.s3server import Rule, S3Server
+from energon_stream.testing.s3server import Rule
 
 SHARDS, PER_SHARD, PAYLOAD = 6, 40, 9_000
 
@@ -39,14 +39,6 @@ def folder(tmp_path_factory):
     tars = write_shards(folder, shards=SHARDS, samples_per_shard=PER_SHARD, parts=parts)
     write_reference_dataset(folder, tars, split={"train": [tar.name for tar in tars]}, exclude=[])
     return folder
-
-
-@pytest.fixture
-def remote(folder):
-    with S3Server() as server:
-        server.upload_folder(folder, "s3://bucket/data")
-        server.reset_counters()
-        yield server
 
 
 def open_sources(url, options=None):
