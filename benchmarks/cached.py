@@ -4,8 +4,10 @@
     python benchmarks/cached.py --hits     # P9 only
 
 Speed: later epochs of D40 out of the cache of a bucket that is 50 ms away, and from the same files on disk, in interleaved
-rounds, one process each. P9: epochs of 1 GB through caches of a tenth to nine tenths of it against the S3 stand-in, which
-counts the bytes that it sends; each epoch is in another order. The cache's own count of misses has to agree with the server's. (LRU is compared by benchmarks/cache_policy.py: it keeps what is open, and short runs have all open.)
+rounds, one process each; read there, and by a worker of it. P9: epochs of 1 GB through caches of a tenth to nine tenths of
+it against the S3 stand-in, which counts the bytes that it sends; each epoch is in another order. The cache's own count of
+misses has to agree with the server's. (LRU is compared by benchmarks/cache_policy.py: it keeps what is open, and short runs
+have all open.)
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from energon_stream.testing.s3server import S3Server
 
 SHARES = (0.1, 0.25, 0.5, 0.9)
 EPOCHS = 6
+WORKERS = (0, 1)
 LARGE = "long50"
 FIRST = 2  # epochs that fill the cache
 PROGRAM = """
@@ -47,7 +50,7 @@ spec = json.loads(sys.argv[1])
 cache = es.CacheConfig(**spec["cache"]) if spec["cache"] else False
 options = {"endpoint_url": spec["endpoint"], "key": "x", "secret": "x"} if spec["endpoint"] else None
 dataset = es.get_train_dataset(
-    spec["path"], worker_config=es.WorkerConfig(rank=0, world_size=1, num_workers=0), batch_size=32, shuffle_buffer_size=100,
+    spec["path"], worker_config=es.WorkerConfig(rank=0, world_size=1, num_workers=spec.get("workers", 0)), batch_size=32, shuffle_buffer_size=100,
     max_samples_per_sequence=100, task_encoder=Encoder(), storage_options=options, cache=cache,
     read_options=es.ReadOptions(first_samples=32, **spec.get("read", {})),
 )
@@ -80,7 +83,7 @@ def run(**spec: object) -> list[list[float]]:
 def speed(root: Path, scratch: Path, rounds: int) -> None:
     """Print later epochs from the cache against local files."""
     samples = datasets.DATASETS["d40x8"].samples
-    rates: dict[str, list[float]] = {"local": [], "cached": []}
+    rates: dict[tuple[str, int], list[float]] = {}
     with nginx_s3.serve(root) as server:
         config = {"directory": str(scratch / "speed"), "max_bytes": "2GB", "min_free_bytes": 0}
         specs = {
@@ -93,13 +96,23 @@ def speed(root: Path, scratch: Path, rounds: int) -> None:
         }
         run(**specs["cached"], samples=samples, epochs=1)
         for _ in range(rounds):
-            for name, spec in specs.items():
-                marks = run(**spec, samples=samples, epochs=EPOCHS)
-                rates[name].append(statistics.median(samples / seconds for seconds, *_ in marks[1:]))
-    for name, found in rates.items():
-        print(f"{name}: {statistics.median(found):,.0f} samples/s ({min(found):,.0f} to {max(found):,.0f})")
-    ratios = [one / other for one, other in zip(rates["cached"], rates["local"], strict=True)]
-    print(f"cached / local: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+            for workers in WORKERS:
+                for name, spec in specs.items():
+                    marks = run(**spec, samples=samples, epochs=EPOCHS, workers=workers)
+                    rate = statistics.median(samples / seconds for seconds, *_ in marks[1:])
+                    rates.setdefault((name, workers), []).append(rate)
+    for (name, workers), found in rates.items():
+        print(
+            f"{name}, {workers} workers: {statistics.median(found):,.0f} samples/s"
+            f" ({min(found):,.0f} to {max(found):,.0f})"
+        )
+    for workers in WORKERS:
+        pairs = zip(rates["cached", workers], rates["local", workers], strict=True)
+        ratios = [one / other for one, other in pairs]
+        print(
+            f"cached / local, {workers} workers: {statistics.median(ratios):.2f}"
+            f" ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
 
 
 def hits(root: Path, scratch: Path) -> None:

@@ -16,6 +16,7 @@ from energon_stream.cache.blocks.finding import Chunk, Finder, join_chunks, merg
 from energon_stream.cache.blocks.identity import ObjectIdentity, ObjectPlace, clean_url, root_name
 from energon_stream.cache.blocks.keeper import Keeper
 from energon_stream.cache.blocks.locks import require_locks
+from energon_stream.cache.blocks.open_blocks import OpenBlocks
 from energon_stream.errors import RangeError
 from energon_stream.storage import ByteRange
 
@@ -23,6 +24,8 @@ __all__ = ["BlockCache", "GetInto"]
 
 GetInto: TypeAlias = Callable[[int, int, memoryview], object]
 """Fetches bytes ``start`` to ``stop`` of an object to memory that is given: all of them, or raises."""
+
+_OPEN_BLOCKS = 64  # two file descriptors and 32 MiB of addresses each
 
 
 class BlockCache:
@@ -65,8 +68,9 @@ class BlockCache:
             with self._lock:
                 opened = self._opened
                 if opened is None:
-                    keeper = Keeper(self._directory, self.config, self._named_shares)
-                    opened = self._opened = keeper, Finder(keeper, self._counters)
+                    blocks = OpenBlocks(_OPEN_BLOCKS if self.config.policy == "pin" else 0)
+                    keeper = Keeper(self._directory, self.config, self._named_shares, blocks)
+                    opened = self._opened = keeper, Finder(keeper, self._counters, blocks)
         return opened
 
     def set_shares(self, shares: Mapping[str, int]) -> None:

@@ -70,7 +70,8 @@ class BlockFile:
     def __init__(self, place: BlockPlace, file: LockedFile) -> None:
         self.place = place
         self._file = file
-        self._opened = os.fstat(file.fd)
+        self._seen = os.fstat(file.fd)
+        self._map: mmap.mmap | None = None
 
     @classmethod
     def open(cls, place: BlockPlace, *, writable: bool = False) -> BlockFile | None:
@@ -81,7 +82,7 @@ class BlockFile:
             return None
         if file.try_lock(*_IN_USE, shared=True):
             block = cls(place, file)
-            if block._opened.st_nlink:
+            if block._seen.st_nlink:
                 return block
         file.close()
         return None
@@ -115,6 +116,12 @@ class BlockFile:
         """Close the file; views of it stay valid."""
         self._file.close()
 
+    def look_again(self) -> bool:
+        """Note what the file is now; False if it was removed since it was opened."""
+        seen = os.fstat(self._file.fd)
+        self._seen = seen
+        return seen.st_nlink > 0
+
     @property
     def is_there(self) -> bool:
         """Whether the file was not removed since it was opened."""
@@ -123,7 +130,7 @@ class BlockFile:
     @property
     def file_id(self) -> int:
         """Differs from that of a file that has the same name later."""
-        return self._opened.st_ino
+        return self._seen.st_ino
 
     @property
     def file_bytes(self) -> int:
@@ -136,9 +143,9 @@ class BlockFile:
         raw = os.pread(self._file.fd, size, self.place.data_bytes) if size > 0 else b""
         return PieceTable.decode(self.place.key, raw, start, stop)
 
-    def table_as_opened(self) -> PieceTable:
-        """What the file held when it was opened, or a little later. Not read again while the file stays as it is."""
-        seen = self._opened
+    def table_as_seen(self) -> PieceTable:
+        """What the file held when it was looked at, or a little later. Not read again while the file stays as it is."""
+        seen = self._seen
         key = self.place.path, seen.st_ino, seen.st_size, seen.st_mtime_ns
         table = _tables.get(key)
         if table is None:
@@ -153,7 +160,7 @@ class BlockFile:
 
     def touch(self) -> None:
         """Note that the block is used; now and then, the order of minutes is enough."""
-        if time.time() - self._opened.st_mtime > _TOUCH_SECONDS:
+        if time.time() - self._seen.st_mtime > _TOUCH_SECONDS:
             try:
                 os.utime(self._file.fd)
             except OSError as error:
@@ -190,12 +197,14 @@ class BlockFile:
             return False
 
     def _view(self, start: int, stop: int) -> memoryview:
-        if stop - start < _MAPPED_FROM:
-            return memoryview(os.pread(self._file.fd, stop - start, start))
-        try:
-            mapped = mmap.mmap(self._file.fd, self.place.data_bytes, prot=mmap.PROT_READ)
-        except ValueError as error:  # the file was cut off
-            raise DamagedError(self.file_id) from error
+        mapped = self._map
+        if mapped is None:
+            if stop - start < _MAPPED_FROM:
+                return memoryview(os.pread(self._file.fd, stop - start, start))
+            try:
+                mapped = self._map = mmap.mmap(self._file.fd, self.place.data_bytes, prot=mmap.PROT_READ)
+            except ValueError as error:  # the file was cut off
+                raise DamagedError(self.file_id) from error
         begin = start - start % PAGE_BYTES
         try:
             mapped.madvise(_POPULATE_READ, begin, stop - begin)

@@ -12,6 +12,7 @@ from energon_stream.cache.blocks.block_file import BlockFile, DamagedError
 from energon_stream.cache.blocks.counters import CacheCounters
 from energon_stream.cache.blocks.identity import BlockPart, ObjectIdentity, ObjectPlace
 from energon_stream.cache.blocks.keeper import Keeper
+from energon_stream.cache.blocks.open_blocks import OpenBlocks
 
 __all__ = ["Chunk", "Finder", "Span", "join_chunks", "merge_spans", "outside", "recorded_gaps"]
 
@@ -34,10 +35,12 @@ class Finder:
     Args:
         keeper: Removes damaged blocks.
         counters: Counts them.
+        blocks: Opens blocks.
     """
 
-    def __init__(self, keeper: Keeper, counters: CacheCounters) -> None:
+    def __init__(self, keeper: Keeper, counters: CacheCounters, blocks: OpenBlocks) -> None:
         self._keeper = keeper
+        self._blocks = blocks
         self._counters = counters
         self._lock = threading.Lock()
         self._told: set[ObjectIdentity] = set()
@@ -60,7 +63,7 @@ class Finder:
         for part in place.parts(start, stop):
             problem: str | None = None
             try:
-                found = _read_part(part, at_hand)
+                found = _read_part(self._blocks.open(part.block), part, at_hand)
             except DamagedError as error:
                 problem = "are not those that were written"
                 self._keeper.discard(part.block, error.file_id)
@@ -90,23 +93,21 @@ class Finder:
             )
 
 
-def _read_part(part: BlockPart, at_hand: bool) -> list[Chunk]:
-    block = BlockFile.open(part.block)
+def _read_part(block: BlockFile | None, part: BlockPart, at_hand: bool) -> list[Chunk]:
     if block is None:
         return []
-    with block:
-        block.touch()
-        chunks = []
-        first, last = part.span
-        runs = block.table_as_opened().runs(first, last)
-        if at_hand:  # all or nothing, or what is there would be hashed now and once more with what is not
-            is_whole = len(runs) == 1 and runs[0][0][0] <= first and last <= runs[0][-1][1]
-            if not is_whole or not block.is_in_memory(first, last):
-                return []
-        for run in runs:
-            start, stop = max(first, run[0][0]), min(last, run[-1][1])
-            chunks.append(Chunk(start + part.base, block.read(run, start, stop)))
-        return chunks
+    block.touch()
+    chunks = []
+    first, last = part.span
+    runs = block.table_as_seen().runs(first, last)
+    if at_hand:  # all or nothing, or what is there would be hashed now and once more with what is not
+        is_whole = len(runs) == 1 and runs[0][0][0] <= first and last <= runs[0][-1][1]
+        if not is_whole or not block.is_in_memory(first, last):
+            return []
+    for run in runs:
+        start, stop = max(first, run[0][0]), min(last, run[-1][1])
+        chunks.append(Chunk(start + part.base, block.read(run, start, stop)))
+    return chunks
 
 
 def recorded_gaps(part: BlockPart) -> list[Span]:

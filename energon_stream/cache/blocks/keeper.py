@@ -17,6 +17,7 @@ from energon_stream.cache.blocks.eviction import make_room
 from energon_stream.cache.blocks.identity import BlockPart, BlockPlace, ObjectPlace
 from energon_stream.cache.blocks.ledger import PATIENCE, Busy, Limits, root_bytes
 from energon_stream.cache.blocks.locks import LockedFile
+from energon_stream.cache.blocks.open_blocks import OpenBlocks
 from energon_stream.cache.blocks.policy import make_policy
 
 __all__ = ["Claim", "Keeper"]
@@ -55,10 +56,14 @@ class Keeper:
         directory: The cache.
         config: Its limits and policy.
         shares: Bytes that some datasets are planned to have, by the names of their folders.
+        blocks: What this process has open to read; closed where room has to be made.
     """
 
-    def __init__(self, directory: CacheDirectory, config: CacheConfig, shares: Mapping[str, int]) -> None:
+    def __init__(
+        self, directory: CacheDirectory, config: CacheConfig, shares: Mapping[str, int], blocks: OpenBlocks
+    ) -> None:
         self._directory = directory
+        self._blocks = blocks
         self._config = config
         self._limits = Limits(config.quota, config.floor, shares)
         self._policy = make_policy(config.policy)
@@ -164,6 +169,7 @@ class Keeper:
 
     def close(self) -> None:
         """Let others evict what this process used."""
+        self._blocks.let_go()
         with self._lock:
             for file in self._marks.values():
                 file.close()
@@ -190,6 +196,7 @@ class Keeper:
         if usage is not None and usage.pending and self._directory.recount():  # somebody was killed, maybe
             missing = self._missing(need)
         if missing > 0:
+            self._blocks.let_go()
             with ledger.evicting() as alone:
                 spare = (self._limits.quota or 0) // _SPARE
                 if alone and not make_room(self._directory, self._policy, missing, spare, owner, shares):

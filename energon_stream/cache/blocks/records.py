@@ -8,6 +8,7 @@ written in part, or for another object, is no record.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -109,11 +110,16 @@ class PieceTable:
 
     def runs(self, start: int, stop: int) -> list[list[Piece]]:
         """Pieces that have bytes of ``[start, stop)``, those that follow each other without a gap together."""
-        lo, hi = int(self.stops.searchsorted(start, side="right")), int(self.starts.searchsorted(stop))
-        starts, stops = self.starts[lo:hi], self.stops[lo:hi]
-        pieces = list(zip(starts.tolist(), stops.tolist(), self.digests[lo:hi].tolist(), strict=True))
-        ends = [*((starts[1:] > stops[:-1]).nonzero()[0] + 1).tolist(), len(pieces)]
-        return [pieces[first:last] for first, last in itertools.pairwise([0, *ends]) if first < last]
+        # Not numpy's searches: calls of it take longer than these few steps, and this is done for every read.
+        lo, hi = bisect_right(self.stops, start), bisect_left(self.starts, stop)
+        columns = (self.starts[lo:hi].tolist(), self.stops[lo:hi].tolist(), self.digests[lo:hi].tolist())
+        runs: list[list[Piece]] = []
+        for piece in zip(*columns, strict=True):
+            if runs and piece[0] <= runs[-1][-1][1]:
+                runs[-1].append(piece)
+            else:
+                runs.append([piece])
+        return runs
 
     def gaps(self, start: int, stop: int) -> list[tuple[int, int]]:
         """What of ``[start, stop)`` is in no piece."""
