@@ -6,8 +6,9 @@
 (L10: the line is). In interleaved rounds, each in a process of its own, timed after its imports: obstore's own range GETs
 of 4 MiB, as many at a time as prewarming has, whose bytes are dropped; the same with the bytes written to files; and
 ``energon_stream.prewarm()`` into an empty cache, opening and planning included. "On the line" is the rate between the first request
-for a shard and the end of the last one, by the server's log. After it, an epoch of training from the warmed cache, whose
-requests the server counts.
+for a shard and the end of the last one, by the server's log. Before its time begins, each program writes a file as large as the
+data and removes it: virtual machines give free memory back to their host, and to get it again takes longer than all else.
+After it, an epoch of training from the warmed cache, whose requests the server counts.
 """
 
 from __future__ import annotations
@@ -29,13 +30,23 @@ PROFILES = ("L10", "H50")
 IN_FLIGHT = 48
 ORDER = {"batch_size": 32, "shuffle_buffer_size": 100, "max_samples_per_sequence": 100}
 
-RAW = """
-import json, os, sys, threading, time
+TOUCH = """
+import json, os, sys, tempfile
 spec = json.loads(sys.argv[1])
+
+def touch_memory():
+    with tempfile.TemporaryFile(dir=spec["beside"]) as file:
+        for _ in range(spec["touched"] >> 22):
+            file.write(bytes(1 << 22))
+        file.flush()
+"""
+RAW = """
+import threading, time
 import obstore
 from obstore.store import S3Store
 
 BLOCK = 4 << 20
+touch_memory()
 begin = time.monotonic()
 store = S3Store(spec["bucket"], endpoint=spec["endpoint"], access_key_id="x", secret_access_key="x", region="us-east-1",
                 client_options={"allow_http": True})
@@ -66,11 +77,10 @@ print(json.dumps([sum(m["size"] for m in tars), seconds]))
 """
 
 PREWARM = """
-import json, sys
 import numpy, obstore, torch
 import energon_stream as es
 import energon_stream.prewarming, energon_stream.recipe
-spec = json.loads(sys.argv[1])
+touch_memory()
 done = es.prewarm(
     spec["path"], cache=es.CacheConfig(spec["folder"], min_free_bytes=0), epochs=1, isolated=False, progress=False,
     worker_config=es.WorkerConfig(0, 1, 0), storage_options=spec["options"], **spec["order"],
@@ -80,9 +90,7 @@ print(json.dumps([done.fetched_bytes, done.seconds]))
 """
 
 TRAIN = """
-import json, sys
 import energon_stream as es
-spec = json.loads(sys.argv[1])
 
 class Encoder(es.DefaultTaskEncoder):
     decoder = None
@@ -107,7 +115,7 @@ print(json.dumps([count, 0]))
 def run(program: str, **spec: object) -> list[float]:
     """What a program prints, as JSON."""
     done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(spec)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", TOUCH + program, json.dumps(spec)], capture_output=True, text=True, timeout=300
     )
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
@@ -133,8 +141,14 @@ def main() -> None:
 def compare(server: nginx_s3.Server, profile: str, folder: Path, rounds: int) -> None:
     """Measure and print one profile."""
     endpoint = server.endpoints[profile]
-    raw = {"endpoint": endpoint, "bucket": datasets.BUCKET, "prefix": f"{DATA}/", "in_flight": IN_FLIGHT}
-    prewarm = {
+    memory = {"beside": str(folder.parent), "touched": datasets.DATASETS[DATA].total * 5 // 4}
+    raw = memory | {
+        "endpoint": endpoint,
+        "bucket": datasets.BUCKET,
+        "prefix": f"{DATA}/",
+        "in_flight": IN_FLIGHT,
+    }
+    prewarm = memory | {
         "path": f"s3://{datasets.BUCKET}/{DATA}",
         "folder": str(folder),
         "options": {"endpoint_url": endpoint, "key": "x", "secret": "x"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ _WINDOW_BUDGETS = 8
 
 _CHUNK = 4096
 """References whose index entries are asked for at a time."""
+
+_CHUNKS_AHEAD = 8
+"""Chunks of all streams that are asked for before they are needed: each takes a round trip."""
 
 _AT_ONCE = -1
 """Deadline of requests for entries of indices: before all others."""
@@ -65,7 +69,8 @@ class StreamWalk:
         end: How many are looked at, at most.
         cursor: Where the schedule stands.
         taken: References before that.
-        asked: The last of these, and the loads of their index entries that are under way.
+        asked: The last of these by chunks, each with the loads of its index entries that are under way. Never empty
+            while there are more.
         window: Located references that are not wanted yet.
         position: References before these.
         ahead_bytes: Bytes of those wanted so far that no samples are made of.
@@ -79,7 +84,7 @@ class StreamWalk:
     end: int
     cursor: Cursor = field(init=False)
     taken: int = 0
-    asked: tuple[Refs, list[Future[object]]] | None = None
+    asked: deque[tuple[Refs, list[Future[object]]]] = field(default_factory=deque)
     window: Window = field(default_factory=Window)
     position: int = 0
     ahead_bytes: int = 0
@@ -146,46 +151,46 @@ class WantedBytes:
         """The ranges, a stream's window at a time; in the order of the turns from one round of windows to the next."""
         yield from self._openings()
         for walk in self._walks:
-            walk.asked = self._ask(walk)
+            self._ask(walk, 1)
         # As many bytes as a reader plans together, with what it may take in; then more, so that requests are large.
-        size = 2 * self._options.generation
+        size, ahead = 2 * self._options.generation, 1
         while walks := [walk for walk in self._walks if not walk.is_read_up]:
             for walk in walks:
-                yield self._next(walk, size)
+                yield self._next(walk, size, ahead)
+            ahead = max(1, _CHUNKS_AHEAD // len(walks))
             size = max(size, _WINDOW_BUDGETS * self._options.block_bytes // len(walks))
         for walk in self._walks:  # readers ask for index entries further ahead than for samples
-            while walk.asked is not None:
-                _wait(walk.asked[1])
-                walk.asked = self._ask(walk)
+            while walk.asked:
+                _wait(walk.asked.popleft()[1])
+                self._ask(walk, 1)
 
-    def _ask(self, walk: StreamWalk) -> tuple[Refs, list[Future[object]]] | None:
-        """Take references of a stream, and ask for their index entries."""
-        refs = walk.take()
-        if not len(refs):
-            return None
-        loads = [
-            self._run(load)
-            for leaf in np.unique(refs.leaf).tolist()
-            for load in self._sources[leaf].missing_offsets(refs.index[refs.leaf == leaf])
-        ]
-        return refs, loads
+    def _ask(self, walk: StreamWalk, chunks: int) -> None:
+        """Take references of a stream, and ask for their index entries, until so many chunks are asked for."""
+        while len(walk.asked) < chunks and len(refs := walk.take()):
+            loads = [
+                self._run(load)
+                for leaf in np.unique(refs.leaf).tolist()
+                for load in self._sources[leaf].missing_offsets(refs.index[refs.leaf == leaf])
+            ]
+            walk.asked.append((refs, loads))
 
     def _run(self, load: Callable[[], object]) -> Future[object]:
         return self._fetcher.call(load, deadline=_AT_ONCE)
 
-    def _next(self, walk: StreamWalk, size: int) -> Wanted:
+    def _next(self, walk: StreamWalk, size: int, ahead: int) -> Wanted:
         """The ranges of a stream's next references, about ``size`` bytes, but for those further ahead than readers read.
 
         They end where few neighbours are separated.
         """
         window = walk.window
-        while walk.asked is not None and window.sizes().sum() <= size:
-            refs, loads = walk.asked
+        self._ask(walk, ahead)
+        while walk.asked and window.sizes().sum() <= size:
+            refs, loads = walk.asked.popleft()
             _wait(loads)
             window.append(self._sources, refs)
-            walk.asked = self._ask(walk)
+            self._ask(walk, ahead)
         count = len(window)
-        if walk.asked is not None:
+        if walk.asked:
             keys = window.leaf << 32 | window.objects
             count = window.whole(cut_generation(keys, window.starts, window.stops, size))
         of = np.cumsum(window.begins[:count]) - 1
@@ -196,7 +201,7 @@ class WantedBytes:
         read = ~beyond | (before < self._options.most_ahead_bytes)
         walk.position += len(positions)
         walk.ahead_bytes += int(sizes[beyond].sum())
-        walk.is_read_up = not read.all() or (walk.asked is None and count == len(window))
+        walk.is_read_up = not read.all() or (not walk.asked and count == len(window))
         samples = int((positions < walk.samples).sum())
         turns = self._turns(walk, positions)[of]
         found = self._wanted(window, read[of], turns, samples, int(read.sum()) - samples)
