@@ -25,6 +25,7 @@ from energon_stream import (
 from energon_stream.index.tar_format import BLOCK
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.read.part_ranges import find_part_ranges
+from energon_stream.storage import default_counters
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset, random_bytes, write_shards
 from energon_stream.testing.reference import write_reference_dataset
 from energon_stream.testing.s3server import S3Server
@@ -345,6 +346,7 @@ def test_samples_are_read_whole_where_little_could_be_skipped(d40, how, asked):
     """Parts of 40 kB are needed; a field map is no reason to read the index for the rest."""
     gc.collect()  # an index that earlier tests' garbage holds open would not be asked for
     d40.reset_counters()
+    before = default_counters().snapshot()
     read_all(
         "s3://bucket/d40",
         d40,
@@ -357,8 +359,10 @@ def test_samples_are_read_whole_where_little_could_be_skipped(d40, how, asked):
     )
     books = d40.counters()
     assert sum(entry.key.endswith("index.sqlite") for entry in d40.log()) == asked
-    assert books.total <= 0.04 * SAMPLES  # late ones are asked twice
-    assert books.bytes_sent <= 1.11 * SAMPLES * PAYLOAD
+    # What a busy machine makes late is asked for again; tests of storage/ hold how much may be.
+    again = (default_counters().snapshot() - before).hedged_bytes
+    assert books.total <= 0.04 * SAMPLES
+    assert books.bytes_sent <= 1.08 * SAMPLES * PAYLOAD + again
 
 
 class Bins(DefaultTaskEncoder):
