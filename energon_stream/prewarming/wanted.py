@@ -152,7 +152,8 @@ class WantedBytes:
         yield from self._openings()
         for walk in self._walks:
             self._ask(walk, 1)
-        # As many bytes as a reader plans together, with what it may take in; then more, so that requests are large.
+        # As many bytes as a reader plans together, with what it may take in, and as soon as they are located; then more,
+        # so that requests are large, and located ahead.
         size, ahead = 2 * self._options.generation, 1
         while walks := [walk for walk in self._walks if not walk.is_read_up]:
             for walk in walks:
@@ -162,7 +163,7 @@ class WantedBytes:
         for walk in self._walks:  # readers ask for index entries further ahead than for samples
             while walk.asked:
                 _wait(walk.asked.popleft()[1])
-                self._ask(walk, 1)
+                self._ask(walk, ahead)
 
     def _ask(self, walk: StreamWalk, chunks: int) -> None:
         """Take references of a stream, and ask for their index entries, until so many chunks are asked for."""
@@ -180,7 +181,7 @@ class WantedBytes:
     def _next(self, walk: StreamWalk, size: int, ahead: int) -> Wanted:
         """The ranges of a stream's next references, about ``size`` bytes, but for those further ahead than readers read.
 
-        They end where few neighbours are separated.
+        They end where few neighbours are separated. Index entries of ``ahead`` chunks stay asked for.
         """
         window = walk.window
         self._ask(walk, ahead)

@@ -114,6 +114,7 @@ class BlockFile:
 
     def close(self) -> None:
         """Close the file; views of it stay valid."""
+        self._map = None  # it would keep the locks
         self._file.close()
 
     def look_again(self) -> bool:
