@@ -30,7 +30,7 @@ PROFILES = ("L10", "H50")
 IN_FLIGHT = 48
 ORDER = {"batch_size": 32, "shuffle_buffer_size": 100, "max_samples_per_sequence": 100}
 
-TOUCH = """
+PROLOGUE = """
 import json, os, sys, tempfile
 spec = json.loads(sys.argv[1])
 
@@ -115,7 +115,10 @@ print(json.dumps([count, 0]))
 def run(program: str, **spec: object) -> list[float]:
     """What a program prints, as JSON."""
     done = subprocess.run(
-        [sys.executable, "-c", TOUCH + program, json.dumps(spec)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", PROLOGUE + program, json.dumps(spec)],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
