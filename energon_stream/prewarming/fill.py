@@ -11,8 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from energon_stream.cache.blocks import BlockCache
-from energon_stream.errors import UnsupportedStoreError
-from energon_stream.prewarming.requests import Request, cache_of, identity_of
+from energon_stream.prewarming.requests import Request, store_of
 from energon_stream.storage import Fetcher
 
 __all__ = ["Filled", "Verified", "fill", "look", "read_back"]
@@ -78,9 +77,9 @@ def fill(
         request = pending.pop(future)
         if future.cancelled() or not future.result():
             found.leave(request.turn)
-            full.add(cache_of(request))
+            full.add(store_of(request).cache)
             for other, its in pending.items():  # what has begun may find room, nothing else is worth trying
-                if cache_of(its) in full:
+                if store_of(its).cache in full:
                     other.cancel()
             return
         found.bytes += len(request.bytes)
@@ -91,7 +90,7 @@ def fill(
         for number, request in enumerate(request for window in windows for request in window):
             while len(pending) >= _QUEUED * in_flight:
                 settle()
-            cache, size = cache_of(request), len(request.bytes) + _BESIDE_BYTES
+            cache, size = store_of(request).cache, len(request.bytes) + _BESIDE_BYTES
             left = room(cache)
             if cache in full or (left is not None and taken[cache] + size > left):
                 full.add(cache)
@@ -113,18 +112,8 @@ def fill(
 
 def _fetch(request: Request, memory: threading.Semaphore) -> bool:
     """Fetch some bytes; False where the cache does not take them."""
-    cache, identity = cache_of(request), identity_of(request.store, request.path)
-    if identity is None:
-        raise UnsupportedStoreError(
-            "the store tells no version of this object, so that it cannot be cached",
-            where=f"{request.store.url}/{request.path}",
-        )
-    start, stop = request.bytes.start, request.bytes.stop
-    if not cache.has_room(identity, start, stop):
-        return False
     with memory:
-        request.store.get_range(request.path, request.bytes)
-    return not cache.missing(identity, start, stop)
+        return store_of(request).keep(request.path, request.bytes)
 
 
 def look(windows: Iterable[list[Request]]) -> Filled:
@@ -148,7 +137,8 @@ def read_back(pieces: Iterable[Request], on_bytes: Callable[[int], object]) -> V
     """Read back what is in the cache; every byte is compared with its hash. What is wrong is taken out."""
     found = Verified()
     for piece in pieces:
-        cache, identity = cache_of(piece), identity_of(piece.store, piece.path)
+        store = store_of(piece)
+        cache, identity = store.cache, store.identify(piece.path)
         start, stop = piece.bytes.start, piece.bytes.stop
         if identity is None or cache.missing(identity, start, stop):
             continue

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_stream.cache.blocks import BlockCache, CachedStore, ObjectIdentity
+from energon_stream.cache.blocks import BlockCache, CachedStore
 from energon_stream.prewarming.spans import Coverage, Spans, earliest
 from energon_stream.prewarming.wanted import Wanted, WantedBytes
 from energon_stream.storage import ByteRange, Store
 
-__all__ = ["REQUEST_BYTES", "Request", "Requests", "cache_of", "identity_of"]
+__all__ = ["REQUEST_BYTES", "Request", "Requests", "store_of"]
 
 REQUEST_BYTES = 4 << 20
 """Largest request. As many as may be in flight take no more memory than training may."""
@@ -94,12 +94,10 @@ class Requests:
         columns = spans.objects.tolist(), spans.starts.tolist(), spans.stops.tolist()
         for number, start, stop in zip(*columns, strict=True):
             store, path = self._wanted.place(number)
-            identity = identity_of(store, path)
-            if identity is None or not isinstance(store, CachedStore):
-                found.append((number, start, stop))
-                continue
-            gaps = store.cache.missing(identity, start, stop)
-            self._cached[store.cache] += stop - start - sum(map(len, gaps))
+            gaps = [ByteRange(start, stop)]
+            if isinstance(store, CachedStore) and (identity := store.identify(path)) is not None:
+                gaps = store.cache.missing(identity, start, stop)
+                self._cached[store.cache] += stop - start - sum(map(len, gaps))
             found += [(number, gap.start, gap.stop) for gap in gaps]
         return Spans(*np.array(found, dtype=np.int64).reshape(-1, 3).T)
 
@@ -117,26 +115,12 @@ class Requests:
         ]
 
 
-def cache_of(request: Request) -> BlockCache:
-    """The cache of a request to a store that has one.
+def store_of(request: Request) -> CachedStore:
+    """The store of a request, which has a cache.
 
     Raises:
         TypeError: It has none.
     """
     if not isinstance(request.store, CachedStore):
         raise TypeError(f"{request.store.url} is read without a cache; please report this")
-    return request.store.cache
-
-
-def identity_of(store: Store, path: str) -> ObjectIdentity | None:
-    """Which version of an object is read through the cache; None where it is not cached.
-
-    Where it is not known without asking, as where one may not list, the object's metadata is asked for.
-    """
-    if not isinstance(store, CachedStore):
-        return None
-    known = store.known(path)
-    if known is None:
-        store.remember(path, store.head(path))
-        known = store.known(path)
-    return known
+    return request.store

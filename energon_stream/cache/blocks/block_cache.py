@@ -12,7 +12,7 @@ from energon_stream.cache.blocks.config import CacheConfig
 from energon_stream.cache.blocks.counters import CacheCounters, CacheSnapshot
 from energon_stream.cache.blocks.directory import CacheDirectory
 from energon_stream.cache.blocks.download import READ_OVER, Download, Get, has_room, keep_unclaimed
-from energon_stream.cache.blocks.finding import Chunk, Finder, join_chunks, merge_spans, recorded_gaps
+from energon_stream.cache.blocks.finding import Chunk, Finder, Span, join_chunks, merge_spans, recorded_gaps
 from energon_stream.cache.blocks.identity import ObjectIdentity, ObjectPlace, clean_url, root_name
 from energon_stream.cache.blocks.keeper import Keeper
 from energon_stream.cache.blocks.locks import require_locks
@@ -45,7 +45,6 @@ class BlockCache:
     def __init__(self, config: CacheConfig, shares: Mapping[str, int] | None = None) -> None:
         require_locks()
         self.config = config
-        self._directory = CacheDirectory(config.directory)
         self._shares: dict[str, int] = {}
         self._named_shares: dict[str, int] = {}
         self.set_shares(shares or {})
@@ -59,6 +58,7 @@ class BlockCache:
     def _renew(self) -> None:
         """Forget what is the parent's, after a fork."""
         self._lock = threading.Lock()
+        self._directory = CacheDirectory(self.config.directory)
         self._counters = CacheCounters()
         self._opened: tuple[Keeper, Finder] | None = None
 
@@ -174,6 +174,29 @@ class BlockCache:
             if chunk.start not in in_place:
                 into[chunk.start - start : chunk.start - start + len(chunk.data)] = chunk.data
 
+    def keep(self, identity: ObjectIdentity, start: int, stop: int, get: Get, *, wait: bool = True) -> bool:
+        """Have bytes of an object in the cache: what is there is not read, what there is no room for is not fetched.
+
+        Args:
+            identity: The object.
+            start: First byte.
+            stop: One past the last byte.
+            get: As for :meth:`fetch`.
+            wait: As for :meth:`fetch`.
+
+        Returns:
+            Whether all of them are there now.
+
+        Raises:
+            RangeError: The object has no such bytes.
+            Exception: What ``get`` raises.
+        """
+        place = self._place(identity, start, stop)
+        download = self._download(place, [(start, stop)], get, wait, only_keep=True)
+        if download.kept_bytes < download.fetched_bytes:  # not taken, or others were faster
+            return not self.missing(identity, start, stop)
+        return not download.refused
+
     def publish(self, identity: ObjectIdentity, start: int, data: memoryview) -> None:
         """Keep bytes that were fetched without asking the cache, if there is room."""
         keeper, _ = self._open()
@@ -182,24 +205,29 @@ class BlockCache:
         self._counters.add(stored_bytes=kept)
 
     def _collect(self, identity: ObjectIdentity, start: int, stop: int, get: Get, wait: bool) -> list[Chunk]:
-        keeper, finder = self._open()
         place = self._place(identity, start, stop)
-        chunks, gaps = finder.find(place, start, stop)
+        chunks, gaps = self._open()[1].find(place, start, stop)
         gaps = merge_spans(gaps, READ_OVER)
         chunks = [chunk for chunk in chunks if not any(first <= chunk.start < last for first, last in gaps)]
-        download = Download(finder, keeper, place, get)
-        download.run(gaps, self.config.wait_seconds if wait else 0)
+        download = self._download(place, gaps, get, wait)
         fetched = download.fetched_bytes
+        self._counters.add(hits=int(not fetched), hit_bytes=stop - start - fetched)
+        return chunks + download.chunks
+
+    def _download(
+        self, place: ObjectPlace, gaps: list[Span], get: Get, wait: bool, *, only_keep: bool = False
+    ) -> Download:
+        keeper, finder = self._open()
+        download = Download(finder, keeper, place, get, only_keep=only_keep)
+        download.run(gaps, self.config.wait_seconds if wait else 0)
         self._counters.add(
-            hits=int(not fetched),
-            hit_bytes=stop - start - fetched,
-            misses=int(fetched > 0),
-            missed_bytes=fetched,
+            misses=int(download.fetched_bytes > 0),
+            missed_bytes=download.fetched_bytes,
             stored_bytes=download.kept_bytes,
             waits=int(download.waited),
             timeouts=int(download.gave_up),
         )
-        return chunks + download.chunks
+        return download
 
     def _place(self, identity: ObjectIdentity, start: int, stop: int) -> ObjectPlace:
         if not 0 <= start <= stop <= identity.size:

@@ -71,6 +71,7 @@ class BlockFile:
         self.place = place
         self._file = file
         self._seen = os.fstat(file.fd)
+        self._raw = b""
         self._map: mmap.mmap | None = None
 
     @classmethod
@@ -119,14 +120,8 @@ class BlockFile:
 
     def look_again(self) -> bool:
         """Note what the file is now; False if it was removed since it was opened."""
-        seen = os.fstat(self._file.fd)
-        self._seen = seen
+        seen = self._seen = os.fstat(self._file.fd)
         return seen.st_nlink > 0
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the file was not removed since it was opened."""
-        return os.fstat(self._file.fd).st_nlink > 0
 
     @property
     def file_id(self) -> int:
@@ -140,8 +135,13 @@ class BlockFile:
 
     def table(self, start: int = 0, stop: int | None = None) -> PieceTable:
         """What the file holds now, of all the block or of a part."""
-        size = self.file_bytes - self.place.data_bytes
-        raw = os.pread(self._file.fd, size, self.place.data_bytes) if size > 0 else b""
+        self.look_again()
+        return self._decode(start, stop)
+
+    def _decode(self, start: int = 0, stop: int | None = None) -> PieceTable:
+        raw, size = self._raw, max(0, self._seen.st_size - self.place.data_bytes)
+        if size != len(raw):  # records are only added
+            raw = self._raw = os.pread(self._file.fd, size, self.place.data_bytes)
         return PieceTable.decode(self.place.key, raw, start, stop)
 
     def table_as_seen(self) -> PieceTable:
@@ -253,9 +253,11 @@ class BlockFile:
         stop = start + len(data)
         all_records = encode_pieces(self.place.key, start, data)  # hashed before others have to wait
         with self.appending():
-            table = self.table(start - start % PAGE_BYTES, page_ceil(stop))  # what it may share pages with
+            if not self.look_again():
+                return 0
+            table = self._decode(start - start % PAGE_BYTES, page_ceil(stop))  # what it may share pages with
             gaps = table.gaps(start, stop)
-            if not gaps or not self.is_there:
+            if not gaps:
                 return 0
             pieces = [(first, data[first - start : last - start]) for first, last in gaps]
             records = all_records
@@ -272,8 +274,7 @@ class BlockFile:
                 pieces.append((self.place.data_bytes + table.num_records * RECORD_BYTES, memoryview(records)))
                 for offset, piece in pieces:
                     _write_all(self._file.fd, piece, offset)
-                with books.locked():
-                    books.settle(amount)
+                books.is_written(amount)
             return sum(last - first for first, last in gaps)
 
 

@@ -7,9 +7,10 @@ import threading
 from collections.abc import Iterator
 
 from energon_stream.cache.blocks.block_cache import BlockCache
+from energon_stream.cache.blocks.download import Get
 from energon_stream.cache.blocks.identity import ObjectIdentity
 from energon_stream.cache.blocks.versions import Versions
-from energon_stream.errors import ObjectChangedError
+from energon_stream.errors import ObjectChangedError, UnsupportedStoreError
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.attempts import attempt_listener, leave_line
 from energon_stream.storage.into import get_into
@@ -63,6 +64,15 @@ class CachedStore:
         for the object."""
         return self._version(path, None)
 
+    def identify(self, path: str) -> ObjectIdentity | None:
+        """The version of an object that is read through the cache; its metadata are asked for where nothing else tells.
+        None for an object that is not cached, because the store tells no version."""
+        known = self.known(path)
+        if known is None:
+            self.remember(path, self.head(path))
+            known = self.known(path)
+        return known
+
     def get(self, path: str, *, etag: str | None = None) -> Body:
         """Read a whole object."""
         known = self._version(path, etag)
@@ -114,6 +124,22 @@ class CachedStore:
         data = self.cache.read(known, start, stop, at_hand=True)
         return None if data is None else Body(data, known.etag, known.size)
 
+    def keep(self, path: str, byte_range: ByteRange) -> bool:
+        """Have a byte range in the cache; see :meth:`BlockCache.keep`.
+
+        Raises:
+            UnsupportedStoreError: The store tells no version of the object.
+        """
+        known = self.identify(path)
+        if known is None:
+            raise UnsupportedStoreError(
+                "the store tells no version of this object, so that it cannot be cached",
+                where=f"{self.url}/{path}",
+            )
+        return self.cache.keep(
+            known, byte_range.start, byte_range.stop, self._getter(known), wait=_may_wait()
+        )
+
     def head(self, path: str) -> ObjectMeta:
         """Metadata of one object, as it is now."""
         return self._store.head(path)
@@ -152,13 +178,16 @@ class CachedStore:
         return known if known is not None and etag in (None, known.etag) else None
 
     def _fetch(self, known: ObjectIdentity, start: int, stop: int) -> Body:
+        data = self.cache.fetch(known, start, stop, self._getter(known), wait=_may_wait())
+        return Body(data, known.etag, known.size)
+
+    def _getter(self, known: ObjectIdentity) -> Get:
         def fetch(first: int, last: int) -> memoryview:
             body = self._store.get_range(known.path, ByteRange(first, last), etag=known.etag)
             leave_line()
             return self._check(known, body).data
 
-        data = self.cache.fetch(known, start, stop, fetch, wait=_may_wait())
-        return Body(data, known.etag, known.size)
+        return fetch
 
     def _check(self, known: ObjectIdentity, body: Body) -> Body:
         """Stores compare versions already; but bytes of another one must never get into the cache."""

@@ -158,7 +158,7 @@ class CacheDirectory:
                 about = {"path": identity.path, "etag": identity.etag, "size": identity.size}
                 _describe(owner.folder, OBJECT_FILE, about)
             os.close(os.open(place.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
-            books.settle(amount)
+            books.is_written(amount)
         return True
 
     # What vanishes
@@ -175,7 +175,7 @@ class CacheDirectory:
         """
         place = block.place
         with block.appending():
-            if not block.is_there:
+            if not block.look_again():
                 return 0
             amount = block.disk_bytes()
             with self.ledger.writing() as books, books.locked():

@@ -56,16 +56,29 @@ class Download:
         keeper: Keeps what is fetched here.
         place: The object.
         get: Fetches.
+        only_keep: Whether bytes are wanted in the cache only: what is there is not read, and what the cache does not take
+            is not fetched.
+
+    Attributes:
+        chunks: Bytes that came, or were found.
+        fetched_bytes: How many came.
+        kept_bytes: How many of these are kept.
+        waited: Whether others were waited for.
+        gave_up: Whether that took too long.
+        refused: Whether something was not fetched because there is no room for it.
     """
 
-    def __init__(self, finder: Finder, keeper: Keeper, place: ObjectPlace, get: Get) -> None:
+    def __init__(
+        self, finder: Finder, keeper: Keeper, place: ObjectPlace, get: Get, *, only_keep: bool = False
+    ) -> None:
         self._finder = finder
         self._keeper = keeper
         self._place = place
         self._get = get
+        self._only_keep = only_keep
         self.chunks: list[Chunk] = []
         self.fetched_bytes = self.kept_bytes = 0
-        self.waited = self.gave_up = False
+        self.waited = self.gave_up = self.refused = False
 
     def run(self, gaps: list[Span], seconds: float) -> None:
         """Get all of some spans.
@@ -86,7 +99,10 @@ class Download:
                 break
             self.waited = True
             self._keeper.wait(self._place, next(self._place.parts(*gaps[0])), deadline)
-        self._fetch_anyway(gaps)
+        else:
+            self.refused = bool(gaps)
+        if not (self._only_keep and self.refused):
+            self._fetch_anyway(gaps)
 
     def _fetch_anyway(self, spans: list[Span]) -> None:
         """Fetch what others may be fetching, too."""
@@ -118,6 +134,8 @@ class Download:
                     if here is not None:
                         piece = data[here.start - start : here.stop - start]
                         self.kept_bytes += self._keeper.store(claim.block, here, piece)
+        if self._only_keep:
+            return busy
         for start, stop in outside(merge_spans([*missing, *busy]), *gap):
             chunks, gaps = self._finder.find(self._place, start, stop)
             self.chunks += chunks
@@ -129,5 +147,6 @@ class Download:
         if len(data) != stop - start:
             raise ValueError(f"{stop - start} bytes were to be fetched, and {len(data)} came")
         self.fetched_bytes += len(data)
-        self.chunks.append(Chunk(start, data))
+        if not self._only_keep:
+            self.chunks.append(Chunk(start, data))
         return data

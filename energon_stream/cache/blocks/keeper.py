@@ -174,6 +174,7 @@ class Keeper:
             for file in self._marks.values():
                 file.close()
             self._marks.clear()
+        self._directory.ledger.close()
 
     def _missing(self, need: int) -> int:
         """Bytes that have to go before ``need`` more may come."""

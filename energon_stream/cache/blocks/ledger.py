@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import os
 import struct
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -82,7 +84,9 @@ class Limits:
 
 
 class Ledger:
-    """The ledger of a cache.
+    """The ledger of a cache. Its file stays open from the first change on: many are made, a few a request.
+
+    Safe to call from several threads; not to be used across a fork.
 
     Args:
         path: Its file.
@@ -90,9 +94,16 @@ class Ledger:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._lock = threading.Lock()
+        self._file: LockedFile | None = None
+        self._writers = 0  # threads of this process; they share the lock that says so
+        self._written: deque[int] = deque()
 
     def usage(self) -> Usage | None:
         """What is counted; None where nobody has counted since the machine started."""
+        file = self._file
+        if file is not None:
+            return _read(file)
         try:
             with LockedFile(self._path, os.O_RDONLY) as file:
                 return _read(file)
@@ -104,12 +115,44 @@ class Ledger:
         """Hold off recounts while something changes.
 
         Raises:
-            Busy: A recount takes long, or nobody has counted yet.
+            Busy: A recount takes long.
         """
-        with LockedFile(self._path, os.O_RDWR) as file:
-            if not file.lock(*_WRITING, seconds=PATIENCE, shared=True) or _read(file) is None:
+        books = Books(self._begin(), self._written)
+        try:
+            yield books
+        finally:
+            self._end(books)
+
+    def _begin(self) -> LockedFile:
+        if not self._lock.acquire(timeout=PATIENCE):  # another thread waits for the file's lock
+            raise Busy
+        try:
+            file = self._file
+            if file is None or (not self._writers and not os.fstat(file.fd).st_nlink):
+                self._file = None  # closed when nobody reads it
+                file = LockedFile(self._path, os.O_RDWR)
+            if not self._writers and not file.lock(*_WRITING, seconds=PATIENCE, shared=True):
                 raise Busy
-            yield Books(file)
+            self._file = file
+            self._writers += 1
+            return file
+        finally:
+            self._lock.release()
+
+    def _end(self, books: Books) -> None:
+        with self._lock:
+            self._writers -= 1
+            if not self._writers:
+                try:
+                    books.settle()
+                finally:
+                    books.file.unlock(*_WRITING)
+
+    def close(self) -> None:
+        """Close the file, unless somebody writes. It is opened again when it is needed."""
+        with self._lock:
+            if not self._writers:
+                self._file = None
 
     @contextmanager
     def evicting(self) -> Iterator[bool]:
@@ -147,10 +190,12 @@ class Books:
 
     Args:
         file: Its file.
+        written: Bytes that this process has counted and written since the file was told so.
     """
 
-    def __init__(self, file: LockedFile) -> None:
-        self._file = file
+    def __init__(self, file: LockedFile, written: deque[int]) -> None:
+        self.file = file
+        self._written = written
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -159,7 +204,7 @@ class Books:
         Raises:
             Busy: Another process keeps the lock.
         """
-        with _books.hold(self._file, "", PATIENCE) as is_held:
+        with _books.hold(self.file, "", PATIENCE) as is_held:
             if not is_held:
                 raise Busy
             yield
@@ -172,17 +217,27 @@ class Books:
         share = limits.shares.get(os.path.basename(root_folder))
         if share is not None and root_bytes(root_folder) + amount > share:
             return False
-        disk = os.fstatvfs(self._file.fd)
+        disk = os.fstatvfs(self.file.fd)
         if disk.f_bavail * disk.f_frsize - amount < limits.floor:
             return False
-        _write(self._file, Usage(usage.bytes + amount, usage.pending + amount))
+        self._write(Usage(usage.bytes + amount, usage.pending + amount))
         _add(root_folder, amount)
         return True
 
-    def settle(self, amount: int) -> None:
-        """What was counted is written. Needs the lock."""
-        usage = self._usage()
-        _write(self._file, Usage(usage.bytes, usage.pending - amount))
+    def is_written(self, amount: int) -> None:
+        """What was counted is written. The file hears of it with the next change, or when nobody writes any more: until
+        then it only says that somebody writes."""
+        self._written.append(amount)
+
+    def settle(self) -> None:
+        """Tell the file what was written.
+
+        Raises:
+            Busy: Another process keeps the lock.
+        """
+        if self._written:
+            with self.locked():
+                self._write(self._usage())
 
     @contextmanager
     def giving_back(self, root_folder: str | None, amount: int) -> Iterator[None]:
@@ -193,17 +248,22 @@ class Books:
             amount: The bytes.
         """
         usage = self._usage()
-        _write(self._file, Usage(usage.bytes, usage.pending + amount))
+        self._write(Usage(usage.bytes, usage.pending + amount))
         yield
-        _write(self._file, Usage(usage.bytes - amount, usage.pending))
+        usage = self._usage()
+        self._write(Usage(usage.bytes - amount, usage.pending - amount))
         if root_folder is not None:
             _add(root_folder, -amount)
 
     def _usage(self) -> Usage:
-        usage = _read(self._file)
-        if usage is None:
+        usage = _read(self.file)
+        if usage is None:  # nobody has counted yet
             raise Busy
         return usage
+
+    def _write(self, usage: Usage) -> None:
+        written = sum(self._written.popleft() for _ in range(len(self._written)))
+        _write(self.file, Usage(usage.bytes, usage.pending - written))
 
 
 def root_bytes(root_folder: str) -> int:
@@ -216,19 +276,26 @@ def root_bytes(root_folder: str) -> int:
 
 
 def _add(root_folder: str, amount: int) -> None:
-    count = root_bytes(root_folder) + amount
-    os.makedirs(root_folder, exist_ok=True)
-    _write_count(root_folder, count)
+    with _open_count(root_folder) as file:
+        raw = os.pread(file.fd, _COUNT.size, 0)
+        count = int(_COUNT.unpack(raw)[0]) if len(raw) == _COUNT.size else 0
+        os.pwrite(file.fd, _COUNT.pack(count + amount), 0)
 
 
 def _write_count(root_folder: str, count: int) -> None:
-    fd = os.open(os.path.join(root_folder, COUNT_FILE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with _open_count(
+        root_folder
+    ) as file:  # without cutting it off first, which file systems answer with a flush
+        os.pwrite(file.fd, _COUNT.pack(count), 0)
+
+
+def _open_count(root_folder: str) -> LockedFile:
+    path, flags = os.path.join(root_folder, COUNT_FILE), os.O_RDWR | os.O_CREAT
     try:
-        os.pwrite(
-            fd, _COUNT.pack(count), 0
-        )  # without cutting it off first, which file systems answer with a flush
-    finally:
-        os.close(fd)
+        return LockedFile(path, flags)
+    except FileNotFoundError:
+        os.makedirs(root_folder, exist_ok=True)
+        return LockedFile(path, flags)
 
 
 def _read(file: LockedFile) -> Usage | None:

@@ -22,7 +22,10 @@ from energon_stream.rng import Int64Array, UInt64Array
 __all__ = ["LINE_BYTES", "PAGE_BYTES", "RECORD_BYTES", "Piece", "PieceTable", "encode_pieces", "page_ceil"]
 
 LINE_BYTES = 128 << 10
-"""Where pieces are cut. xxHash lets other threads run while it hashes 100 kB or more."""
+"""Where pieces are cut."""
+
+_HASHED_AT_ONCE = 64 << 10
+"""xxHash gives Python's lock away while it hashes 100 kB or more, which takes longer than the hash where threads are many."""
 
 PAGE_BYTES = 4096
 """What disks give out."""
@@ -54,12 +57,16 @@ def encode_pieces(key: int, start: int, data: memoryview) -> bytes:
     cuts = [start, *range(start - start % LINE_BYTES + LINE_BYTES, stop, LINE_BYTES), stop]
     table = np.empty((len(cuts) - 1, 4), dtype=_FIELDS)
     table[:, 0], table[:, 1] = cuts[:-1], cuts[1:]
-    table[:, 2] = [
-        xxhash.xxh3_64_intdigest(data[first - start : last - start])
-        for first, last in itertools.pairwise(cuts)
-    ]
+    table[:, 2] = [_hash(data[first - start : last - start]) for first, last in itertools.pairwise(cuts)]
     table[:, 3] = _checks(key, table)
     return table.tobytes()
+
+
+def _hash(data: memoryview) -> int:
+    state = xxhash.xxh3_64()
+    for start in range(0, len(data), _HASHED_AT_ONCE):
+        state.update(data[start : start + _HASHED_AT_ONCE])
+    return state.intdigest()
 
 
 def _checks(key: int, table: npt.NDArray[np.uint64]) -> UInt64Array:
