@@ -17,12 +17,14 @@ from energon_stream.errors import (
     UnsupportedStoreError,
 )
 from energon_stream.storage._answers import answer_error, broken, not_partial, short_body
+from energon_stream.storage._botocore import botocore_session, load_models
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.url import strip_credentials, url_scheme
 
-__all__ = ["FsspecStore", "open_fsspec"]
+__all__ = ["FsspecStore", "load_s3fs", "open_fsspec"]
 
+_S3 = ("s3", "s3a")
 _ETAG_NAMES = ("ETag", "etag", "e_tag")
 _CONNECTIONS = 64
 # By name, because botocore is slow to import and not always there.
@@ -44,8 +46,16 @@ def open_fsspec(url: str, options: Mapping[str, Any]) -> FsspecStore:
     Raises:
         UnsupportedStoreError: No file system for the scheme, or its package is not installed.
     """
-    store_class = S3fsStore if url_scheme(url) in ("s3", "s3a") else FsspecStore
+    store_class = S3fsStore if url_scheme(url) in _S3 else FsspecStore
     return store_class(url, options)
+
+
+def load_s3fs() -> None:
+    """Do what takes long before the first request to S3, and leaves neither threads nor connections behind."""
+    import fsspec
+
+    fsspec.get_filesystem_class("s3")
+    load_models()
 
 
 class FsspecStore:
@@ -294,6 +304,8 @@ def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
         system = cls(**options, **extra)
         if hasattr(system, "retries"):
             system.retries = 1  # one retry layer, ours
+        if url_scheme(url) in _S3 and system.session is None:
+            system.session = botocore_session(system.kwargs)
         system = systems.setdefault(key, system)
         for oldest in list(systems)[:-_MOST_SYSTEMS]:
             systems.pop(oldest, None)

@@ -20,7 +20,7 @@ from energon_stream.storage._obstore_target import Target, resolve_target
 from energon_stream.storage.allocator import share_arenas
 from energon_stream.storage.attempts import AnswerUnwanted, is_answer_wanted
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
-from energon_stream.storage.fork import PerProcess, mark_obstore_used, obstore_usable
+from energon_stream.storage.fork import PerProcess, before_forks, mark_obstore_used, obstore_usable
 from energon_stream.storage.url import strip_credentials
 
 if TYPE_CHECKING:
@@ -181,6 +181,8 @@ class ObstoreStore:
     def _client(self) -> Any:
         if self._own_client is None:
             mark_obstore_used()
+            if self._target.kind == "s3":
+                before_forks(_load_fallback)
             clients = _clients.get()
             self._own_client = clients.get(self._target) or clients.setdefault(
                 self._target, _make_client(self._target)
@@ -241,6 +243,13 @@ def _fill(into: memoryview, result: GetResult) -> memoryview:
         into[filled : filled + len(chunk)] = memoryview(chunk)
         filled += len(chunk)
     return into[:filled]
+
+
+def _load_fallback() -> None:
+    """Children will read through fsspec."""
+    from energon_stream.storage._fsspec import load_s3fs
+
+    load_s3fs()
 
 
 def _make_client(target: Target) -> Any:

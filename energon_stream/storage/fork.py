@@ -1,13 +1,21 @@
-"""What must not cross a fork: values that every process makes for itself, and obstore's runtime."""
+"""What must not cross a fork (values that every process makes for itself, obstore's runtime), and what had better."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["PerProcess", "keep_inherited", "mark_obstore_used", "obstore_usable"]
+__all__ = [
+    "PerProcess",
+    "before_forks",
+    "keep_inherited",
+    "mark_obstore_used",
+    "obstore_usable",
+    "prepare_fork",
+]
 
 T = TypeVar("T")
 
@@ -65,3 +73,33 @@ def obstore_usable() -> bool:
     child's first request would wait for ever.
     """
     return _obstore_pid in (None, os.getpid())
+
+
+_preparations: dict[Callable[[], None], bool] = {}
+"""What was registered, and whether it was done."""
+
+_preparing = PerProcess(threading.Lock)
+
+
+def before_forks(prepare: Callable[[], None]) -> None:
+    """Have :func:`prepare_fork` call ``prepare`` once, so that children need not do it, each for itself.
+
+    Args:
+        prepare: Leaves nothing behind but modules and plain data, which may cross a fork.
+    """
+    _preparations.setdefault(prepare, False)
+
+
+def prepare_fork() -> None:
+    """Do what children would do later; to be called where this library forks.
+
+    Hooks of ``os.register_at_fork`` may not do it: a module that is imported there, and has hooks of
+    its own, sees the second half of that fork only (``concurrent.futures`` then releases a lock that
+    it does not hold).
+    """
+    with _preparing.get():  # a fork while another thread imports leaves the child a lock that nobody frees
+        for prepare, is_done in list(_preparations.items()):
+            if not is_done:
+                with contextlib.suppress(Exception):  # the child that needs it will say what is wrong
+                    prepare()
+                _preparations[prepare] = True

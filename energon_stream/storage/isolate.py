@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from energon_stream.errors import WorkerError
+from energon_stream.storage.fork import prepare_fork
 
 __all__ = ["run_isolated"]
 
@@ -38,6 +39,7 @@ def run_isolated(function: Callable[..., T], *args: Any) -> T:
         WorkerError: The child died, or its result or error could not be pickled.
         BaseException: Whatever the function raised, with the child's traceback as its cause.
     """
+    prepare_fork()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or the child would write our buffered output once more
     reading, writing = os.pipe()

@@ -1,0 +1,86 @@
+"""What a fork costs whose parent has used obstore: imports and descriptions come from the parent, clients do not."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from energon_stream.storage import _botocore, fork
+
+PROGRAM = """
+    import json, os, sys, threading
+    from energon_stream.storage import *
+    store = StoreSpec({url!r}, {options!r}).open()
+    read = lambda: bytes(store.get("key").data).decode()
+
+    def child():
+        before = set(sys.modules)
+        opened = []
+        sys.addaudithook(lambda event, args: event == "open" and opened.append(str(args[0])))
+        data = read()
+        import botocore
+        models = os.path.join(os.path.dirname(botocore.__file__), "data")
+        return {{
+            "data": data,
+            "imported": sorted(name for name in set(sys.modules) - before if name.startswith(("s3fs", "aio", "boto"))),
+            "models": [path for path in opened if path.startswith(models)],
+        }}
+
+    def parent():
+        threads = [thread.name for thread in threading.enumerate() if "fsspec" in thread.name]
+        return {{"s3fs": "s3fs" in sys.modules, "threads": threads}}
+
+    seen = {{"isolated": run_isolated(read), "unused": parent(), "read": read(), "used": parent()}}
+    seen |= {{"children": [run_isolated(child), run_isolated(child)], "after": parent()}}
+    print(json.dumps(seen))
+"""
+
+
+@pytest.fixture
+def seen(s3_server, tmp_bucket):
+    s3_server.put(f"{tmp_bucket}/key", b"data")
+    program = textwrap.dedent(PROGRAM).format(url=tmp_bucket, options=s3_server.storage_options)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_parent_of_a_fallback_imports_for_its_children(seen):
+    assert (seen["isolated"], seen["read"]) == ("data", "data")
+    assert seen["children"] == [{"data": "data", "imported": [], "models": []}] * 2
+    assert seen["after"] == {"s3fs": True, "threads": []}  # no loop, so no client either
+
+
+def test_who_does_not_fork_or_has_not_used_obstore_imports_nothing(seen):
+    assert seen["unused"] == seen["used"] == {"s3fs": False, "threads": []}
+
+
+def test_a_preparation_is_made_once_and_its_failure_is_nobodys(monkeypatch):
+    monkeypatch.setattr(fork, "_preparations", {})
+    calls = []
+
+    def fail():
+        calls.append("fails")
+        raise ImportError("not installed")
+
+    def work():
+        calls.append("works")
+
+    for prepare in (fail, work, work):
+        fork.before_forks(prepare)
+    assert calls == []
+    fork.prepare_fork()
+    fork.prepare_fork()
+    assert calls == ["fails", "works"]
+
+
+def test_sessions_share_descriptions_and_nothing_else(tmp_path, monkeypatch):
+    first, second = _botocore.botocore_session({}), _botocore.botocore_session({})
+    assert first is not second
+    assert first.get_component("data_loader") is second.get_component("data_loader")
+    monkeypatch.setenv("AWS_DATA_PATH", str(tmp_path))
+    other = _botocore.botocore_session({}).get_component("data_loader")
+    assert other is not first.get_component("data_loader")
+    assert str(tmp_path) in other.search_paths
