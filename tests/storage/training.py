@@ -7,6 +7,8 @@ import hashlib
 import json
 import sys
 
+import fsspec
+
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
 
 BATCHES = 15  # more than one pass
@@ -50,5 +52,15 @@ def train(place):
     return whole, begun + take(loader, BATCHES - STOP)
 
 
+def import_file_systems(places):
+    """Once, and not in each of the many children."""
+    for place in places:
+        if place.get("transport") != "obstore":
+            for part in place["url"].split("::"):
+                fsspec.get_filesystem_class(part.partition("://")[0])
+
+
 if __name__ == "__main__":
-    json.dump([train(place) for place in json.load(sys.stdin)], sys.stdout)
+    places = json.load(sys.stdin)
+    import_file_systems(places)
+    json.dump([train(place) for place in places], sys.stdout)
