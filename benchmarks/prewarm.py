@@ -2,19 +2,24 @@
 
     python benchmarks/prewarm.py
 
-1 GB in 50 shards from the stand-in at 50 ms, with 85 MB/s a connection (H50: this machine is the limit) and with 10 MB/s
+2 GB in 100 shards from the stand-in at 50 ms, with 85 MB/s a connection (H50: this machine is the limit) and with 10 MB/s
 (L10: the line is). In interleaved rounds, each in a process of its own, timed after its imports: obstore's own range GETs
 of 4 MiB, as many at a time as prewarming has, whose bytes are dropped; the same with the bytes written to files; and
 ``energon_stream.prewarm()`` into an empty cache, opening and planning included. "On the line" is the rate between the first request
-for a shard and the end of the last one, by the server's log. Before its time begins, each program writes a file as large as the
-data and removes it: virtual machines give free memory back to their host, and to get it again takes longer than all else.
-After it, an epoch of training from the warmed cache, whose requests the server counts.
+for a shard and the end of the last one, by the server's log. After it, an epoch of training from the warmed cache, whose
+requests the server counts.
+
+Before each program the page cache is filled with holes of a sparse file, as it is with other data on a machine that works:
+virtual machines give free memory back to their host, and to get it again takes longer than all else. (The first time takes a
+minute or more.)
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -25,20 +30,14 @@ from pathlib import Path
 import datasets
 import nginx_s3
 
-DATA = "long50"
+DATA = "long100"
 PROFILES = ("L10", "H50")
 IN_FLIGHT = 48
 ORDER = {"batch_size": 32, "shuffle_buffer_size": 100, "max_samples_per_sequence": 100}
 
 PROLOGUE = """
-import json, os, sys, tempfile
+import json, os, sys
 spec = json.loads(sys.argv[1])
-
-def touch_memory():
-    with tempfile.TemporaryFile(dir=spec["beside"]) as file:
-        for _ in range(spec["touched"] >> 22):
-            file.write(bytes(1 << 22))
-        file.flush()
 """
 RAW = """
 import threading, time
@@ -46,7 +45,6 @@ import obstore
 from obstore.store import S3Store
 
 BLOCK = 4 << 20
-touch_memory()
 begin = time.monotonic()
 store = S3Store(spec["bucket"], endpoint=spec["endpoint"], access_key_id="x", secret_access_key="x", region="us-east-1",
                 client_options={"allow_http": True})
@@ -80,7 +78,6 @@ PREWARM = """
 import numpy, obstore, torch
 import energon_stream as es
 import energon_stream.prewarming, energon_stream.recipe
-touch_memory()
 done = es.prewarm(
     spec["path"], cache=es.CacheConfig(spec["folder"], min_free_bytes=0), epochs=1, isolated=False, progress=False,
     worker_config=es.WorkerConfig(0, 1, 0), storage_options=spec["options"], **spec["order"],
@@ -126,6 +123,26 @@ def run(program: str, **spec: object) -> list[float]:
     return found
 
 
+def fill_page_cache(path: Path) -> None:
+    """Read holes of a file until that takes no more of the free memory, and the memory was used over and over."""
+    piece, step = bytearray(4 << 20), 64 << 20
+    with path.open("w+b", buffering=0) as file:
+        os.truncate(file.fileno(), 8 << 40)
+        place = random.randrange(7 << 40) & -(1 << 30)  # not what an earlier call read
+        least, since = _free_memory(), 0
+        while since < 2 << 30:
+            for _ in range(step // len(piece)):
+                os.preadv(file.fileno(), [piece], place)
+                place += len(piece)
+            since += step
+            if (free := _free_memory()) < least - step // 2:
+                least, since = free, 0
+
+
+def _free_memory() -> int:
+    return 1024 * int(Path("/proc/meminfo").read_text().partition("MemFree:")[2].split()[0])
+
+
 def main() -> None:
     """Parse the command line, make the data, measure, print."""
     parser = argparse.ArgumentParser(
@@ -138,20 +155,19 @@ def main() -> None:
         datasets.write(root, [DATA])
         with nginx_s3.serve(root) as server:
             for profile in PROFILES:
-                compare(server, profile, folder, args.rounds)
+                compare(server, profile, folder, Path(scratch) / "holes", args.rounds)
 
 
-def compare(server: nginx_s3.Server, profile: str, folder: Path, rounds: int) -> None:
+def compare(server: nginx_s3.Server, profile: str, folder: Path, holes: Path, rounds: int) -> None:
     """Measure and print one profile."""
     endpoint = server.endpoints[profile]
-    memory = {"beside": str(folder.parent), "touched": datasets.DATASETS[DATA].total * 5 // 4}
-    raw = memory | {
+    raw: dict[str, object] = {
         "endpoint": endpoint,
         "bucket": datasets.BUCKET,
         "prefix": f"{DATA}/",
         "in_flight": IN_FLIGHT,
     }
-    prewarm = memory | {
+    prewarm: dict[str, object] = {
         "path": f"s3://{datasets.BUCKET}/{DATA}",
         "folder": str(folder),
         "options": {"endpoint_url": endpoint, "key": "x", "secret": "x"},
@@ -169,6 +185,7 @@ def compare(server: nginx_s3.Server, profile: str, folder: Path, rounds: int) ->
         for name, (program, spec) in cases.items():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
+            fill_page_cache(holes)
             server.take()
             size, seconds = run(program, **spec)
             rates[name].append(size / seconds / 1e6)

@@ -17,7 +17,7 @@ from energon_stream.prewarming.amount import Amount, node_ranks, samples_of_stre
 from energon_stream.prewarming.fill import Verified, fill, look, read_back
 from energon_stream.prewarming.progress import byte_bar, estimated, shown
 from energon_stream.prewarming.report import PrewarmPlan, PrewarmResult
-from energon_stream.prewarming.requests import REQUEST_BYTES, Requests
+from energon_stream.prewarming.requests import REQUEST_BYTES, USUAL_BYTES, Requests
 from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.recipe import get_train_dataset
 from energon_stream.recipe.arguments import CacheOption, cache_layer
@@ -130,7 +130,7 @@ class _Job:
         begin, before = time.monotonic(), default_counters().snapshot()
         dataset = self._open()
         limits = dataset.options
-        in_flight = max(1, min(limits.in_flight, limits.block_bytes // REQUEST_BYTES))
+        in_flight = max(1, min(limits.in_flight, limits.block_bytes // USUAL_BYTES))
         most_held = max(
             1, limits.byte_budget // REQUEST_BYTES
         )  # more than are in flight: some are being written

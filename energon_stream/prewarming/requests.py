@@ -13,10 +13,13 @@ from energon_stream.prewarming.spans import Coverage, Spans, earliest
 from energon_stream.prewarming.wanted import Wanted, WantedBytes
 from energon_stream.storage import ByteRange, Store
 
-__all__ = ["REQUEST_BYTES", "Request", "Requests", "store_of"]
+__all__ = ["REQUEST_BYTES", "USUAL_BYTES", "Request", "Requests", "store_of"]
 
-REQUEST_BYTES = 4 << 20
-"""Largest request. As many as may be in flight take no more memory than training may."""
+REQUEST_BYTES = 5 << 20
+"""Largest request: what is a little larger than :data:`USUAL_BYTES` is not cut."""
+
+USUAL_BYTES = 4 << 20
+"""About what a request takes. As many as may be in flight take no more memory than training may."""
 
 _SPARE = 64
 """What is in a cache takes no more than a 64th more than its bytes, as a rule."""

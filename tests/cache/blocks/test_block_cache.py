@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from origins import BLOCK, Origin, block_files, counted, disk_bytes
 
 from energon_stream.cache.blocks import BlockCache, CacheSnapshot
+from energon_stream.cache.blocks.block_file import BlockFile
 from energon_stream.errors import RangeError
 from energon_stream.storage import ByteRange, run_isolated
 
@@ -288,3 +290,43 @@ def test_any_reads_in_any_order(config, wanted):
     total = counted(cache)
     assert cache._directory.recount(always=True)
     assert counted(cache) == total
+
+
+def test_what_is_to_be_kept_is_fetched_and_what_is_there_is_not_read(cache, origin, monkeypatch):
+    origin.read(cache, BLOCK, BLOCK + LINE)
+    origin.asked.clear()
+    monkeypatch.setattr(BlockFile, "read", None)
+    assert cache.keep(origin.identity, 0, 2 * BLOCK, origin.get)
+    assert origin.asked == [(0, BLOCK), (BLOCK + LINE, 2 * BLOCK)]
+    before = cache.counters()
+    assert cache.keep(origin.identity, 0, 2 * BLOCK, origin.get)
+    assert cache.counters() == before
+    monkeypatch.undo()
+    assert cache.read(origin.identity, 0, 2 * BLOCK) == origin.data[: 2 * BLOCK]
+
+
+def test_what_there_is_no_room_for_is_not_fetched_to_be_kept(config, origin):
+    cache = BlockCache(replace(config, max_bytes=300_000))
+    assert not cache.keep(origin.identity, 0, 3 * BLOCK, origin.get)
+    assert not origin.asked
+    assert cache.keep(origin.identity, 0, 1000, origin.get)
+
+
+def test_what_another_one_fetched_meanwhile_is_kept(cache, origin):
+    def get(start, stop):
+        cache.publish(origin.identity, start, memoryview(origin.data)[start:stop])
+        return origin.get(start, stop)
+
+    assert cache.keep(origin.identity, 0, BLOCK, get)
+
+
+def test_what_was_to_be_kept_and_is_not(config, origin):
+    """There was room, and another one took it meanwhile."""
+    cache = BlockCache(replace(config, max_bytes=500_000))
+
+    def get(start, stop):
+        Origin(200_000, path="other.tar").read(BlockCache(replace(config, max_bytes=500_000)))
+        return origin.get(start, stop)
+
+    assert not cache.keep(origin.identity, 0, BLOCK, get)
+    assert origin.asked

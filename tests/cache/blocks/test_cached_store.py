@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from energon_stream.cache.blocks import BlockCache, CacheConfig, CachedStore, CacheSnapshot
-from energon_stream.errors import ObjectChangedError
+from energon_stream.errors import ObjectChangedError, UnsupportedStoreError
 from energon_stream.storage import Body, ByteRange, Counters, Fetcher, ObjectMeta, StoreSpec
 from energon_stream.storage.at_hand import get_at_hand
 from energon_stream.storage.into import get_into
@@ -116,6 +116,14 @@ def test_a_suffix_longer_than_the_object_is_all_of_it(s3_server, store):
     assert gets(s3_server) == 1
 
 
+def test_a_range_is_kept_without_a_reader(s3_server, remote, store, cache):
+    assert store.keep("key", ByteRange(100, 5000))
+    assert dict(s3_server.counters().requests) == {"HEAD": 1, "GET": 1}  # the version has to be known
+    assert store.keep("key", ByteRange(100, 5000))
+    assert store.get_range("key", ByteRange(200, 300)).data == OBJECT[200:300]
+    assert gets(s3_server) == 1
+
+
 def test_a_replaced_object_is_noticed_and_never_mixed(s3_server, tmp_bucket, remote, cache):
     """Old bytes that are there serve the old version; what is missing of it is an error, as without a cache."""
     store = CachedStore(remote, cache)
@@ -127,6 +135,7 @@ def test_a_replaced_object_is_noticed_and_never_mixed(s3_server, tmp_bucket, rem
         lambda store: store.get_range("key", ByteRange(500, 2000), etag=old),
         lambda store: store.get("key"),
         lambda store: get_into(store, "key", ByteRange(500, 2000), memoryview(bytearray(1500))),
+        lambda store: store.keep("key", ByteRange(500, 2000)),
     ]
     for read in reads:
         with pytest.raises(ObjectChangedError, match=f"{tmp_bucket}/key"):
@@ -147,6 +156,9 @@ class OtherAnswers:
     def __init__(self, etag, total_size=None):
         self.etag, self.total_size, self.requests = etag, total_size or len(OBJECT), 0
 
+    def head(self, path):
+        return ObjectMeta(self.total_size, self.etag)
+
     def get_range(self, path, byte_range, *, etag=None):
         self.requests += 1
         return Body(memoryview(OBJECT)[byte_range.start : byte_range.stop], self.etag, self.total_size)
@@ -158,7 +170,14 @@ def test_answers_of_another_version_are_not_kept(cache, answers):
     store.remember("key", ObjectMeta(len(OBJECT), '"1"'))
     with pytest.raises(ObjectChangedError, match="scripted://store/key"):
         store.get_range("key", ByteRange(0, 10))
+    with pytest.raises(ObjectChangedError, match="scripted://store/key"):
+        store.keep("key", ByteRange(0, 10))
     assert cache.counters().stored_bytes == 0
+
+
+def test_objects_without_a_version_cannot_be_kept(cache):
+    with pytest.raises(UnsupportedStoreError, match="scripted://store/key"):
+        CachedStore(OtherAnswers(None), cache).keep("key", ByteRange(0, 10))
 
 
 def test_objects_without_a_version_are_passed_through_with_one_warning(cache, caplog):
