@@ -22,6 +22,7 @@ from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Step, Turn
 from energon_stream.pipeline.node import State
 from energon_stream.storage import CounterSnapshot, default_counters
+from energon_stream.storage.fork import prepare_fork
 
 __all__ = ["LoaderOptions", "Session", "open_session"]
 
@@ -119,6 +120,8 @@ class _Workers:
         self._ended: set[int] = set()  # workers whose last message was an end, not yet acknowledged
         config = dataset.worker_config
         context: BaseContext = multiprocessing.get_context(options.start_method)
+        if options.start_method == "fork":
+            prepare_fork()
         for worker in range(config.num_workers):
             streams = config.worker_streams(worker)
             if not streams:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -47,7 +48,7 @@ def fill(
     caches: Collection[BlockCache],
     fetcher: Fetcher,
     in_flight: int,
-    most_held: int,
+    held_bytes: int,
     room: Callable[[BlockCache], int | None],
     on_bytes: Callable[[int], object],
 ) -> Filled:
@@ -58,7 +59,8 @@ def fill(
         caches: All caches of these.
         fetcher: Runs the requests.
         in_flight: How many it runs at a time.
-        most_held: Requests whose bytes are in memory, or on their way there, at a time.
+        held_bytes: How many may be in memory, or on their way there, at a time: more than are in flight, because some
+            are being written.
         room: Bytes of disk that may be taken in a cache; None for any number.
         on_bytes: Told how many bytes came.
 
@@ -66,7 +68,7 @@ def fill(
         StorageError: Something could not be fetched. What came is kept.
     """
     found = Filled()
-    memory = threading.Semaphore(most_held)
+    memory = _Memory(held_bytes)
     pending: dict[Future[bool], Request] = {}
     done: SimpleQueue[Future[bool]] = SimpleQueue()
     taken = Counter[BlockCache]()
@@ -110,10 +112,34 @@ def fill(
     return found
 
 
-def _fetch(request: Request, memory: threading.Semaphore) -> bool:
+def _fetch(request: Request, memory: _Memory) -> bool:
     """Fetch some bytes; False where the cache does not take them."""
-    with memory:
+    with memory.taken(len(request.bytes)):
         return store_of(request).keep(request.path, request.bytes)
+
+
+class _Memory:
+    """Bytes that threads may take, first come, first served; one that wants more than there are gets all of them."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self._free = size
+        self._turn = threading.Lock()  # so that only one waits for bytes
+        self._more = threading.Condition()
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Take bytes, and give them back."""
+        size = min(size, self._size)
+        with self._turn, self._more:
+            while self._free < size:
+                self._more.wait()
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._more:
+                self._free += size
+                self._more.notify()
 
 
 def look(windows: Iterable[list[Request]]) -> Filled:

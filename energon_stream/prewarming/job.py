@@ -17,7 +17,7 @@ from energon_stream.prewarming.amount import Amount, node_ranks, samples_of_stre
 from energon_stream.prewarming.fill import Verified, fill, look, read_back
 from energon_stream.prewarming.progress import byte_bar, estimated, shown
 from energon_stream.prewarming.report import PrewarmPlan, PrewarmResult
-from energon_stream.prewarming.requests import REQUEST_BYTES, USUAL_BYTES, Requests
+from energon_stream.prewarming.requests import USUAL_BYTES, Requests
 from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.recipe import get_train_dataset
 from energon_stream.recipe.arguments import CacheOption, cache_layer
@@ -131,9 +131,6 @@ class _Job:
         dataset = self._open()
         limits = dataset.options
         in_flight = max(1, min(limits.in_flight, limits.block_bytes // USUAL_BYTES))
-        most_held = max(
-            1, limits.byte_budget // REQUEST_BYTES
-        )  # more than are in flight: some are being written
         # Nobody waits for a single one of them, so none is worth asking for twice.
         fetcher = shared_fetcher(in_flight, hedged_share=0.0)
         samples = samples_of_streams(dataset, self.ranks, self.amount)
@@ -149,7 +146,13 @@ class _Job:
             with byte_bar(self.progress) as bar:
                 windows = estimated(requests, total, bar)
                 filled = fill(
-                    windows, _caches(dataset), fetcher, in_flight, most_held, requests.room, bar.update
+                    windows,
+                    _caches(dataset),
+                    fetcher,
+                    in_flight,
+                    limits.byte_budget,
+                    requests.room,
+                    bar.update,
                 )
             if self.verify:
                 with byte_bar(self.progress, requests.bytes) as bar:
