@@ -29,6 +29,9 @@ SERVER_CORE = 1
 MODULES = Path("/usr/lib/nginx/modules")
 
 
+_CHUNK = 512 << 10  # smaller ones take time of their own
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """How far away the storage is, and how well it behaves.
@@ -46,6 +49,11 @@ class Profile:
     rate: int = 85_000_000
     refused: float = 0.0
     slow: float = 0.0
+
+    @property
+    def chunk(self) -> int:
+        """Bytes that are sent at a time: nginx sleeps after each but the last, so that a response of a few is too fast."""
+        return min(_CHUNK, self.rate // 160) or _CHUNK
 
 
 SLOWER = 20
@@ -66,6 +74,7 @@ SERVER_BLOCK = """\
     server {{
         listen 127.0.0.1:{port};
         limit_rate {rate};
+        sendfile_max_chunk {chunk};
         error_page 403 404 @missing;
         error_page 405 @read_only;
         error_page 412 @changed;
@@ -167,7 +176,9 @@ def _serve_nginx(root: Path) -> Iterator[Server]:
         prefix.chmod(0o755)
         (prefix / "manifest.tsv").write_text(_manifest(root))
         ports = dict(zip(PROFILES, _free_ports(len(PROFILES)), strict=True))
-        blocks = [SERVER_BLOCK.format(port=ports[p.name], **asdict(p)) for p in PROFILES.values()]
+        blocks = [
+            SERVER_BLOCK.format(port=ports[p.name], chunk=p.chunk, **asdict(p)) for p in PROFILES.values()
+        ]
         template = Template((Path(__file__).parent / "nginx_s3.conf.in").read_text())
         names = {
             "prefix": tmp,
