@@ -102,7 +102,7 @@ class Ledger:
     def usage(self) -> Usage | None:
         """What is counted; None where nobody has counted since the machine started."""
         file = self._file
-        if file is not None:
+        if file is not None and _is_there(file):
             return _read(file)
         try:
             with LockedFile(self._path, os.O_RDONLY) as file:
@@ -128,7 +128,7 @@ class Ledger:
             raise Busy
         try:
             file = self._file
-            if file is None or (not self._writers and not os.fstat(file.fd).st_nlink):
+            if file is None or (not self._writers and not _is_there(file)):
                 self._file = None  # closed when nobody reads it
                 file = LockedFile(self._path, os.O_RDWR)
             if not self._writers and not file.lock(*_WRITING, seconds=PATIENCE, shared=True):
@@ -296,6 +296,10 @@ def _open_count(root_folder: str) -> LockedFile:
     except FileNotFoundError:
         os.makedirs(root_folder, exist_ok=True)
         return LockedFile(path, flags)
+
+
+def _is_there(file: LockedFile) -> bool:
+    return os.fstat(file.fd).st_nlink > 0
 
 
 def _read(file: LockedFile) -> Usage | None:

@@ -118,6 +118,18 @@ def test_a_ledger_that_was_removed_is_not_written(ledger, tmp_path):
         pass
 
 
+def test_a_ledger_that_was_removed_is_made_anew(config):
+    """As where somebody empties the folder, and something else is kept in it before."""
+    cache = BlockCache(config)
+    Origin(BLOCK).read(cache)
+    shutil.rmtree(config.directory)
+    os.makedirs(os.path.join(config.directory, "v1"))
+    origin = Origin(BLOCK, path="other.tar")
+    origin.read(cache)
+    assert not cache.missing(origin.identity, 0, BLOCK)
+    assert BLOCK < counted(cache).bytes < 2 * BLOCK
+
+
 def test_a_cache_that_was_removed_is_not_filled(config, caplog):
     cache = BlockCache(config)
     Origin(BLOCK).read(cache)
