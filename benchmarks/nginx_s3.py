@@ -27,8 +27,6 @@ from energon_stream.testing.s3server import S3Server
 
 SERVER_CORE = 1
 MODULES = Path("/usr/lib/nginx/modules")
-
-
 _CHUNK = 512 << 10  # smaller ones take time of their own
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from energon_stream.cache.blocks.config import CacheConfig
 from energon_stream.cache.blocks.counters import CacheCounters, CacheSnapshot
 from energon_stream.cache.blocks.directory import CacheDirectory
-from energon_stream.cache.blocks.download import READ_OVER, Download, Get, has_room, keep_unclaimed
+from energon_stream.cache.blocks.download import READ_OVER, Download, Get, keep_unclaimed
 from energon_stream.cache.blocks.finding import Chunk, Finder, Span, join_chunks, merge_spans, recorded_gaps
 from energon_stream.cache.blocks.identity import ObjectIdentity, ObjectPlace, clean_url, root_name
 from energon_stream.cache.blocks.keeper import Keeper
@@ -109,10 +109,6 @@ class BlockCache:
         place = self._place(identity, start, stop)
         gaps = [gap for part in place.parts(start, stop) for gap in recorded_gaps(part)]
         return [ByteRange(*gap) for gap in merge_spans(gaps)]
-
-    def has_room(self, identity: ObjectIdentity, start: int, stop: int) -> bool:
-        """Whether some bytes would be kept if they were fetched; makes room for them if the policy allows it."""
-        return has_room(self._open()[0], self._place(identity, start, stop), [(start, stop)])
 
     def read(
         self, identity: ObjectIdentity, start: int, stop: int, *, at_hand: bool = False

@@ -272,13 +272,16 @@ def root_bytes(root_folder: str) -> int:
         raw = Path(root_folder, COUNT_FILE).read_bytes()
     except FileNotFoundError:
         return 0
+    return _count_in(raw)
+
+
+def _count_in(raw: bytes) -> int:
     return int(_COUNT.unpack(raw)[0]) if len(raw) == _COUNT.size else 0
 
 
 def _add(root_folder: str, amount: int) -> None:
     with _open_count(root_folder) as file:
-        raw = os.pread(file.fd, _COUNT.size, 0)
-        count = int(_COUNT.unpack(raw)[0]) if len(raw) == _COUNT.size else 0
+        count = _count_in(os.pread(file.fd, _COUNT.size, 0))
         os.pwrite(file.fd, _COUNT.pack(count + amount), 0)
 
 
