@@ -3,7 +3,7 @@
     python benchmarks/prewarm.py
 
 2 GB in 100 shards from the stand-in at 50 ms, with 85 MB/s a connection (H50: this machine is the limit) and with 10 MB/s
-(L10: the line is, with 480 MB/s). In interleaved rounds, each in a process of its own, timed after its imports: obstore's own range GETs
+(L10: the line is, with at most 480 MB/s). In interleaved rounds, each in a process of its own, timed after its imports: obstore's own range GETs
 of 4 MiB, as many at a time as prewarming has, whose bytes are dropped; the same with the bytes written to files; and
 ``energon_stream.prewarm()`` into an empty cache, opening and planning included. "On the line" is the rate between the first request
 for a shard and the end of the last one, by the server's log. After it, an epoch of training from the warmed cache, whose
