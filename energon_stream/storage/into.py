@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
 
 from energon_stream.storage.base import Body, ByteRange, Store
 
 __all__ = ["get_into"]
-
-
-@runtime_checkable
-class _IntoStore(Protocol):
-    """A store with a way of its own."""
-
-    def get_into(
-        self, path: str, byte_range: ByteRange, into: memoryview, *, etag: str | None = None
-    ) -> Body:
-        """See :func:`get_into`."""
 
 
 def get_into(
@@ -34,8 +24,9 @@ def get_into(
     Returns:
         The body; its data is ``into``.
     """
-    if isinstance(store, _IntoStore):
-        return store.get_into(path, byte_range, into, etag=etag)
+    own: Callable[..., Body] | None = getattr(store, "get_into", None)  # a protocol's isinstance takes 10 us
+    if own is not None:
+        return own(path, byte_range, into, etag=etag)
     body = store.get_range(path, byte_range, etag=etag)
     into[:] = body.data
     return Body(into, body.etag, body.total_size)

@@ -79,6 +79,7 @@ class RequestPool:
         # Threads wait on a queue because it does so in C; a Condition costs some 8 us more a request.
         self._granted: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
+        self._unborn: list[threading.Thread] = []
         self._workers = self._idle = 0
         self._hedges = 0  # requests beside the first of tasks that still have one under way
         self._max_hedges = max(1, max_in_flight // 3)
@@ -103,6 +104,7 @@ class RequestPool:
                 self._watcher.asked(size)
                 heapq.heappush(self._fresh, (task.urgency, task))
                 self._grant()
+        self._bear()
         return future
 
     def close(self, grace: float) -> None:
@@ -115,6 +117,7 @@ class RequestPool:
                 self._granted.put(None)
             self._watcher.stop()
             threads = list(self._threads)
+        self._bear()
         for _, task in waiting:
             task.future.cancel()
         limit = time.monotonic() + grace
@@ -129,6 +132,9 @@ class RequestPool:
         Raises:
             AnswerUnwanted: The second request was faster.
         """
+        if task.has_slot and not task.size:  # only this thread changes it
+            task.started = time.monotonic()
+            return
         with self._lock:
             if task.has_slot or task.settled:
                 self._begin(task)
@@ -137,6 +143,7 @@ class RequestPool:
             turn.acquire()
             heapq.heappush(self._returning, (task.urgency, task))
             self._grant()
+        self._bear()
         turn.acquire()
         with self._lock:
             self._begin(task)
@@ -150,6 +157,9 @@ class RequestPool:
 
     def answered(self, task: _Task, started: float) -> bool:
         """The first bytes of an answer are there; tells whether the rest is wanted."""
+        if not task.size:  # there is no other request
+            task.reading += 1
+            return True
         with self._lock:
             if task.settled and task.size > _WORTH_LEAVING:
                 return False
@@ -170,12 +180,14 @@ class RequestPool:
                 self._grant()
             elif self._limiter.limit > limit:
                 self._grant()
+        self._bear()
 
     def leave(self, task: _Task) -> None:
         """Give a task's slot away while its thread goes on; its next attempt, if there is one, waits for another."""
         with self._lock:
             self._release(task)
             self._grant()
+        self._bear()
 
     def end_second(
         self, task: _Task, started: float, error: BaseException | None, *, was_reading: bool
@@ -221,7 +233,7 @@ class RequestPool:
                         self._idle -= 1
                     else:
                         self._workers += 1
-                        self._start(self._work)
+                        self._unborn.append(self._thread(self._work))
             else:
                 break
             task.has_slot = True
@@ -230,12 +242,25 @@ class RequestPool:
 
     # Threads
 
+    def _thread(self, target: Callable[..., None], *arguments: Any) -> threading.Thread:
+        return threading.Thread(target=target, args=arguments, name="energon-fetch", daemon=True)
+
     def _start(self, target: Callable[..., None], *arguments: Any) -> None:
-        thread = threading.Thread(target=target, args=arguments, name="energon-fetch", daemon=True)
+        thread = self._thread(target, *arguments)
         self._threads.add(thread)
         thread.start()
 
+    def _bear(self) -> None:
+        """Start threads that were found necessary; without the lock: ``start`` waits until the thread runs."""
+        while self._unborn:
+            try:
+                thread = self._unborn.pop()
+            except IndexError:  # another thread was faster
+                return
+            thread.start()
+
     def _work(self) -> None:
+        self._threads.add(threading.current_thread())
         task = self._granted.get()
         while task is not None:
             if task.future.set_running_or_notify_cancel():
@@ -245,6 +270,7 @@ class RequestPool:
                 task = self._grant(to_caller=True)
                 waits = task is None and not self._closing
                 self._idle += waits
+            self._bear()
             if waits:  # with no task in hand: an idle thread must not keep a body alive
                 task = self._granted.get()
         self._gone()
@@ -291,6 +317,7 @@ class RequestPool:
             if task.settled:  # the first request goes on without a slot
                 self._release(task)
             self._grant()
+        self._bear()
         self._gone()
 
     def _watch(self) -> None:

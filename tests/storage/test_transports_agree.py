@@ -16,6 +16,7 @@ from energon_stream.errors import (
     UnsupportedStoreError,
 )
 from energon_stream.storage import ByteRange, Counters, RetryPolicy, StoreSpec
+from energon_stream.storage.into import get_into
 from energon_stream.testing.s3server import Rule
 
 TRANSPORTS = ("obstore", "fsspec")
@@ -47,8 +48,22 @@ def read_a_hundred(store):
     return store.get_range("key", ByteRange(100, 200))
 
 
+def read_a_hundred_into(store):
+    return get_into(store, "key", ByteRange(100, 200), memoryview(bytearray(100)))
+
+
+def read_into(store):
+    """By a URL that is signed, where the transport is obstore."""
+    return get_into(store, "key", WANTED, memoryview(bytearray(len(WANTED))))
+
+
 def whole(store):
     return store.get("key")
+
+
+@pytest.fixture(autouse=True)
+def signed_however_small(monkeypatch):
+    monkeypatch.setattr("energon_stream.storage._obstore._SIGNED_FROM", 1)
 
 
 FAULTS = {
@@ -72,7 +87,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("action", [read, whole])
+@pytest.mark.parametrize("action", [read, read_into, whole])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults(s3_server, tmp_bucket, fault, action):
     rule, expected = FAULTS[fault]
@@ -80,6 +95,9 @@ def test_faults(s3_server, tmp_bucket, fault, action):
     found, gets = [], []
     for transport in TRANSPORTS:
         s3_server.clear_rules()
+        outcome(
+            tmp_bucket, s3_server.storage_options, transport, action
+        )  # what worked once is not asked otherwise
         s3_server.add_rule(rule)
         s3_server.reset_counters()
         found.append(outcome(tmp_bucket, s3_server.storage_options, transport, action))
@@ -106,6 +124,26 @@ def test_faults(s3_server, tmp_bucket, fault, action):
         (lambda store: store.get_range("key", ByteRange(0, len(PAYLOAD) + 1)), RangeError),
         (lambda store: store.get_range("key", ByteRange(len(PAYLOAD), len(PAYLOAD) + 1)), RangeError),
         (lambda store: store.get_range("key", WANTED, etag='"old"'), ObjectChangedError),
+        (
+            lambda store: get_into(store, "absent", ByteRange(0, 1), memoryview(bytearray(1))),
+            ObjectNotFoundError,
+        ),
+        (
+            lambda store: get_into(
+                store, "key", ByteRange(9, len(PAYLOAD) + 1), memoryview(bytearray(len(PAYLOAD) - 8))
+            ),
+            RangeError,
+        ),
+        (
+            lambda store: get_into(
+                store, "key", ByteRange(len(PAYLOAD), len(PAYLOAD) + 1), memoryview(bytearray(1))
+            ),
+            RangeError,
+        ),
+        (
+            lambda store: get_into(store, "key", ByteRange(0, 1), memoryview(bytearray(1)), etag='"old"'),
+            ObjectChangedError,
+        ),
         (lambda store: store.get("key", etag='"old"'), ObjectChangedError),
         (lambda store: store.get_suffix("key", 4, etag='"old"'), ObjectChangedError),
     ],
@@ -150,13 +188,14 @@ def answering(answer):
     ],
     ids=["ignores-range", "other-range", "short-range", "broken-body", "bare-503", "bare-403", "no-xml"],
 )
-def test_odd_answers(head, length, error):
+@pytest.mark.parametrize("action", [read_a_hundred, read_a_hundred_into])
+def test_odd_answers(head, length, error, action):
     found = []
     for transport in TRANSPORTS:
         answer = f'HTTP/1.1 {head}\r\nETag: "a"\r\nConnection: close\r\n\r\n'.encode() + b"x" * length
         with answering(answer) as endpoint:
             options = {"key": "k", "secret": "s", "endpoint_url": endpoint}
-            found.append(outcome("s3://bucket", options, transport, read_a_hundred))
+            found.append(outcome("s3://bucket", options, transport, action))
     assert found[0] == found[1]
     assert found[0][0] == (error, "s3://bucket/key")
 
@@ -165,6 +204,7 @@ def test_an_unreachable_server():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
     options = {"key": "k", "secret": "s", "endpoint_url": endpoint}
-    found = [outcome("s3://bucket", options, transport, whole) for transport in TRANSPORTS]
-    assert found[0] == found[1]
-    assert found[0][0][0] is TransientStorageError
+    for action in (whole, read_into):
+        found = [outcome("s3://bucket", options, transport, action) for transport in TRANSPORTS]
+        assert found[0] == found[1]
+        assert found[0][0][0] is TransientStorageError
