@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from energon_stream.cache.blocks.config import CacheConfig
@@ -192,6 +193,10 @@ class BlockCache:
         if download.kept_bytes < download.fetched_bytes:  # not taken, or others were faster
             return not self.missing(identity, start, stop)
         return not download.refused
+
+    def filling(self) -> AbstractContextManager[None]:
+        """Around many calls of :meth:`keep`, by several threads: what is kept is counted together."""
+        return self._open()[0].filling()
 
     def publish(self, identity: ObjectIdentity, start: int, data: memoryview) -> None:
         """Keep bytes that were fetched without asking the cache, if there is room."""

@@ -268,9 +268,8 @@ class BlockFile:
                 return 0
             amount = table.disk_bytes(gaps, count) - table.disk_bytes()
             with ledger.writing() as books:
-                with books.locked():
-                    if not books.take(self.place.root_folder, amount, limits):
-                        return 0
+                if not books.take(self.place.root_folder, amount, limits):
+                    return 0
                 pieces.append((self.place.data_bytes + table.num_records * RECORD_BYTES, memoryview(records)))
                 for offset, piece in pieces:
                     _write_all(self._file.fd, piece, offset)

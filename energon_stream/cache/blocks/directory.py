@@ -27,7 +27,14 @@ from energon_stream.cache.blocks.identity import (
     object_place,
     root_name,
 )
-from energon_stream.cache.blocks.ledger import COUNT_FILE, OBJECT_BYTES, ROOT_BYTES, Ledger, Limits
+from energon_stream.cache.blocks.ledger import (
+    COUNT_FILE,
+    OBJECT_BYTES,
+    ROOT_BYTES,
+    Books,
+    Ledger,
+    Limits,
+)
 from energon_stream.cache.blocks.locks import LockedFile
 from energon_stream.cache.blocks.records import PieceTable
 from energon_stream.errors import ConfigError
@@ -142,23 +149,50 @@ class CacheDirectory:
         return block
 
     def _make_block(self, owner: ObjectPlace, place: BlockPlace, limits: Limits) -> bool:
+        """Make a block's file; False if there is no room for it."""
         root_folder, identity = owner.root_folder, owner.identity
-        with self.ledger.writing() as books, books.locked():
-            new_root = not os.path.exists(os.path.join(root_folder, ROOT_FILE))
-            new_object = not os.path.exists(os.path.join(owner.folder, OBJECT_FILE))
-            amount = _EMPTY_BLOCK_BYTES + new_object * OBJECT_BYTES + new_root * ROOT_BYTES
+        with self.ledger.writing() as books, books.naming(owner.folder):
             if os.path.exists(place.path):
                 return True
+            new_object = not os.path.exists(os.path.join(owner.folder, OBJECT_FILE))
+            amount = _EMPTY_BLOCK_BYTES + new_object * OBJECT_BYTES
+            if new_object and not self._make_root(books, owner, limits):
+                return False
             if not books.take(root_folder, amount, limits):
                 return False
-            if new_root:
-                _describe(root_folder, ROOT_FILE, {"url": identity.root})
             if new_object:
-                os.makedirs(owner.folder, exist_ok=True)
+                self._make_folder(books, owner, limits)
                 about = {"path": identity.path, "etag": identity.etag, "size": identity.size}
                 _describe(owner.folder, OBJECT_FILE, about)
             os.close(os.open(place.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
             books.is_written(amount)
+        return True
+
+    def _make_folder(self, books: Books, owner: ObjectPlace, limits: Limits) -> None:
+        while True:
+            try:
+                os.mkdir(owner.folder)
+            except FileExistsError:  # somebody was killed before its description was there
+                return
+            except FileNotFoundError:  # the dataset's folder was removed just now
+                if not self._make_root(books, owner, limits):
+                    raise
+            else:
+                return
+
+    def _make_root(self, books: Books, owner: ObjectPlace, limits: Limits) -> bool:
+        """Make a dataset's folder, if it is not there; False if there is no room for it."""
+        root_folder = owner.root_folder
+        description = os.path.join(root_folder, ROOT_FILE)
+        if os.path.exists(description):
+            return True
+        with books.locked():
+            if not os.path.exists(description):
+                if not books.take_locked(root_folder, ROOT_BYTES, limits):
+                    return False
+                os.makedirs(root_folder, exist_ok=True)
+                _describe(root_folder, ROOT_FILE, {"url": owner.identity.root})
+                books.is_written(ROOT_BYTES)
         return True
 
     # What vanishes
@@ -178,7 +212,11 @@ class CacheDirectory:
             if not block.look_again():
                 return 0
             amount = block.disk_bytes()
-            with self.ledger.writing() as books, books.locked():
+            with (
+                self.ledger.writing() as books,
+                books.naming(place.object_folder),
+                books.locked(),
+            ):
                 with books.giving_back(place.root_folder, amount):
                     os.unlink(place.path)
                 if not self.blocks(place.object_folder):
@@ -227,8 +265,9 @@ def read_description(folder: str, name: str) -> dict[str, Any]:
 
 
 def _describe(folder: str, name: str, about: dict[str, Any]) -> None:
-    temporary = Path(folder, f"{name}{_TEMPORARY}")
-    temporary.write_text(json.dumps(about))
+    temporary = os.path.join(folder, f"{name}{_TEMPORARY}")
+    with open(temporary, "wb", buffering=0) as file:
+        file.write(json.dumps(about).encode())
     os.replace(temporary, os.path.join(folder, name))
 
 

@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import NamedTuple
 
@@ -157,6 +158,16 @@ class Keeper:
         with self._careful():
             return block.store(part.span[0], data, self._directory.ledger, self._limits)
         return 0
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Around much that is kept: the ledger hears of the last of it at the end, and nobody counts anew before."""
+        with ExitStack() as stack:
+            with self._careful():
+                stack.enter_context(self._directory.ledger.writing())
+            yield
+            with self._careful():
+                stack.close()
 
     def discard(self, place: BlockPlace, file_id: int) -> None:
         """Remove a block whose bytes are not what they should be, unless another file took its place already."""

@@ -3,6 +3,9 @@
 Bytes are counted before they are written and given back after they are gone, so whoever is killed at whatever
 moment, no more is on the disk than is counted. What is counted and not yet finished is *pending*: when nobody
 writes and something is pending, somebody was killed, and the bytes are counted anew from the files.
+
+To count takes nine system calls under a lock, and after each of them Python's own lock has to be had again. Where several
+threads write they therefore count ahead, for those who come next, and give back what nobody took when none writes any more.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -46,8 +49,13 @@ _COUNT = struct.Struct("<q")
 COUNT_FILE = "bytes"
 """File in a dataset's folder that says how many bytes are counted for it."""
 
+_AHEAD_BYTES = 64 << 20
+_AHEAD_SHARE = 64
+"""Counted ahead is at most a 64th of the room there is: others find it taken."""
+
 _books = Turns(0, 1)  # bytes of the file that are locked
 _WRITING, _EVICTING = (1, 2), (2, 3)
+_names = Turns(3, 4, apart=1)
 PATIENCE = 5.0
 """Seconds to wait for what others do in micro- or milliseconds; whoever takes longer was stopped, or the disk is."""
 
@@ -96,8 +104,10 @@ class Ledger:
         self._path = path
         self._lock = threading.Lock()
         self._file: LockedFile | None = None
+        self._counting = threading.Lock()
         self._writers = 0  # threads of this process; they share the lock that says so
         self._written: deque[int] = deque()
+        self._ahead = _Ahead()
 
     def usage(self) -> Usage | None:
         """What is counted; None where nobody has counted since the machine started."""
@@ -117,32 +127,59 @@ class Ledger:
         Raises:
             Busy: A recount takes long.
         """
-        books = Books(self._begin(), self._written)
+        books = Books(self._begin(), self._written, self._ahead)
         try:
             yield books
         finally:
             self._end(books)
 
     def _begin(self) -> LockedFile:
+        file = self._join()
+        if file is not None:
+            return file
         if not self._lock.acquire(timeout=PATIENCE):  # another thread waits for the file's lock
             raise Busy
         try:
-            file = self._file
-            if file is None or (not self._writers and not _is_there(file)):
-                self._file = None  # closed when nobody reads it
-                file = LockedFile(self._path, os.O_RDWR)
-            if not self._writers and not file.lock(*_WRITING, seconds=PATIENCE, shared=True):
-                raise Busy
-            self._file = file
-            self._writers += 1
+            file = self._join()
+            if file is None:
+                file = self._open()
+                if not file.lock(*_WRITING, seconds=PATIENCE, shared=True):
+                    raise Busy
+                self._file = file
+                self._count(1)
             return file
         finally:
             self._lock.release()
 
-    def _end(self, books: Books) -> None:
-        with self._lock:
-            self._writers -= 1
+    def _join(self) -> LockedFile | None:
+        """The file, where other threads hold its lock already."""
+        with self._counting:
             if not self._writers:
+                return None
+            self._writers += 1
+            self._ahead.is_wanted = True
+            return self._file
+
+    def _open(self) -> LockedFile:
+        file = self._file
+        if file is None or not _is_there(file):
+            self._file = None  # closed when nobody reads it
+            file = LockedFile(self._path, os.O_RDWR)
+        return file
+
+    def _count(self, more: int) -> int:
+        with self._counting:
+            self._writers += more
+            self._ahead.is_wanted = self._writers > 1
+            return self._writers
+
+    def _end(self, books: Books) -> None:
+        with self._counting:
+            if self._writers > 1:
+                self._writers -= 1
+                return
+        with self._lock:
+            if not self._count(-1):
                 try:
                     books.settle()
                 finally:
@@ -185,21 +222,56 @@ class Ledger:
             return True
 
 
+class _Ahead:
+    """Bytes of datasets that this process has counted and nobody has taken yet.
+
+    Attributes:
+        is_wanted: Whether to count ahead.
+    """
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self._lock = threading.Lock()
+        self._left: dict[str, int] = {}
+
+    def add(self, root_folder: str, amount: int) -> None:
+        """More is counted."""
+        with self._lock:
+            self._left[root_folder] = self._left.get(root_folder, 0) + amount
+
+    def take(self, root_folder: str, amount: int) -> bool:
+        """Some of it is about to be written; False where there is less."""
+        with self._lock:
+            left = self._left.get(root_folder, 0)
+            if left < amount:
+                return False
+            self._left[root_folder] = left - amount
+            return True
+
+    def take_all(self) -> dict[str, int]:
+        """What is left, to be given back."""
+        with self._lock:
+            left, self._left = self._left, {}
+            return left
+
+
 class Books:
     """The ledger, opened to change it.
 
     Args:
         file: Its file.
         written: Bytes that this process has counted and written since the file was told so.
+        ahead: Bytes that it has counted for whoever writes next.
     """
 
-    def __init__(self, file: LockedFile, written: deque[int]) -> None:
+    def __init__(self, file: LockedFile, written: deque[int], ahead: _Ahead) -> None:
         self.file = file
         self._written = written
+        self._ahead = ahead
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude others for a moment. Names appear and vanish in the cache only under this lock.
+        """Exclude others for a moment. Datasets' folders appear and vanish only under this lock.
 
         Raises:
             Busy: Another process keeps the lock.
@@ -209,19 +281,51 @@ class Books:
                 raise Busy
             yield
 
+    @contextmanager
+    def naming(self, folder: str) -> Iterator[None]:
+        """Exclude others from an object's folder: names appear and vanish in it, and it itself, only under this lock, which is
+        taken before :meth:`locked`. (To make a file may take a file system a quarter of a second.)
+
+        Raises:
+            Busy: Another process keeps the lock.
+        """
+        with _names.hold(self.file, os.path.basename(folder), PATIENCE) as is_held:
+            if not is_held:
+                raise Busy
+            yield
+
     def take(self, root_folder: str, amount: int, limits: Limits) -> bool:
-        """Count bytes that are about to be written; False where the limits forbid it. Needs the lock."""
+        """Count bytes that are about to be written; False where the limits forbid it.
+
+        Raises:
+            Busy: Another process keeps the lock.
+        """
+        if self._ahead.take(root_folder, amount):
+            return True
+        with self.locked():
+            return self.take_locked(root_folder, amount, limits)
+
+    def take_locked(self, root_folder: str, amount: int, limits: Limits) -> bool:
+        """The same, for who has the lock."""
+        if self._ahead.take(root_folder, amount):  # another thread has counted meanwhile
+            return True
+        if not _is_there(self.file):  # removed, and maybe made anew
+            raise Busy
         usage = self._usage()
-        if limits.quota is not None and usage.bytes + amount > limits.quota:
-            return False
-        share = limits.shares.get(os.path.basename(root_folder))
-        if share is not None and root_bytes(root_folder) + amount > share:
-            return False
         disk = os.fstatvfs(self.file.fd)
-        if disk.f_bavail * disk.f_frsize - amount < limits.floor:
+        room = disk.f_bavail * disk.f_frsize - limits.floor
+        if limits.quota is not None:
+            room = min(room, limits.quota - usage.bytes)
+        share = limits.shares.get(os.path.basename(root_folder))
+        if share is not None:
+            room = min(room, share - root_bytes(root_folder))
+        if room < amount:
             return False
-        self._write(Usage(usage.bytes + amount, usage.pending + amount))
-        _add(root_folder, amount)
+        ahead = min(_AHEAD_BYTES, (room - amount) // _AHEAD_SHARE) if self._ahead.is_wanted else 0
+        counted = amount + ahead
+        self._write(Usage(usage.bytes + counted, usage.pending + counted))
+        _add(root_folder, counted)
+        self._ahead.add(root_folder, ahead)
         return True
 
     def is_written(self, amount: int) -> None:
@@ -230,14 +334,20 @@ class Books:
         self._written.append(amount)
 
     def settle(self) -> None:
-        """Tell the file what was written.
+        """Tell the file what was written, and what was counted ahead for nobody.
 
         Raises:
             Busy: Another process keeps the lock.
         """
-        if self._written:
-            with self.locked():
-                self._write(self._usage())
+        ahead = {folder: amount for folder, amount in self._ahead.take_all().items() if amount}
+        if not self._written and not ahead:
+            return
+        with self.locked():
+            usage, amount = self._usage(), sum(ahead.values())
+            for folder, its in ahead.items():  # first, while something is pending
+                with suppress(FileNotFoundError):  # it was removed, and counts no more
+                    _add(folder, -its, make=False)
+            self._write(Usage(usage.bytes - amount, usage.pending - amount))
 
     @contextmanager
     def giving_back(self, root_folder: str | None, amount: int) -> Iterator[None]:
@@ -279,8 +389,8 @@ def _count_in(raw: bytes) -> int:
     return int(_COUNT.unpack(raw)[0]) if len(raw) == _COUNT.size else 0
 
 
-def _add(root_folder: str, amount: int) -> None:
-    with _open_count(root_folder) as file:
+def _add(root_folder: str, amount: int, *, make: bool = True) -> None:
+    with _open_count(root_folder, make=make) as file:
         count = _count_in(os.pread(file.fd, _COUNT.size, 0))
         os.pwrite(file.fd, _COUNT.pack(count + amount), 0)
 
@@ -292,11 +402,13 @@ def _write_count(root_folder: str, count: int) -> None:
         os.pwrite(file.fd, _COUNT.pack(count), 0)
 
 
-def _open_count(root_folder: str) -> LockedFile:
-    path, flags = os.path.join(root_folder, COUNT_FILE), os.O_RDWR | os.O_CREAT
+def _open_count(root_folder: str, *, make: bool = True) -> LockedFile:
+    path, flags = os.path.join(root_folder, COUNT_FILE), os.O_RDWR | (os.O_CREAT if make else 0)
     try:
         return LockedFile(path, flags)
     except FileNotFoundError:
+        if not make:
+            raise
         os.makedirs(root_folder, exist_ok=True)
         return LockedFile(path, flags)
 

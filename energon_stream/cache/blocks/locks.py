@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -114,15 +115,16 @@ class Turns:
     Args:
         start: First byte that is locked of each file.
         stop: One past the last.
+        apart: How much further the bytes are for each of :data:`STRIPES` kinds of names; 0 where each file has one name.
     """
 
-    def __init__(self, start: int, stop: int) -> None:
-        self._span = start, stop
+    def __init__(self, start: int, stop: int, apart: int = 0) -> None:
+        self._start, self._stop, self._apart = start, stop, apart
         self._renew()
         _turns.append(self)
 
     def _renew(self) -> None:
-        self._locks = [threading.Lock() for _ in range(_STRIPES)]
+        self._locks = [threading.Lock() for _ in range(STRIPES)]
 
     @contextmanager
     def hold(self, file: LockedFile, name: str, seconds: float) -> Iterator[bool]:
@@ -130,27 +132,29 @@ class Turns:
 
         Args:
             file: The file, open.
-            name: Tells the file from others.
+            name: Tells the file from others, or what is locked in one file from other things.
             seconds: How long to wait.
         """
         deadline = time.monotonic() + seconds
-        turn = self._locks[hash(name) % _STRIPES]
+        stripe = zlib.crc32(name.encode()) % STRIPES  # the same in all processes
+        start, stop = self._start + stripe * self._apart, self._stop + stripe * self._apart
+        turn = self._locks[stripe]
         if not turn.acquire(timeout=seconds):
             yield False
             return
         try:
-            if not file.lock(*self._span, seconds=deadline - time.monotonic()):
+            if not file.lock(start, stop, seconds=deadline - time.monotonic()):
                 yield False
                 return
             try:
                 yield True
             finally:
-                file.unlock(*self._span)
+                file.unlock(start, stop)
         finally:
             turn.release()
 
 
-_STRIPES = 64  # files of two names may share a lock: whoever holds one of a kind takes no other of that kind
+STRIPES = 64  # two names may share a lock: whoever holds one of a kind takes no other of that kind
 _turns: list[Turns] = []
 
 

@@ -9,6 +9,7 @@ from origins import BLOCK, Origin, counted
 
 from energon_stream.cache.blocks import BlockCache
 from energon_stream.cache.blocks.ledger import Busy, Ledger, Limits, root_bytes
+from energon_stream.errors import WorkerError
 from energon_stream.storage import run_isolated
 
 
@@ -20,11 +21,11 @@ def ledger(tmp_path):
 
 
 def take(books, folder, amount, limits=None):
-    with books.locked():
-        return books.take(str(folder), amount, limits or Limits())
+    return books.take(str(folder), amount, limits or Limits())
 
 
-def test_what_is_written_is_pending_no_more_once_nobody_writes(ledger, tmp_path):
+def test_what_is_written_is_pending_no_more_once_nobody_writes(ledger, tmp_path, monkeypatch):
+    monkeypatch.setattr("energon_stream.cache.blocks.ledger._AHEAD_BYTES", 0)
     begin = ledger.usage().bytes
     with ledger.writing() as first:
         with ledger.writing() as second:
@@ -35,6 +36,70 @@ def test_what_is_written_is_pending_no_more_once_nobody_writes(ledger, tmp_path)
         first.is_written(70)
     assert ledger.usage() == (begin + 570, 0)
     assert root_bytes(str(tmp_path / "root")) == 570
+
+
+def test_who_does_not_write_alone_counts_ahead(ledger, tmp_path):
+    folder, other = str(tmp_path / "root"), Ledger(str(tmp_path / "usage"))
+    begin, limits = ledger.usage().bytes, Limits(quota=1 << 20)
+    with ledger.writing() as books:
+        assert books.take(folder, 500, limits)
+        books.is_written(500)
+        assert other.usage() == (begin + 500, 500)  # alone
+        with ledger.writing() as more:
+            assert more.take(folder, 500, limits)
+            counted = other.usage()
+            assert begin + 1000 < counted.bytes <= begin + 1000 + (limits.quota >> 6)
+            assert root_bytes(folder) == counted.bytes - begin
+            more.is_written(500)
+            assert more.take(folder, 500, limits)
+            assert other.usage() == counted
+            assert more.take(str(tmp_path / "another"), 500, limits)  # each dataset for itself
+            assert other.usage().bytes > counted.bytes + 500
+            more.is_written(1000)
+    assert ledger.usage() == (begin + 2000, 0)
+    assert (root_bytes(folder), root_bytes(str(tmp_path / "another"))) == (1500, 500)
+
+
+def test_nothing_is_counted_ahead_of_a_limit(ledger, tmp_path):
+    folder = str(tmp_path / "root")
+    begin = ledger.usage().bytes
+    with ledger.writing() as books, ledger.writing():
+        taken = 0
+        while books.take(folder, 500, Limits(quota=begin + 100_000)):
+            taken += 500
+            assert ledger.usage().bytes <= begin + 100_000
+        books.is_written(taken)
+    assert taken >= 98_000
+    assert ledger.usage() == (begin + taken, 0)
+
+
+def test_what_a_killed_process_had_counted_ahead_is_counted_anew(ledger, tmp_path):
+    folder = str(tmp_path / "root")
+    begin = ledger.usage().bytes
+
+    def child():
+        own = Ledger(str(tmp_path / "usage"))
+        with own.writing() as books, own.writing():
+            assert books.take(folder, 500, Limits())
+            os._exit(1)
+
+    with pytest.raises(WorkerError):
+        run_isolated(child)
+    assert ledger.usage().pending > 500
+    assert ledger.recount(lambda: {folder: 300})
+    assert ledger.usage() == (begin + 300, 0)
+
+
+def test_what_is_left_of_a_removed_dataset_is_given_back(ledger, tmp_path):
+    folder = tmp_path / "root"
+    begin = ledger.usage().bytes
+    with ledger.writing() as books, ledger.writing():
+        assert books.take(str(folder), 500, Limits())
+        books.is_written(500)
+        with books.locked(), books.giving_back(None, 500):
+            shutil.rmtree(folder)
+    assert ledger.usage() == (begin, 0)
+    assert not folder.exists()
 
 
 def test_what_is_not_written_stays_pending(ledger, tmp_path):
