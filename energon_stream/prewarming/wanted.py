@@ -156,9 +156,12 @@ class WantedBytes:
         # so that requests are large, and located ahead.
         size, ahead = 2 * self._options.generation, 1
         while walks := [walk for walk in self._walks if not walk.is_read_up]:
+            later = max(1, _CHUNKS_AHEAD // len(walks))
             for walk in walks:
-                yield self._next(walk, size, ahead)
-            ahead = max(1, _CHUNKS_AHEAD // len(walks))
+                found = self._next(walk, size, ahead)
+                self._ask(walk, later)  # the entries come while what was found is fetched
+                yield found
+            ahead = later
             size = max(size, _WINDOW_BUDGETS * self._options.block_bytes // len(walks))
         for walk in self._walks:  # readers ask for index entries further ahead than for samples
             while walk.asked:
