@@ -8,6 +8,7 @@ Python's ``ssl`` gives its lock away once for each record of 16 KiB.
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import socket
 import struct
@@ -170,10 +171,11 @@ class _PatientSocket(socket.socket):
 
 
 def goes_straight(url: str) -> bool:
-    """Whether requests for a URL without TLS go to its server, and not to a proxy that the environment names."""
+    """Whether requests for a URL without TLS go to its server, and not to a proxy that the environment names. Always False on
+    systems whose sockets are not POSIX's."""
     parts = urlsplit(url)
     proxies = urllib.request.getproxies()
-    if parts.scheme != "http" or not parts.netloc or "@" in parts.netloc:
+    if os.name != "posix" or parts.scheme != "http" or not parts.netloc or "@" in parts.netloc:
         return False
     return not ({"http", "all"} & proxies.keys()) or bool(urllib.request.proxy_bypass(parts.netloc))
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -116,13 +117,13 @@ class RequestPool:
             for _ in range(self._idle):
                 self._granted.put(None)
             self._watcher.stop()
-            threads = list(self._threads)
         self._bear()
         for _, task in waiting:
             task.future.cancel()
         limit = time.monotonic() + grace
-        for thread in threads:
-            thread.join(max(0.0, limit - time.monotonic()))
+        for thread in list(self._threads):
+            with suppress(RuntimeError):  # another thread is just starting it
+                thread.join(max(0.0, limit - time.monotonic()))
 
     # Attempts, told by the retry layer
 
@@ -257,10 +258,10 @@ class RequestPool:
                 thread = self._unborn.pop()
             except IndexError:  # another thread was faster
                 return
+            self._threads.add(thread)
             thread.start()
 
     def _work(self) -> None:
-        self._threads.add(threading.current_thread())
         task = self._granted.get()
         while task is not None:
             if task.future.set_running_or_notify_cancel():

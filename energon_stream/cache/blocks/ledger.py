@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from energon_stream.cache.blocks.ahead import Ahead
 from energon_stream.cache.blocks.locks import LockedFile, Turns
 from energon_stream.cache.blocks.records import PAGE_BYTES
 
@@ -107,7 +108,7 @@ class Ledger:
         self._counting = threading.Lock()
         self._writers = 0  # threads of this process; they share the lock that says so
         self._written: deque[int] = deque()
-        self._ahead = _Ahead()
+        self._ahead = Ahead()
 
     def usage(self) -> Usage | None:
         """What is counted; None where nobody has counted since the machine started."""
@@ -222,39 +223,6 @@ class Ledger:
             return True
 
 
-class _Ahead:
-    """Bytes of datasets that this process has counted and nobody has taken yet.
-
-    Attributes:
-        is_wanted: Whether to count ahead.
-    """
-
-    def __init__(self) -> None:
-        self.is_wanted = False
-        self._lock = threading.Lock()
-        self._left: dict[str, int] = {}
-
-    def add(self, root_folder: str, amount: int) -> None:
-        """More is counted."""
-        with self._lock:
-            self._left[root_folder] = self._left.get(root_folder, 0) + amount
-
-    def take(self, root_folder: str, amount: int) -> bool:
-        """Some of it is about to be written; False where there is less."""
-        with self._lock:
-            left = self._left.get(root_folder, 0)
-            if left < amount:
-                return False
-            self._left[root_folder] = left - amount
-            return True
-
-    def take_all(self) -> dict[str, int]:
-        """What is left, to be given back."""
-        with self._lock:
-            left, self._left = self._left, {}
-            return left
-
-
 class Books:
     """The ledger, opened to change it.
 
@@ -264,7 +232,7 @@ class Books:
         ahead: Bytes that it has counted for whoever writes next.
     """
 
-    def __init__(self, file: LockedFile, written: deque[int], ahead: _Ahead) -> None:
+    def __init__(self, file: LockedFile, written: deque[int], ahead: Ahead) -> None:
         self.file = file
         self._written = written
         self._ahead = ahead
