@@ -109,6 +109,7 @@ DATASETS = {
     "p12": Dataset(4000, 36 * KB, 8, _three_parts),
     "long50": Dataset(26_000, 40 * KB, 50, _sparse),
     "long100": Dataset(52_000, 40 * KB, 100, _sparse),
+    "long200": Dataset(104_000, 40 * KB, 200, _sparse),
     "long400": Dataset(26_000, 40 * KB, 400, _sparse),
     "huge1": Dataset(26_000, 40 * KB, 1, _sparse),
     "size4k": Dataset(32_000, 4 * KB, 8, _sparse),

@@ -1,8 +1,8 @@
 """Prewarming against the raw rate of range GETs.
 
-    python benchmarks/prewarm.py
+    python benchmarks/prewarm.py [--data long200] [--profiles L10]
 
-2 GB in 100 shards from the stand-in at 50 ms, with 85 MB/s a connection (H50: this machine is the limit) and with 10 MB/s
+2 GB in 100 shards (``--data long200``: twice as many, so that the disk has to be written to meanwhile) from the stand-in at 50 ms, with 85 MB/s a connection (H50: this machine is the limit) and with 10 MB/s
 (L10: the line is, with at most 480 MB/s). In interleaved rounds, each in a process of its own, timed after its imports: obstore's own range GETs
 of 4 MiB, as many at a time as prewarming has, whose bytes are dropped; the same with the bytes written to files; and
 ``energon_stream.prewarm()`` into an empty cache, opening and planning included. "On the line" is the rate between the first request
@@ -30,7 +30,6 @@ from pathlib import Path
 import datasets
 import nginx_s3
 
-DATA = "long100"
 PROFILES = ("L10", "H50")
 IN_FLIGHT = 48
 ORDER = {"batch_size": 32, "shuffle_buffer_size": 100, "max_samples_per_sequence": 100}
@@ -149,30 +148,32 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--data", choices=("long100", "long200"), default="long100")
+    parser.add_argument("--profiles", nargs="+", choices=PROFILES, default=PROFILES)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         root, folder = Path(scratch) / "objects", Path(scratch) / "kept"
-        datasets.write(root, [DATA])
+        datasets.write(root, [args.data])
         with nginx_s3.serve(root) as server:
-            for profile in PROFILES:
-                compare(server, profile, folder, Path(scratch) / "holes", args.rounds)
+            for profile in args.profiles:
+                compare(server, args.data, profile, folder, Path(scratch) / "holes", args.rounds)
 
 
-def compare(server: nginx_s3.Server, profile: str, folder: Path, holes: Path, rounds: int) -> None:
+def compare(server: nginx_s3.Server, data: str, profile: str, folder: Path, holes: Path, rounds: int) -> None:
     """Measure and print one profile."""
     endpoint = server.endpoints[profile]
     raw: dict[str, object] = {
         "endpoint": endpoint,
         "bucket": datasets.BUCKET,
-        "prefix": f"{DATA}/",
+        "prefix": f"{data}/",
         "in_flight": IN_FLIGHT,
     }
     prewarm: dict[str, object] = {
-        "path": f"s3://{datasets.BUCKET}/{DATA}",
+        "path": f"s3://{datasets.BUCKET}/{data}",
         "folder": str(folder),
         "options": {"endpoint_url": endpoint, "key": "x", "secret": "x"},
         "order": ORDER,
-        "samples": datasets.DATASETS[DATA].samples,
+        "samples": datasets.DATASETS[data].samples,
     }
     cases = {
         "raw": (RAW, raw | {"folder": None}),
