@@ -71,6 +71,6 @@ def leave_line() -> None:
         listener.leave()
 
 
-def listen(listener: AttemptListener) -> None:
-    """Let ``listener`` hear of the attempts that this thread makes from now on, until the next call."""
+def listen(listener: AttemptListener | None) -> None:
+    """Let ``listener`` hear of the attempts that this thread makes from now on, until the next call; None for nobody."""
     _threads.get().listener = listener
