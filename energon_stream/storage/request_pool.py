@@ -272,7 +272,9 @@ class RequestPool:
                 waits = task is None and not self._closing
                 self._idle += waits
             self._bear()
-            if waits:  # with no task in hand: an idle thread must not keep a body alive, nor what asked for it
+            if (
+                waits
+            ):  # with no task in hand: an idle thread must not keep a body alive, nor what asked for it
                 listen(None)
                 task = self._granted.get()
         self._gone()
