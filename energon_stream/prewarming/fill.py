@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -20,8 +19,6 @@ __all__ = ["Filled", "Verified", "fill", "look", "read_back"]
 
 _BESIDE_BYTES = 64 << 10
 """What a range takes on disk beside its bytes, rather more than less."""
-
-_STEP = 256 << 10  # buffers are of so many bytes or a multiple, so that one fits again
 
 _QUEUED = 8
 """Requests that are planned ahead, for each that may be in flight: work for while the next window is planned."""
@@ -121,51 +118,32 @@ def fill(
 
 def _fetch(request: Request, memory: _Memory) -> bool:
     """Fetch some bytes; False where the cache does not take them."""
-    with memory.taken(len(request.bytes)) as scratch:
-        return store_of(request).keep(request.path, request.bytes, scratch)
+    with memory.taken(len(request.bytes)):
+        return store_of(request).keep(request.path, request.bytes)
 
 
 class _Memory:
-    """Memory that threads may take, first come, first served, and use again; one that wants more than there is gets that
-    when nobody else has any.
-
-    Fresh memory costs as much processor time as receiving bytes into it.
-    """
+    """Bytes that threads may take, first come, first served; one that wants more than there are gets all of them."""
 
     def __init__(self, size: int) -> None:
-        self._left = size  # not in any buffer
-        self._lent = 0
-        self._free: list[mmap.mmap] = []
-        self._turn = threading.Lock()  # so that only one waits for memory
+        self._size = self._free = size
+        self._turn = threading.Lock()  # so that only one waits for bytes
         self._more = threading.Condition()
 
     @contextmanager
-    def taken(self, size: int) -> Iterator[memoryview]:
-        """Take as many bytes, and give them back; what they hold is undefined."""
+    def taken(self, size: int) -> Iterator[None]:
+        """Take bytes, and give them back."""
+        size = min(size, self._size)
         with self._turn, self._more:
-            while (buffer := self._find(size)) is None:
+            while self._free < size:
                 self._more.wait()
-            self._lent += 1
+            self._free -= size
         try:
-            yield memoryview(buffer)[:size]
+            yield
         finally:
             with self._more:
-                self._free.append(buffer)
-                self._lent -= 1
+                self._free += size
                 self._more.notify()
-
-    def _find(self, size: int) -> mmap.mmap | None:
-        for buffer in self._free:
-            if len(buffer) >= size:
-                self._free.remove(buffer)
-                return buffer
-        wanted = -(-size // _STEP) * _STEP
-        while self._left < wanted and self._free:
-            self._left += len(self._free.pop(0))
-        if self._left < wanted and self._lent:
-            return None
-        self._left -= wanted
-        return mmap.mmap(-1, wanted, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def look(windows: Iterable[list[Request]]) -> Filled:

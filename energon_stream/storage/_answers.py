@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from energon_stream.errors import (
     AccessDeniedError,
     ObjectChangedError,
@@ -17,10 +15,7 @@ from energon_stream.errors import (
 from energon_stream.storage.base import ByteRange
 from energon_stream.storage.url import strip_credentials
 
-__all__ = ["another_range", "answer_error", "broken", "error_code", "not_partial", "short_body", "stalled"]
-
-_CODE = re.compile(r"<Code>(\w+)</Code>")
-_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+__all__ = ["answer_error", "not_partial", "short_body", "broken"]
 
 _DENIED_CODES = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # S3 says 400 to these
 _TRANSIENT = ((400, "RequestTimeout"), (400, "IncompleteBody"))
@@ -73,12 +68,6 @@ def answer_error(status: int, code: str, message: str, *, where: str, endpoint: 
     return StorageError(f"the store refused the request ({answer})", where=where)
 
 
-def error_code(text: str) -> tuple[str, str]:
-    """Code and message of S3's XML; "" for what is not there."""
-    code, message = _CODE.search(text), _MESSAGE.search(text)
-    return code[1] if code else "", message[1] if message else ""
-
-
 def short_body(wanted: ByteRange, received: str, where: str) -> RangeError:
     """The error for an answer with fewer or other bytes than the range asked for."""
     return RangeError(
@@ -86,11 +75,6 @@ def short_body(wanted: ByteRange, received: str, where: str) -> RangeError:
         where=where,
         hint="The object is shorter than its index says; prepare the dataset again.",
     )
-
-
-def another_range(answer: str, where: str) -> RangeError:
-    """The error for a server that sends bytes which nobody asked for."""
-    return RangeError(f"the store sent another byte range: {answer}", where=where)
 
 
 def not_partial(where: str) -> UnsupportedStoreError:
@@ -109,8 +93,3 @@ def broken(problem: str, *, where: str, endpoint: str) -> TransientStorageError:
         where=where,
         hint=f"Check that {endpoint} is right and reachable.",
     )
-
-
-def stalled(*, where: str, endpoint: str) -> TransientStorageError:
-    """The error for a server that does not answer, or stops to send."""
-    return broken("no answer or no progress in time", where=where, endpoint=endpoint)

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import (
     AccessDeniedError,
+    RangeError,
     StorageError,
     TransientStorageError,
     UnsupportedStoreError,
 )
-from energon_stream.storage._answers import (
-    another_range,
-    answer_error,
-    broken,
-    error_code,
-    not_partial,
-    short_body,
-    stalled,
-)
-from energon_stream.storage._obstore_client import make_client
+from energon_stream.storage._answers import answer_error, broken, not_partial, short_body
 from energon_stream.storage._obstore_target import Target, resolve_target
 from energon_stream.storage.allocator import share_arenas
 from energon_stream.storage.attempts import AnswerUnwanted, is_answer_wanted
@@ -34,24 +26,18 @@ from energon_stream.storage.url import strip_credentials
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
 
-    from energon_stream.storage._signed import SignedReads
-
 __all__ = ["ObstoreStore", "open_obstore"]
 
-T = TypeVar("T")
-
 _STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 # What errors name when the search for credentials ended without any: the metadata services, our provider.
 _CREDENTIAL_SIGNS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "credential provider")
 
 _CHUNK = 64 << 10
 """Fewest bytes that are worth a call; what the connection has at hand, some 400 KB, comes at once."""
 
-_SIGNED_FROM = 1 << 20
-"""Bytes from which on a URL of its own is worth it; obstore has less work beside the bytes."""
-
 _clients: PerProcess[dict[Target, Any]] = PerProcess(dict)
-_signed_reads: PerProcess[dict[Target, SignedReads | None]] = PerProcess(dict)
 
 
 def open_obstore(url: str, options: Mapping[str, Any]) -> ObstoreStore:
@@ -100,14 +86,7 @@ class ObstoreStore:
         self, path: str, byte_range: ByteRange, into: memoryview, *, etag: str | None = None
     ) -> Body:
         """Read a byte range as it comes; see :func:`energon_stream.storage.into.get_into`."""
-        signed = self._signed() if len(byte_range) >= _SIGNED_FROM else None
-        if signed is None:
-            return self._get_range(path, byte_range, etag, into)
-        body = signed.get_into(self._key(path), byte_range, into, etag, where=self._where(path))
-        if body is None:
-            body = self._get_range(path, byte_range, etag, into)
-            signed.gave_up = True  # it was because of the signature
-        return body
+        return self._get_range(path, byte_range, etag, into)
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
         """Read the last bytes."""
@@ -204,14 +183,11 @@ class ObstoreStore:
             mark_obstore_used()
             if self._target.kind == "s3":
                 before_forks(_load_fallback)
-            self._own_client = _shared(_clients.get(), self._target, make_client)
+            clients = _clients.get()
+            self._own_client = clients.get(self._target) or clients.setdefault(
+                self._target, _make_client(self._target)
+            )
         return self._own_client
-
-    def _signed(self) -> SignedReads | None:
-        """A way to read ranges without obstore's copies, where there is one."""
-        self._client()
-        signed = _shared(_signed_reads.get(), self._target, _make_signed_reads)
-        return signed if signed is not None and not signed.gave_up else None
 
     @contextmanager
     def _named_errors(self, path: str) -> Iterator[None]:
@@ -234,7 +210,14 @@ class ObstoreStore:
                 hint="Set the store's environment variables, pass storage_options, or anon=True.",
             )
         if status:
-            return answer_error(int(status[1]), *error_code(text), where=where, endpoint=endpoint)
+            code, message = _CODE.search(text), _MESSAGE.search(text)
+            return answer_error(
+                int(status[1]),
+                code[1] if code else "",
+                message[1] if message else "",
+                where=where,
+                endpoint=endpoint,
+            )
         if isinstance(error, FileNotFoundError):
             return answer_error(404, "", text, where=where, endpoint=endpoint)
         if "non-partial" in text or "Range request not supported" in text:
@@ -242,11 +225,12 @@ class ObstoreStore:
         if "Wanted range starting at" in text:  # Azure answers with the whole object
             return answer_error(416, "", text, where=where, endpoint=endpoint)
         if "Requested" in text and ", got" in text:
-            return another_range(text, where)
+            return RangeError(f"the store sent another byte range: {text}", where=where)
         if "HTTP error" in text:
-            if "TimedOut" in str(error):
-                return stalled(where=where, endpoint=endpoint)
-            return broken(text.rpartition(" - ")[2], where=where, endpoint=endpoint)
+            cause = (
+                "no answer or no progress in time" if "TimedOut" in str(error) else text.rpartition(" - ")[2]
+            )
+            return broken(cause, where=where, endpoint=endpoint)
         if "redirect" in text:
             return answer_error(301, "", text.rpartition(" - ")[2], where=where, endpoint=endpoint)
         return StorageError(f"the request failed: {strip_credentials(text)}", where=where)
@@ -261,14 +245,6 @@ def _fill(into: memoryview, result: GetResult) -> memoryview:
     return into[:filled]
 
 
-def _make_signed_reads(target: Target) -> SignedReads | None:
-    if target.kind != "s3" or not target.endpoint.startswith("http://"):
-        return None
-    from energon_stream.storage._signed import signed_reads  # which imports http.client: 30 ms
-
-    return signed_reads(target)
-
-
 def _load_fallback() -> None:
     """Children will read through fsspec."""
     from energon_stream.storage._fsspec import load_s3fs
@@ -276,10 +252,28 @@ def _load_fallback() -> None:
     load_s3fs()
 
 
-def _shared(made: dict[Target, T], target: Target, make: Callable[[Target], T]) -> T:
-    if target not in made:
-        made.setdefault(target, make(target))
-    return made[target]
+def _make_client(target: Target) -> Any:
+    from datetime import timedelta
+
+    from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+
+    client_options: Any = dict(target.client_options)
+    if "default_headers" in client_options:
+        client_options["default_headers"] = dict(client_options["default_headers"])
+    # One retry layer, ours. (obstore's would also repeat without our counting it.)
+    common: Any = {
+        "client_options": client_options,
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(minutes=3)},
+    }
+    config: Any = dict(target.config)
+    if target.kind == "http":
+        return HTTPStore.from_url(target.root, **common)
+    if target.kind == "gcs":
+        return GCSStore(target.root, config=config, **common)
+    if target.kind == "azure":
+        return AzureStore(target.root, config=config, **common)
+    provider: Any = target.credentials
+    return S3Store(target.root, config=config, credential_provider=provider, **common)
 
 
 def _meta(found: Mapping[str, Any]) -> ObjectMeta:

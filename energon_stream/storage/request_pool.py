@@ -80,7 +80,7 @@ class RequestPool:
         # Threads wait on a queue because it does so in C; a Condition costs some 8 us more a request.
         self._granted: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
-        self._unborn: list[threading.Thread] = []
+        self._unborn: list[Callable[[], None]] = []  # what threads are to be started with
         self._workers = self._idle = 0
         self._hedges = 0  # requests beside the first of tasks that still have one under way
         self._max_hedges = max(1, max_in_flight // 3)
@@ -234,7 +234,7 @@ class RequestPool:
                         self._idle -= 1
                     else:
                         self._workers += 1
-                        self._unborn.append(self._thread(self._work))
+                        self._unborn.append(self._work)
             else:
                 break
             task.has_slot = True
@@ -243,11 +243,8 @@ class RequestPool:
 
     # Threads
 
-    def _thread(self, target: Callable[..., None], *arguments: Any) -> threading.Thread:
-        return threading.Thread(target=target, args=arguments, name="energon-fetch", daemon=True)
-
     def _start(self, target: Callable[..., None], *arguments: Any) -> None:
-        thread = self._thread(target, *arguments)
+        thread = threading.Thread(target=target, args=arguments, name="energon-fetch", daemon=True)
         self._threads.add(thread)
         thread.start()
 
@@ -255,11 +252,10 @@ class RequestPool:
         """Start threads that were found necessary; without the lock: ``start`` waits until the thread runs."""
         while self._unborn:
             try:
-                thread = self._unborn.pop()
+                target = self._unborn.pop()
             except IndexError:  # another thread was faster
                 return
-            self._threads.add(thread)
-            thread.start()
+            self._start(target)
 
     def _work(self) -> None:
         task = self._granted.get()
@@ -272,9 +268,8 @@ class RequestPool:
                 waits = task is None and not self._closing
                 self._idle += waits
             self._bear()
-            if (
-                waits
-            ):  # with no task in hand: an idle thread must not keep a body alive, nor what asked for it
+            if waits:
+                # With no task in hand: an idle thread must not keep a body alive, nor what asked for it.
                 listen(None)
                 task = self._granted.get()
         self._gone()

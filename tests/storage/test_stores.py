@@ -49,14 +49,6 @@ class TestS3Obstore(TestS3Fsspec):
             run_isolated(store.get, "digits")
 
 
-class TestS3Signed(TestS3Obstore):
-    """Where ranges are read by signed URLs, however small they are."""
-
-    @pytest.fixture(autouse=True)
-    def signed_however_small(self, monkeypatch):
-        monkeypatch.setattr("energon_stream.storage._obstore._SIGNED_FROM", 1)
-
-
 class TestLocalStack(TestS3Fsspec):
     pytestmark = pytest.mark.localstack
     transport = "auto"

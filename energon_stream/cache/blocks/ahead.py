@@ -8,14 +8,9 @@ __all__ = ["Ahead"]
 
 
 class Ahead:
-    """Bytes of datasets that this process has counted and nobody has taken yet. Safe to call from several threads.
-
-    Attributes:
-        is_wanted: Whether to count ahead.
-    """
+    """Bytes of datasets that this process has counted and nobody has taken yet. Safe to call from several threads."""
 
     def __init__(self) -> None:
-        self.is_wanted = False
         self._lock = threading.Lock()
         self._left: dict[str, int] = {}
 

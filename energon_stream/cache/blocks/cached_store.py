@@ -124,13 +124,8 @@ class CachedStore:
         data = self.cache.read(known, start, stop, at_hand=True)
         return None if data is None else Body(data, known.etag, known.size)
 
-    def keep(self, path: str, byte_range: ByteRange, scratch: memoryview | None = None) -> bool:
+    def keep(self, path: str, byte_range: ByteRange) -> bool:
         """Have a byte range in the cache; see :meth:`BlockCache.keep`.
-
-        Args:
-            path: Path of the object.
-            byte_range: The range.
-            scratch: At least as many bytes, for what comes; None to have memory made.
 
         Raises:
             UnsupportedStoreError: The store tells no version of the object.
@@ -141,8 +136,9 @@ class CachedStore:
                 "the store tells no version of this object, so that it cannot be cached",
                 where=f"{self.url}/{path}",
             )
-        get = self._getter(known, scratch)
-        return self.cache.keep(known, byte_range.start, byte_range.stop, get, wait=_may_wait())
+        return self.cache.keep(
+            known, byte_range.start, byte_range.stop, self._getter(known), wait=_may_wait()
+        )
 
     def head(self, path: str) -> ObjectMeta:
         """Metadata of one object, as it is now."""
@@ -185,13 +181,9 @@ class CachedStore:
         data = self.cache.fetch(known, start, stop, self._getter(known), wait=_may_wait())
         return Body(data, known.etag, known.size)
 
-    def _getter(self, known: ObjectIdentity, scratch: memoryview | None = None) -> Get:
+    def _getter(self, known: ObjectIdentity) -> Get:
         def fetch(first: int, last: int) -> memoryview:
-            wanted = ByteRange(first, last)
-            if scratch is None:
-                body = self._store.get_range(known.path, wanted, etag=known.etag)
-            else:
-                body = get_into(self._store, known.path, wanted, scratch[: len(wanted)], etag=known.etag)
+            body = self._store.get_range(known.path, ByteRange(first, last), etag=known.etag)
             leave_line()
             return self._check(known, body).data
 

@@ -162,12 +162,14 @@ class Keeper:
     @contextmanager
     def filling(self) -> Iterator[None]:
         """Around much that is kept: the ledger hears of the last of it at the end, and nobody counts anew before."""
-        with ExitStack() as stack:
-            with self._careful():
-                stack.enter_context(self._directory.ledger.writing())
+        held = ExitStack()
+        with self._careful():
+            held.enter_context(self._directory.ledger.writing())
+        try:
             yield
+        finally:
             with self._careful():
-                stack.close()
+                held.close()
 
     def discard(self, place: BlockPlace, file_id: int) -> None:
         """Remove a block whose bytes are not what they should be, unless another file took its place already."""

@@ -128,7 +128,7 @@ class Ledger:
         Raises:
             Busy: A recount takes long.
         """
-        books = Books(self._begin(), self._written, self._ahead)
+        books = Books(self._begin(), self._written, self._ahead, self._has_several)
         try:
             yield books
         finally:
@@ -158,7 +158,6 @@ class Ledger:
             if not self._writers:
                 return None
             self._writers += 1
-            self._ahead.is_wanted = True
             return self._file
 
     def _open(self) -> LockedFile:
@@ -171,8 +170,10 @@ class Ledger:
     def _count(self, more: int) -> int:
         with self._counting:
             self._writers += more
-            self._ahead.is_wanted = self._writers > 1
             return self._writers
+
+    def _has_several(self) -> bool:
+        return self._writers > 1
 
     def _end(self, books: Books) -> None:
         with self._counting:
@@ -230,12 +231,16 @@ class Books:
         file: Its file.
         written: Bytes that this process has counted and written since the file was told so.
         ahead: Bytes that it has counted for whoever writes next.
+        has_others: Tells whether another of its threads writes, too.
     """
 
-    def __init__(self, file: LockedFile, written: deque[int], ahead: Ahead) -> None:
+    def __init__(
+        self, file: LockedFile, written: deque[int], ahead: Ahead, has_others: Callable[[], bool]
+    ) -> None:
         self.file = file
         self._written = written
         self._ahead = ahead
+        self._has_others = has_others
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -289,7 +294,7 @@ class Books:
             room = min(room, share - root_bytes(root_folder))
         if room < amount:
             return False
-        ahead = min(_AHEAD_BYTES, (room - amount) // _AHEAD_SHARE) if self._ahead.is_wanted else 0
+        ahead = min(_AHEAD_BYTES, (room - amount) // _AHEAD_SHARE) if self._has_others() else 0
         counted = amount + ahead
         self._write(Usage(usage.bytes + counted, usage.pending + counted))
         _add(root_folder, counted)

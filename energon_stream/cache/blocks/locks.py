@@ -115,7 +115,7 @@ class Turns:
     Args:
         start: First byte that is locked of each file.
         stop: One past the last.
-        apart: How much further the bytes are for each of :data:`STRIPES` kinds of names; 0 where each file has one name.
+        apart: How much further the bytes are for each of 64 kinds of names; 0 where each file has one name.
     """
 
     def __init__(self, start: int, stop: int, apart: int = 0) -> None:
@@ -124,7 +124,7 @@ class Turns:
         _turns.append(self)
 
     def _renew(self) -> None:
-        self._locks = [threading.Lock() for _ in range(STRIPES)]
+        self._locks = [threading.Lock() for _ in range(_STRIPES)]
 
     @contextmanager
     def hold(self, file: LockedFile, name: str, seconds: float) -> Iterator[bool]:
@@ -136,7 +136,7 @@ class Turns:
             seconds: How long to wait.
         """
         deadline = time.monotonic() + seconds
-        stripe = zlib.crc32(name.encode()) % STRIPES  # the same in all processes
+        stripe = zlib.crc32(name.encode()) % _STRIPES  # the same in all processes
         start, stop = self._start + stripe * self._apart, self._stop + stripe * self._apart
         turn = self._locks[stripe]
         if not turn.acquire(timeout=seconds):
@@ -154,7 +154,7 @@ class Turns:
             turn.release()
 
 
-STRIPES = 64  # two names may share a lock: whoever holds one of a kind takes no other of that kind
+_STRIPES = 64  # two names may share a lock: whoever holds one of a kind takes no other of that kind
 _turns: list[Turns] = []
 
 
