@@ -10,9 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from energon_stream.testing.s3server import S3Server
 from energon_stream.testing.servers import LocalStack, SeaweedFS
+
+# Tests compare counters, not clocks.
+settings.register_profile(
+    "no clocks", settings.get_profile(settings.get_current_profile_name()), deadline=None
+)
+settings.load_profile("no clocks")
 
 ROOT = Path(__file__).resolve().parent.parent
 

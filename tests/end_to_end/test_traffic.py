@@ -109,7 +109,9 @@ def test_small_shards_are_read_whole_where_passes_meet(tmp_path):
             for _ in zip(range(passes * samples // BATCH), loader, strict=False):
                 pass
             marks.append(server.counters())
-    assert marks[1].requests["GET"] - marks[0].requests["GET"] <= 0.0165 * 3 * samples
+        counted = loader.io_counters()
+    requests = marks[1].requests["GET"] - marks[0].requests["GET"]
+    assert requests <= 0.0165 * 3 * samples + counted.hedges + counted.retries  # see above
 
 
 @pytest.fixture(scope="module", params=[0, 1])

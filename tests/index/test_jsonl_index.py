@@ -60,7 +60,7 @@ LINES = st.sampled_from(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LINES, max_size=12), st.integers(1, 60), st.booleans())
 def test_pieces_of_any_size_give_the_same_index(tmp_path, lines, piece, ended):
     data = b"".join([*lines, b'{"last": 0}', b"\n" * ended])

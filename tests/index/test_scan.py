@@ -52,7 +52,7 @@ def walk(s3_server, tmp_path):
     return walk
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(
         st.one_of(st.integers(0, 600), st.integers(2000, 9000), st.just(40_000)), min_size=1, max_size=40

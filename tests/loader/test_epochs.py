@@ -98,7 +98,7 @@ def unbroken(make, length, count):
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_shares_are_those_of_the_job(data):
     streams = data.draw(st.integers(1, 9))
     begin, length = data.draw(st.integers(0, 40)), data.draw(st.integers(0, 40))
@@ -119,7 +119,7 @@ def test_batch_k_comes_from_stream_k_in_epochs_of_any_length():
 
 @pytest.mark.parametrize("make", [epochs, wrapped, nested, limits, anew])
 @given(st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_any_changes_of_ranks_in_and_between_epochs(make, data):
     length = data.draw(st.sampled_from([4, 6, 12, 18, 30, 36, 50]), "batches of an epoch of all ranks")
     expected = unbroken(make, length, 150)

@@ -74,7 +74,7 @@ def take(loader, count):
     return found
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.sampled_from([0, 1, 2, 3]),
     st.integers(1, 40),

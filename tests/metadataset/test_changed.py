@@ -132,7 +132,7 @@ def shares(plan, streams, stream):
     return [last - first for _, first, last in stream_shares(plan, streams, stream)]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data())
 def test_streams_end_their_passes_and_deal_all_samples_of_now(tmp_path_factory, data):
     """A nested mixture, saved anywhere: all passes under way have each sample of then once, the next ones each of now."""

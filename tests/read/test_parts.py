@@ -202,7 +202,7 @@ def read_all(*where, **how):
 URL, BARE = "s3://bucket/data", "s3://bucket/bare"
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.lists(st.sampled_from(["txt", "bin", "json", "left.json", "jpg", "none"]), unique=True, max_size=5),
     st.sampled_from([None, 1, 5, 40]),

@@ -80,7 +80,7 @@ def grown(schedule, cursor, keep):
     return (*cursor[:2], inside) if hasattr(schedule, "inner") else inside
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(blends(), st.lists(st.integers(0, 60), min_size=1, max_size=5), st.data())
 def test_every_cursor_comes_back(schedule, steps, data):
     codec, cursor = CursorCodec(schedule), schedule.begin(data.draw(st.integers(0, 2)))
@@ -98,7 +98,7 @@ def test_every_cursor_comes_back(schedule, steps, data):
                 assert reader.unpack(loads(dumps(place))) == place  # as nested lists, which states had before
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 40), st.data())
 def test_columns_come_back(length, data):
     numbers = st.one_of(st.just(0), st.integers(0, 300), st.integers(0, 2**63 - 1))

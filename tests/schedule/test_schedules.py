@@ -63,7 +63,7 @@ def _combine(inner):
 schedules = st.one_of(leaves, _combine(leaves), _combine(_combine(leaves)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(schedules, st.integers(0, 3), st.data())
 def test_cursor_laws(schedule, epoch, data):
     """Taking in pieces, advancing, and a cursor that went through lists all give the same sequence."""

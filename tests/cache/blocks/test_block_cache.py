@@ -271,7 +271,7 @@ def test_records_do_not_grow_for_ever(cache, config, monkeypatch):
 ranges = st.tuples(st.integers(0, 2 * BLOCK), st.integers(0, BLOCK)).map(lambda pair: (pair[0], sum(pair)))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(st.lists(ranges, max_size=12))
 def test_any_reads_in_any_order(config, wanted):
     shutil.rmtree(config.directory, ignore_errors=True)

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_stream.cache.blocks.records import (
@@ -41,7 +41,6 @@ def covered(ranges):
     return mask
 
 
-@settings(deadline=None)
 @given(st.lists(spans, max_size=8), spans)
 def test_what_was_written_is_found_and_nothing_else(ranges, wanted):
     for bounds in ({}, {"start": wanted[0], "stop": wanted[1]}):
@@ -62,7 +61,6 @@ def pages(size):
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
-@settings(deadline=None)
 @given(st.lists(spans, max_size=8), st.lists(spans, max_size=3))
 def test_disk_bytes_are_those_of_the_pages(ranges, more):
     def touched(of):
@@ -87,7 +85,6 @@ def test_pieces_are_cut_at_the_borders_of_lines():
     assert table.stops.tolist() == [LINE_BYTES, 2 * LINE_BYTES, 3 * LINE_BYTES, 3 * LINE_BYTES + 5]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 8 * RECORD_BYTES - 1))
 def test_any_flipped_bit_makes_a_record_void(bit):
     raw = bytearray(encode((0, 10), (20, 30)))
