@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -22,7 +23,7 @@ from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Step, Turn
 from energon_stream.pipeline.node import State
 from energon_stream.storage import CounterSnapshot, default_counters
-from energon_stream.storage.fork import prepare_fork
+from energon_stream.storage.fork import forking
 
 __all__ = ["LoaderOptions", "Session", "open_session"]
 
@@ -120,8 +121,6 @@ class _Workers:
         self._ended: set[int] = set()  # workers whose last message was an end, not yet acknowledged
         config = dataset.worker_config
         context: BaseContext = multiprocessing.get_context(options.start_method)
-        if options.start_method == "fork":
-            prepare_fork()
         for worker in range(config.num_workers):
             streams = config.worker_streams(worker)
             if not streams:
@@ -135,7 +134,8 @@ class _Workers:
                 args=(wire, dataset, streams, states, turn.part(streams), options.cache_pool),
                 daemon=True,
             )
-            process.start()
+            with forking() if options.start_method == "fork" else contextlib.nullcontext():
+                process.start()
             child.close()
             self._receivers.append(Receiver(wire))
             self._processes.append(process)

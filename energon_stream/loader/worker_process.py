@@ -19,6 +19,7 @@ from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Turn
 from energon_stream.pipeline.node import State
 from energon_stream.storage import default_counters
+from energon_stream.storage.fork import begin_child
 
 __all__ = ["Failure", "run_worker"]
 
@@ -63,6 +64,7 @@ def run_worker(
         turn: Whose turn it is, among this worker's streams.
         cache_pool: What hooks fetch with.
     """
+    begin_child()
     close_inherited_pipes()
     # The parent decides when to end; an interrupt from the terminal reaches all of the group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

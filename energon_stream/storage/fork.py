@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 __all__ = [
     "PerProcess",
     "before_forks",
+    "begin_child",
+    "forking",
     "keep_inherited",
     "mark_obstore_used",
     "obstore_usable",
@@ -90,8 +93,40 @@ def before_forks(prepare: Callable[[], None]) -> None:
     _preparations.setdefault(prepare, False)
 
 
+_is_paused = False  # a child that was forked meanwhile has to know
+
+
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """Around a fork; the child calls :func:`begin_child` first.
+
+    The collector rests meanwhile: what is garbage here and not collected yet must not be collected there. The
+    finalizer of one of s3fs's file systems, for example, waits for a thread that a child does not have, a
+    second for each, and then takes the parent's sockets out of an epoll set that both share.
+    """
+    global _is_paused
+    prepare_fork()
+    is_mine = gc.isenabled()
+    if is_mine:
+        _is_paused = True
+        gc.disable()
+    try:
+        yield
+    finally:
+        if is_mine:
+            gc.enable()
+            _is_paused = False
+
+
+def begin_child() -> None:
+    """Leave the parent's objects alone from now on; see :func:`forking`."""
+    gc.freeze()
+    if _is_paused:
+        gc.enable()
+
+
 def prepare_fork() -> None:
-    """Do what children would do later; to be called where this library forks.
+    """Do what children would do later; part of :func:`forking`.
 
     Hooks of ``os.register_at_fork`` may not do it: a module that is imported there, and has hooks of
     its own, sees the second half of that fork only (``concurrent.futures`` then releases a lock that

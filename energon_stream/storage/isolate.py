@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from energon_stream.errors import WorkerError
-from energon_stream.storage.fork import prepare_fork
+from energon_stream.storage.fork import begin_child, forking
 
 __all__ = ["run_isolated"]
 
@@ -39,14 +39,14 @@ def run_isolated(function: Callable[..., T], *args: Any) -> T:
         WorkerError: The child died, or its result or error could not be pickled.
         BaseException: Whatever the function raised, with the child's traceback as its cause.
     """
-    prepare_fork()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or the child would write our buffered output once more
     reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        _answer(writing, function, args)
+    with forking():
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            _answer(writing, function, args)
     os.close(writing)
     try:
         with os.fdopen(reading, "rb") as pipe:
@@ -74,6 +74,7 @@ def _answer(writing: int, function: Callable[..., Any], args: tuple[Any, ...]) -
     """The child's whole life; never returns."""
     code = 1
     try:
+        begin_child()
         try:
             answer = pickle.dumps((True, function(*args), ""))
         except BaseException as error:

@@ -1,13 +1,20 @@
 """What a fork costs whose parent has used obstore: imports and descriptions come from the parent, clients do not."""
 
+import gc
 import json
+import os
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import pytest
 
-from energon_stream.storage import _botocore, fork
+from energon_stream.loader import get_loader
+from energon_stream.pipeline.map import MapDataset
+from energon_stream.storage import _botocore, fork, run_isolated
+from energon_stream.testing.operator_suite import NumbersDataset
+from energon_stream.worker import WorkerConfig
 
 PROGRAM = """
     import json, os, sys, threading
@@ -84,3 +91,65 @@ def test_sessions_share_descriptions_and_nothing_else(tmp_path, monkeypatch):
     other = _botocore.botocore_session({}).get_component("data_loader")
     assert other is not first.get_component("data_loader")
     assert str(tmp_path) in other.search_paths
+
+
+@pytest.fixture
+def finalized():
+    """Processes that collected garbage of this one, or of the child in which it is made."""
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+
+    def make():
+        class Client: ...
+
+        client = Client()
+        client.itself = client
+        weakref.finalize(client, lambda: os.write(writing, b"%d " % os.getpid()))
+
+    def read():
+        try:
+            return [int(pid) for pid in os.read(reading, 4096).split()]
+        except BlockingIOError:
+            return []
+
+    make.then_by = read
+    yield make
+    os.close(reading)
+    os.close(writing)
+
+
+def test_children_leave_their_parents_garbage_alone(finalized):
+    """s3fs's finalizers wait for a thread that is not there, and take the parent's sockets out of an epoll set."""
+    finalized()
+    assert run_isolated(collect) > 0
+    numbers = MapDataset(NumbersDataset(4, WorkerConfig(0, 1, 2)), collect, stateless_map_fn=True)
+    with get_loader(numbers) as loader:
+        assert len(list(loader)) == 4
+    assert finalized.then_by() == []
+    assert gc.isenabled()
+    gc.collect()
+    assert finalized.then_by() == [os.getpid()]
+
+
+def test_children_collect_their_own(finalized):
+    def child():
+        assert gc.isenabled()
+        finalized()
+        gc.collect()
+        return os.getpid()
+
+    child_pid = run_isolated(child)
+    assert finalized.then_by() == [child_pid]
+
+
+def test_who_does_not_collect_has_children_that_do_not():
+    gc.disable()
+    try:
+        assert not run_isolated(gc.isenabled)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def collect(value=1):
+    gc.collect()
+    return value
