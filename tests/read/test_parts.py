@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sqlite3
-import time
 
 import numpy as np
 import pytest
@@ -43,8 +42,9 @@ FILTER = "def keep(part):\n    return part.startswith('js') or part == 'txt'\n"
 
 @pytest.fixture(autouse=True)
 def _nothing_left_open():
-    """What was opened by an earlier test is shared while it lives, and cycles may keep it for a while."""
+    """Indices that earlier tests opened are shared while they live, and cycles or late requests may keep them."""
     gc.collect()
+    _SLOTS.get().clear()
 
 
 def padded(size):
@@ -343,24 +343,9 @@ def test_a_pass_over_small_parts_costs_a_twentieth_of_the_bytes(d40, workers, ho
     assert sum(key.endswith("index.sqlite") for key in files) == 1
 
 
-def forget_indices():
-    """An index that earlier tests' garbage, or a late request of theirs, holds open would not be asked for."""
-    deadline = time.monotonic() + 10
-    gc.collect()
-    while _is_any_open():
-        assert time.monotonic() < deadline, "an index stays open"
-        time.sleep(0.02)
-        gc.collect()
-
-
-def _is_any_open():
-    return any(slot.opened is not None and slot.opened() is not None for slot in _SLOTS.get().values())
-
-
 @pytest.mark.parametrize(("how", "asked"), [({"parts": ["bin"]}, 1), ({"config": "bins"}, 0)])
 def test_samples_are_read_whole_where_little_could_be_skipped(d40, how, asked):
     """Parts of 40 kB are needed; a field map is no reason to read the index for the rest."""
-    forget_indices()
     d40.reset_counters()
     before = default_counters().snapshot()
     read_all(

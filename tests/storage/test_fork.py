@@ -93,52 +93,67 @@ def test_sessions_share_descriptions_and_nothing_else(tmp_path, monkeypatch):
     assert str(tmp_path) in other.search_paths
 
 
-@pytest.fixture
-def finalized():
-    """Processes that collected garbage of this one, or of the child in which it is made."""
-    reading, writing = os.pipe2(os.O_NONBLOCK)
+class Client:
+    """What tells which process finalized it, and is never freed without the collector."""
 
-    def make():
-        class Client: ...
+    def __init__(self, tell):
+        self.itself = self
+        weakref.finalize(self, lambda: os.write(tell, b"%d " % os.getpid()))
 
-        client = Client()
-        client.itself = client
-        weakref.finalize(client, lambda: os.write(writing, b"%d " % os.getpid()))
 
-    def read():
+class Finalizations:
+    """The processes that collected clients."""
+
+    def __init__(self):
+        self.reading, self.writing = os.pipe2(os.O_NONBLOCK)
+
+    def make_garbage(self):
+        Client(self.writing)
+
+    def pids(self):
         try:
-            return [int(pid) for pid in os.read(reading, 4096).split()]
+            return [int(pid) for pid in os.read(self.reading, 4096).split()]
         except BlockingIOError:
             return []
 
-    make.then_by = read
-    yield make
-    os.close(reading)
-    os.close(writing)
+
+@pytest.fixture
+def finalizations():
+    made = Finalizations()
+    yield made
+    os.close(made.reading)
+    os.close(made.writing)
 
 
-def test_children_leave_their_parents_garbage_alone(finalized):
+def test_children_leave_their_parents_garbage_alone(finalizations):
     """s3fs's finalizers wait for a thread that is not there, and take the parent's sockets out of an epoll set."""
-    finalized()
-    assert run_isolated(collect) > 0
-    numbers = MapDataset(NumbersDataset(4, WorkerConfig(0, 1, 2)), collect, stateless_map_fn=True)
-    with get_loader(numbers) as loader:
-        assert len(list(loader)) == 4
-    assert finalized.then_by() == []
-    assert gc.isenabled()
+    gc.disable()  # or the parent might collect it before there are children
+    try:
+        finalizations.make_garbage()
+        assert run_isolated(collect) > 0
+        numbers = MapDataset(NumbersDataset(4, WorkerConfig(0, 1, 2)), collect, stateless_map_fn=True)
+        with get_loader(numbers) as loader:
+            assert len(list(loader)) == 4
+        assert finalizations.pids() == []
+    finally:
+        gc.enable()
     gc.collect()
-    assert finalized.then_by() == [os.getpid()]
+    assert finalizations.pids() == [os.getpid()]
 
 
-def test_children_collect_their_own(finalized):
+def test_the_collector_works_on_after_a_fork():
+    assert run_isolated(gc.isenabled)
+    assert gc.isenabled()
+
+
+def test_children_collect_their_own(finalizations):
     def child():
-        assert gc.isenabled()
-        finalized()
+        finalizations.make_garbage()
         gc.collect()
         return os.getpid()
 
     child_pid = run_isolated(child)
-    assert finalized.then_by() == [child_pid]
+    assert finalizations.pids() == [child_pid]
 
 
 def test_who_does_not_collect_has_children_that_do_not():
