@@ -7,18 +7,21 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 
 from energon_stream.cache.blocks import BlockCache
 from energon_stream.prewarming.requests import Request, store_of
-from energon_stream.storage import Fetcher
+from energon_stream.storage import ByteRange, Fetcher
 
 __all__ = ["Filled", "Verified", "fill", "look", "read_back"]
 
 _BESIDE_BYTES = 64 << 10
 """What a range takes on disk beside its bytes, rather more than less."""
+
+_LEAST_BYTES = 1 << 20
+"""What requests are cut to in the end; smaller ones would mostly wait for their first byte."""
 
 _QUEUED = 8
 """Requests that are planned ahead, for each that may be in flight: work for while the next window is planned."""
@@ -67,53 +70,104 @@ def fill(
     Raises:
         StorageError: Something could not be fetched. What came is kept.
     """
-    found = Filled()
-    memory = _Memory(held_bytes)
-    pending: dict[Future[bool], Request] = {}
-    done: SimpleQueue[Future[bool]] = SimpleQueue()
+    filling = _Filling(fetcher, in_flight, held_bytes)
+    full: set[BlockCache] = filling.full
     taken = Counter[BlockCache]()
-    full: set[BlockCache] = set()
-
-    def settle() -> None:
-        future = done.get()
-        request = pending.pop(future)
-        if future.cancelled() or not future.result():
-            found.leave(request.turn)
-            full.add(store_of(request).cache)
-            for other, its in pending.items():  # what has begun may find room, nothing else is worth trying
-                if store_of(its).cache in full:
-                    other.cancel()
-            return
-        found.bytes += len(request.bytes)
-        found.requests += 1
-        on_bytes(len(request.bytes))
-
     counted = ExitStack()
     try:
         for cache in caches:
             counted.enter_context(cache.filling())
-        for number, request in enumerate(request for window in windows for request in window):
-            while len(pending) >= _QUEUED * in_flight:
-                settle()
+        for request in (request for window in windows for request in window):
+            filling.settle(_QUEUED * in_flight - 1, on_bytes)
             cache, size = store_of(request).cache, len(request.bytes) + _BESIDE_BYTES
             left = room(cache)
             if cache in full or (left is not None and taken[cache] + size > left):
                 full.add(cache)
-                found.leave(request.turn)
+                filling.found.leave(request.turn)
                 if full.issuperset(caches):
                     break
                 continue
-            future = fetcher.call(partial(_fetch, request, memory), deadline=number)
-            pending[future] = request
+            filling.begin(request)
             taken[cache] += size
-            future.add_done_callback(done.put)
-        while pending:
-            settle()
+        filling.settle(in_flight + in_flight // 2, on_bytes)
+        filling.cut_rest()
+        filling.settle(0, on_bytes)
     finally:
-        for future in list(pending):
-            future.cancel()
+        filling.cancel()
         counted.close()
-    return found
+    return filling.found
+
+
+class _Filling:
+    """Requests under way, and what came of those that are not.
+
+    Attributes:
+        found: What came.
+        full: Caches that took no more.
+    """
+
+    def __init__(self, fetcher: Fetcher, in_flight: int, held_bytes: int) -> None:
+        self.found = Filled()
+        self.full: set[BlockCache] = set()
+        self._fetcher = fetcher
+        self._in_flight = in_flight
+        self._memory = _Memory(held_bytes)
+        self._begun = 0
+        self._pending: dict[Future[bool], Request] = {}
+        self._done: SimpleQueue[Future[bool]] = SimpleQueue()
+
+    def begin(self, request: Request) -> None:
+        """Ask for it, after all others."""
+        future = self._fetcher.call(partial(_fetch, request, self._memory), deadline=self._begun)
+        self._begun += 1
+        self._pending[future] = request
+        future.add_done_callback(self._done.put)
+
+    def settle(self, pending: int, on_bytes: Callable[[int], object]) -> None:
+        """Wait until no more than so many requests are under way.
+
+        Raises:
+            StorageError: One failed.
+        """
+        while len(self._pending) > pending:
+            future = self._done.get()
+            if (request := self._pending.pop(future, None)) is None:  # it was cut
+                continue
+            if future.cancelled() or not future.result():
+                self._leave(request)
+                continue
+            self.found.bytes += len(request.bytes)
+            self.found.requests += 1
+            on_bytes(len(request.bytes))
+
+    def _leave(self, request: Request) -> None:
+        self.found.leave(request.turn)
+        self.full.add(store_of(request).cache)
+        for other, its in self._pending.items():  # what has begun may find room, nothing else is worth trying
+            if store_of(its).cache in self.full:
+                other.cancel()
+
+    def cut_rest(self) -> None:
+        """Make smaller requests of those that have not begun, so that the last ones end at about the same time.
+
+        (Otherwise connections idle while the last ones are fetched, half of the time of a request as a mean. The
+        guided self-scheduling of Polychronopoulos and Kuck, 1987, in one step.)
+        """
+        wanted = [future for future, its in self._pending.items() if store_of(its).cache not in self.full]
+        rest = [self._pending.pop(future) for future in wanted if future.cancel()]
+        share = sum(len(request.bytes) for request in rest) // (2 * self._in_flight)
+        size = max(_LEAST_BYTES, share)
+        for request in rest:
+            start, length = request.bytes.start, len(request.bytes)
+            count = max(1, round(length / size))
+            bounds = [start + length * n // count for n in range(count + 1)]
+            for bytes_ in map(ByteRange, bounds, bounds[1:]):
+                self.begin(replace(request, bytes=bytes_))
+
+    def cancel(self) -> None:
+        """Begin no more of them."""
+        for future in list(self._pending):
+            future.cancel()
 
 
 def _fetch(request: Request, memory: _Memory) -> bool:

@@ -131,11 +131,10 @@ class _Job:
         dataset = self._open()
         limits = dataset.options
         in_flight = max(1, min(limits.in_flight, limits.block_bytes // USUAL_BYTES))
-        # Nobody waits for a single one of them, so none is worth asking for twice.
-        fetcher = shared_fetcher(in_flight, hedged_share=0.0)
         samples = samples_of_streams(dataset, self.ranks, self.amount)
+        amount = self.amount
         wanted = WantedBytes(
-            dataset, samples, self.amount.step_samples, self.amount.prefetch, fetcher, self._is_kept
+            dataset, samples, amount.step_samples, amount.prefetch, shared_fetcher(), self._is_kept
         )
         requests = Requests(wanted, limits.max_gap)
         total = sum(samples.values())
@@ -148,7 +147,8 @@ class _Job:
                 filled = fill(
                     windows,
                     _caches(dataset),
-                    fetcher,
+                    # Nobody waits for a single one of them, so none is worth asking for twice.
+                    shared_fetcher(in_flight, hedged_share=0.0),
                     in_flight,
                     limits.byte_budget,
                     requests.room,

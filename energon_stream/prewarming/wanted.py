@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -36,8 +37,8 @@ _CHUNK = 4096
 _CHUNKS_AHEAD = 8
 """Chunks of all streams that are asked for before they are needed: each takes a round trip."""
 
-_AT_ONCE = -1
-"""Deadline of requests for entries of indices: before all others."""
+_FIRST_CHUNKS_AHEAD = 2
+"""Chunks of each stream that are asked for before anything is fetched."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +96,11 @@ class StreamWalk:
 
     def take(self) -> Refs:
         """The next references; none at the end."""
-        refs, self.cursor = self.schedule.take(self.cursor, min(_CHUNK, self.end - self.taken))
+        count = min(_CHUNK, self.end - self.taken)
+        if not self.taken:  # these may become requests before the next ones are located
+            refs, _ = self.schedule.take(self.cursor, min(2 * _CHUNK, self.end))
+            count = min(count, cut_generation(refs.leaf.astype(np.int64), refs.index, refs.index + 1, _CHUNK))
+        refs, self.cursor = self.schedule.take(self.cursor, count)
         self.taken += len(refs)
         return refs
 
@@ -111,7 +116,8 @@ class WantedBytes:
         samples: How many samples of each stream, in the order of the turns.
         step_samples: Samples of a step of a stream.
         prefetch: Steps of a stream that workers may make ready.
-        fetcher: Runs requests for entries of indices.
+        fetcher: Runs requests for entries of indices, and nothing else: they would wait for ranges to be fetched,
+            and those in turn for the next window.
         chosen: Tells whether objects of a store are looked for.
     """
 
@@ -150,19 +156,20 @@ class WantedBytes:
     def windows(self) -> Iterator[Wanted]:
         """The ranges, a stream's window at a time; in the order of the turns from one round of windows to the next."""
         yield from self._openings()
-        for walk in self._walks:
-            self._ask(walk, 1)
-        # As many bytes as a reader plans together, with what it may take in, and as soon as they are located; then more,
-        # so that requests are large, and located ahead.
-        size, ahead = 2 * self._options.generation, 1
+        # First one chunk of each stream, as soon as it is located; then more, so that requests are large.
+        budget, streams = self._options.block_bytes, max(1, len(self._walks))
+        size, chunks = max(2 * self._options.generation, budget // streams), 1
+        ahead = max(1, min(_FIRST_CHUNKS_AHEAD, _CHUNKS_AHEAD // streams))
+        for number in range(ahead):
+            for walk in self._walks:
+                self._ask(walk, number + 1)
         while walks := [walk for walk in self._walks if not walk.is_read_up]:
             later = max(1, _CHUNKS_AHEAD // len(walks))
             for walk in walks:
-                found = self._next(walk, size, ahead)
+                yield self._next(walk, size, chunks, ahead)
                 self._ask(walk, later)  # the entries come while what was found is fetched
-                yield found
-            ahead = later
-            size = max(size, _WINDOW_BUDGETS * self._options.block_bytes // len(walks))
+            chunks, ahead = sys.maxsize, later
+            size = max(size, _WINDOW_BUDGETS * budget // len(walks))
         for walk in self._walks:  # readers ask for index entries further ahead than for samples
             while walk.asked:
                 _wait(walk.asked.popleft()[1])
@@ -179,16 +186,21 @@ class WantedBytes:
             walk.asked.append((refs, loads))
 
     def _run(self, load: Callable[[], object]) -> Future[object]:
-        return self._fetcher.call(load, deadline=_AT_ONCE)
+        return self._fetcher.call(load)
 
-    def _next(self, walk: StreamWalk, size: int, ahead: int) -> Wanted:
-        """The ranges of a stream's next references, about ``size`` bytes, but for those further ahead than readers read.
+    def _next(self, walk: StreamWalk, size: int, chunks: int, ahead: int) -> Wanted:
+        """The ranges of a stream's next references, but for those further ahead than readers read.
 
-        They end where few neighbours are separated. Index entries of ``ahead`` chunks stay asked for.
+        Args:
+            walk: The stream.
+            size: About how many bytes; they end where few neighbours are separated.
+            chunks: How many chunks are waited for, at most.
+            ahead: Chunks whose index entries stay asked for.
         """
         window = walk.window
         self._ask(walk, ahead)
-        while walk.asked and window.sizes().sum() <= size:
+        while walk.asked and chunks and window.sizes().sum() <= size:
+            chunks -= 1
             refs, loads = walk.asked.popleft()
             _wait(loads)
             window.append(self._sources, refs)

@@ -1,0 +1,78 @@
+"""Which requests are made, and when: early ones, and small ones at the end."""
+
+from concurrent.futures import Future
+
+import pytest
+from warming import ORDER, config
+
+from energon_stream import ReadOptions, get_train_dataset, prewarm
+from energon_stream.pipeline.source import SourceDataset
+from energon_stream.prewarming import wanted
+from energon_stream.prewarming.fill import _LEAST_BYTES
+from energon_stream.testing.datasets import prepared_binary_dataset
+from energon_stream.testing.s3server import S3Server
+
+URL = "s3://bucket/data"
+IN_FLIGHT = 8
+OPTIONS = ReadOptions(max_in_flight=IN_FLIGHT)
+
+
+@pytest.fixture
+def large(tmp_path):
+    prepared_binary_dataset(tmp_path / "s3" / "bucket" / "data", samples=2000, shards=5)
+    with S3Server(tmp_path / "s3", rate=20e6) as server:
+        yield server
+
+
+def test_the_last_requests_are_small_and_ask_for_nothing_twice(large, cache):
+    """So that connections do not idle while others fetch the last large ranges."""
+    done = prewarm(
+        URL,
+        cache=cache,
+        epochs=1,
+        worker_config=config(1),
+        read_options=OPTIONS,
+        storage_options=large.storage_options,
+        batch_size=8,
+        shuffle_buffer_size=1,
+        max_samples_per_sequence=100,
+        isolated=False,
+    )
+    assert done.is_complete
+    requests = [entry for entry in large.log() if entry.key.endswith(".tar")]
+    assert len(requests) == done.requests > done.plan.requests > 1.5 * IN_FLIGHT
+    assert sum(entry.bytes for entry in requests) == done.fetched_bytes == done.plan.bytes
+    sizes = [entry.bytes for entry in requests]
+    assert max(sizes[:IN_FLIGHT]) > 2 * _LEAST_BYTES
+    assert max(sizes[-IN_FLIGHT:]) < 1.5 * _LEAST_BYTES
+
+
+class Loads:
+    """A fetcher that runs what it is asked for at once, and counts."""
+
+    def __init__(self):
+        self.count = 0
+
+    def call(self, function):
+        self.count += 1
+        future = Future()
+        future.set_result(function())
+        return future
+
+
+def test_ranges_are_wanted_as_soon_as_the_first_are_located(server, monkeypatch):
+    monkeypatch.setattr(wanted, "_CHUNK", 40)  # a slice: of one shard, so that its index is enough
+    order = ORDER | {"shuffle_buffer_size": 1}
+    dataset = get_train_dataset(
+        "s3://bucket/whole", worker_config=config(1), storage_options=server.storage_options, **order
+    )
+    while not isinstance(dataset, SourceDataset):
+        (dataset,) = dataset.inputs
+    loads = Loads()
+    found = wanted.WantedBytes(dataset, {0: 1800}, 8, 2, loads, lambda store: not store.is_local).windows()
+    first = next(found)
+    assert first.spans.bytes
+    early = loads.count
+    assert early < 6
+    assert first.samples + sum(each.samples for each in found) == 1800
+    assert loads.count == 6
