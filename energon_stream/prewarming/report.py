@@ -22,7 +22,7 @@ class PrewarmPlan:
         objects: Objects (shards, JSONL files) that hold them.
         bytes: Bytes that they need.
         cached_bytes: Bytes of these that were in the cache before.
-        requests: GET requests for the others.
+        requests: GET requests for the others, before the last ones are cut into smaller ones.
         index_requests: GET requests that were made to plan, for metadata and indices.
         index_bytes: Bytes of these.
     """
