@@ -70,15 +70,14 @@ def fill(
     Raises:
         StorageError: Something could not be fetched. What came is kept.
     """
-    filling = _Filling(fetcher, in_flight, held_bytes)
-    full: set[BlockCache] = filling.full
-    taken = Counter[BlockCache]()
+    filling = _Filling(fetcher, in_flight, held_bytes, on_bytes)
+    full, taken = filling.full, Counter[BlockCache]()
     counted = ExitStack()
     try:
         for cache in caches:
             counted.enter_context(cache.filling())
         for request in (request for window in windows for request in window):
-            filling.settle(_QUEUED * in_flight - 1, on_bytes)
+            filling.settle(_QUEUED * in_flight - 1)
             cache, size = store_of(request).cache, len(request.bytes) + _BESIDE_BYTES
             left = room(cache)
             if cache in full or (left is not None and taken[cache] + size > left):
@@ -89,9 +88,9 @@ def fill(
                 continue
             filling.begin(request)
             taken[cache] += size
-        filling.settle(in_flight + in_flight // 2, on_bytes)
+        filling.settle(in_flight + in_flight // 2)
         filling.cut_rest()
-        filling.settle(0, on_bytes)
+        filling.settle(0)
     finally:
         filling.cancel()
         counted.close()
@@ -106,12 +105,15 @@ class _Filling:
         full: Caches that took no more.
     """
 
-    def __init__(self, fetcher: Fetcher, in_flight: int, held_bytes: int) -> None:
+    def __init__(
+        self, fetcher: Fetcher, in_flight: int, held_bytes: int, on_bytes: Callable[[int], object]
+    ) -> None:
         self.found = Filled()
         self.full: set[BlockCache] = set()
         self._fetcher = fetcher
         self._in_flight = in_flight
         self._memory = _Memory(held_bytes)
+        self._on_bytes = on_bytes
         self._begun = 0
         self._pending: dict[Future[bool], Request] = {}
         self._done: SimpleQueue[Future[bool]] = SimpleQueue()
@@ -123,7 +125,7 @@ class _Filling:
         self._pending[future] = request
         future.add_done_callback(self._done.put)
 
-    def settle(self, pending: int, on_bytes: Callable[[int], object]) -> None:
+    def settle(self, pending: int) -> None:
         """Wait until no more than so many requests are under way.
 
         Raises:
@@ -138,7 +140,7 @@ class _Filling:
                 continue
             self.found.bytes += len(request.bytes)
             self.found.requests += 1
-            on_bytes(len(request.bytes))
+            self._on_bytes(len(request.bytes))
 
     def _leave(self, request: Request) -> None:
         self.found.leave(request.turn)

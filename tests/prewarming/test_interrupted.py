@@ -7,9 +7,9 @@ import sys
 import time
 
 import pytest
-from warming import config, reads, train
+from warming import config, reads, train, warm
 
-from energon_stream import ReadOptions, prewarm
+from energon_stream import ReadOptions
 from energon_stream.prewarming.requests import REQUEST_BYTES
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.testing.s3server import S3Server
@@ -62,15 +62,7 @@ def test_what_was_kept_is_not_fetched_again(server, cache, number):
         assert process.stderr.read() == ""
     assert process.returncode == 0
     sent = server.counters().bytes_sent
-    done = prewarm(
-        URL,
-        cache=cache,
-        epochs=1,
-        worker_config=config(1),
-        read_options=OPTIONS,
-        storage_options=server.storage_options,
-        **ORDER,
-    )
+    done = warm(server, URL, cache, steps=None, epochs=1, **ORDER, read_options=OPTIONS)
     assert done.is_complete
     assert (done.fetched_bytes, done.plan.index_requests) == (0, 0)
     again = interrupted * IN_FLIGHT * REQUEST_BYTES

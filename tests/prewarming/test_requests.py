@@ -3,9 +3,9 @@
 from concurrent.futures import Future
 
 import pytest
-from warming import ORDER, config
+from warming import ORDER, config, warm
 
-from energon_stream import ReadOptions, get_train_dataset, prewarm
+from energon_stream import ReadOptions, get_train_dataset
 from energon_stream.pipeline.source import SourceDataset
 from energon_stream.prewarming import wanted
 from energon_stream.prewarming.fill import _LEAST_BYTES
@@ -26,18 +26,8 @@ def large(tmp_path):
 
 def test_the_last_requests_are_small_and_ask_for_nothing_twice(large, cache):
     """So that connections do not idle while others fetch the last large ranges."""
-    done = prewarm(
-        URL,
-        cache=cache,
-        epochs=1,
-        worker_config=config(1),
-        read_options=OPTIONS,
-        storage_options=large.storage_options,
-        batch_size=8,
-        shuffle_buffer_size=1,
-        max_samples_per_sequence=100,
-        isolated=False,
-    )
+    order = {"batch_size": 8, "shuffle_buffer_size": 1, "max_samples_per_sequence": 100}
+    done = warm(large, URL, cache, steps=None, epochs=1, **order, read_options=OPTIONS)
     assert done.is_complete
     requests = [entry for entry in large.log() if entry.key.endswith(".tar")]
     assert len(requests) == done.requests > done.plan.requests > 1.5 * IN_FLIGHT
