@@ -22,8 +22,10 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# LocalStack gets a virtual environment of its own, because it pins botocore.
+# LocalStack gets a virtual environment of its own, because it pins botocore. Tests start hundreds of processes, which all
+# compile the package where PYTHONDONTWRITEBYTECODE is set, unless that was done before.
 unit: $(VENV)/installed
+	$(BIN)/python -m compileall -q energon_stream tests
 	$(BIN)/python localstack/run.py --install-only
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
