@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -22,6 +23,10 @@ settings.register_profile(
 settings.load_profile("no clocks")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A shell starts background jobs with this one ignored, and what they start inherits that: nothing could be interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # gcsfs asks Google what kind a bucket is, for a minute, unless this was set when it was imported first.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
