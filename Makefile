@@ -22,7 +22,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# LocalStack gets a virtual environment of its own, because it pins botocore. Tests start hundreds of processes, which all
+# LocalStack gets a virtual environment of its own, because it pins botocore. Tests start many processes, which all
 # compile the package where PYTHONDONTWRITEBYTECODE is set, unless that was done before.
 unit: $(VENV)/installed
 	$(BIN)/python -m compileall -q energon_stream tests
