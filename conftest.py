@@ -1,0 +1,174 @@
+"""Runs the examples: docstrings of the library as doctests, code blocks of README and docs with sybil.
+
+Each docstring and each page runs in a folder of its own with small prepared datasets, which an S3 server
+serves as ``s3://data`` as well:
+
+* ``captions/``: 64 ``CaptioningSample`` of an 8 x 8 ``jpg`` and a ``txt``, in 8 shards; splits 6, 1 and 1 shards
+* ``texts/``: 64 ``TextSample``
+* ``crude/``: 64 samples of ``jpg`` and ``json`` without a type, for cookers
+* ``tars/``: 4 WebDataset tars of ``jpg`` and ``txt`` that nobody prepared
+* ``lines.jsonl``: 32 JSON lines, prepared
+* ``mix.yaml``: ``captions`` and ``texts``, blended 3 to 1; ``val`` has ``captions``
+
+In pages, ``python`` and ``bash`` blocks run in order and share the folder; Python blocks share their names as well.
+A ``yaml`` block must parse, and is written to the file that its first line, a comment, names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from sybil import Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
+
+from energon_stream.index.jsonl import prepare_jsonl
+from energon_stream.index.prepare import prepare_dataset
+from energon_stream.testing.datasets import prepared_captioning_dataset, write_shards
+from energon_stream.testing.s3server import S3Server
+
+if TYPE_CHECKING:
+    from sybil.example import Example
+
+ROOT = Path(__file__).parent
+OWN_MODULE = "megatron.energon"
+SECONDS = 300
+"""After so long a command of a page is stuck, on the busiest of machines."""
+
+
+def write_example_data(folder: Path) -> None:
+    """Write the datasets that examples read."""
+    options: dict[str, Any] = {"shards": 8, "samples_per_shard": 8, "size": (8, 8)}
+    prepared_captioning_dataset(folder / "captions", split_ratio=(6, 1, 1), **options)
+    write_shards(
+        folder / "texts", shards=8, samples_per_shard=8, parts=lambda i: {"txt": f"text {i}".encode()}
+    )
+    sample_type = {"__module__": OWN_MODULE, "__class__": "TextSample"}
+    prepare_dataset(
+        str(folder / "texts"),
+        split_ratio=(6, 1, 1),
+        dataset_yaml={"sample_type": sample_type, "field_map": {"text": "txt"}},
+    )
+    prepared_captioning_dataset(folder / "crude", split_ratio=(6, 1, 1), with_json=True, **options)
+    (folder / "crude/.nv-meta/dataset.yaml").write_text(
+        f"__module__: {OWN_MODULE}\n__class__: CrudeWebdataset\n"
+    )
+    prepared_captioning_dataset(folder / "tars", **{**options, "shards": 4, "samples_per_shard": 16})
+    shutil.rmtree(folder / "tars/.nv-meta")
+    for index in (folder / "tars").glob("*.idx"):
+        index.unlink()
+    (folder / "lines.jsonl").write_text("".join(f'{{"id": {i}, "text": "line {i}"}}\n' for i in range(32)))
+    prepare_jsonl(str(folder / "lines.jsonl"))
+    blend = [{"weight": 3, "path": "captions"}, {"weight": 1, "path": "texts"}]
+    document = {
+        "__module__": OWN_MODULE,
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"blend": blend}, "val": {"path": "captions"}},
+    }
+    (folder / "mix.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+@pytest.fixture(scope="session")
+def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The datasets that examples read; examples get copies."""
+    folder = tmp_path_factory.mktemp("examples") / "data"
+    folder.mkdir()
+    write_example_data(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def served_copy(data: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A copy of the datasets, and the environment in which ``s3://data`` is that copy."""
+    with tempfile.TemporaryDirectory(prefix="energon-stream-example-") as root, S3Server(root) as server:
+        folder = Path(shutil.copytree(data, Path(root) / "data"))
+        binaries = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        environment = {
+            "AWS_ENDPOINT_URL": server.endpoint_url,
+            "AWS_ACCESS_KEY_ID": "example",
+            "AWS_SECRET_ACCESS_KEY": "example",
+            "AWS_REGION": "us-east-1",
+            "PATH": binaries,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        }
+        yield folder, environment
+
+
+@contextlib.contextmanager
+def inside(folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    """Run what follows in a folder and with environment variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.chdir(folder)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _example_folder(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run doctests of the library where the datasets are."""
+    if not isinstance(request.node, pytest.DoctestItem):
+        yield
+        return
+    with served_copy(request.getfixturevalue("example_data")) as copy, inside(*copy):
+        yield
+
+
+@pytest.fixture(scope="module")
+def example_page(example_data: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """The folder of one page; it lives as long as the page's blocks run."""
+    with served_copy(example_data) as copy:
+        yield copy
+
+
+@pytest.fixture
+def in_example_page(example_page: tuple[Path, dict[str, str]]) -> Iterator[None]:
+    """Run one block of a page in the page's folder."""
+    with inside(*example_page):
+        yield
+
+
+def run_bash(example: Example) -> None:
+    """Run a ``bash`` block; its lines may begin with ``$``, and then the others are output, which is not compared."""
+    text = str(example.parsed)
+    if any(line.startswith("$ ") for line in text.splitlines()):
+        text = "\n".join(line[2:] for line in text.splitlines() if line.startswith("$ "))
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    if done.returncode:
+        raise AssertionError(f"{text}\nended with status {done.returncode}:\n{done.stdout}\n{done.stderr}")
+
+
+def run_yaml(example: Example) -> None:
+    """Parse a ``yaml`` block, and write it to the file that its first line names."""
+    text = str(example.parsed)
+    assert yaml.safe_load(text) is not None, "the block is empty"
+    first = text.splitlines()[0]
+    if first.startswith("# ") and first.endswith((".yaml", ".yml")):
+        path = Path(first.removeprefix("# ").strip())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+pytest_collect_file = Sybil(
+    parsers=[
+        CodeBlockParser(language="python", evaluator=PythonEvaluator()),
+        CodeBlockParser(language="bash", evaluator=run_bash),
+        CodeBlockParser(language="yaml", evaluator=run_yaml),
+        SkipParser(),
+    ],
+    patterns=["README.md", "docs/**/*.md"],
+    path=str(ROOT),
+    fixtures=["in_example_page"],
+).pytest()
