@@ -4,18 +4,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test unit lint bench peers interop megatron stores clean
+.PHONY: demo test unit lint types bench peers interop megatron stores test-floor clean
 
-$(VENV)/installed: pyproject.toml constraints.txt
+# What the library needs, and no more.
+$(VENV)/core: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "energon_stream needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
+	$(PIP) -e .
+	touch $@
+
+# That and all development tools.
+$(VENV)/installed: $(VENV)/core
 	$(PIP) -e '.[dev]'
 	touch $@
 
-demo: $(VENV)/installed
+demo: $(VENV)/core
 	$(BIN)/python examples/demo.py
 
 test: lint unit
+
+types: $(VENV)/installed
+	$(BIN)/mypy
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -44,6 +54,12 @@ interop: $(VENV)/installed
 	.venv-energon/bin/python -m pip install -q -c constraints.txt 'megatron-energon[s3]==7.4.1'
 	$(BIN)/python -m pytest tests/interop -v
 
+# The lowest supported versions of the dependencies, without the frameworks' loops, which need newer ones.
+test-floor:
+	test -x .venv-floor/bin/python || $(PYTHON) -m venv .venv-floor
+	.venv-floor/bin/python -m pip install -q --disable-pip-version-check -c constraints-floor.txt -e '.[test]'
+	.venv-floor/bin/python -m pytest -n 2 --ignore tests/integrations
+
 # Beside Megatron-Core, and under Megatron-Bridge's data module (without what Bridge needs for models).
 megatron: $(VENV)/installed
 	test -x .venv-megatron-core/bin/python || $(PYTHON) -m venv .venv-megatron-core
@@ -58,4 +74,4 @@ stores: $(VENV)/installed
 	$(BIN)/python -m pytest tests/storage -v
 
 clean:
-	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-peers .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-peers .venv-floor .mypy_cache .ruff_cache .pytest_cache
