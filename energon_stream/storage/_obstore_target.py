@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -71,7 +72,7 @@ class SessionCredentials:
     profile: str | None
 
     def __call__(self) -> dict[str, Any]:
-        from datetime import datetime, timedelta, timezone
+        from datetime import datetime, timedelta
 
         found = _aws_session(self.profile).get_credentials()
         if found is None:
@@ -81,7 +82,7 @@ class SessionCredentials:
             )
         frozen = found.get_frozen_credentials()
         # botocore refreshes on its own when asked; five minutes is how often it is asked.
-        expires = datetime.now(timezone.utc) + timedelta(minutes=5)
+        expires = datetime.now(UTC) + timedelta(minutes=5)
         return StaticCredentials(frozen.access_key, frozen.secret_key, frozen.token)() | {
             "expires_at": expires
         }
