@@ -18,7 +18,7 @@ from energon_stream import (
 )
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.pipeline import BatchDataset
-from energon_stream.pipeline.source import SourceDataset, SourceLeaf
+from energon_stream.pipeline.reader_dataset import DatasetLeaf, ReaderDataset
 from energon_stream.schedule import BlendPlan, CursorCodec, LeafPlan, OrderSpec, RepeatPlan
 from energon_stream.state import dumps
 from energon_stream.storage import StoreSpec
@@ -83,10 +83,10 @@ def unequal(mean_samples):
         counts = random.integers(700, 1300, shards) if shards > 1 else np.array([samples])
         paths = tuple(f"data-{shard:06d}.tar" for shard in range(shards))
         index = WebDatasetIndex(StoreSpec(f"s3://lake/{number}"), "train", paths, counts)
-        leaves.append(SourceLeaf(index, None))
+        leaves.append(DatasetLeaf(index, None))
         plans.append(RepeatPlan(LeafPlan(number, index.shard_starts, OrderSpec(100, 100, 16, 1))))
     plan = BlendPlan(tuple(plans), tuple(random.lognormal(0, 1, SOURCES).tolist()))
-    return SourceDataset(leaves, plan, worker_config=WorkerConfig(0, 1, 0))
+    return ReaderDataset(leaves, plan, worker_config=WorkerConfig(0, 1, 0))
 
 
 def median_microseconds(function, arguments):

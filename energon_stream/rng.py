@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-import numpy.typing as npt
+
+from energon_stream.arrays import Float64Array, Int64Array, UInt64Array
 
 __all__ = ["derive_key", "hash_uint64", "permute_indices", "uniform"]
 
@@ -19,10 +20,6 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 _ROUND_KEYS = [np.uint64(number * 0x9E3779B97F4A7C15 % 2**64) for number in range(6)]
-
-UInt64Array = npt.NDArray[np.uint64]
-Int64Array = npt.NDArray[np.int64]
-Float64Array = npt.NDArray[np.float64]
 
 
 def derive_key(*parts: int | str) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import (
     ConfigError,
     EmptyDatasetError,
@@ -32,7 +33,6 @@ from energon_stream.index.metadata import (
 )
 from energon_stream.index.plain_paths import names_tars
 from energon_stream.index.tar_index import OffsetWindow, read_offsets
-from energon_stream.rng import Int64Array
 from energon_stream.storage import Store, StoreSpec, is_local, local_path, shared_fetcher
 
 __all__ = [

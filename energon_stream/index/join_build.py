@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import DatasetError, MetadataError, NotPreparedError, ObjectNotFoundError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.join_index import JoinPart, dataset_identity, join_header, join_index_spec
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, parse_info
 from energon_stream.index.scan import scan_shard
 from energon_stream.index.sqlite_index import SqliteWriter, sqlite_file
-from energon_stream.rng import Int64Array
 from energon_stream.storage import ListEntry, StoreSpec
 
 __all__ = ["JoinReport", "build_join_index"]

@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import (
     EmptyDatasetError,
     MetadataError,
@@ -30,7 +31,6 @@ from energon_stream.errors import (
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.metadata import META_FOLDER
 from energon_stream.index.row_file import RowFile
-from energon_stream.rng import Int64Array
 from energon_stream.storage import ByteRange, StoreSpec
 
 __all__ = [

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import (
     EmptyDatasetError,
     IndexMismatchError,
@@ -25,7 +26,6 @@ from energon_stream.errors import (
 from energon_stream.index.row_file import RowFile
 from energon_stream.index.stream import stream_object
 from energon_stream.index.tar_index import encode_offsets
-from energon_stream.rng import Int64Array
 from energon_stream.storage import StoreSpec, shared_fetcher
 
 __all__ = ["JsonlIndex", "open_jsonl", "prepare_jsonl"]

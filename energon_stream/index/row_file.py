@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError, RangeError
-from energon_stream.rng import Int64Array
 from energon_stream.storage import ByteRange, Store, StoreSpec
 
 __all__ = ["RowFile"]

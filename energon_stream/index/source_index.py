@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from energon_stream.rng import Int64Array
+from energon_stream.arrays import Int64Array
 from energon_stream.storage import StoreSpec
 
 __all__ = ["SourceIndex"]

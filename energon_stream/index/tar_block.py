@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.arrays import Int64Array
 from energon_stream.index.tar_format import BLOCK, SampleParts, pax_matters, split_name
-from energon_stream.rng import Int64Array
 
 __all__ = ["AlikeSamples", "split_samples"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError, NotPreparedError, ObjectNotFoundError, RangeError
-from energon_stream.rng import Int64Array
 from energon_stream.storage import ByteRange, Store
 
 __all__ = ["OffsetWindow", "block_bounds", "decode_offsets", "encode_offsets", "index_path", "read_offsets"]

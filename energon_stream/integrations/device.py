@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from energon_stream.errors import ConfigError
-from energon_stream.integrations.positions import Fetcher
+from energon_stream.integrations.batch_puller import BatchPuller
 from energon_stream.loader import BasicDataLoader
 from energon_stream.loader.ranks import gather_states
 from energon_stream.samples import Batch
@@ -59,18 +59,18 @@ class DevicePrefetcher(Generic[T]):
             raise ConfigError(f"depth is {depth}", hint="use 0 or more batches")
         self.device = torch.empty(0, device=device).device  # with its index
         self.depth = depth
-        self._fetcher = Fetcher(loader)
+        self._puller = BatchPuller(loader)
         self._non_blocking = non_blocking
         self._stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda" and non_blocking:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._coming: deque[_Coming] = deque()
-        self._given = self._fetcher.state()
+        self._given = self._puller.state()
 
     @property
     def loader(self) -> BasicDataLoader[T]:
         """The loader."""
-        return self._fetcher.loader
+        return self._puller.loader
 
     @property
     def worker_config(self) -> WorkerConfig:
@@ -89,9 +89,9 @@ class DevicePrefetcher(Generic[T]):
     def _fill(self, count: int) -> None:
         """Have so many batches under way, none of them beyond the end of the pass."""
         while len(self._coming) < count and not (self._coming and self._coming[-1].ended):
-            fetched = self._fetcher.fetch()
-            moved, arrived = (None, None) if fetched.ended else self._send(fetched.batch)
-            self._coming.append(_Coming(moved, fetched.ended, fetched.state, arrived))
+            pulled = self._puller.pull()
+            moved, arrived = (None, None) if pulled.ended else self._send(pulled.batch)
+            self._coming.append(_Coming(moved, pulled.ended, pulled.state, arrived))
 
     def _take(self) -> _Coming:
         """The next one; from now on it counts as given out."""
@@ -128,7 +128,7 @@ class DevicePrefetcher(Generic[T]):
         Raises:
             ConfigError: The loader is none of ``get_savable_loader``.
         """
-        loader = self._fetcher.savable()
+        loader = self._puller.savable()
         # Without anything ahead it is where the loader is, which may have been restored itself.
         return self._given if self._coming else loader.save_state_rank()
 
@@ -138,7 +138,7 @@ class DevicePrefetcher(Generic[T]):
         Raises:
             StateError: The state does not fit this dataset or topology.
         """
-        self._fetcher.stop().restore_state_rank(state)
+        self._puller.stop().restore_state_rank(state)
         self._begin_here()
 
     def save_state_global(self, global_dst_rank: int = 0) -> list[dict[str, Any]] | None:
@@ -147,7 +147,7 @@ class DevicePrefetcher(Generic[T]):
 
     def restore_state_global(self, states: Sequence[Any] | None, *, src_rank: int | None = None) -> None:
         """Go on where all ranks stood; see :meth:`SavableDataLoader.restore_state_global`."""
-        self._fetcher.stop().restore_state_global(states, src_rank=src_rank)
+        self._puller.stop().restore_state_global(states, src_rank=src_rank)
         self._begin_here()
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,12 +160,12 @@ class DevicePrefetcher(Generic[T]):
         Raises:
             StateError: The state does not fit this dataset or topology.
         """
-        self._fetcher.stop().load_state_dict(state_dict)
+        self._puller.stop().load_state_dict(state_dict)
         self._begin_here()
 
     def _begin_here(self) -> None:
         self._coming.clear()
-        self._given = self._fetcher.state()
+        self._given = self._puller.state()
 
     def close(self) -> None:
         """End the workers. Iterating again starts new ones after the last batch given out."""

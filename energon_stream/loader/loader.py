@@ -12,7 +12,7 @@ import torch
 from energon_stream.errors import ConfigError
 from energon_stream.loader.session import LoaderOptions, Session, open_session
 from energon_stream.pipeline.dataset import SavableDataset
-from energon_stream.pipeline.engine import Turn, with_restore_key
+from energon_stream.pipeline.engine import Rotation, with_restore_key
 from energon_stream.pipeline.node import Context, RestoreKey, State
 from energon_stream.samples.tensors import map_tensors
 from energon_stream.storage import CounterSnapshot, run_isolated
@@ -47,7 +47,7 @@ class BasicDataLoader(Generic[T]):
         self._options = options or LoaderOptions()
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._session: Session | None = None
-        self._turn = Turn.start(dataset, self.worker_config.streams)
+        self._turn = Rotation.start(dataset, self.worker_config.streams)
         self._states: dict[int, State] = dict.fromkeys(self._turn.streams)
 
     def __iter__(self) -> Iterator[T]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.ranks import broadcast_states, gather_states
-from energon_stream.pipeline.engine import Turn
+from energon_stream.pipeline.engine import Rotation
 from energon_stream.pipeline.node import State
 from energon_stream.state import (
     ChangeReport,
@@ -84,7 +84,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             raise ConfigError(f"on_change is {chosen!r}", hint=f"one of {', '.join(get_args(OnChange))}")
         self.restore_report = None
         if state is None:
-            self._turn = Turn.start(self.dataset, self._turn.streams)
+            self._turn = Rotation.start(self.dataset, self._turn.streams)
             self._states = dict.fromkeys(self._turn.streams)
             return
         report: ChangeReport | None = None

@@ -20,7 +20,7 @@ from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.loader.channel import Receiver, Wire
 from energon_stream.loader.worker_process import Failure, run_worker
 from energon_stream.pipeline.dataset import SavableDataset
-from energon_stream.pipeline.engine import Engine, Step, Turn
+from energon_stream.pipeline.engine import Engine, Rotation, Step
 from energon_stream.pipeline.node import State
 from energon_stream.storage import CounterSnapshot, default_counters
 from energon_stream.storage.fork import forking
@@ -88,7 +88,7 @@ class _InProcess:
         self,
         dataset: SavableDataset[Any],
         states: Mapping[int, State],
-        turn: Turn,
+        turn: Rotation,
         cache_pool: CachePool | None,
     ) -> None:
         self._before = default_counters().snapshot()
@@ -111,7 +111,11 @@ class _Workers:
     """Streams run by worker processes; the step of a stream comes from the worker that owns it."""
 
     def __init__(
-        self, dataset: SavableDataset[Any], states: Mapping[int, State], turn: Turn, options: LoaderOptions
+        self,
+        dataset: SavableDataset[Any],
+        states: Mapping[int, State],
+        turn: Rotation,
+        options: LoaderOptions,
     ) -> None:
         self._options = options
         self._owner: dict[int, int] = {}
@@ -227,7 +231,7 @@ def _as_error(failure: Failure) -> BaseException:
 
 
 def open_session(
-    dataset: SavableDataset[Any], states: Mapping[int, State], turn: Turn, options: LoaderOptions
+    dataset: SavableDataset[Any], states: Mapping[int, State], turn: Rotation, options: LoaderOptions
 ) -> Session:
     """Start running a rank's streams.
 

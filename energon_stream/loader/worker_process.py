@@ -16,7 +16,7 @@ import torch
 from energon_stream.cache import CachePool, use_pool
 from energon_stream.loader.channel import Sender, Wire, close_inherited_pipes
 from energon_stream.pipeline.dataset import SavableDataset
-from energon_stream.pipeline.engine import Engine, Turn
+from energon_stream.pipeline.engine import Engine, Rotation
 from energon_stream.pipeline.node import State
 from energon_stream.storage import default_counters
 from energon_stream.storage.fork import begin_child
@@ -51,7 +51,7 @@ def run_worker(
     dataset: SavableDataset[Any],
     streams: list[int],
     states: Mapping[int, State],
-    turn: Turn,
+    turn: Rotation,
     cache_pool: CachePool | None = None,
 ) -> None:
     """Produce the elements of some streams until the parent goes away.
@@ -81,7 +81,7 @@ def run_worker(
                 sender.send((step, default_counters().snapshot()))
                 ended = step.ended
                 del step  # a batch must not live on while the next one is made
-                if ended and not engine.turn.ended and not dataset.pass_length:
+                if ended and not engine.rotation.ended and not dataset.pass_length:
                     sender.drain()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent closed its end: nothing is wanted any more

@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.batch import BatchDataset
-from energon_stream.pipeline.dataset import SavableDataset, Several, Wrapper
+from energon_stream.pipeline.dataset import MultiInput, SavableDataset, Wrapper
 from energon_stream.pipeline.node import END, Context, End, Item, Node, State
 from energon_stream.rng import uniform
 from energon_stream.worker import WorkerConfig
@@ -53,7 +53,7 @@ class _ConcatNode:
         self._inner.close()
 
 
-class ConcatDataset(Several[Any]):
+class ConcatDataset(MultiInput[Any]):
     """One dataset after the other; for finite datasets, as in validation.
 
     Args:
@@ -105,7 +105,7 @@ class _BlendNode:
             node.close()
 
 
-class BlendDataset(Several[Any]):
+class BlendDataset(MultiInput[Any]):
     """A weighted draw for each element; ends when all inner datasets have ended.
 
     Args:

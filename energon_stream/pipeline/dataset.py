@@ -17,7 +17,7 @@ from energon_stream.pipeline.engine import Engine
 from energon_stream.pipeline.node import Context, Item, Node, RestoreKey, State
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["SavableDataset", "Several", "Wrapper", "common_config"]
+__all__ = ["SavableDataset", "MultiInput", "Wrapper", "common_config"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -87,9 +87,9 @@ class SavableDataset(ABC, Generic[T_co]):
         """A length to show for datasets that never end: that of one pass over what they repeat."""
         return max([dataset.nominal_length() for dataset in self.inputs], default=1)
 
-    def count_sources(self) -> int:
+    def count_readers(self) -> int:
         """Source datasets below, each of which reads ahead on its own."""
-        return max(1, sum(dataset.count_sources() for dataset in self.inputs))
+        return max(1, sum(dataset.count_readers() for dataset in self.inputs))
 
     def __len__(self) -> int:
         return self.len_rank()
@@ -140,7 +140,7 @@ class Wrapper(SavableDataset[T_co]):
         return {}
 
 
-class Several(SavableDataset[T_co]):
+class MultiInput(SavableDataset[T_co]):
     """A dataset made of several others, one element of one of them at a time.
 
     Args:

@@ -10,11 +10,11 @@ from typing import Any
 from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
 from energon_stream.read.allowance import Allowance
 
-__all__ = ["Engine", "Step", "Turn", "with_restore_key"]
+__all__ = ["Engine", "Rotation", "Step", "with_restore_key"]
 
 
 @dataclass(slots=True)
-class Turn:
+class Rotation:
     """Whose turn it is: streams take turns, an ended one is left out until the pass is over.
 
     Where pass follows pass, as virtual epochs do, the turn goes on from one to the next: element k of the job, counted over all
@@ -39,7 +39,7 @@ class Turn:
     given: int = 0
 
     @classmethod
-    def start(cls, dataset: Runnable, streams: Sequence[int]) -> Turn:
+    def start(cls, dataset: Runnable, streams: Sequence[int]) -> Rotation:
         """The turn before the first element of some of a dataset's streams."""
         return cls(tuple(streams), dataset.worker_config.num_streams, dataset.pass_length)
 
@@ -48,7 +48,7 @@ class Turn:
         """The stream that the pass began with."""
         return self.passes * self.pass_length % self.num_streams
 
-    def part(self, streams: Sequence[int]) -> Turn:
+    def part(self, streams: Sequence[int]) -> Rotation:
         """The turn as the process sees it that serves some of the streams."""
         part = replace(self, streams=tuple(streams), ended=self.ended.intersection(streams))
         if len(part.ended) == len(part.streams):
@@ -115,7 +115,7 @@ class Engine:
         dataset: What to run.
         streams: The streams that this process serves, in the order of their turns.
         states: Where each stream stands; a stream that is not in it begins at the start.
-        turn: Whose turn it is, when a saved run is continued.
+        rotation: Where the rotation of the streams stands, when a saved run continues.
     """
 
     def __init__(
@@ -123,13 +123,13 @@ class Engine:
         dataset: Runnable,
         streams: Sequence[int],
         states: Mapping[int, State] | None = None,
-        turn: Turn | None = None,
+        rotation: Rotation | None = None,
     ) -> None:
         self._config = dataset.worker_config
-        self.turn = turn or Turn.start(dataset, streams)
+        self.rotation = rotation or Rotation.start(dataset, streams)
         self._nodes: dict[int, Node] = {}
         self._batches: dict[int, int] = {}
-        readers = len(streams) * dataset.count_sources()
+        readers = len(streams) * dataset.count_readers()
         allowances: dict[int, Allowance] = {}
         for stream in streams:
             saved = (states or {}).get(stream)
@@ -140,15 +140,15 @@ class Engine:
 
     def step_any(self) -> Step:
         """The next element or end, of whatever stream's turn it is."""
-        stream = self.turn.current()
+        stream = self.rotation.current()
         node, batches = self._nodes[stream], self._batches[stream]
         with self._config.activate(stream, batch_index=batches):
             item = node.next()
         if isinstance(item, End):
-            self.turn.end()
+            self.rotation.end()
             return Step(stream, None, True, {"batches": batches, "node": node.state()})
         self._batches[stream] = batches + 1
-        self.turn.done()
+        self.rotation.done()
         value = with_restore_key(item.value, ("Stream", stream, item.key))
         return Step(stream, value, False, {"batches": batches + 1, "node": node.state()})
 
@@ -158,7 +158,7 @@ class Engine:
             step = self.step_any()
             if not step.ended:
                 return step
-            if not self.turn.ended:
+            if not self.rotation.ended:
                 return None
 
     def close(self) -> None:

@@ -94,5 +94,5 @@ class Runnable(Protocol):
     def build(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream, at the start or where ``state`` says."""
 
-    def count_sources(self) -> int:
+    def count_readers(self) -> int:
         """Source datasets below, each of which reads ahead on its own."""

@@ -20,10 +20,10 @@ __all__ = ["FilterDataset", "GcDataset", "IterMapDataset", "LogSampleDataset"]
 _log = logging.getLogger(__name__)
 
 
-class _PassingNode:
+class _PassThroughNode:
     """State: ``in`` and ``n`` (elements taken from the inner node)."""
 
-    def __init__(self, dataset: _Passing, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: PassThrough, context: Context, state: State | None) -> None:
         saved = state or {"in": None, "n": 0}
         self._dataset = dataset
         self._context = context
@@ -57,7 +57,7 @@ class _PassingNode:
         self._inner.close()
 
 
-class _Passing(Wrapper[Any]):
+class PassThrough(Wrapper[Any]):
     failure_tolerance: int = 100
 
     @property
@@ -71,10 +71,10 @@ class _Passing(Wrapper[Any]):
 
     def build(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
-        return _PassingNode(self, context, state)
+        return _PassThroughNode(self, context, state)
 
 
-class FilterDataset(_Passing):
+class FilterDataset(PassThrough):
     """Drops the elements that a function says no to.
 
     Lengths are those before filtering.
@@ -109,7 +109,7 @@ class FilterDataset(_Passing):
         return {"filter_fn": function_label(self.filter_fn)}
 
 
-class GcDataset(_Passing):
+class GcDataset(PassThrough):
     """Collects garbage every so many elements.
 
     Args:
@@ -150,7 +150,7 @@ class GcDataset(_Passing):
         return True
 
 
-class LogSampleDataset(_Passing):
+class LogSampleDataset(PassThrough):
     """Logs the keys of elements, as JSON lines, through the ``energon_stream`` logger.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.source import SourceDataset
+from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.schedule import RepeatPlan, build_schedule, stream_shares
 from energon_stream.worker import WorkerConfig
 
@@ -84,7 +84,7 @@ def node_ranks(config: WorkerConfig, ranks: Sequence[int] | None) -> tuple[int, 
     return tuple(chosen)
 
 
-def samples_of_streams(dataset: SourceDataset, ranks: Sequence[int], amount: Amount) -> dict[int, int]:
+def samples_of_streams(dataset: ReaderDataset, ranks: Sequence[int], amount: Amount) -> dict[int, int]:
     """Samples of each stream of some ranks, by stream; the streams are in the order of their turns."""
     config = dataset.worker_config
     streams = [stream for stream in range(config.num_streams) if stream % config.world_size in set(ranks)]
@@ -96,7 +96,7 @@ def samples_of_streams(dataset: SourceDataset, ranks: Sequence[int], amount: Amo
     return {stream: max(0, count) * amount.step_samples for stream, count in steps.items()}
 
 
-def _pass_length(dataset: SourceDataset, stream: int) -> int:
+def _pass_length(dataset: ReaderDataset, stream: int) -> int:
     """Samples of one pass of a stream; a blend by weights has none, and counts as all that it is drawn from."""
     plan, streams = dataset.plan, dataset.worker_config.num_streams
     if isinstance(plan, RepeatPlan) and plan.repeats is None:

@@ -12,7 +12,7 @@ from energon_stream.cache.blocks import BlockCache, CacheConfig, CachedStore, Ca
 from energon_stream.errors import ConfigError
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.pipeline import SavableDataset
-from energon_stream.pipeline.source import SourceDataset
+from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.prewarming.amount import Amount, node_ranks, samples_of_streams
 from energon_stream.prewarming.fill import Verified, fill, look, read_back
 from energon_stream.prewarming.progress import byte_bar, estimated, shown
@@ -189,7 +189,7 @@ class _Job:
             return self.amount.steps
         return warm // (self.amount.step_samples * len(self.ranks))
 
-    def _open(self) -> SourceDataset:
+    def _open(self) -> ReaderDataset:
         """Open the dataset as training does, but without workers."""
         config = replace(self.config, num_workers=0, rank=self.ranks[0])
         cache = False if self.cache is None else self.cache
@@ -217,21 +217,21 @@ class _Job:
         return not store.is_local if self.cache is None else isinstance(store, CachedStore)
 
 
-def _sources(dataset: SavableDataset[Any]) -> Iterator[SourceDataset]:
-    if isinstance(dataset, SourceDataset):
+def _sources(dataset: SavableDataset[Any]) -> Iterator[ReaderDataset]:
+    if isinstance(dataset, ReaderDataset):
         yield dataset
     for inner in dataset.inputs:
         yield from _sources(inner)
 
 
-def _specs(dataset: SourceDataset) -> list[StoreSpec]:
+def _specs(dataset: ReaderDataset) -> list[StoreSpec]:
     """Places of the samples."""
     indices = [leaf.index for leaf in dataset.leaves]
     members = [index.members if isinstance(index, JoinIndex) else (index,) for index in indices]
     return [member.spec for several in members for member in several]
 
 
-def _caches(dataset: SourceDataset) -> set[BlockCache]:
+def _caches(dataset: ReaderDataset) -> set[BlockCache]:
     """The caches through which samples are read: in a metadataset, datasets may have one of their own."""
     layers = [spec.through for spec in _specs(dataset) if not is_local(spec.url)]
     return {shared_cache(layer.config) for layer in layers if isinstance(layer, CacheLayer)}

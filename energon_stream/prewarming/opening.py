@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.read.options import CHUNK, ReadOptions
 from energon_stream.read.parts import PartSource
-from energon_stream.rng import Int64Array
 from energon_stream.schedule import Refs
 
 __all__ = ["Opening", "opening_length", "opening_of"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.rng import Int64Array
+from energon_stream.arrays import Int64Array
 from energon_stream.storage import plan_fetches
 
 __all__ = ["Coverage", "Spans", "earliest"]

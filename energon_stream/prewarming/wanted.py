@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.pipeline.source import SourceDataset
+from energon_stream.arrays import Int64Array
+from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.prewarming.opening import opening_length, opening_of
 from energon_stream.prewarming.spans import Spans
 from energon_stream.read.open import open_source
@@ -19,7 +20,6 @@ from energon_stream.read.options import cut_generation
 from energon_stream.read.parts import PartSource
 from energon_stream.read.source import OffsetCache
 from energon_stream.read.window import Window
-from energon_stream.rng import Int64Array
 from energon_stream.schedule import Cursor, Refs, Schedule
 from energon_stream.storage import Fetcher, Store
 
@@ -123,7 +123,7 @@ class WantedBytes:
 
     def __init__(
         self,
-        dataset: SourceDataset,
+        dataset: ReaderDataset,
         samples: Mapping[int, int],
         step_samples: int,
         prefetch: int,

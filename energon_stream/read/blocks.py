@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
 from energon_stream.read.source import Cutter, RawSample, Source
 from energon_stream.read.window import Window
-from energon_stream.rng import Int64Array
 from energon_stream.storage import Body, ByteRange, Fetcher, plan_fetches
 
 __all__ = ["Block", "PlannedSample", "plan_blocks"]

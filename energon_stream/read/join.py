@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.row_blocks import RowBlocks
 from energon_stream.read.source import Cutter, OffsetCache, RawSample
 from energon_stream.read.tar_source import TarSource
-from energon_stream.rng import Int64Array
 from energon_stream.storage import Store
 
 __all__ = ["JoinSource"]

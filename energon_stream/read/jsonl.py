@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.jsonl import JsonlIndex
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.row_blocks import RowBlocks
 from energon_stream.read.source import Cutter, OffsetCache, RawSample, VersionGuard
-from energon_stream.rng import Int64Array
 from energon_stream.storage import Store
 
 __all__ = ["JsonlSource"]

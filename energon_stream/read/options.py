@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import ConfigError
-from energon_stream.rng import Int64Array
 
 __all__ = ["CHUNK", "CONNECTION_BYTES", "LOADING", "ReadOptions", "cut_generation"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.arrays import Int64Array
 from energon_stream.index.tar_format import BLOCK
-from energon_stream.rng import Int64Array
 
 __all__ = ["PartRanges", "find_part_ranges"]
 

@@ -22,6 +22,7 @@ from functools import partial
 import apsw
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import EnergonStreamError, IndexMismatchError, MetadataError
 from energon_stream.index.tar_format import BLOCK, split_name, walk_members
 from energon_stream.index.tar_index import OffsetWindow
@@ -31,7 +32,6 @@ from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.source import Cutter, RawSample
 from energon_stream.read.tar_source import TarSource
-from energon_stream.rng import Int64Array
 from energon_stream.storage import ByteRange, Store
 
 __all__ = ["PartSource"]

@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.index.row_file import RowFile
 from energon_stream.index.tar_index import OffsetWindow
 from energon_stream.read.source import OffsetCache
-from energon_stream.rng import Int64Array
 
 __all__ = ["RowBlocks"]
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import ObjectChangedError
 from energon_stream.index.tar_index import OffsetWindow
 from energon_stream.read.range_stream import RangeStream
-from energon_stream.rng import Int64Array
 from energon_stream.storage.base import Store
 
 __all__ = ["Cutter", "OffsetCache", "RawSample", "Source", "VersionGuard"]

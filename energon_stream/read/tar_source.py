@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import CorruptTarError, IndexMismatchError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.tar_block import AlikeSamples, split_samples
@@ -15,7 +16,6 @@ from energon_stream.index.tar_format import SampleParts, sample_parts, walk_samp
 from energon_stream.index.tar_index import OffsetWindow, block_bounds
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.source import Cutter, OffsetCache, RawSample, VersionGuard
-from energon_stream.rng import Int64Array
 from energon_stream.storage.base import Store
 
 __all__ = ["TarSource"]

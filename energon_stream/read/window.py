@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.arrays import Int64Array
 from energon_stream.read.source import Source
-from energon_stream.rng import Int64Array
 from energon_stream.schedule import Refs
 
 __all__ = ["Window"]

@@ -11,7 +11,7 @@ from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex, JoinPart, open_join_index
 from energon_stream.index.source_index import SourceIndex
-from energon_stream.pipeline.source import SourceLeaf
+from energon_stream.pipeline.reader_dataset import DatasetLeaf
 from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.source import RawSample
 from energon_stream.recipe.sample_classes import is_own_module, resolve_sample_type
@@ -41,7 +41,7 @@ class JoinLeaf:
     """
 
     index: JoinIndex
-    members: tuple[SourceLeaf, ...]
+    members: tuple[DatasetLeaf, ...]
     joiner: Joiner
     names: tuple[str, ...] | None = None
     subflavors: dict[str, Any] | None = None
@@ -133,7 +133,7 @@ def join_leaf(
     number: int,
     ref: JoinRef,
     index: JoinIndex,
-    members: Sequence[SourceLeaf],
+    members: Sequence[DatasetLeaf],
     order: OrderSpec,
     trust: bool | None,
 ) -> tuple[JoinLeaf, LeafPlan]:
@@ -169,7 +169,7 @@ def join_leaf(
     return leaf, LeafPlan(number, index.shard_starts, order, start, stop)
 
 
-def _all_aux(ref: JoinRef, members: Sequence[SourceLeaf]) -> dict[str, FileStore[Any]]:
+def _all_aux(ref: JoinRef, members: Sequence[DatasetLeaf]) -> dict[str, FileStore[Any]]:
     found: dict[str, FileStore[Any]] = {}
     for name, store in (pair for member in members for pair in member.stores.aux.items()):
         if found.setdefault(name, store) != store:

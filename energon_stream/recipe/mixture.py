@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.source import Leaf, SourceDataset
+from energon_stream.pipeline.reader_dataset import Leaf, ReaderDataset
 from energon_stream.read.options import ReadOptions
 from energon_stream.recipe.sources import SampleOptions, Target, open_leaf, read_sources
 from energon_stream.recipe.tree import Part
@@ -102,10 +102,10 @@ class Mixture:
         copies = max(1, plan.order.shuffle_over_epochs or 1)
         return plan.num_samples * copies * (self.parts[number].repetitions or 1.0)
 
-    def _dataset(self, leaves: tuple[Leaf, ...], plan: Plan) -> SourceDataset:
-        return SourceDataset(leaves, plan, worker_config=self.config, options=self.options)
+    def _dataset(self, leaves: tuple[Leaf, ...], plan: Plan) -> ReaderDataset:
+        return ReaderDataset(leaves, plan, worker_config=self.config, options=self.options)
 
-    def _loaded(self, dataset: SourceDataset) -> LoadedDataset:
+    def _loaded(self, dataset: ReaderDataset) -> LoadedDataset:
         return LoadedDataset(dataset, subflavors=self.leaves[0].subflavors if len(self.leaves) == 1 else None)
 
 

@@ -23,7 +23,7 @@ from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import find_tars, list_tars, open_plain
 from energon_stream.index.source_index import SourceIndex
-from energon_stream.pipeline.source import Leaf, SourceLeaf
+from energon_stream.pipeline.reader_dataset import DatasetLeaf, Leaf
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.file_stores import FolderFileStore, WebdatasetFileStore
 from energon_stream.recipe.declared import DeclaredSamples
@@ -278,12 +278,12 @@ def open_leaf(
     return leaf, LeafPlan(number, index.shard_starts, order, start, stop)
 
 
-def _source_leaf(ref: LeafRef, index: SourceIndex, samples: SampleOptions) -> tuple[SourceLeaf, LeafOptions]:
+def _source_leaf(ref: LeafRef, index: SourceIndex, samples: SampleOptions) -> tuple[DatasetLeaf, LeafOptions]:
     if not isinstance(index, WebDatasetIndex):  # a JSONL file: crude, and always parsed
         stores = _stores(ref, None, samples.decoder)
         subflavors = dict(ref.subflavors)
         factory = _within(SampleFactory(SampleDecoder()), ref, samples, subflavors)
-        return SourceLeaf(index, factory, subflavors, stores), LeafOptions()
+        return DatasetLeaf(index, factory, subflavors, stores), LeafOptions()
     factory, options = make_sample_factory(
         index,
         decoder=samples.decoder,
@@ -294,7 +294,7 @@ def _source_leaf(ref: LeafRef, index: SourceIndex, samples: SampleOptions) -> tu
     primary = AuxRef(ref.spec, "webdataset") if index.plain is None else None
     stores = _stores(ref, primary, samples.decoder)
     subflavors = {**options.subflavors, **ref.subflavors}
-    return SourceLeaf(index, _within(factory, ref, samples, subflavors), subflavors, stores), options
+    return DatasetLeaf(index, _within(factory, ref, samples, subflavors), subflavors, stores), options
 
 
 def _within(

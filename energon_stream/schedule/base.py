@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.rng import Int64Array
+from energon_stream.arrays import Int64Array
 
 __all__ = ["Cursor", "Refs", "Schedule", "as_cursor"]
 

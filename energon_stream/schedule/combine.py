@@ -10,8 +10,9 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import ConfigError
-from energon_stream.rng import Int64Array, derive_key, uniform
+from energon_stream.rng import derive_key, uniform
 from energon_stream.schedule.base import Cursor, Refs, Schedule
 
 __all__ = ["BlendSchedule", "ConcatSchedule", "RepeatSchedule"]

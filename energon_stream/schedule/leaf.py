@@ -8,8 +8,9 @@ from typing import cast
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import ConfigError
-from energon_stream.rng import Int64Array, derive_key, hash_uint64, permute_indices, uniform
+from energon_stream.rng import derive_key, hash_uint64, permute_indices, uniform
 from energon_stream.schedule.base import Cursor, Refs
 from energon_stream.schedule.slices import SliceTable
 

@@ -29,8 +29,8 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import StateError
-from energon_stream.rng import Int64Array
 from energon_stream.schedule.base import Cursor, Schedule, as_cursor
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from energon_stream.rng import Int64Array, derive_key
+from energon_stream.arrays import Int64Array
+from energon_stream.rng import derive_key
 from energon_stream.schedule.base import Schedule
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule, OrderSpec

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_stream.rng import Int64Array
+from energon_stream.arrays import Int64Array
 
 __all__ = ["SliceTable"]
 

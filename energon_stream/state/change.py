@@ -13,8 +13,8 @@ from typing import Any
 
 from energon_stream.errors import StateError, StateMismatchError
 from energon_stream.pipeline import ConcatDataset, IterMapDataset, RepeatDataset, SavableDataset
-from energon_stream.pipeline.dataset import Several
-from energon_stream.pipeline.source import SourceDataset
+from energon_stream.pipeline.dataset import MultiInput
+from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.schedule import (
     BlendPlan,
     ConcatPlan,
@@ -47,7 +47,7 @@ class _Changed:
     """
 
     path: str
-    dataset: SourceDataset
+    dataset: ReaderDataset
     shards: tuple[int, ...]
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -110,12 +110,12 @@ def _refused(
     return StateMismatchError(f'on_change="continue" cannot go on: {why}', hint=hint)
 
 
-def _sources(dataset: SavableDataset[Any], path: str = "") -> Iterator[tuple[str, SourceDataset]]:
+def _sources(dataset: SavableDataset[Any], path: str = "") -> Iterator[tuple[str, ReaderDataset]]:
     """Datasets of sources, in the order in which they are described, with their places."""
-    if isinstance(dataset, SourceDataset):
+    if isinstance(dataset, ReaderDataset):
         yield path, dataset
     for number, inner in enumerate(dataset.inputs):
-        yield from _sources(inner, f"{path}/{number}" if isinstance(dataset, Several) else path)
+        yield from _sources(inner, f"{path}/{number}" if isinstance(dataset, MultiInput) else path)
 
 
 def _has_concat(plan: Plan) -> bool:
@@ -200,16 +200,16 @@ def _replaced(dataset: SavableDataset[Any], state: Any, path: str, change: Calla
     """A node's state, with the states of its sources changed."""
     if state is None:
         return None
-    if isinstance(dataset, SourceDataset):
+    if isinstance(dataset, ReaderDataset):
         return change(path, state)
     if not dataset.inputs:
         return state
     try:
         inside = state["in"]
-        each = list(zip(dataset.inputs, inside if isinstance(dataset, Several) else [inside], strict=True))
+        each = list(zip(dataset.inputs, inside if isinstance(dataset, MultiInput) else [inside], strict=True))
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"the state is damaged: {type(dataset).__name__} has no inner state") from error
-    if isinstance(dataset, Several):
+    if isinstance(dataset, MultiInput):
         inner = [_replaced(one, at, f"{path}/{number}", change) for number, (one, at) in enumerate(each)]
         return {**state, "in": inner}
     return {**state, "in": _replaced(*each[0], path, change)}

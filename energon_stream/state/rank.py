@@ -22,7 +22,7 @@ from typing import Any
 import msgpack
 
 from energon_stream.errors import StateError, StateMismatchError, StateVersionError
-from energon_stream.pipeline.engine import Turn
+from energon_stream.pipeline.engine import Rotation
 from energon_stream.state.description import Description
 from energon_stream.state.turns import read_turn, write_turn
 from energon_stream.worker import WorkerConfig
@@ -93,7 +93,7 @@ def _topology(config: WorkerConfig) -> dict[str, int]:
 def make_rank_state(
     description: Description,
     config: WorkerConfig,
-    turn: Turn,
+    turn: Rotation,
     streams: Mapping[int, Any],
 ) -> dict[str, Any]:
     """Put a rank's state together."""
@@ -188,7 +188,7 @@ def check_rank_state(
     prints: Mapping[str, str],
     config: WorkerConfig,
     pass_length: int = 0,
-) -> tuple[Turn, dict[int, Any]]:
+) -> tuple[Rotation, dict[int, Any]]:
     """Check a rank's state against what it is to be restored into.
 
     Args:
@@ -218,7 +218,7 @@ def check_rank_state(
     return turn, {int(stream): value for stream, value in read["streams"].items()}
 
 
-def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: int) -> Turn:
+def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: int) -> Rotation:
     """Check that a state is one of this rank, of so many ranks and streams.
 
     Args:

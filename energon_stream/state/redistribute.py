@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_stream.errors import StateMismatchError
-from energon_stream.pipeline.engine import Turn
+from energon_stream.pipeline.engine import Rotation
 from energon_stream.state.rank import read_rank_state, world_sizes
 from energon_stream.state.turns import following, read_turn, turn_at, write_turn
 
@@ -113,7 +113,9 @@ def _check_one_job(read: Sequence[Mapping[str, Any]], called: Sequence[str]) -> 
         )
 
 
-def _next_of_all(turns: Sequence[Turn], ranks: Sequence[int], world_size: int, called: Sequence[str]) -> int:
+def _next_of_all(
+    turns: Sequence[Rotation], ranks: Sequence[int], world_size: int, called: Sequence[str]
+) -> int:
     """The job's element that is next of all, in the numbering of :func:`following`."""
     ended = [name for turn, name in zip(turns, called, strict=True) if turn.ended]
     if ended:

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon_stream.pipeline.bound import share_of_stream
-from energon_stream.pipeline.engine import Turn
+from energon_stream.pipeline.engine import Rotation
 
 __all__ = ["following", "read_turn", "turn_at", "write_turn"]
 
 
-def write_turn(turn: Turn) -> list[Any]:
+def write_turn(turn: Rotation) -> list[Any]:
     """A rank's turn as plain values."""
     return [turn.at, sorted(turn.ended), turn.given, turn.passes, turn.pass_length]
 
 
-def read_turn(saved: Any, topology: Mapping[str, int]) -> Turn:
+def read_turn(saved: Any, topology: Mapping[str, int]) -> Rotation:
     """A rank's turn, of the plain values.
 
     Args:
@@ -34,7 +34,7 @@ def read_turn(saved: Any, topology: Mapping[str, int]) -> Turn:
     at, ended, given, passes, pass_length = saved
     num_streams = topology["num_streams"]
     streams = range(topology["rank"], num_streams, topology["world_size"])
-    turn = Turn(
+    turn = Rotation(
         tuple(streams),
         num_streams,
         int(pass_length),
@@ -50,14 +50,14 @@ def read_turn(saved: Any, topology: Mapping[str, int]) -> Turn:
     return turn
 
 
-def following(turn: Turn, rank: int, world_size: int) -> int:
+def following(turn: Rotation, rank: int, world_size: int) -> int:
     """The element of the job that a rank gives next: a number that is greater, by the same for all ranks of the pass, than
     that of its stream.
     """
     return turn.begin + (rank - turn.begin) % world_size + turn.given * world_size
 
 
-def turn_at(like: Turn, element: int, rank: int, world_size: int) -> Turn:
+def turn_at(like: Rotation, element: int, rank: int, world_size: int) -> Rotation:
     """The turn of a rank of another number of ranks.
 
     Args:
@@ -66,7 +66,7 @@ def turn_at(like: Turn, element: int, rank: int, world_size: int) -> Turn:
         rank: The rank.
         world_size: Number of ranks now.
     """
-    return Turn(
+    return Rotation(
         tuple(range(rank, like.num_streams, world_size)),
         like.num_streams,
         like.pass_length,

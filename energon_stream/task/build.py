@@ -17,7 +17,7 @@ from energon_stream.pipeline import (
     SavableDataset,
 )
 from energon_stream.samples import CrudeSample
-from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, select_cooker, source_leaves
+from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, dataset_leaves, select_cooker
 from energon_stream.task.loaded import DatasetBlendMode, LoadedDataset
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
 from energon_stream.worker import WorkerConfig
@@ -129,7 +129,7 @@ class PipelineBuilder:
                 some that it asks for.
         """
         if not self._hook_overridden("cook_crude_sample"):
-            check_cookers(self.cookers, source_leaves(dataset))
+            check_cookers(self.cookers, dataset_leaves(dataset))
         if not self.cookers:
             return dataset
         hook = self._hook_function("cook_crude_sample")

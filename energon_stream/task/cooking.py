@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from energon_stream.cache import LeafStores, PrimaryFileStore, active_pool
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import SavableDataset
-from energon_stream.pipeline.source import Leaf, SourceDataset
+from energon_stream.pipeline.reader_dataset import Leaf, ReaderDataset
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, SourceInfo
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "cooker_arguments",
     "cooker_parts",
     "select_cooker",
-    "source_leaves",
+    "dataset_leaves",
 ]
 
 _NO_STORES = LeafStores()
@@ -99,11 +99,11 @@ def cooker_parts(
     return None if chosen is None else getattr(chosen.cook, "__cooker_parts__", None)
 
 
-def source_leaves(dataset: SavableDataset[Any]) -> list[Leaf]:
+def dataset_leaves(dataset: SavableDataset[Any]) -> list[Leaf]:
     """The sources that a dataset is made of."""
-    if isinstance(dataset, SourceDataset):
+    if isinstance(dataset, ReaderDataset):
         return list(dataset.leaves)
-    return [leaf for inner in dataset.inputs for leaf in source_leaves(inner)]
+    return [leaf for inner in dataset.inputs for leaf in dataset_leaves(inner)]
 
 
 def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from energon_stream.pipeline.dataset import SavableDataset
-from energon_stream.pipeline.engine import Engine, Step, Turn
+from energon_stream.pipeline.engine import Engine, Rotation, Step
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
 from energon_stream.state import dumps, loads
 from energon_stream.worker import WorkerConfig
@@ -89,10 +89,10 @@ class NumbersDataset(SavableDataset[int]):
 
 
 def run_steps(
-    dataset: SavableDataset[Any], steps: int, states: Any = None, turn: Turn | None = None
+    dataset: SavableDataset[Any], steps: int, states: Any = None, rotation: Rotation | None = None
 ) -> list[Step]:
     """Run a dataset's streams for some steps (elements and ends of passes)."""
-    engine = Engine(dataset, list(dataset.worker_config.streams), states, turn)
+    engine = Engine(dataset, list(dataset.worker_config.streams), states, rotation)
     try:
         return [engine.step_any() for _ in range(steps)]
     finally:
@@ -146,17 +146,17 @@ def assert_exact_resume(make: Callable[[], SavableDataset[Any]], steps: int = 40
     dataset = make()
     reference = run_steps(dataset, steps)
     states: dict[int, Any] = {}
-    turn = Turn.start(dataset, dataset.worker_config.streams)
+    rotation = Rotation.start(dataset, dataset.worker_config.streams)
     for cut, step in enumerate(reference[:-1], start=1):
         states[step.stream] = step.state
-        turn.current()
+        rotation.current()
         if step.ended:
-            turn.end()
+            rotation.end()
         else:
-            turn.done()
+            rotation.done()
         restored = {stream: loads(dumps(state)) for stream, state in states.items()}
         expected = reference[cut : cut + tail]
-        found = run_steps(make(), len(expected), restored, replace(turn))
+        found = run_steps(make(), len(expected), restored, replace(rotation))
         for place, (one, other) in enumerate(zip(expected, found, strict=True)):
             where = f"step {place} after a restore at step {cut}"
             if (one.stream, one.ended) != (other.stream, other.ended):

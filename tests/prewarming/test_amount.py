@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.engine import Turn
+from energon_stream.pipeline.engine import Rotation
 from energon_stream.prewarming.amount import Amount, node_ranks, samples_of_streams
 from energon_stream.worker import WorkerConfig
 
@@ -24,7 +24,7 @@ class Dataset:
 
 def steps_of_rank(dataset, rank):
     config = dataset.worker_config
-    turn = Turn.start(dataset, range(rank, config.num_streams, config.world_size))
+    turn = Rotation.start(dataset, range(rank, config.num_streams, config.world_size))
     while True:
         yield turn.current()
         turn.done()

@@ -6,7 +6,7 @@ import pytest
 from warming import ORDER, config, warm
 
 from energon_stream import ReadOptions, get_train_dataset
-from energon_stream.pipeline.source import SourceDataset
+from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.prewarming import wanted
 from energon_stream.prewarming.fill import _LEAST_BYTES
 from energon_stream.testing.datasets import prepared_binary_dataset
@@ -56,7 +56,7 @@ def test_ranges_are_wanted_as_soon_as_the_first_are_located(server, monkeypatch)
     dataset = get_train_dataset(
         "s3://bucket/whole", worker_config=config(1), storage_options=server.storage_options, **order
     )
-    while not isinstance(dataset, SourceDataset):
+    while not isinstance(dataset, ReaderDataset):
         (dataset,) = dataset.inputs
     loads = Loads()
     found = wanted.WantedBytes(dataset, {0: 1800}, 8, 2, loads, lambda store: not store.is_local).windows()

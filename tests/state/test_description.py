@@ -9,7 +9,7 @@ from energon_stream import WorkerConfig, get_savable_loader
 from energon_stream.errors import StateError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.pipeline import BatchDataset, BlendDataset
-from energon_stream.pipeline.source import SourceDataset, SourceLeaf
+from energon_stream.pipeline.reader_dataset import DatasetLeaf, ReaderDataset
 from energon_stream.schedule import BlendPlan, CursorCodec, LeafPlan, OrderSpec, RepeatPlan
 from energon_stream.state import describe, dumps, loads
 from energon_stream.state.description import fingerprint, read_sources, runs
@@ -23,10 +23,10 @@ def source_dataset(shards, weights=None, streams=1, order=None):
     for number, each in enumerate(counts):
         paths = tuple(f"data-{shard:06d}.tar" for shard in range(len(each)))
         index = WebDatasetIndex(StoreSpec(f"/lake/{number}"), "train", paths, each)
-        leaves.append(SourceLeaf(index, None))
+        leaves.append(DatasetLeaf(index, None))
         plans.append(RepeatPlan(LeafPlan(number, index.shard_starts, order or OrderSpec(100, 100, 16, 1))))
     plan = BlendPlan(tuple(plans), tuple(weights or [1.0] * len(plans)))
-    return SourceDataset(leaves, plan, worker_config=WorkerConfig(0, 1, 0, num_streams=streams))
+    return ReaderDataset(leaves, plan, worker_config=WorkerConfig(0, 1, 0, num_streams=streams))
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=150))

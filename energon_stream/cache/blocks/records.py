@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_stream.rng import Int64Array, UInt64Array
+from energon_stream.arrays import Int64Array, UInt64Array
 
 __all__ = ["LINE_BYTES", "PAGE_BYTES", "RECORD_BYTES", "Piece", "PieceTable", "encode_pieces", "page_ceil"]
 

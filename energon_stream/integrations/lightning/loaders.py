@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from energon_stream.errors import StateInUseError
-from energon_stream.integrations.positions import Fetched, Fetcher, epoch_length, of_all_ranks
+from energon_stream.integrations.batch_puller import BatchPuller, PulledBatch, epoch_length, of_all_ranks
 from energon_stream.loader import SavableDataLoader
 from energon_stream.state import split_streams
 from energon_stream.worker import WorkerConfig
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class TrainLoader(Generic[T]):
     """Iterates a loader for a training loop that fetches more than it has trained on.
 
-    Where a loader has no length, Lightning fetches one batch ahead. So the states after the batches that were fetched
+    Where a loader has no length, Lightning fetches one batch ahead. So the states after the batches that were pulled
     are kept until these have been trained on, which is what the loop's own count says.
 
     Each iteration goes on after the last batch trained on: Lightning drops what it had fetched ahead when it
@@ -30,22 +30,22 @@ class TrainLoader(Generic[T]):
     Args:
         loader: What to iterate.
         trained: Number of batches that have been trained on, counted from anywhere. None where a batch counts as soon as
-            it is fetched.
+            it is pulled.
     """
 
     def __init__(self, loader: SavableDataLoader[T], trained: Callable[[], int] | None) -> None:
-        self._fetcher = Fetcher(loader)
+        self._puller = BatchPuller(loader)
         self._trained = trained
         self._begin_here()
 
     @property
     def worker_config(self) -> WorkerConfig:
         """The loader's configuration."""
-        return self._fetcher.loader.worker_config
+        return self._puller.loader.worker_config
 
     def _begin_here(self) -> None:
         """Count from where the loader stands."""
-        self._states: deque[dict[str, Any]] = deque([self._fetcher.state()])
+        self._states: deque[dict[str, Any]] = deque([self._puller.state()])
         self._first = 0 if self._trained is None else self._trained()  # batches trained on at the first state
 
     def _position(self) -> dict[str, Any]:
@@ -68,23 +68,23 @@ class TrainLoader(Generic[T]):
         """Iterate to the end of the pass."""
         position = self._position()
         if len(self._states) > 1:
-            self._fetcher.stop().restore_state_rank(position)
+            self._puller.stop().restore_state_rank(position)
         self._begin_here()
-        fetched = self._fetch()
-        if fetched.ended:
-            fetched = self._fetch()
-        while not fetched.ended:
-            batch = [fetched.batch]
-            del fetched
+        pulled = self._pull()
+        if pulled.ended:
+            pulled = self._pull()
+        while not pulled.ended:
+            batch = [pulled.batch]
+            del pulled
             yield batch.pop()  # so that nothing here keeps it alive
-            fetched = self._fetch()
+            pulled = self._pull()
 
-    def _fetch(self) -> Fetched[T]:
+    def _pull(self) -> PulledBatch[T]:
         self._position()
-        fetched = self._fetcher.fetch()
-        if not fetched.ended:
-            self._states.append(fetched.state)
-        return fetched
+        pulled = self._puller.pull()
+        if not pulled.ended:
+            self._states.append(pulled.state)
+        return pulled
 
     def __len__(self) -> int:
         """Batches of an epoch.
@@ -92,7 +92,7 @@ class TrainLoader(Generic[T]):
         Raises:
             TypeError: It is not known for sure.
         """
-        length = epoch_length(self._fetcher.loader.dataset)
+        length = epoch_length(self._puller.loader.dataset)
         if length is None:
             raise TypeError("the number of batches is not known before they are read")
         return length
@@ -110,12 +110,12 @@ class TrainLoader(Generic[T]):
         Raises:
             StateError: It does not fit this dataset or topology.
         """
-        self._fetcher.stop().load_state_dict(state_dict)
+        self._puller.stop().load_state_dict(state_dict)
         self._begin_here()
 
     def close(self) -> None:
         """End the workers."""
-        self._fetcher.stop()
+        self._puller.stop()
 
 
 class EvaluationLoader(Generic[T]):

@@ -16,13 +16,13 @@ from energon_stream.loader import BasicDataLoader, SavableDataLoader
 from energon_stream.pipeline import SavableDataset
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["Fetched", "Fetcher", "epoch_length", "of_all_ranks"]
+__all__ = ["PulledBatch", "BatchPuller", "epoch_length", "of_all_ranks"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched(Generic[T]):
+class PulledBatch(Generic[T]):
     """A batch, or the end of a pass.
 
     Attributes:
@@ -36,7 +36,7 @@ class Fetched(Generic[T]):
     state: dict[str, Any]
 
 
-class Fetcher(Generic[T]):
+class BatchPuller(Generic[T]):
     """Takes batches from a loader one by one, over the ends of passes.
 
     Args:
@@ -47,7 +47,7 @@ class Fetcher(Generic[T]):
         self.loader = loader
         self._batches: Iterator[T] | None = None
 
-    def fetch(self) -> Fetched[T]:
+    def pull(self) -> PulledBatch[T]:
         """The next batch, or the end of the pass; what follows an end is of the next pass."""
         if self._batches is None:
             self._batches = iter(self.loader)
@@ -58,7 +58,7 @@ class Fetcher(Generic[T]):
         except BaseException:
             self._batches = None
             raise
-        return Fetched(batch, ended, self.state())
+        return PulledBatch(batch, ended, self.state())
 
     def state(self) -> dict[str, Any]:
         """Where the loader stands now; empty for loaders that cannot say."""

@@ -40,7 +40,7 @@ from energon_stream.schedule import (
 from energon_stream.storage import shared_fetcher
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["Leaf", "SampleBuilder", "SourceDataset", "SourceLeaf"]
+__all__ = ["Leaf", "SampleBuilder", "ReaderDataset", "DatasetLeaf"]
 
 
 class SampleBuilder(Protocol):
@@ -102,7 +102,7 @@ class Leaf(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SourceLeaf:
+class DatasetLeaf:
     """One source dataset of a plan.
 
     Attributes:
@@ -152,7 +152,7 @@ def _identity(index: SourceIndex, shards: int) -> dict[str, Any]:
 class _Resources:
     """What one process shares between the nodes of a source dataset: open stores and the fetcher."""
 
-    def __init__(self, dataset: SourceDataset) -> None:
+    def __init__(self, dataset: ReaderDataset) -> None:
         self.pid = os.getpid()
         self.fetcher = shared_fetcher(dataset.options.in_flight)  # one, however many datasets are mixed
         offsets = OffsetCache()
@@ -162,10 +162,10 @@ class _Resources:
         ]
 
 
-class _SourceNode:
+class _ReaderNode:
     """State: ``epoch`` (passes that ended) and ``at`` (the schedule's cursor, packed)."""
 
-    def __init__(self, dataset: SourceDataset, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: ReaderDataset, context: Context, state: State | None) -> None:
         self._dataset = dataset
         self._resources = dataset.resources()
         self._options = dataset.options.share(context.readers)
@@ -230,7 +230,7 @@ def _is_one_pass(plan: Plan) -> bool:
     return isinstance(plan, ConcatPlan) and all(_is_one_pass(child) for child in plan.children)
 
 
-class SourceDataset(SavableDataset[Any]):
+class ReaderDataset(SavableDataset[Any]):
     """Samples of one or more prepared datasets, in the order of a plan.
 
     Args:
@@ -293,7 +293,7 @@ class SourceDataset(SavableDataset[Any]):
         key = derive_key(config.seed_offset, stream, path, "source")
         return build_schedule(plan, num_streams=config.num_streams, stream=stream, key=key)
 
-    def count_sources(self) -> int:
+    def count_readers(self) -> int:
         """One: the look-ahead spans all leaves."""
         return 1
 
@@ -315,7 +315,7 @@ class SourceDataset(SavableDataset[Any]):
 
     def build(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
-        return _SourceNode(self, context, state)
+        return _ReaderNode(self, context, state)
 
     def make(self, raw: RawSample) -> Item:
         """Turn a raw sample into an item."""
@@ -381,7 +381,7 @@ class SourceDataset(SavableDataset[Any]):
         counted = self.shards if shards is None else shards
         described = zip(self.leaves, counted, strict=False)  # the last ones may be new
         return {
-            "type": "SourceDataset",
+            "type": "SourceDataset",  # its name when the first states were saved
             "plan": describe_plan(self.plan_of(counted)),
             "leaves": [_identity(leaf.index, number) for leaf, number in described],
         }
