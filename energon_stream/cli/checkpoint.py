@@ -10,7 +10,7 @@ import click
 
 from energon_stream.cli.state_files import StateFile, like, read_states, write
 from energon_stream.errors import StateMismatchError
-from energon_stream.state import read_turn, redistribute, world_sizes
+from energon_stream.state import read_rotation, redistribute, world_sizes
 
 __all__ = ["checkpoint"]
 
@@ -44,7 +44,7 @@ def info(files: tuple[Path, ...]) -> None:
 
 
 def _describe(state: Mapping[str, Any]) -> str:
-    topology, turn = state["topology"], read_turn(state["turn"], state["topology"])
+    topology, turn = state["topology"], read_rotation(state["turn"], state["topology"])
     batches = {stream: 0 if saved is None else saved["batches"] for stream, saved in state["streams"].items()}
     by_stream = " ".join(f"{stream}:{count}" for stream, count in batches.items())
     ended = f", of which {sorted(turn.ended)} have ended" if turn.ended else ""
@@ -66,7 +66,7 @@ def _together(files: list[StateFile]) -> str:
         redistribute(states, topology["world_size"], names=names)
     except StateMismatchError as error:
         return f"not to be dealt to other ranks: {error}\n{topology['num_streams']} streams would fit {sizes} ranks"
-    length = read_turn(states[0]["turn"], topology).pass_length
+    length = read_rotation(states[0]["turn"], topology).pass_length
     if not length:
         return f"can be dealt to {sizes} ranks"
     lengths = ", ".join(f"{length // size} with {size}" for size in sizes if length % size == 0)

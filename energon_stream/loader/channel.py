@@ -3,7 +3,7 @@
 Byte strings and tensors of some size are copied into slots of anonymous shared memory that parent and
 child have in common since the fork; the pickle on the pipe holds only their places. The parent copies
 them out when it takes the message, and acknowledges it, which frees the slot. There is one slot more
-than messages may be under way, used in turn, and each message begins at the start of its slot, so the same
+than messages may be under way, used in order, and each message begins at the start of its slot, so the same
 few pages are used again and again. The worker waits when the consumer is slow. There is no named shared
 memory and nothing to clean up. Where processes share no memory (``spawn``), everything is pickled.
 """

@@ -47,17 +47,17 @@ class BasicDataLoader(Generic[T]):
         self._options = options or LoaderOptions()
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._session: Session | None = None
-        self._turn = Rotation.start(dataset, self.worker_config.streams)
-        self._states: dict[int, State] = dict.fromkeys(self._turn.streams)
+        self._rotation = Rotation.start(dataset, self.worker_config.streams)
+        self._states: dict[int, State] = dict.fromkeys(self._rotation.streams)
 
     def __iter__(self) -> Iterator[T]:
         """Iterate to the end of the pass."""
         if self._session is None:
-            turn = replace(self._turn)
-            self._session = open_session(self.dataset, self._states, turn, self._options)
+            rotation = replace(self._rotation)
+            self._session = open_session(self.dataset, self._states, rotation, self._options)
             self._prepare()
         while True:
-            stream = self._turn.current()
+            stream = self._rotation.current()
             try:
                 step = self._session.step(stream)
             except BaseException:
@@ -65,10 +65,10 @@ class BasicDataLoader(Generic[T]):
                 raise
             self._states[stream] = step.state
             if step.ended:
-                if self._turn.end():
+                if self._rotation.end():
                     return
                 continue
-            self._turn.done()
+            self._rotation.done()
             batch = [self._pinned(step.value)]
             del step
             yield batch.pop()  # so that nothing here keeps it alive while the next one is read

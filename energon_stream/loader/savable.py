@@ -57,7 +57,7 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def save_state_rank(self) -> dict[str, Any]:
         """Where this rank stands, after the last batch given out, in built-in types only."""
-        return make_rank_state(self._description, self.worker_config, self._turn, _copied(self._states))
+        return make_rank_state(self._description, self.worker_config, self._rotation, _copied(self._states))
 
     def restore_state_rank(
         self, state: dict[str, Any] | bytes | None, *, on_change: OnChange | None = None
@@ -84,17 +84,17 @@ class SavableDataLoader(BasicDataLoader[T]):
             raise ConfigError(f"on_change is {chosen!r}", hint=f"one of {', '.join(get_args(OnChange))}")
         self.restore_report = None
         if state is None:
-            self._turn = Rotation.start(self.dataset, self._turn.streams)
-            self._states = dict.fromkeys(self._turn.streams)
+            self._rotation = Rotation.start(self.dataset, self._rotation.streams)
+            self._states = dict.fromkeys(self._rotation.streams)
             return
         report: ChangeReport | None = None
         if chosen == "continue":
             state, report = continue_state(state, self.dataset, self._description)
-        turn, streams = check_rank_state(
+        rotation, streams = check_rank_state(
             state, self._description.prints, self.worker_config, self.dataset.pass_length
         )
-        self._turn = turn
-        self._states = _copied({stream: streams.get(stream) for stream in self._turn.streams})
+        self._rotation = rotation
+        self._states = _copied({stream: streams.get(stream) for stream in self._rotation.streams})
         self.restore_report = report
         if report is not None:
             _log.warning("%s", report)

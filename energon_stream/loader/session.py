@@ -69,7 +69,7 @@ class LoaderOptions:
 
 
 class Session(Protocol):
-    """Steps of one rank's streams, in turn."""
+    """Steps of one rank's streams, in rotation."""
 
     def step(self, stream: int) -> Step:
         """The next step of the stream whose turn it is."""
@@ -88,13 +88,13 @@ class _InProcess:
         self,
         dataset: SavableDataset[Any],
         states: Mapping[int, State],
-        turn: Rotation,
+        rotation: Rotation,
         cache_pool: CachePool | None,
     ) -> None:
         self._before = default_counters().snapshot()
         self._pool = cache_pool
         with use_pool(cache_pool):
-            self._engine = Engine(dataset, turn.streams, states, turn)
+            self._engine = Engine(dataset, rotation.streams, states, rotation)
 
     def step(self, stream: int) -> Step:
         with use_pool(self._pool):
@@ -114,7 +114,7 @@ class _Workers:
         self,
         dataset: SavableDataset[Any],
         states: Mapping[int, State],
-        turn: Rotation,
+        rotation: Rotation,
         options: LoaderOptions,
     ) -> None:
         self._options = options
@@ -135,7 +135,7 @@ class _Workers:
             wire = Wire(parent, child, shared, options.prefetch_factor * len(streams))
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
-                args=(wire, dataset, streams, states, turn.part(streams), options.cache_pool),
+                args=(wire, dataset, streams, states, rotation.part(streams), options.cache_pool),
                 daemon=True,
             )
             with forking() if options.start_method == "fork" else contextlib.nullcontext():
@@ -231,16 +231,16 @@ def _as_error(failure: Failure) -> BaseException:
 
 
 def open_session(
-    dataset: SavableDataset[Any], states: Mapping[int, State], turn: Rotation, options: LoaderOptions
+    dataset: SavableDataset[Any], states: Mapping[int, State], rotation: Rotation, options: LoaderOptions
 ) -> Session:
     """Start running a rank's streams.
 
     Args:
         dataset: What to run.
         states: Where the streams stand; missing ones begin at the start.
-        turn: Whose turn it is.
+        rotation: Whose turn it is.
         options: How batches come here.
     """
     if dataset.worker_config.num_workers == 0:
-        return _InProcess(dataset, states, turn, options.cache_pool)
-    return _Workers(dataset, states, turn, options)
+        return _InProcess(dataset, states, rotation, options.cache_pool)
+    return _Workers(dataset, states, rotation, options)

@@ -51,7 +51,7 @@ def run_worker(
     dataset: SavableDataset[Any],
     streams: list[int],
     states: Mapping[int, State],
-    turn: Rotation,
+    rotation: Rotation,
     cache_pool: CachePool | None = None,
 ) -> None:
     """Produce the elements of some streams until the parent goes away.
@@ -61,7 +61,7 @@ def run_worker(
         dataset: What to run.
         streams: Streams that this worker serves.
         states: Where they stand.
-        turn: Whose turn it is, among this worker's streams.
+        rotation: Whose turn it is, among this worker's streams.
         cache_pool: What hooks fetch with.
     """
     begin_child()
@@ -75,7 +75,7 @@ def run_worker(
     engine: Engine | None = None
     try:
         with use_pool(cache_pool):
-            engine = Engine(dataset, streams, states, turn)
+            engine = Engine(dataset, streams, states, rotation)
             while True:
                 step = engine.step_any()
                 sender.send((step, default_counters().snapshot()))

@@ -14,10 +14,10 @@ from energon_stream.schedule.plan import (
     build_schedule,
     describe_plan,
     leaves,
+    stream_bounds,
     stream_shares,
 )
 from energon_stream.schedule.slices import SliceTable
-from energon_stream.schedule.split import stream_bounds
 
 __all__ = [
     "leaves",

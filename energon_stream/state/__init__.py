@@ -13,15 +13,15 @@ from energon_stream.state.rank import (
     world_sizes,
 )
 from energon_stream.state.redistribute import deal_state, redistribute
-from energon_stream.state.report import ChangeReport, SourceChange
+from energon_stream.state.report import ChangeReport, LeafChange
+from energon_stream.state.rotation import read_rotation
 from energon_stream.state.streams import STREAMS_FORMAT, join_streams, ranks_of_streams, split_streams
-from energon_stream.state.turns import read_turn
 
 __all__ = [
     "FORMAT",
     "ChangeReport",
     "Description",
-    "SourceChange",
+    "LeafChange",
     "STREAMS_FORMAT",
     "VERSION",
     "check_rank_state",
@@ -34,7 +34,7 @@ __all__ = [
     "make_rank_state",
     "ranks_of_streams",
     "read_rank_state",
-    "read_turn",
+    "read_rotation",
     "redistribute",
     "split_streams",
     "world_sizes",

@@ -26,9 +26,9 @@ from energon_stream.schedule import (
     passes_under_way,
     stream_shares,
 )
-from energon_stream.state.description import Description, SavedSources, fingerprint, marks, read_sources, runs
+from energon_stream.state.description import Description, SavedLeaves, fingerprint, marks, read_sources, runs
 from energon_stream.state.rank import check_topology, read_rank_state
-from energon_stream.state.report import Change, ChangeReport, SourceChange
+from energon_stream.state.report import Change, ChangeReport, LeafChange
 
 __all__ = ["continue_state"]
 
@@ -165,7 +165,7 @@ def _check_prints(
     saved: Mapping[str, Any],
     prints: Mapping[str, str],
     changed: Sequence[_Changed],
-    then: Sequence[SavedSources],
+    then: Sequence[SavedLeaves],
     earlier: Sequence[Mapping[str, Any]],
 ) -> None:
     """Check that the dataset of then has the state's hashes, but for weights."""
@@ -190,7 +190,7 @@ def _check_prints(
         raise _refused("the pipeline is another one (batch size, operators, functions, lengths of passes)")
 
 
-def _suspects(changed: _Changed, then: SavedSources, described: Sequence[Any]) -> list[str]:
+def _suspects(changed: _Changed, then: SavedLeaves, described: Sequence[Any]) -> list[str]:
     """Sources among which the one is whose first shards are not those of then."""
     compared = zip(runs(len(described)), then.marks, marks(described), strict=True)
     return [changed.name(number) for run, was, now in compared if was != now for number in run]
@@ -238,7 +238,7 @@ def _carrier(stream: int, changed: Sequence[_Changed]) -> Callable[[str, Any], A
     return change
 
 
-def _changes(changed: _Changed, streams: Sequence[int]) -> Iterator[SourceChange]:
+def _changes(changed: _Changed, streams: Sequence[int]) -> Iterator[LeafChange]:
     """What is to be said of each source that changed."""
     dataset = changed.dataset
     if not changed.differs:
@@ -253,7 +253,7 @@ def _changes(changed: _Changed, streams: Sequence[int]) -> Iterator[SourceChange
             continue
         given, left = changed.counts.get(number, (0, 0)) if before else (0, 0)
         samples = then.get(number, 0), now[number]
-        yield SourceChange(changed.name(number), change, (before, shards), samples, given, left)
+        yield LeafChange(changed.name(number), change, (before, shards), samples, given, left)
 
 
 def _dealt_anew(changed: _Changed, streams: Sequence[int]) -> set[int]:

@@ -27,7 +27,7 @@ import numpy as np
 from energon_stream.errors import StateError
 from energon_stream.schedule import pack_columns, unpack_columns
 
-__all__ = ["Description", "SavedSources", "describe", "fingerprint", "marks", "read_sources", "runs"]
+__all__ = ["Description", "SavedLeaves", "describe", "fingerprint", "marks", "read_sources", "runs"]
 
 _RUNS = 64
 _MARK = 2
@@ -47,7 +47,7 @@ class Description:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedSources:
+class SavedLeaves:
     """What a state says of one dataset of sources.
 
     Attributes:
@@ -134,7 +134,7 @@ def marks(leaves: Sequence[Any]) -> tuple[bytes, ...]:
     return tuple(_hash(run, _MARK) for run in found)
 
 
-def read_sources(saved: Any) -> list[SavedSources]:
+def read_sources(saved: Any) -> list[SavedLeaves]:
     """What a state says of the sources.
 
     Raises:
@@ -147,7 +147,7 @@ def read_sources(saved: Any) -> list[SavedSources]:
             cut = [bytes(marked[place : place + _MARK]) for place in range(0, len(marked), _MARK)]
             if len(cut) != len(runs(len(counts))):
                 raise ValueError(f"{len(cut)} marks of {len(counts)} sources")
-            found.append(SavedSources(tuple(counts), tuple(cut)))
+            found.append(SavedLeaves(tuple(counts), tuple(cut)))
     except (TypeError, ValueError, IndexError) as error:
         raise StateError(f"the state is damaged: it does not say what its sources were ({error})") from error
     return found

@@ -10,7 +10,7 @@ Format, version 2::
      "fingerprint": {"data": hash, "order": hash, "weights": hash, "pipeline": hash},
      "sources": how many shards there were, see :mod:`energon_stream.state.description`,
      "topology": {"world_size": R, "rank": r, "num_streams": S, "seed_offset": n},
-     "turn": whose turn it is, see :mod:`energon_stream.state.turns`,
+     "turn": whose turn it is, see :mod:`energon_stream.state.rotation`,
      "streams": {"<stream>": state of its pipeline, or None at the start}}
 """
 
@@ -24,7 +24,7 @@ import msgpack
 from energon_stream.errors import StateError, StateMismatchError, StateVersionError
 from energon_stream.pipeline.engine import Rotation
 from energon_stream.state.description import Description
-from energon_stream.state.turns import read_turn, write_turn
+from energon_stream.state.rotation import read_rotation, write_rotation
 from energon_stream.worker import WorkerConfig
 
 __all__ = [
@@ -93,7 +93,7 @@ def _topology(config: WorkerConfig) -> dict[str, int]:
 def make_rank_state(
     description: Description,
     config: WorkerConfig,
-    turn: Rotation,
+    rotation: Rotation,
     streams: Mapping[int, Any],
 ) -> dict[str, Any]:
     """Put a rank's state together."""
@@ -103,7 +103,7 @@ def make_rank_state(
         "fingerprint": dict(description.prints),
         "sources": description.sources,
         "topology": _topology(config),
-        "turn": write_turn(turn),
+        "turn": write_rotation(rotation),
         "streams": {str(stream): state for stream, state in streams.items()},
     }
 
@@ -142,7 +142,7 @@ def read_rank_state(state: Any) -> dict[str, Any]:
     check_format(state)
     try:
         topology = {name: int(state["topology"][name]) for name in _TOPOLOGY}
-        turn = write_turn(read_turn(state["turn"], topology))
+        rotation = write_rotation(read_rotation(state["turn"], topology))
         streams = {str(int(stream)): value for stream, value in state["streams"].items()}
         mine = range(topology["rank"], topology["num_streams"], topology["world_size"])
         if set(streams) != {str(stream) for stream in mine}:
@@ -150,7 +150,7 @@ def read_rank_state(state: Any) -> dict[str, Any]:
         prints = dict(state["fingerprint"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state is damaged: {error!r}", hint=_HINT) from error
-    return {**state, "fingerprint": prints, "topology": topology, "turn": turn, "streams": streams}
+    return {**state, "fingerprint": prints, "topology": topology, "turn": rotation, "streams": streams}
 
 
 def world_sizes(num_streams: int) -> list[int]:
@@ -206,7 +206,7 @@ def check_rank_state(
         StateMismatchError: Of other data, another order or pipeline, or another topology.
     """
     read = read_rank_state(state)
-    turn = check_topology(read, config, pass_length)
+    rotation = check_topology(read, config, pass_length)
     saved = read["fingerprint"]
     differing = [text for name, text in _WHAT_DIFFERS.items() if saved.get(name) != prints[name]]
     if differing:
@@ -215,7 +215,7 @@ def check_rank_state(
             hint="build the dataset with the arguments of then, or start without a state; where shards or sources were "
             'added, or weights changed, on_change="continue" can go on',
         )
-    return turn, {int(stream): value for stream, value in read["streams"].items()}
+    return rotation, {int(stream): value for stream, value in read["streams"].items()}
 
 
 def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: int) -> Rotation:
@@ -242,10 +242,10 @@ def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: i
             f"the state was saved in another topology: {changed}",
             hint=_topology_hint(saved, mine),
         )
-    turn = read_turn(read["turn"], saved)
-    if turn.pass_length != pass_length:
+    rotation = read_rotation(read["turn"], saved)
+    if rotation.pass_length != pass_length:
         raise StateMismatchError(
-            f"the state was saved with {_epochs(turn.pass_length)}, this dataset has {_epochs(pass_length)}",
-            hint=_length_hint(turn.pass_length, config),
+            f"the state was saved with {_epochs(rotation.pass_length)}, this dataset has {_epochs(pass_length)}",
+            hint=_length_hint(rotation.pass_length, config),
         )
-    return turn
+    return rotation

@@ -12,7 +12,7 @@ from typing import Any
 from energon_stream.errors import StateMismatchError
 from energon_stream.pipeline.engine import Rotation
 from energon_stream.state.rank import read_rank_state, world_sizes
-from energon_stream.state.turns import following, read_turn, turn_at, write_turn
+from energon_stream.state.rotation import following, read_rotation, rotation_at, write_rotation
 
 __all__ = ["deal_state", "redistribute"]
 
@@ -71,8 +71,8 @@ def redistribute(
             f"{streams} streams cannot be dealt to {world_size} ranks",
             hint=f"possible are {world_sizes(streams)} ranks",
         )
-    turns = [read_turn(state["turn"], state["topology"]) for state in read]
-    begin = _next_of_all(turns, [state["topology"]["rank"] for state in read], old, called)
+    rotations = [read_rotation(state["turn"], state["topology"]) for state in read]
+    begin = _next_of_all(rotations, [state["topology"]["rank"] for state in read], old, called)
     pool: dict[str, Any] = {}
     for state in read:
         pool.update(state["streams"])
@@ -80,7 +80,7 @@ def redistribute(
         {
             **first,
             "topology": {**first["topology"], "world_size": world_size, "rank": rank},
-            "turn": write_turn(turn_at(turns[0], begin, rank, world_size)),
+            "turn": write_rotation(rotation_at(rotations[0], begin, rank, world_size)),
             "streams": {str(stream): pool[str(stream)] for stream in range(rank, streams, world_size)},
         }
         for rank in range(world_size)
@@ -114,17 +114,17 @@ def _check_one_job(read: Sequence[Mapping[str, Any]], called: Sequence[str]) -> 
 
 
 def _next_of_all(
-    turns: Sequence[Rotation], ranks: Sequence[int], world_size: int, called: Sequence[str]
+    rotations: Sequence[Rotation], ranks: Sequence[int], world_size: int, called: Sequence[str]
 ) -> int:
     """The job's element that is next of all, in the numbering of :func:`following`."""
-    ended = [name for turn, name in zip(turns, called, strict=True) if turn.ended]
+    ended = [name for rotation, name in zip(rotations, called, strict=True) if rotation.ended]
     if ended:
         raise StateMismatchError(
             "some stream had ended",
             where=", ".join(ended),
             hint="save before the end of a pass, or after it",
         )
-    passes = [turn.passes for turn in turns]
+    passes = [rotation.passes for rotation in rotations]
     if len(set(passes)) > 1:
         raise StateMismatchError(
             f"the ranks are in different passes, {sorted(set(passes))} passes being over",
@@ -132,7 +132,9 @@ def _next_of_all(
             hint="save all ranks after the same step, and all before the end of a pass or all after it",
         )
     # Batch k is the rank's whose number is k modulo the ranks: what each gives next must be a step.
-    following_ones = [following(turn, rank, world_size) for turn, rank in zip(turns, ranks, strict=True)]
+    following_ones = [
+        following(rotation, rank, world_size) for rotation, rank in zip(rotations, ranks, strict=True)
+    ]
     begin = min(following_ones)
     if sorted(following_ones) != list(range(begin, begin + world_size)):
         raise StateMismatchError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Change", "ChangeReport", "SourceChange"]
+__all__ = ["Change", "ChangeReport", "LeafChange"]
 
 Change: TypeAlias = Literal["grown", "added", "dealt"]
 
@@ -13,7 +13,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class SourceChange:
+class LeafChange:
     """One source that changed.
 
     Attributes:
@@ -60,7 +60,7 @@ class ChangeReport:
             where it was. The weights of ``blend_epochized`` are numbers of samples, which growth changes, too.
     """
 
-    sources: tuple[SourceChange, ...]
+    sources: tuple[LeafChange, ...]
     weights: bool
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from energon_stream.errors import StateError, StateMismatchError, StateVersionError
 from energon_stream.pipeline.bound import share_of_stream
 from energon_stream.state.rank import check_format, dumps, loads
-from energon_stream.state.turns import following, read_turn, turn_at, write_turn
+from energon_stream.state.rotation import following, read_rotation, rotation_at, write_rotation
 
 __all__ = ["STREAMS_FORMAT", "join_streams", "ranks_of_streams", "split_streams"]
 
@@ -74,15 +74,15 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
             hint="load one checkpoint, with the num_streams of then",
         )
     if all(state["topology"] == topology for state in states):
-        turn, together = first["turn"], all(state["turn"] == first["turn"] for state in states)
+        rotation, together = first["turn"], all(state["turn"] == first["turn"] for state in states)
     else:
-        turn, together = _dealt(states, mine, rank, world_size)
+        rotation, together = _dealt(states, mine, rank, world_size)
     if not together:
         raise StateMismatchError(
             "the streams stand at different steps", hint="save all ranks after the same step"
         )
     streams = {str(stream): state["streams"][str(stream)] for stream, state in zip(mine, states, strict=True)}
-    return {**first, "topology": topology, "turn": turn, "streams": streams}
+    return {**first, "topology": topology, "turn": rotation, "streams": streams}
 
 
 def ranks_of_streams(state_dict: Any) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ def _entry(data: Any, stream: int) -> dict[str, Any]:
             **state,
             "fingerprint": dict(state["fingerprint"]),
             "topology": topology,
-            "turn": write_turn(read_turn(state["turn"], topology)),
+            "turn": write_rotation(read_rotation(state["turn"], topology)),
             "streams": {str(stream): state["streams"][str(stream)]},
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -163,19 +163,21 @@ def _dealt(
     states: Sequence[Mapping[str, Any]], streams: Sequence[int], rank: int, world_size: int
 ) -> tuple[list[Any], bool]:
     """The turn of a rank whose streams were other ranks', and whether these stood at one step."""
-    turns = [read_turn(state["turn"], state["topology"]) for state in states]
-    first = turns[0]
-    if any(turn.ended for turn in turns):
+    rotations = [read_rotation(state["turn"], state["topology"]) for state in states]
+    first = rotations[0]
+    if any(rotation.ended for rotation in rotations):
         raise StateMismatchError(
             "some stream had ended, so the states fit the ranks of then only",
             hint=f"use world_size {states[0]['topology']['world_size']}, or save before the end of a pass, or after it",
         )
     given = []
-    for stream, state, turn in zip(streams, states, turns, strict=True):
+    for stream, state, rotation in zip(streams, states, rotations, strict=True):
         ranks = state["topology"]["rank"], state["topology"]["world_size"]
-        given.append(share_of_stream(turn.begin, following(turn, *ranks), turn.num_streams, stream))
+        given.append(
+            share_of_stream(rotation.begin, following(rotation, *ranks), rotation.num_streams, stream)
+        )
     found = replace(first, given=sum(given))
     element = following(found, rank, world_size)
     expected = [share_of_stream(first.begin, element, first.num_streams, stream) for stream in streams]
-    together = given == expected and all(turn.passes == first.passes for turn in turns)
-    return write_turn(turn_at(first, element, rank, world_size)), together
+    together = given == expected and all(rotation.passes == first.passes for rotation in rotations)
+    return write_rotation(rotation_at(first, element, rank, world_size)), together

@@ -17,9 +17,9 @@ from urllib.parse import parse_qs, quote, unquote
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from energon_stream.testing._s3objects import Body, ObjectInfo, Objects, list_page
+from energon_stream.testing._s3objects import ObjectInfo, Objects, StoredBytes, list_page
 
-__all__ = ["Request", "Response", "S3Api", "error_response"]
+__all__ = ["HttpRequest", "Response", "S3Api", "error_response"]
 
 _CODES = {
     400: "InvalidRequest",
@@ -40,7 +40,7 @@ _XMLNS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A parsed request; header names are in lower case, ``path`` is decoded."""
 
     method: str
@@ -50,7 +50,7 @@ class Request:
     body: bytes | bytearray = b""
 
     @classmethod
-    def parse(cls, method: str, target: str, headers: Mapping[str, str]) -> Request:
+    def parse(cls, method: str, target: str, headers: Mapping[str, str]) -> HttpRequest:
         """Take a request line apart."""
         path, _, query = target.partition("?")
         values = {name: found[0] for name, found in parse_qs(query, keep_blank_values=True).items()}
@@ -78,11 +78,11 @@ class Response:
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    body: Body | None = None
+    body: StoredBytes | None = None
 
 
 def _data(data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(status, headers or {}, Body(memoryview(data), 0, len(data)))
+    return Response(status, headers or {}, StoredBytes(memoryview(data), 0, len(data)))
 
 
 def _xml(name: str, content: str) -> Response:
@@ -125,14 +125,14 @@ class S3Api:
         self._uploads: dict[str, dict[int, bytes | bytearray]] = {}
         self._upload_ids = itertools.count(1)
 
-    def handle(self, request: Request) -> Response:
+    def handle(self, request: HttpRequest) -> Response:
         """Answer one request; what is not covered is answered ``501``, what makes no sense ``400``."""
         try:
             return self._dispatch(request)
         except (ValueError, KeyError, ElementTree.ParseError, *_BAD_NAME):
             return error_response(400, request.path)
 
-    def _dispatch(self, request: Request) -> Response:
+    def _dispatch(self, request: HttpRequest) -> Response:
         if not request.bucket:
             return self._list_buckets() if request.method == "GET" else error_response(501, request.path)
         exists = request.bucket in self.objects.buckets()
@@ -151,14 +151,14 @@ class S3Api:
         )
         return _xml("ListAllMyBucketsResult", f"<Buckets>{names}</Buckets>")
 
-    def _get_bucket(self, request: Request) -> Response:
+    def _get_bucket(self, request: HttpRequest) -> Response:
         if "location" in request.query:
             return _xml("LocationConstraint", "")
         if "versioning" in request.query:
             return _xml("VersioningConfiguration", "")
         return self._list(request)
 
-    def _list(self, request: Request) -> Response:
+    def _list(self, request: HttpRequest) -> Response:
         query, second = request.query, request.query.get("list-type") == "2"
         after = query.get("start-after", "") if second else query.get("marker", "")
         if second and "continuation-token" in query:
@@ -191,20 +191,20 @@ class S3Api:
         parts += [f"<CommonPrefixes><Prefix>{name(item)}</Prefix></CommonPrefixes>" for item in page.prefixes]
         return _xml("ListBucketResult", "".join(parts))
 
-    def _head_bucket(self, request: Request) -> Response:
+    def _head_bucket(self, request: HttpRequest) -> Response:
         return Response()
 
-    def _put_bucket(self, request: Request) -> Response:
+    def _put_bucket(self, request: HttpRequest) -> Response:
         self.objects.create_bucket(request.bucket)
         return Response(headers={"Location": f"/{request.bucket}"})
 
-    def _delete_bucket(self, request: Request) -> Response:
+    def _delete_bucket(self, request: HttpRequest) -> Response:
         if self.objects.keys(request.bucket):
             return error_response(409, request.path, "BucketNotEmpty")
         self.objects.delete_bucket(request.bucket)
         return Response(204)
 
-    def _post_bucket(self, request: Request) -> Response:
+    def _post_bucket(self, request: HttpRequest) -> Response:
         if "delete" not in request.query:
             return error_response(501, request.path)
         keys = [
@@ -217,7 +217,7 @@ class S3Api:
 
     # Objects
 
-    def _get_object(self, request: Request) -> Response:
+    def _get_object(self, request: HttpRequest) -> Response:
         found = self.objects.open(request.bucket, request.key)
         if found is None:
             return error_response(404, request.path)
@@ -226,7 +226,7 @@ class S3Api:
             found[1].close()
         return response
 
-    def _put_object(self, request: Request) -> Response:
+    def _put_object(self, request: HttpRequest) -> Response:
         if "uploadId" in request.query:
             return self._put_part(request)
         current = self.objects.info(request.bucket, request.key)
@@ -247,7 +247,7 @@ class S3Api:
         stamp = f"<LastModified>{_time(info.modified)}</LastModified><ETag>{escape(info.etag)}</ETag>"
         return _xml("CopyObjectResult", stamp)
 
-    def _delete_object(self, request: Request) -> Response:
+    def _delete_object(self, request: HttpRequest) -> Response:
         if "uploadId" in request.query:
             self._uploads.pop(request.query["uploadId"], None)
         else:
@@ -266,7 +266,7 @@ class S3Api:
 
     # Uploads in parts
 
-    def _post_object(self, request: Request) -> Response:
+    def _post_object(self, request: HttpRequest) -> Response:
         if "uploads" in request.query:
             upload = str(next(self._upload_ids))
             self._uploads[upload] = {}
@@ -286,7 +286,7 @@ class S3Api:
             f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key><ETag>{escape(info.etag)}</ETag>",
         )
 
-    def _put_part(self, request: Request) -> Response:
+    def _put_part(self, request: HttpRequest) -> Response:
         parts = self._uploads.get(request.query["uploadId"])
         if parts is None:
             return error_response(404, request.path, "NoSuchUpload")
@@ -295,7 +295,7 @@ class S3Api:
         return Response(headers={"ETag": f'"{etag}"'})
 
 
-def _object_response(request: Request, info: ObjectInfo, body: Body) -> Response:
+def _object_response(request: HttpRequest, info: ObjectInfo, body: StoredBytes) -> Response:
     wanted, unwanted = request.headers.get("if-match"), request.headers.get("if-none-match")
     if wanted is not None and wanted.strip('"') not in ("*", info.etag.strip('"')):
         return error_response(412, request.path)

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from energon_stream.errors import ConfigError, StorageError
-from energon_stream.testing._s3faults import Counters, LogEntry, Rule, Shaping
+from energon_stream.testing._s3faults import LogEntry, Rule, ServerCounters, Shaping
 from energon_stream.testing._s3http import CONTROL_PATH, QUIET_HEADER
 
 __all__ = ["S3Control"]
@@ -72,9 +72,9 @@ class S3Control:
         """Remove all targeted faults."""
         self._control("clear")
 
-    def counters(self) -> Counters:
+    def counters(self) -> ServerCounters:
         """What was counted since the start or the last reset."""
-        return Counters(**self._control("counters"))
+        return ServerCounters(**self._control("counters"))
 
     def reset_counters(self) -> None:
         """Start counting anew; the log is emptied too."""

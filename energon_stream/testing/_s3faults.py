@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 
 from energon_stream.errors import ConfigError
 
-__all__ = ["Action", "Counters", "Fate", "LogEntry", "Rule", "Shaping", "Traffic"]
+__all__ = ["Action", "ServerCounters", "Fate", "LogEntry", "Rule", "Shaping", "Traffic"]
 
 Action = Literal["status", "reset", "truncate", "delay", "stall"]
 
@@ -107,7 +107,7 @@ class Tally(dict[str, int]):
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class ServerCounters:
     """What a server did since its start or the last reset.
 
     Attributes:
@@ -159,9 +159,9 @@ class Traffic:
         self._max_in_flight = self._in_flight
         self.log.clear()
 
-    def counters(self) -> Counters:
+    def counters(self) -> ServerCounters:
         """The books as they are now."""
-        return Counters(
+        return ServerCounters(
             self._requests,
             self._faults,
             self.bytes_sent,

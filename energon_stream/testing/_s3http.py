@@ -15,9 +15,9 @@ from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
 
-from energon_stream.testing._s3api import Request, Response, S3Api, error_response
+from energon_stream.testing._s3api import HttpRequest, Response, S3Api, error_response
 from energon_stream.testing._s3faults import Fate, Rule, Shaping, Traffic
-from energon_stream.testing._s3objects import Body
+from energon_stream.testing._s3objects import StoredBytes
 
 __all__ = ["CONTROL_PATH", "QUIET_HEADER", "serve"]
 
@@ -107,7 +107,7 @@ class _Connection:
         method, target, _ = head[0].split(" ", 2)
         pairs = (line.partition(":") for line in head[1:])
         headers = {name.lower(): value.strip() for name, _, value in pairs}
-        request = await self._with_body(Request.parse(method, target, headers))
+        request = await self._with_body(HttpRequest.parse(method, target, headers))
         if request.path.startswith(CONTROL_PATH) or QUIET_HEADER in headers:
             controls = request.path.startswith(CONTROL_PATH)
             response = _control(self._traffic, request) if controls else self._api.handle(request)
@@ -121,7 +121,7 @@ class _Connection:
                 return False
         return headers.get("connection", "").lower() != "close"
 
-    async def _with_body(self, request: Request) -> Request:
+    async def _with_body(self, request: HttpRequest) -> HttpRequest:
         headers = request.headers
         length = int(headers.get("content-length", "0"))
         chunked = "chunked" in headers.get("transfer-encoding", "")
@@ -134,7 +134,7 @@ class _Connection:
             body = _strip_aws_chunks(body)
         return replace(request, body=body)
 
-    async def _serve_shaped(self, request: Request) -> bool:
+    async def _serve_shaped(self, request: HttpRequest) -> bool:
         name = request.path[1:]
         fate = self._traffic.begin(request.method, name, reads_object=request.reads_object)
         status, sent = 0, 0
@@ -152,7 +152,7 @@ class _Connection:
             self._traffic.end(request.method, name, header, status, sent)
         return fate.cut is None
 
-    async def _send(self, response: Response, fate: Fate, request: Request) -> int:
+    async def _send(self, response: Response, fate: Fate, request: HttpRequest) -> int:
         """Send a response, or as much of it as its fate lets through; returns the body bytes sent."""
         body = response.body
         length = 0 if body is None else body.length
@@ -179,7 +179,7 @@ class _Connection:
         finally:
             body.close()
 
-    async def _send_paced(self, body: Body, begin: int, end: int, rate: float | None) -> None:
+    async def _send_paced(self, body: StoredBytes, begin: int, end: int, rate: float | None) -> None:
         if rate is None:
             await body.send(self._loop, self._connection, begin, end)
             return
@@ -198,7 +198,7 @@ class _Connection:
             self._connection.shutdown(socket.SHUT_WR)
 
 
-def _control(traffic: Traffic, request: Request) -> Response:
+def _control(traffic: Traffic, request: HttpRequest) -> Response:
     """Answer the handle of :mod:`energon_stream.testing.s3server`: JSON in, JSON out."""
     argument: dict[str, Any] = json.loads(bytes(request.body) or b"{}")
     answer: object = None
@@ -220,7 +220,7 @@ def _control(traffic: Traffic, request: Request) -> Response:
         case _:
             return error_response(501, request.path)
     data = json.dumps(answer).encode()
-    return Response(200, {"Content-Type": "application/json"}, Body(memoryview(data), 0, len(data)))
+    return Response(200, {"Content-Type": "application/json"}, StoredBytes(memoryview(data), 0, len(data)))
 
 
 async def serve(listener: socket.socket, api: S3Api, traffic: Traffic) -> None:

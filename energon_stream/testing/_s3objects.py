@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-__all__ = ["Body", "FolderObjects", "MemoryObjects", "ObjectInfo", "Objects", "Page", "list_page"]
+__all__ = ["StoredBytes", "FolderObjects", "MemoryObjects", "ObjectInfo", "Objects", "Page", "list_page"]
 
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _LAST = "\U0010ffff"  # sorts after every other character
@@ -31,7 +31,7 @@ class ObjectInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class StoredBytes:
     """Bytes to send, without a copy: a piece of memory or of an open file."""
 
     source: memoryview | BinaryIO
@@ -48,9 +48,9 @@ class Body:
         else:
             await _send_file(loop, connection, self.source, first, end - begin)
 
-    def part(self, begin: int, end: int) -> Body:
+    def part(self, begin: int, end: int) -> StoredBytes:
         """Bytes ``begin`` to ``end`` of this body."""
-        return Body(self.source, self.start + begin, end - begin)
+        return StoredBytes(self.source, self.start + begin, end - begin)
 
     def close(self) -> None:
         """Close the file."""
@@ -97,7 +97,7 @@ class Objects(Protocol):
     def info(self, bucket: str, key: str) -> ObjectInfo | None:
         """Metadata of an object."""
 
-    def open(self, bucket: str, key: str) -> tuple[ObjectInfo, Body] | None:
+    def open(self, bucket: str, key: str) -> tuple[ObjectInfo, StoredBytes] | None:
         """Metadata and bytes of one version of an object; the caller closes the body."""
 
     def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
@@ -133,9 +133,9 @@ class MemoryObjects:
         found = self._buckets.get(bucket, {}).get(key)
         return None if found is None else found[0]
 
-    def open(self, bucket: str, key: str) -> tuple[ObjectInfo, Body] | None:
+    def open(self, bucket: str, key: str) -> tuple[ObjectInfo, StoredBytes] | None:
         found = self._buckets.get(bucket, {}).get(key)
-        return None if found is None else (found[0], Body(found[1], 0, found[0].size))
+        return None if found is None else (found[0], StoredBytes(found[1], 0, found[0].size))
 
     def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
         etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
@@ -184,14 +184,14 @@ class FolderObjects:
         found[1].close()
         return found[0]
 
-    def open(self, bucket: str, key: str) -> tuple[ObjectInfo, Body] | None:
+    def open(self, bucket: str, key: str) -> tuple[ObjectInfo, StoredBytes] | None:
         try:
             file = open(self._path(bucket, key), "rb", buffering=0)  # noqa: SIM115 (the answer closes it)
         except _ABSENT:
             return None
         stat = os.fstat(file.fileno())
         etag = f'"{stat.st_size:x}-{stat.st_mtime_ns:x}-{stat.st_ino:x}"'
-        return ObjectInfo(stat.st_size, etag, stat.st_mtime), Body(file, 0, stat.st_size)
+        return ObjectInfo(stat.st_size, etag, stat.st_mtime), StoredBytes(file, 0, stat.st_size)
 
     def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
         path = self._path(bucket, key)

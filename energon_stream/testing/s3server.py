@@ -32,11 +32,11 @@ from typing import Any
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.testing._s3api import S3Api
 from energon_stream.testing._s3control import S3Control
-from energon_stream.testing._s3faults import Counters, LogEntry, Rule, Shaping, Traffic
+from energon_stream.testing._s3faults import LogEntry, Rule, ServerCounters, Shaping, Traffic
 from energon_stream.testing._s3http import serve
 from energon_stream.testing._s3objects import FolderObjects, MemoryObjects
 
-__all__ = ["Counters", "LogEntry", "Rule", "S3Control", "S3Server", "Shaping"]
+__all__ = ["ServerCounters", "LogEntry", "Rule", "S3Control", "S3Server", "Shaping"]
 
 
 class S3Server(S3Control):

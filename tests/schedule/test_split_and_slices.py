@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_stream.schedule.plan import bit_reversal, stream_bounds
 from energon_stream.schedule.slices import SliceTable
-from energon_stream.schedule.split import bit_reversal, stream_bounds
 
 
 @pytest.mark.parametrize(

@@ -12,29 +12,29 @@ from typing import Any
 from energon_stream.pipeline.bound import share_of_stream
 from energon_stream.pipeline.engine import Rotation
 
-__all__ = ["following", "read_turn", "turn_at", "write_turn"]
+__all__ = ["following", "read_rotation", "rotation_at", "write_rotation"]
 
 
-def write_turn(turn: Rotation) -> list[Any]:
+def write_rotation(rotation: Rotation) -> list[Any]:
     """A rank's turn as plain values."""
-    return [turn.at, sorted(turn.ended), turn.given, turn.passes, turn.pass_length]
+    return [rotation.at, sorted(rotation.ended), rotation.given, rotation.passes, rotation.pass_length]
 
 
-def read_turn(saved: Any, topology: Mapping[str, int]) -> Rotation:
-    """A rank's turn, of the plain values.
+def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
+    """A rank's rotation, of the plain values.
 
     Args:
-        saved: What :func:`write_turn` returned.
+        saved: What :func:`write_rotation` returned.
         topology: Rank, world size and number of streams of then.
 
     Raises:
         TypeError: They are of other types.
-        ValueError: They cannot be a turn.
+        ValueError: They cannot be a rotation.
     """
     at, ended, given, passes, pass_length = saved
     num_streams = topology["num_streams"]
     streams = range(topology["rank"], num_streams, topology["world_size"])
-    turn = Rotation(
+    rotation = Rotation(
         tuple(streams),
         num_streams,
         int(pass_length),
@@ -43,21 +43,21 @@ def read_turn(saved: Any, topology: Mapping[str, int]) -> Rotation:
         frozenset(int(stream) for stream in ended),
         int(given),
     )
-    if not turn.ended < set(streams) or not 0 <= turn.at < num_streams:
+    if not rotation.ended < set(streams) or not 0 <= rotation.at < num_streams:
         raise ValueError(f"a turn {saved!r} of the streams {list(streams)}")
-    if min(turn.given, turn.passes, turn.pass_length) < 0:
+    if min(rotation.given, rotation.passes, rotation.pass_length) < 0:
         raise ValueError(f"a turn {saved!r}, whose counts are negative")
-    return turn
+    return rotation
 
 
-def following(turn: Rotation, rank: int, world_size: int) -> int:
+def following(rotation: Rotation, rank: int, world_size: int) -> int:
     """The element of the job that a rank gives next: a number that is greater, by the same for all ranks of the pass, than
     that of its stream.
     """
-    return turn.begin + (rank - turn.begin) % world_size + turn.given * world_size
+    return rotation.begin + (rank - rotation.begin) % world_size + rotation.given * world_size
 
 
-def turn_at(like: Rotation, element: int, rank: int, world_size: int) -> Rotation:
+def rotation_at(like: Rotation, element: int, rank: int, world_size: int) -> Rotation:
     """The turn of a rank of another number of ranks.
 
     Args:
