@@ -407,4 +407,4 @@ def __dir__() -> list[str]:
 
 if os.environ.get("ENERGON_STREAM_ALIAS", "0") not in ("", "0"):
     # The one thing that the library knows of what lies to its right, and only where the user asks for it.
-    importlib.import_module("energon_stream.integrations.megatron.alias").install_from_environment()
+    importlib.import_module("energon_stream.compat.alias").install_from_environment()

@@ -22,7 +22,7 @@ LAYERS = [
     {"state"},
     {"loader"},
     {"__init__"},
-    {"cli", "integrations", "run_megatron", "testing"},
+    {"cli", "compat", "integrations", "run_megatron", "testing"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = {

@@ -86,10 +86,10 @@ def _show_metadataset(path: str, storage_options: dict[str, Any] | None) -> None
 
     files = MetadatasetFiles(storage_options)
     for split, root in files.document(path).splits.items():
-        for part in files.parts(root):
-            leaves = [m.leaf for m in part.ref.members] if isinstance(part.ref, JoinRef) else [part.ref]
+        for item in files.items(root):
+            leaves = [m.leaf for m in item.ref.members] if isinstance(item.ref, JoinRef) else [item.ref]
             names = " joined with ".join(f"{leaf.path} [{leaf.split_part}]" for leaf in leaves)
-            share = f"{part.repetitions:g} times" if part.weight is None else f"{part.weight:.1%} of samples"
+            share = f"{item.repetitions:g} times" if item.weight is None else f"{item.weight:.1%} of samples"
             click.echo(f"{split}: {share} from {names}")
 
 

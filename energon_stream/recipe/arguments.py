@@ -14,7 +14,7 @@ from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.options import ReadOptions
 from energon_stream.recipe.declared import DeclaredSamples, SampleType, declare
 from energon_stream.recipe.fields import parse_parts
-from energon_stream.recipe.sources import SampleOptions
+from energon_stream.recipe.leaves import SampleOptions
 from energon_stream.schedule import OrderSpec
 from energon_stream.task import DefaultTaskEncoder, TaskEncoder
 from energon_stream.worker import WorkerConfig

@@ -18,10 +18,10 @@ from energon_stream.recipe.arguments import (
     reading_options,
 )
 from energon_stream.recipe.declared import SampleType
+from energon_stream.recipe.leaves import DatasetLocation
 from energon_stream.recipe.mixture import open_mixture
-from energon_stream.recipe.sources import Target
 from energon_stream.recipe.subset import parse_subset
-from energon_stream.recipe.tree import Source
+from energon_stream.recipe.tree import AnyLeafRef
 from energon_stream.storage import Transport
 from energon_stream.task import TaskEncoder, call_with_accepted
 from energon_stream.worker import WorkerConfig
@@ -115,7 +115,7 @@ def get_train_dataset(
     """
     config, encoder, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding, parts)
     shuffling = Shuffling(max_samples_per_sequence, shuffle_buffer_size, parallel_shard_iters)
-    target = Target(
+    location = DatasetLocation(
         _root(path),
         split_part,
         storage_options,
@@ -128,7 +128,7 @@ def get_train_dataset(
         declared_samples(sample_type, field_map),
     )
     options = reading_options(read_options, batch_size, packing_buffer_size)
-    mixture = open_mixture(target, config, samples, options, shuffling.order)
+    mixture = open_mixture(location, config, samples, options, shuffling.order)
     blends_itself = encoder._hook_overridden("build_train_datasets")
     dataset: SavableDataset[Any] = call_with_accepted(
         encoder.build_train_datasets,
@@ -208,7 +208,7 @@ def get_val_dataset(
         DatasetError: The dataset is not prepared, or its metadata is wrong.
     """
     config, encoder, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding, parts)
-    target = Target(
+    location = DatasetLocation(
         _root(path),
         split_part,
         storage_options,
@@ -220,7 +220,7 @@ def get_val_dataset(
         declared=declared_samples(sample_type, field_map),
     )
     options = reading_options(read_options, batch_size, packing_buffer_size)
-    mixture = open_mixture(target, config, samples, options)
+    mixture = open_mixture(location, config, samples, options)
     concatenates_itself = encoder._hook_overridden("build_val_datasets")
     dataset: SavableDataset[Any] = call_with_accepted(
         encoder.build_val_datasets,
@@ -257,7 +257,7 @@ def get_val_datasets(
     cache: CacheOption = None,
     trust_dataset_code: bool | None = None,
     **decoding: Any,
-) -> list[tuple[SavableDataset[Any], Source]]:
+) -> list[tuple[SavableDataset[Any], AnyLeafRef]]:
     """Open each source of a validation split as a dataset of its own.
 
     Takes and raises what :func:`get_val_dataset` does; ``limit`` holds for each dataset.
@@ -266,7 +266,7 @@ def get_val_datasets(
         Pairs of a dataset and the reference of its source.
     """
     config, encoder, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding, parts)
-    target = Target(
+    location = DatasetLocation(
         _root(path),
         split_part,
         storage_options,
@@ -278,7 +278,7 @@ def get_val_datasets(
         declared=declared_samples(sample_type, field_map),
     )
     options = reading_options(read_options, batch_size, packing_buffer_size)
-    mixture = open_mixture(target, config, samples, options)
+    mixture = open_mixture(location, config, samples, options)
     return [
         (
             with_ends(
@@ -294,9 +294,9 @@ def get_val_datasets(
                 _without(ends, limit),
                 even=False,
             ),
-            part.ref,
+            item.ref,
         )
-        for dataset, part in zip(mixture.val_datasets(), mixture.parts, strict=True)
+        for dataset, item in zip(mixture.val_datasets(), mixture.items, strict=True)
     ]
 
 

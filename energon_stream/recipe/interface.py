@@ -17,9 +17,9 @@ from energon_stream.recipe.arguments import (
     reading_options,
 )
 from energon_stream.recipe.declared import SampleType
+from energon_stream.recipe.leaves import DatasetLocation, isolated, read_items
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.mixture import open_mixture
-from energon_stream.recipe.sources import Target, isolated, read_parts
 from energon_stream.recipe.subset import parse_subset
 from energon_stream.recipe.tree import JoinRef, LeafRef
 from energon_stream.storage import Transport
@@ -54,8 +54,8 @@ class DatasetLoaderInterface(ABC):
     """Something that can be loaded for training or validation."""
 
     @abstractmethod
-    def target(self, split_part: str, **options: Any) -> Target:
-        """What is loaded; ``options`` are fields of :class:`Target`."""
+    def location(self, split_part: str, **options: Any) -> DatasetLocation:
+        """What is loaded; ``options`` are fields of :class:`DatasetLocation`."""
 
     def get_datasets(
         self,
@@ -95,7 +95,7 @@ class DatasetLoaderInterface(ABC):
             EnergonStreamError: What ``get_train_dataset`` raises.
         """
         config, _, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding, parts)
-        target = self.target(
+        location = self.location(
             split_part or ("train" if training else "val"),
             subset=parse_subset(subset, "subset"),
             multiplier=shuffle_over_epochs_multiplier,
@@ -103,7 +103,7 @@ class DatasetLoaderInterface(ABC):
         )
         shuffling = Shuffling(max_samples_per_sequence, shuffle_buffer_size, parallel_shard_iters)
         mixture = open_mixture(
-            target,
+            location,
             config,
             replace(samples, cookers=()),  # the datasets may be for another task
             reading_options(None, None, None),
@@ -146,9 +146,9 @@ class DatasetLoader(DatasetLoaderInterface):
             "declared": declared_samples(sample_type, field_map),
         }
 
-    def target(self, split_part: str, **options: Any) -> Target:
+    def location(self, split_part: str, **options: Any) -> DatasetLocation:
         """The dataset."""
-        return Target(self.path, split_part, **self._options, **options)
+        return DatasetLocation(self.path, split_part, **self._options, **options)
 
 
 class Metadataset(DatasetLoaderInterface):
@@ -170,9 +170,9 @@ class Metadataset(DatasetLoaderInterface):
         self.path = path if isinstance(path, Mapping) else os.fspath(path)
         self._options: dict[str, Any] = {"storage_options": storage_options, "transport": transport}
 
-    def target(self, split_part: str, **options: Any) -> Target:
+    def location(self, split_part: str, **options: Any) -> DatasetLocation:
         """A split of the metadataset."""
-        return Target(self.path, split_part, **self._options, **options)
+        return DatasetLocation(self.path, split_part, **self._options, **options)
 
 
 class MetadatasetV2(Metadataset):
@@ -202,14 +202,14 @@ def load_dataset(
         MetadataError: It is wrong.
     """
     root = path if isinstance(path, Mapping) else os.fspath(path)
-    target = Target(root, "", storage_options, transport)
-    if not target.is_metadataset:
+    location = DatasetLocation(root, "", storage_options, transport)
+    if not location.is_metadataset:
         return DatasetLoader(str(root), storage_options=storage_options, transport=transport, **options)
 
     def read_version() -> int:
         return MetadatasetFiles(storage_options, transport).document(root).version
 
-    kind = MetadatasetV2 if isolated(target, 1, read_version) == 2 else Metadataset
+    kind = MetadatasetV2 if isolated(location, 1, read_version) == 2 else Metadataset
     return kind(root, storage_options=storage_options, transport=transport, **options)
 
 
@@ -238,7 +238,7 @@ def traverse_metadataset(
     """
     root = path if isinstance(path, Mapping) else os.fspath(path)
     found: list[LeafRef] = []
-    for part in read_parts(Target(root, split_part, storage_options, transport)):
-        ref = part.ref
+    for item in read_items(DatasetLocation(root, split_part, storage_options, transport)):
+        ref = item.ref
         found += [member.leaf for member in ref.members] if isinstance(ref, JoinRef) else [ref]
     return found

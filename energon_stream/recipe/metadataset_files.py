@@ -14,10 +14,10 @@ from energon_stream.recipe.tree import (
     BlendRef,
     LeafRef,
     MetadatasetRef,
-    Part,
+    MixtureItem,
     Reference,
     inherit,
-    mixture_parts,
+    mixture_items,
 )
 from energon_stream.storage import (
     StoreLayer,
@@ -76,7 +76,7 @@ class MetadatasetFiles:
         self._read([spec])
         return self._documents[spec.url]
 
-    def parts(self, root: Reference) -> list[Part]:
+    def items(self, root: Reference) -> list[MixtureItem]:
         """Read all files that a reference names, and flatten it to its sources.
 
         Raises:
@@ -93,9 +93,9 @@ class MetadatasetFiles:
             level = [
                 inner for ref in new for inner in _nested(self._documents[ref.spec.url].split(ref.split))
             ]
-        parts = mixture_parts(root, self._content)
-        _check_overlaps(parts)
-        return parts
+        items = mixture_items(root, self._content)
+        _check_overlaps(items)
+        return items
 
     def _content(self, ref: MetadatasetRef) -> Reference:
         content = self._documents[ref.spec.url].split(ref.split)
@@ -128,11 +128,11 @@ def _nested(node: Reference) -> Iterator[MetadatasetRef]:
             yield from _nested(child)
 
 
-def _check_overlaps(parts: list[Part]) -> None:
+def _check_overlaps(items: list[MixtureItem]) -> None:
     """Sample numbers say exactly which samples are meant; the same one twice is a slip."""
     numbered: dict[tuple[str, str, str], list[LeafRef]] = {}
-    for part in parts:
-        ref = part.ref
+    for item in items:
+        ref = item.ref
         if isinstance(ref, LeafRef) and ref.subset.in_samples:
             others = numbered.setdefault((ref.spec.url, ref.split_part, ref.split_config), [])
             for other in others:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.reader_dataset import Leaf, ReaderDataset
 from energon_stream.read.options import ReadOptions
-from energon_stream.recipe.sources import SampleOptions, Target, open_leaf, read_sources
-from energon_stream.recipe.tree import Part
+from energon_stream.recipe.leaves import DatasetLocation, SampleOptions, open_leaf, read_leaves
+from energon_stream.recipe.tree import MixtureItem
 from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, OrderSpec, Plan, RepeatPlan
 from energon_stream.task import DatasetBlendMode, LoadedDataset
 from energon_stream.worker import WorkerConfig
@@ -23,14 +23,14 @@ class Mixture:
     """Opened sources.
 
     Attributes:
-        parts: Their references and shares.
+        items: Their references and shares.
         leaves: What is read.
         plans: The order of each, numbered by its place.
         config: The job's configuration.
         options: Limits of the look-ahead.
     """
 
-    parts: tuple[Part, ...]
+    items: tuple[MixtureItem, ...]
     leaves: tuple[Leaf, ...]
     plans: tuple[LeafPlan, ...]
     config: WorkerConfig
@@ -39,9 +39,9 @@ class Mixture:
     @property
     def blend_mode(self) -> DatasetBlendMode:
         """What the shares are."""
-        if self.parts[0].repetitions is not None:
+        if self.items[0].repetitions is not None:
             return DatasetBlendMode.SAMPLE_REPETITIONS
-        return DatasetBlendMode.NONE if len(self.parts) == 1 else DatasetBlendMode.DATASET_WEIGHT
+        return DatasetBlendMode.NONE if len(self.items) == 1 else DatasetBlendMode.DATASET_WEIGHT
 
     def train_dataset(self, repeat: bool) -> LoadedDataset:
         """All sources as one dataset, blended by its plan.
@@ -62,12 +62,12 @@ class Mixture:
     def _train_plan(self, repeat: bool) -> Plan:
         if self.blend_mode is not DatasetBlendMode.SAMPLE_REPETITIONS:
             endless = tuple(_repeated(plan, None if repeat else 1) for plan in self.plans)
-            weights = tuple(part.weight or 1.0 for part in self.parts)
+            weights = tuple(item.weight or 1.0 for item in self.items)
             return endless[0] if len(endless) == 1 else BlendPlan(endless, weights)
         passes = tuple(
-            _repeated(plan, part.repetitions) for part, plan in zip(self.parts, self.plans, strict=True)
+            _repeated(plan, item.repetitions) for item, plan in zip(self.items, self.plans, strict=True)
         )
-        shares = tuple(self._samples(number) for number in range(len(self.parts)))
+        shares = tuple(self._samples(number) for number in range(len(self.items)))
         epoch = passes[0] if len(passes) == 1 else BlendPlan(passes, shares)
         return _repeated(epoch, None if repeat else 1)
 
@@ -82,25 +82,25 @@ class Mixture:
         Sources with weights repeat; those with repetitions end after them, and weigh as many samples.
         """
         return [
-            self._single(number, part.repetitions if part.repetitions is not None else None if repeat else 1)
-            for number, part in enumerate(self.parts)
+            self._single(number, item.repetitions if item.repetitions is not None else None if repeat else 1)
+            for number, item in enumerate(self.items)
         ]
 
     def val_datasets(self) -> list[LoadedDataset]:
         """A dataset for each source, one pass each."""
-        return [self._single(number, 1) for number in range(len(self.parts))]
+        return [self._single(number, 1) for number in range(len(self.items))]
 
     def _single(self, number: int, repeats: float | None) -> LoadedDataset:
-        part, leaf = self.parts[number], self.leaves[number]
+        item, leaf = self.items[number], self.leaves[number]
         dataset = self._dataset((leaf,), _repeated(replace(self.plans[number], leaf=0), repeats))
-        weight = self._samples(number) if part.weight is None else part.weight
-        return LoadedDataset(dataset, weight, part.repetitions, leaf.subflavors)
+        weight = self._samples(number) if item.weight is None else item.weight
+        return LoadedDataset(dataset, weight, item.repetitions, leaf.subflavors)
 
     def _samples(self, number: int) -> float:
         """Samples of a source in one epoch."""
         plan = self.plans[number]
         copies = max(1, plan.order.shuffle_over_epochs or 1)
-        return plan.num_samples * copies * (self.parts[number].repetitions or 1.0)
+        return plan.num_samples * copies * (self.items[number].repetitions or 1.0)
 
     def _dataset(self, leaves: tuple[Leaf, ...], plan: Plan) -> ReaderDataset:
         return ReaderDataset(leaves, plan, worker_config=self.config, options=self.options)
@@ -114,7 +114,7 @@ def _repeated(plan: Plan, repeats: float | None) -> Plan:
 
 
 def open_mixture(
-    target: Target,
+    location: DatasetLocation,
     config: WorkerConfig,
     samples: SampleOptions,
     options: ReadOptions,
@@ -123,7 +123,7 @@ def open_mixture(
     """Open what a user names.
 
     Args:
-        target: What it is.
+        location: What it is.
         config: The job's configuration.
         samples: How samples are made.
         options: Limits of the look-ahead.
@@ -133,9 +133,9 @@ def open_mixture(
     Raises:
         EnergonStreamError: What reading metadata raises.
     """
-    found = read_sources(target, config.num_workers)
-    parts = tuple(part for part, _ in found)
-    if any("__subflavor__" in part.ref.subflavors for part in parts):
+    found = read_leaves(location, config.num_workers)
+    items = tuple(item for item, _ in found)
+    if any("__subflavor__" in item.ref.subflavors for item in items):
         warnings.warn(
             "subflavor: is deprecated in metadatasets; use subflavors:, whose values may be anything",
             FutureWarning,
@@ -144,15 +144,15 @@ def open_mixture(
     opened = [
         open_leaf(
             number,
-            part.ref,
+            item.ref,
             index,
-            None if order_of is None else order_of(part.ref.multiplier),
+            None if order_of is None else order_of(item.ref.multiplier),
             samples,
         )
-        for number, (part, index) in enumerate(found)
+        for number, (item, index) in enumerate(found)
     ]
     return Mixture(
-        parts,
+        items,
         tuple(leaf for leaf, _ in opened),
         tuple(plan for _, plan in opened),
         config,

@@ -10,8 +10,8 @@ from typing import Any
 from energon_stream.index.join_build import JoinReport, build_join_index
 from energon_stream.index.join_index import JoinPart
 from energon_stream.recipe.join import join_parts
+from energon_stream.recipe.leaves import open_all
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
-from energon_stream.recipe.sources import open_all
 from energon_stream.recipe.tree import BlendRef, JoinRef, MetadatasetRef, Reference
 from energon_stream.storage import StoreSpec, Transport, run_isolated
 

@@ -11,13 +11,26 @@ from energon_stream.errors import MetadataError
 from energon_stream.recipe.user_code import import_class
 from energon_stream.samples import METADATA_FIELDS, Sample, types
 
-__all__ = ["SAMPLE_TYPES", "check_fields", "is_own_module", "nearest", "read_class", "resolve_sample_type"]
+__all__ = [
+    "SAMPLE_TYPES",
+    "TYPED_DATASET_CLASSES",
+    "check_fields",
+    "is_own_module",
+    "nearest",
+    "read_class",
+    "resolve_sample_type",
+]
 
 SAMPLE_TYPES: Mapping[str, type[Sample]] = {
     "Sample": Sample,
     **{name: getattr(types, name) for name in types.__all__},
 }
 """The library's sample types by name."""
+
+TYPED_DATASET_CLASSES: Mapping[str, type[Sample]] = {
+    f"{name.removesuffix('Sample')}Webdataset": getattr(types, name) for name in types.__all__
+}
+"""The sample type of each dataset class that has one of its own, by the name of the class."""
 
 
 def is_own_module(module: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,10 +14,9 @@ from energon_stream.index.metadata import DATASET_CONFIG, META_FOLDER
 from energon_stream.index.yaml_io import check_keys
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.recipe.declared import CRUDE, DeclaredSamples
-from energon_stream.recipe.factories import FIXED_TYPES
 from energon_stream.recipe.fields import parse_field_map, parse_parts
-from energon_stream.recipe.foreign import describe_foreign
 from energon_stream.recipe.sample_classes import (
+    TYPED_DATASET_CLASSES,
     check_fields,
     is_own_module,
     nearest,
@@ -27,9 +27,8 @@ from energon_stream.recipe.sample_factory import SampleFactory
 from energon_stream.recipe.user_code import UserFunction
 from energon_stream.samples import Sample
 from energon_stream.storage import StoreSpec, is_local, parent_url, run_isolated
-from energon_stream.storage.epath import EPath
 
-__all__ = ["LeafOptions", "make_sample_factory", "read_dataset_config"]
+__all__ = ["DatasetYamlOptions", "ForeignDescription", "make_sample_factory", "read_dataset_config"]
 
 _SAMPLE_KEYS = ("sample_type", "field_map", "sample_loader", "part_filter", "parts")
 _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -49,11 +48,14 @@ _KEYS = ("__module__", "__class__", *_SAMPLE_KEYS, "subflavors", "decoder", *_OP
 
 _CRUDE = "CrudeWebdataset"
 _GENERIC = ("StandardWebdatasetFactory", "DefaultDecoderWebdatasetFactory", "DefaultGenericWebdatasetFactory")
-_FACTORIES = {name: name for name in (_CRUDE, *_GENERIC, *FIXED_TYPES)}
+_FOREIGN_CLASSES = "energon_stream.compat.foreign"
+"""Reads dataset classes of other packages. It builds on this package, so it is imported by name, when it is needed."""
+
+_FACTORIES = {name: name for name in (_CRUDE, *_GENERIC, *TYPED_DATASET_CLASSES)}
 
 
 @dataclass(frozen=True, slots=True)
-class LeafOptions:
+class DatasetYamlOptions:
     """Options that a dataset sets for whoever loads it.
 
     Attributes:
@@ -69,6 +71,21 @@ class LeafOptions:
         return {_ORDER_FIELDS[name]: value for name, value in self.overrides.items() if name in _ORDER_FIELDS}
 
 
+@dataclass(frozen=True, slots=True)
+class ForeignDescription:
+    """What a dataset class of another package says about its samples.
+
+    Attributes:
+        sample_type: Their type; None for crude samples.
+        decoder: How parts are decoded; None leaves bytes.
+        document: The rest, by the keys of ``dataset.yaml``; functions stand for themselves.
+    """
+
+    sample_type: type[Sample] | None
+    decoder: FileStoreDecoder | None
+    document: Mapping[str, Any]
+
+
 def make_sample_factory(
     index: WebDatasetIndex,
     *,
@@ -76,7 +93,7 @@ def make_sample_factory(
     trust: bool | None = None,
     dataset_config: str = DATASET_CONFIG,
     declared: DeclaredSamples | None = None,
-) -> tuple[SampleFactory, LeafOptions]:
+) -> tuple[SampleFactory, DatasetYamlOptions]:
     """Find out from an opened dataset how its samples are made.
 
     Args:
@@ -135,7 +152,7 @@ def read_dataset_config(
     decoder: FileStoreDecoder | None,
     read_text: Callable[[str], str],
     trust: bool | None = None,
-) -> tuple[SampleFactory, LeafOptions]:
+) -> tuple[SampleFactory, DatasetYamlOptions]:
     """Understand a ``dataset.yaml``. Nothing in it is imported or run, unless the dataset is trusted.
 
     Args:
@@ -155,9 +172,12 @@ def read_dataset_config(
         keys = {
             key: value for key, value in document.items() if key not in ("__module__", "__class__", "decoder")
         }
-        path = EPath(parent_url(parent_url(where)))
         names = str(document["__module__"]), str(document["__class__"])
-        described = describe_foreign(*names, keys, path=path, decoder=decoder, trust=trust, where=where)
+        folder = parent_url(parent_url(where))
+        describe = importlib.import_module(_FOREIGN_CLASSES).describe_foreign
+        described: ForeignDescription = describe(
+            *names, keys, path=folder, decoder=decoder, trust=trust, where=where
+        )
         document, decoder, sample_type = described.document, described.decoder, described.sample_type
         check_keys(document, _KEYS, where)
     else:
@@ -208,7 +228,7 @@ def _sample_type(document: Mapping[str, Any], where: str, trust: bool | None) ->
             raise MetadataError(f"{name} needs a sample_type", where=where)
         return resolve_sample_type(document["sample_type"], trust=trust, where=where)
     _refuse(document, ("sample_type",), f"{name} has its own", where)
-    return None if name == _CRUDE else FIXED_TYPES[name].__sample_type__
+    return None if name == _CRUDE else TYPED_DATASET_CLASSES[name]
 
 
 def _refuse(document: Mapping[str, Any], keys: tuple[str, ...], reason: str, where: str) -> None:
@@ -250,7 +270,7 @@ def _decoder(value: Any, where: str) -> FileStoreDecoder | None:
     return SampleDecoder(**{key: option for key, option in value.items() if not key.startswith("__")})
 
 
-def _options(document: Mapping[str, Any], where: str) -> LeafOptions:
+def _options(document: Mapping[str, Any], where: str) -> DatasetYamlOptions:
     subflavors = document.get("subflavors") or {}
     if not isinstance(subflavors, Mapping):
         raise MetadataError("'subflavors' must map names to values", where=where)
@@ -258,4 +278,4 @@ def _options(document: Mapping[str, Any], where: str) -> LeafOptions:
     for key, value in overrides.items():
         if not isinstance(value, _OPTION_TYPES[key]) or isinstance(value, bool):
             raise MetadataError(f"{key!r} is {value!r:.80}", where=where)
-    return LeafOptions(dict(subflavors), overrides)
+    return DatasetYamlOptions(dict(subflavors), overrides)

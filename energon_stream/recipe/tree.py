@@ -22,11 +22,11 @@ __all__ = [
     "LeafRef",
     "MetadatasetRef",
     "NonMatch",
-    "Part",
+    "MixtureItem",
     "Reference",
-    "Source",
+    "AnyLeafRef",
     "inherit",
-    "mixture_parts",
+    "mixture_items",
 ]
 
 
@@ -170,14 +170,14 @@ class BlendRef:
     where: str
 
 
-Source: TypeAlias = LeafRef | JoinRef
+AnyLeafRef: TypeAlias = LeafRef | JoinRef
 """What can be opened and read as one sequence of samples."""
 
 Reference: TypeAlias = LeafRef | JoinRef | MetadatasetRef | BlendRef
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MixtureItem:
     """One source of a mixture.
 
     Attributes:
@@ -187,7 +187,7 @@ class Part:
         repetitions: Passes over the source in one epoch; None where weights decide.
     """
 
-    ref: Source
+    ref: AnyLeafRef
     weight: float | None
     repetitions: float | None
 
@@ -222,7 +222,7 @@ def _multiply(inner: int | None, outer: int | None) -> int | None:
     return -1 if -1 in (inner, outer) else inner * outer
 
 
-def mixture_parts(node: Reference, expand: Callable[[MetadatasetRef], Reference]) -> list[Part]:
+def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]) -> list[MixtureItem]:
     """Flatten a tree to its sources with their shares.
 
     Args:
@@ -232,7 +232,7 @@ def mixture_parts(node: Reference, expand: Callable[[MetadatasetRef], Reference]
     Raises:
         MetadataError: Weights and repetitions are mixed in one tree, or a file contains itself.
     """
-    found: list[Part] = []
+    found: list[MixtureItem] = []
     modes: dict[str, str] = {}
 
     def walk(node: Reference, weight: float, repetitions: float, files: tuple[str, ...]) -> None:
@@ -251,7 +251,7 @@ def mixture_parts(node: Reference, expand: Callable[[MetadatasetRef], Reference]
                 else:
                     walk(child, weight, repetitions * share, files)
         else:
-            found.append(Part(node, weight, repetitions))
+            found.append(MixtureItem(node, weight, repetitions))
 
     walk(node, 1.0, 1.0, ())
     if len(modes) > 1:
@@ -262,5 +262,5 @@ def mixture_parts(node: Reference, expand: Callable[[MetadatasetRef], Reference]
         )
     by_repetitions = "repetitions" in modes
     return [
-        replace(part, weight=None) if by_repetitions else replace(part, repetitions=None) for part in found
+        replace(item, weight=None) if by_repetitions else replace(item, repetitions=None) for item in found
     ]

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import energon_stream
+from energon_stream.compat.addresses import ADDRESSES, ENERGON_VERSION
+from energon_stream.compat.alias import ON_PATH
 from energon_stream.errors import AliasError, StateError
 from energon_stream.integrations.megatron import install_alias, uninstall_alias
-from energon_stream.integrations.megatron.addresses import ADDRESSES, ENERGON_VERSION
-from energon_stream.integrations.megatron.alias import ON_PATH
 
 CLIENTS = {
     "": "VQASample DefaultTaskEncoder WorkerConfig stateless get_train_dataset Sample SimilarityInterleavedSample "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from energon_stream.integrations.megatron.alias import ON_PATH
+from energon_stream.compat.alias import ON_PATH
 
 RUN = ("-m", "energon_stream.run_megatron")
 SHOW = """

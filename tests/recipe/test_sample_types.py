@@ -14,7 +14,7 @@ from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.trust import TRUST_VARIABLE
 from energon_stream.recipe.fields import parse_field_map
 from energon_stream.recipe.sample_classes import SAMPLE_TYPES
-from energon_stream.recipe.sample_types import LeafOptions, make_sample_factory, read_dataset_config
+from energon_stream.recipe.sample_types import DatasetYamlOptions, make_sample_factory, read_dataset_config
 from energon_stream.samples import CaptioningSample, CrudeSample, SourceInfo, TextSample, VQAOCRSample
 from energon_stream.storage import StoreSpec
 
@@ -235,7 +235,7 @@ def test_a_dataset_is_understood_from_its_folder(tmp_path):
     factory, options = make_sample_factory(index, decoder=SampleDecoder(), trust=True)
     parts = {"json": PARTS["json"]}
     sample = factory.build("a.tar/k", parts, restore_key=(), subflavors=None, source=SOURCE)
-    assert (sample.text, options) == ("HELLO", LeafOptions())
+    assert (sample.text, options) == ("HELLO", DatasetYamlOptions())
     bare = WebDatasetIndex(spec, "train", ("a.tar",), np.array([1]))
     with pytest.raises(NotPreparedError, match="prepare"):
         make_sample_factory(bare, decoder=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.integrations.megatron.alias import install_alias, uninstall_alias
+from energon_stream.compat.alias import install_alias, uninstall_alias
 
 if TYPE_CHECKING:
     from energon_stream.integrations.megatron.checkpoint import (

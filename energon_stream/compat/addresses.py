@@ -10,8 +10,8 @@ ENERGON_VERSION = "7.4.1"
 """Version of Megatron-Energon whose names and behaviour are offered."""
 
 _CORE = "energon_stream."
-_FACTORIES = _CORE + "recipe.factories"
-_HERE = _CORE + "integrations.megatron."
+_FACTORIES = _CORE + "compat.factories"
+_HERE = _CORE + "compat."
 
 _ALL = None
 """All names that a module exports."""
@@ -47,7 +47,7 @@ _TARS = (
     "StandardWebdatasetFactory",
 )
 _COLLATE = ("batch_list", "batch_pad_stack", "batch_stack", "generic_batch")
-_EPATH = {_CORE + "storage.epath": ("EPath",)}
+_EPATH = {_CORE + "compat.epath": ("EPath",)}
 _FLEX = {_HERE + "saved_states": ("FlexState",)}
 _HANDLERS = {_CORE + "pipeline": ("log_exception", "reraise_exception")}
 _WORKER = {_CORE + "worker": ("WorkerConfig",)}

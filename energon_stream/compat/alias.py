@@ -1,7 +1,7 @@
 """``megatron.energon`` as another name of this library, in this process and those it starts.
 
 A finder, first in ``sys.meta_path``, answers imports at the addresses of
-:mod:`energon_stream.integrations.megatron.addresses`. A folder in ``sys.path`` does the rest (``on_path``). It makes
+:mod:`energon_stream.compat.addresses`. A folder in ``sys.path`` does the rest (``on_path``). It makes
 ``megatron`` a namespace package where no Megatron is installed, and is one more portion of it where there is one.
 It has the metadata of a distribution ``megatron-energon``, for programs that ask for its version. And it brings
 the alias to processes that begin with an empty interpreter and get the path only, as those of
@@ -21,8 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from energon_stream.compat.addresses import ADDRESSES, ENERGON_VERSION
 from energon_stream.errors import AliasError, ConfigError
-from energon_stream.integrations.megatron.addresses import ADDRESSES, ENERGON_VERSION
 
 __all__ = [
     "ALIAS_VARIABLE",

@@ -1,4 +1,4 @@
-"""Dataset classes of other packages, derived from those of :mod:`energon_stream.recipe.factories`."""
+"""Dataset classes of other packages, derived from those of :mod:`energon_stream.compat.factories`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from energon_stream.compat.epath import EPath
+from energon_stream.compat.factories import DefaultGenericWebdatasetFactory
 from energon_stream.errors import MetadataError
 from energon_stream.read.decode import FileStoreDecoder
-from energon_stream.recipe.factories import DefaultGenericWebdatasetFactory
+from energon_stream.recipe.sample_types import ForeignDescription
 from energon_stream.recipe.user_code import import_class
 from energon_stream.samples import CrudeSample, Sample
-from energon_stream.storage.epath import EPath
 
-__all__ = ["ForeignDescription", "describe_foreign"]
+__all__ = ["describe_foreign"]
 
 _HOOKS = (
     "build",
@@ -23,21 +24,6 @@ _HOOKS = (
     "slice_workers",
     "split_samples_to_workers",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignDescription:
-    """What an own dataset class says about its samples.
-
-    Attributes:
-        sample_type: Their type; None for crude samples.
-        decoder: How parts are decoded; None leaves bytes.
-        document: The rest, by the keys of ``dataset.yaml``; functions stand for themselves.
-    """
-
-    sample_type: type[Sample] | None
-    decoder: FileStoreDecoder | None
-    document: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +42,7 @@ def describe_foreign(
     name: str,
     document: Mapping[str, Any],
     *,
-    path: EPath,
+    path: str,
     decoder: FileStoreDecoder | None,
     trust: bool | None,
     where: str,
@@ -67,7 +53,7 @@ def describe_foreign(
         module: Its module.
         name: Its name.
         document: The keys of the file, which are its keyword arguments.
-        path: The dataset.
+        path: Path or URL of the dataset.
         decoder: Passed as ``decoder``.
         trust: Whether classes may be imported that the user's program has not imported.
         where: The file, for messages.
@@ -92,7 +78,7 @@ def describe_foreign(
                 hint="make samples in a sample_loader, a cooker or the task encoder",
             )
     try:
-        made = found(path, **{"decoder": decoder, **document})
+        made = found(EPath(path), **{"decoder": decoder, **document})
     except TypeError as error:
         raise MetadataError(f"{module}.{name} cannot be made: {error}", where=where) from error
     keys = ("field_map", "sample_loader", "part_filter", "subflavors")

@@ -11,14 +11,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from energon_stream.compat.epath import EPath
 from energon_stream.errors import ConfigError
 from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.index.media import MediaFilter
 from energon_stream.index.metadata import SPLIT_CONFIG
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
-from energon_stream.samples import CrudeSample, types
-from energon_stream.storage.epath import EPath
+from energon_stream.recipe.sample_classes import TYPED_DATASET_CLASSES
+from energon_stream.samples import CrudeSample
 
 __all__ = [
     "FIXED_TYPES",
@@ -227,16 +228,16 @@ class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
 
 
 FIXED_TYPES: Mapping[str, type[DefaultDecoderWebdatasetFactory[Any]]] = {
-    f"{name.removesuffix('Sample')}Webdataset": type(
-        f"{name.removesuffix('Sample')}Webdataset",
+    name: type(
+        name,
         (DefaultDecoderWebdatasetFactory,),
         {
-            "__sample_type__": getattr(types, name),
+            "__sample_type__": sample_type,
             "__module__": __name__,
-            "__doc__": f"A folder of tars with samples of the type ``{name}``.",
+            "__doc__": f"A folder of tars with samples of the type ``{sample_type.__name__}``.",
         },
     )
-    for name in types.__all__
+    for name, sample_type in TYPED_DATASET_CLASSES.items()
 }
 """The older dataset classes by name, one for each sample type."""
 

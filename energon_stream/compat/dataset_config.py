@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
+from energon_stream.compat import factories
+from energon_stream.compat.epath import EPath
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index import yaml_io
-from energon_stream.recipe import factories
 from energon_stream.recipe.sample_classes import is_own_module, nearest, read_class, resolve_sample_type
 from energon_stream.recipe.user_code import import_class
-from energon_stream.storage.epath import EPath
 
 __all__ = ["JsonParser", "load_config", "load_yaml"]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from energon_stream.compat.epath import EPath
 from energon_stream.errors import ConfigError, ObjectNotFoundError
-from energon_stream.storage.epath import EPath
 
 
 @pytest.fixture(params=["local", "s3"])

@@ -9,18 +9,18 @@ import yaml
 from webdataset.autodecode import Decoder, imagehandler
 
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
-from energon_stream.errors import ConfigError, MetadataError, UntrustedCodeError
-from energon_stream.recipe import factories
-from energon_stream.recipe.factories import (
+from energon_stream.compat import factories
+from energon_stream.compat.epath import EPath
+from energon_stream.compat.factories import (
     BaseWebdatasetFactory,
     CrudeJsonlDatasetFactory,
     CrudeWebdataset,
     DefaultDecoderWebdatasetFactory,
     StandardWebdatasetFactory,
 )
-from energon_stream.recipe.foreign import describe_foreign
+from energon_stream.compat.foreign import describe_foreign
+from energon_stream.errors import ConfigError, MetadataError, UntrustedCodeError
 from energon_stream.samples import CaptioningSample, CrudeSample, Sample, TextSample
-from energon_stream.storage.epath import EPath
 from energon_stream.testing.datasets import captioning_dataset
 
 
@@ -136,7 +136,7 @@ def test_functions_of_a_class(folder):
 
 def test_classes_are_the_datasets_unless_the_program_has_imported_them(folder, tmp_path, monkeypatch):
     source = (
-        "from energon_stream.recipe.factories import CrudeWebdataset\nclass Mine(CrudeWebdataset): pass\n"
+        "from energon_stream.compat.factories import CrudeWebdataset\nclass Mine(CrudeWebdataset): pass\n"
     )
     (tmp_path / "module_of_a_dataset.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
@@ -182,7 +182,7 @@ def test_the_library_has_a_class_for_each_name(tmp_path):
 def test_decoders_of_classes_can_be_pickled(tmp_path):
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / "dataset.yaml").touch()
-    options = {"path": EPath(tmp_path), "decoder": None, "trust": None, "where": "x"}
+    options = {"path": str(tmp_path), "decoder": None, "trust": None, "where": "x"}
     found = describe_foreign(__name__, "ChatDataset", {}, **options)
     assert pickle.loads(pickle.dumps(found.decoder)).decode("txt", memoryview(b"a")) == "a"
 

@@ -5,6 +5,6 @@ There is no ``__init__.py`` in the folder above, so that ``megatron`` stays a na
 
 import sys
 
-from energon_stream.integrations.megatron.alias import adopt
+from energon_stream.compat.alias import adopt
 
 adopt(sys.modules[__name__])

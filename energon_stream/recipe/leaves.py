@@ -30,16 +30,16 @@ from energon_stream.recipe.declared import DeclaredSamples
 from energon_stream.recipe.join import join_leaf, open_join
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.sample_factory import SampleFactory
-from energon_stream.recipe.sample_types import LeafOptions, make_sample_factory
+from energon_stream.recipe.sample_types import DatasetYamlOptions, make_sample_factory
 from energon_stream.recipe.subset import Subset, parse_subset
 from energon_stream.recipe.tree import (
+    AnyLeafRef,
     AuxRef,
     JoinRef,
     LeafRef,
     MetadatasetRef,
-    Part,
+    MixtureItem,
     Reference,
-    Source,
     inherit,
 )
 from energon_stream.schedule import LeafPlan, OrderSpec
@@ -53,7 +53,15 @@ from energon_stream.storage import (
 )
 from energon_stream.task.cooking import Cooker, cooker_parts
 
-__all__ = ["SampleOptions", "Target", "isolated", "open_all", "open_leaf", "read_parts", "read_sources"]
+__all__ = [
+    "SampleOptions",
+    "DatasetLocation",
+    "isolated",
+    "open_all",
+    "open_leaf",
+    "read_items",
+    "read_leaves",
+]
 
 _OPENERS = 32
 """Sources that are opened at the same time; the fetcher bounds the requests."""
@@ -63,7 +71,7 @@ _MetadataKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DatasetLocation:
     """What a user names, and how to reach it.
 
     Attributes:
@@ -95,15 +103,15 @@ class Target:
         """Whether it names others."""
         return not isinstance(self.root, str) or dataset_kind(self.root) == "metadataset"
 
-    def parts(self) -> list[Part]:
+    def items(self) -> list[MixtureItem]:
         """Its sources; reads metadataset files and nothing else.
 
         Raises:
             ConfigError: An option that only single datasets have.
-            EnergonStreamError: What :meth:`MetadatasetFiles.parts` raises.
+            EnergonStreamError: What :meth:`MetadatasetFiles.items` raises.
         """
         files = MetadatasetFiles(self.storage_options, self.transport, self.through)
-        return files.parts(self._reference(files))
+        return files.items(self._reference(files))
 
     def _reference(self, files: MetadatasetFiles) -> Reference:
         names = self.split_config, self.dataset_config
@@ -147,36 +155,36 @@ class SampleOptions:
     cookers: Sequence[Cooker[Any]] = ()
 
 
-def isolated(target: Target, num_workers: int, read: Callable[[], T]) -> T:
-    """Read for a target, in a short-lived child where this process is going to fork workers.
+def isolated(location: DatasetLocation, num_workers: int, read: Callable[[], T]) -> T:
+    """Read for a location, in a short-lived child where this process is going to fork workers.
 
     It must not start a client of its own. What a metadataset names is not known yet, and may be remote.
     """
-    local = not target.is_metadataset and is_local(str(target.root))
+    local = not location.is_metadataset and is_local(str(location.root))
     return read() if local or not num_workers else run_isolated(read)
 
 
-def read_parts(target: Target) -> list[Part]:
-    """The sources that a target names, without touching them."""
-    return isolated(target, 1, target.parts)
+def read_items(location: DatasetLocation) -> list[MixtureItem]:
+    """The sources that a location names, without touching them."""
+    return isolated(location, 1, location.items)
 
 
-def read_sources(target: Target, num_workers: int) -> list[tuple[Part, SourceIndex]]:
-    """Open all sources of a target, concurrently and in one child.
+def read_leaves(location: DatasetLocation, num_workers: int) -> list[tuple[MixtureItem, SourceIndex]]:
+    """Open all sources of a location, concurrently and in one child.
 
     Raises:
-        EnergonStreamError: What :meth:`Target.parts` and :func:`open_webdataset` raise.
+        EnergonStreamError: What :meth:`DatasetLocation.items` and :func:`open_webdataset` raise.
     """
 
-    def read() -> list[tuple[Part, SourceIndex]]:
-        parts = target.parts()
-        return list(zip(parts, open_all([part.ref for part in parts]), strict=True))
+    def read() -> list[tuple[MixtureItem, SourceIndex]]:
+        items = location.items()
+        return list(zip(items, open_all([item.ref for item in items]), strict=True))
 
-    return isolated(target, num_workers, read)
+    return isolated(location, num_workers, read)
 
 
-def open_all(refs: Sequence[Source]) -> list[SourceIndex]:
-    """Open sources, all at the same time; raises what :func:`read_sources` does."""
+def open_all(refs: Sequence[AnyLeafRef]) -> list[SourceIndex]:
+    """Open sources, all at the same time; raises what :func:`read_leaves` does."""
     metadata: dict[_MetadataKey, Future[DatasetMetadata]] = {}
     pool = ThreadPoolExecutor(min(_OPENERS, len(refs)))
     try:
@@ -186,7 +194,7 @@ def open_all(refs: Sequence[Source]) -> list[SourceIndex]:
 
 
 def _begin(
-    ref: Source, pool: ThreadPoolExecutor, metadata: dict[_MetadataKey, Future[DatasetMetadata]]
+    ref: AnyLeafRef, pool: ThreadPoolExecutor, metadata: dict[_MetadataKey, Future[DatasetMetadata]]
 ) -> Callable[[], SourceIndex]:
     """Begin to open a source, by its kind; what it returns waits for the result."""
     if isinstance(ref, JoinRef):
@@ -246,7 +254,7 @@ def _select(ref: LeafRef, metadata: Callable[[], DatasetMetadata]) -> WebDataset
 
 
 def open_leaf(
-    number: int, ref: Source, index: SourceIndex, order: OrderSpec | None, samples: SampleOptions
+    number: int, ref: AnyLeafRef, index: SourceIndex, order: OrderSpec | None, samples: SampleOptions
 ) -> tuple[Leaf, LeafPlan]:
     """Make a source of an opened dataset.
 
@@ -278,12 +286,14 @@ def open_leaf(
     return leaf, LeafPlan(number, index.shard_starts, order, start, stop)
 
 
-def _source_leaf(ref: LeafRef, index: SourceIndex, samples: SampleOptions) -> tuple[DatasetLeaf, LeafOptions]:
+def _source_leaf(
+    ref: LeafRef, index: SourceIndex, samples: SampleOptions
+) -> tuple[DatasetLeaf, DatasetYamlOptions]:
     if not isinstance(index, WebDatasetIndex):  # a JSONL file: crude, and always parsed
         stores = _stores(ref, None, samples.decoder)
         subflavors = dict(ref.subflavors)
         factory = _within(SampleFactory(SampleDecoder()), ref, samples, subflavors)
-        return DatasetLeaf(index, factory, subflavors, stores), LeafOptions()
+        return DatasetLeaf(index, factory, subflavors, stores), DatasetYamlOptions()
     factory, options = make_sample_factory(
         index,
         decoder=samples.decoder,

@@ -1,0 +1,63 @@
+"""Run a program that is written for ``megatron.energon`` with this library in its place::
+
+    python -m energon_stream.run_megatron train.py --its --arguments
+    python -m energon_stream.run_megatron -m package.train --its --arguments
+    torchrun --nproc-per-node 8 -m energon_stream.run_megatron train.py --its --arguments
+
+``--shadow`` goes before the program and allows it where Megatron-Energon is installed as well.
+``--path`` prints the folder that does the same for any Python that has it in its ``PYTHONPATH``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+from energon_stream.compat.alias import ON_PATH, install_alias
+from energon_stream.errors import AliasError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program that the arguments name, as ``__main__`` and with its own ``sys.argv``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m energon_stream.run_megatron",
+        description="Run a program with energon_stream as megatron.energon.",
+    )
+    parser.add_argument(
+        "-m", dest="is_module", action="store_true", help="the program is a module, as for python -m"
+    )
+    parser.add_argument("--shadow", action="store_true", help="also where Megatron-Energon is installed")
+    parser.add_argument(
+        "--path", action="store_true", help="print a folder for PYTHONPATH, and do nothing else"
+    )
+    parser.add_argument("program", nargs="?", help="a file, or with -m a module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
+    options = parser.parse_args(arguments)
+    if options.path:
+        sys.stdout.write(f"{ON_PATH}\n")
+        return
+    if options.program is None:
+        parser.error("name the program to run")
+    if not options.is_module and not os.path.exists(options.program):
+        parser.error(f"there is no file {options.program}")
+    try:
+        install_alias(shadow=options.shadow)
+    except AliasError as error:
+        parser.error(str(error))
+    sys.argv = [options.program, *options.arguments]
+    if options.is_module:
+        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+        return
+    if not getattr(sys.flags, "safe_path", False):
+        # Python has put the working folder there, for us; a program that is a file finds its own.
+        sys.path[0] = os.path.dirname(os.path.realpath(options.program))
+    runpy.run_path(options.program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
