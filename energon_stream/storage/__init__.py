@@ -1,7 +1,7 @@
 """Bytes by (path, ranges) from any fsspec URL. Knows nothing of tars or samples."""
 
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
-from energon_stream.storage.counters import Counters, CounterSnapshot, default_counters
+from energon_stream.storage.counters import CounterSnapshot, StorageCounters, default_counters
 from energon_stream.storage.fetcher import Fetcher, shared_fetcher
 from energon_stream.storage.isolate import run_isolated
 from energon_stream.storage.local import LocalStore
@@ -21,7 +21,7 @@ __all__ = [
     "Body",
     "ByteRange",
     "CounterSnapshot",
-    "Counters",
+    "StorageCounters",
     "FetchPlan",
     "Fetcher",
     "ListEntry",

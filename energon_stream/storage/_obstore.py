@@ -16,7 +16,7 @@ from energon_stream.errors import (
     UnsupportedStoreError,
 )
 from energon_stream.storage._answers import answer_error, broken, not_partial, short_body
-from energon_stream.storage._obstore_target import Target, resolve_target
+from energon_stream.storage._obstore_config import ClientConfig, resolve_config
 from energon_stream.storage.allocator import share_arenas
 from energon_stream.storage.attempts import AnswerUnwanted, is_answer_wanted
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
@@ -37,7 +37,7 @@ _CREDENTIAL_SIGNS = ("169.254.169.254", "169.254.170.2", "metadata.google.intern
 _CHUNK = 64 << 10
 """Fewest bytes that are worth a call; what the connection has at hand, some 400 KB, comes at once."""
 
-_clients: PerProcess[dict[Target, Any]] = PerProcess(dict)
+_clients: PerProcess[dict[ClientConfig, Any]] = PerProcess(dict)
 
 
 def open_obstore(url: str, options: Mapping[str, Any]) -> ObstoreStore:
@@ -47,7 +47,7 @@ def open_obstore(url: str, options: Mapping[str, Any]) -> ObstoreStore:
         UnsupportedStoreError: Not a URL or option of obstore's, or this process is a fork of one
             that had used obstore.
     """
-    target, root = resolve_target(url, options)
+    config, root = resolve_config(url, options)
     if not obstore_usable():
         raise UnsupportedStoreError(
             "obstore was used before this process was forked, and its runtime does not survive that",
@@ -55,7 +55,7 @@ def open_obstore(url: str, options: Mapping[str, Any]) -> ObstoreStore:
             hint="Use transport='auto', or start the process with 'spawn'.",
         )
     share_arenas()  # obstore allocates a block in the thread that asks for it
-    return ObstoreStore(url, target, root)
+    return ObstoreStore(url, config, root)
 
 
 class ObstoreStore:
@@ -63,9 +63,9 @@ class ObstoreStore:
 
     is_local = False
 
-    def __init__(self, url: str, target: Target, root: str) -> None:
+    def __init__(self, url: str, config: ClientConfig, root: str) -> None:
         self._url = strip_credentials(url).rstrip("/")
-        self._target = target
+        self._config = config
         self._root = root
         self._own_client: Any = None
 
@@ -90,7 +90,7 @@ class ObstoreStore:
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
         """Read the last bytes."""
-        if self._target.kind != "azure":
+        if self._config.kind != "azure":
             return self._get(path, {"range": {"suffix": length}}, etag)
         meta = self.head(path)  # Azure knows no suffixes
         start = max(0, meta.size - length)
@@ -181,11 +181,11 @@ class ObstoreStore:
     def _client(self) -> Any:
         if self._own_client is None:
             mark_obstore_used()
-            if self._target.kind == "s3":
+            if self._config.kind == "s3":
                 before_forks(_load_fallback)
             clients = _clients.get()
-            self._own_client = clients.get(self._target) or clients.setdefault(
-                self._target, _make_client(self._target)
+            self._own_client = clients.get(self._config) or clients.setdefault(
+                self._config, _make_client(self._config)
             )
         return self._own_client
 
@@ -197,7 +197,7 @@ class ObstoreStore:
             raise self._name(error, path) from error
 
     def _name(self, error: Exception, path: str) -> StorageError:
-        where, endpoint = self._where(path), self._target.endpoint
+        where, endpoint = self._where(path), self._config.endpoint
         if isinstance(error, StorageError):
             return error
         # The first part is for people, the second is a dump of Rust values that may hold secrets.
@@ -252,12 +252,12 @@ def _load_fallback() -> None:
     load_s3fs()
 
 
-def _make_client(target: Target) -> Any:
+def _make_client(config: ClientConfig) -> Any:
     from datetime import timedelta
 
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
-    client_options: Any = dict(target.client_options)
+    client_options: Any = dict(config.client_options)
     if "default_headers" in client_options:
         client_options["default_headers"] = dict(client_options["default_headers"])
     # One retry layer, ours. (obstore's would also repeat without our counting it.)
@@ -265,15 +265,15 @@ def _make_client(target: Target) -> Any:
         "client_options": client_options,
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(minutes=3)},
     }
-    config: Any = dict(target.config)
-    if target.kind == "http":
-        return HTTPStore.from_url(target.root, **common)
-    if target.kind == "gcs":
-        return GCSStore(target.root, config=config, **common)
-    if target.kind == "azure":
-        return AzureStore(target.root, config=config, **common)
-    provider: Any = target.credentials
-    return S3Store(target.root, config=config, credential_provider=provider, **common)
+    settings: Any = dict(config.settings)
+    if config.kind == "http":
+        return HTTPStore.from_url(config.root, **common)
+    if config.kind == "gcs":
+        return GCSStore(config.root, config=settings, **common)
+    if config.kind == "azure":
+        return AzureStore(config.root, config=settings, **common)
+    provider: Any = config.credentials
+    return S3Store(config.root, config=settings, credential_provider=provider, **common)
 
 
 def _meta(found: Mapping[str, Any]) -> ObjectMeta:

@@ -12,7 +12,7 @@ __all__ = [
     "AttemptListener",
     "attempt_listener",
     "is_answer_wanted",
-    "leave_line",
+    "release_slot",
     "listen",
 ]
 
@@ -41,7 +41,7 @@ class AttemptListener(Protocol):
     def end(self, error: BaseException | None) -> None:
         """The attempt is over."""
 
-    def leave(self) -> None:
+    def release_slot(self) -> None:
         """What this thread does next needs no connection; another attempt of it is still possible."""
 
 
@@ -58,17 +58,17 @@ def is_answer_wanted() -> bool:
     """Called by a store at the first bytes of an answer.
 
     Returns:
-        False where the store should leave the rest, and raise :class:`AnswerUnwanted`.
+        False where the store should release_slot the rest, and raise :class:`AnswerUnwanted`.
     """
     listener = attempt_listener()
     return listener is None or listener.answered()
 
 
-def leave_line() -> None:
+def release_slot() -> None:
     """Called by who has an answer and something to do with it that takes long, such as writing it to a disk."""
     listener = attempt_listener()
     if listener is not None:
-        listener.leave()
+        listener.release_slot()
 
 
 def listen(listener: AttemptListener | None) -> None:

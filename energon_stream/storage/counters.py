@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from energon_stream.storage.fork import PerProcess
 
-__all__ = ["CounterSnapshot", "Counters", "default_counters"]
+__all__ = ["CounterSnapshot", "StorageCounters", "default_counters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _difference(later: Mapping[str, int], earlier: Mapping[str, int]) -> dict[st
     return {key: count for key, count in changes.items() if count}
 
 
-class Counters:
+class StorageCounters:
     """Thread-safe counters of storage requests."""
 
     def __init__(self) -> None:
@@ -113,9 +113,9 @@ class Counters:
             )
 
 
-_DEFAULT = PerProcess(Counters)
+_DEFAULT = PerProcess(StorageCounters)
 
 
-def default_counters() -> Counters:
+def default_counters() -> StorageCounters:
     """The counters of this process; a forked child starts at zero."""
     return _DEFAULT.get()

@@ -11,7 +11,7 @@ from energon_stream.errors import RangeError, UnsupportedStoreError
 from energon_stream.storage._answers import answer_error
 from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, attempt_listener
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
-from energon_stream.storage.counters import Counters, default_counters
+from energon_stream.storage.counters import StorageCounters, default_counters
 from energon_stream.storage.fork import keep_inherited
 from energon_stream.storage.into import get_into
 from energon_stream.storage.retry import RetryPolicy
@@ -32,7 +32,9 @@ class ManagedStore:
 
     is_local = False
 
-    def __init__(self, factory: Callable[[], Store], policy: RetryPolicy, counters: Counters | None) -> None:
+    def __init__(
+        self, factory: Callable[[], Store], policy: RetryPolicy, counters: StorageCounters | None
+    ) -> None:
         self._factory = factory
         self._policy = policy
         self._counters = counters
@@ -156,8 +158,8 @@ class _Nobody:
     def end(self, error: BaseException | None) -> None:
         """Nothing follows from an answer."""
 
-    def leave(self) -> None:
-        """There is no line to leave."""
+    def release_slot(self) -> None:
+        """There is no line to release_slot."""
 
 
 _NOBODY: AttemptListener = _Nobody()

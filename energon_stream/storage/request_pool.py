@@ -20,7 +20,8 @@ __all__ = ["RequestPool"]
 
 
 _WORTH_LEAVING = 1 << 20
-"""Bytes of an answer on their way when its first ones are read; to leave a smaller one is not worth the connection."""
+"""Bytes of a late answer that arrive anyway while its first ones are read. Dropping a smaller answer costs a connection
+and saves nothing."""
 
 
 class _Task:
@@ -30,6 +31,7 @@ class _Task:
         "error",
         "function",
         "future",
+        "granted",
         "has_slot",
         "hedges",
         "reading",
@@ -37,7 +39,6 @@ class _Task:
         "settled",
         "size",
         "started",
-        "turn",
         "urgency",
     )
 
@@ -47,7 +48,7 @@ class _Task:
         self.size = size  # 0: not to be repeated
         self.future: Future[Any] = Future()
         self.has_slot = False
-        self.turn: threading.Lock | None = None  # released when a slot is granted after a back-off
+        self.granted: threading.Lock | None = None  # released when a slot is granted after a back-off
         self.started = 0.0
         self.hedges = 0  # requests beside the first
         self.runs = 1  # requests under way
@@ -80,7 +81,7 @@ class RequestPool:
         # Threads wait on a queue because it does so in C; a Condition costs some 8 us more a request.
         self._granted: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
-        self._unborn: list[Callable[[], None]] = []  # what threads are to be started with
+        self._threads_to_start: list[Callable[[], None]] = []  # what threads are to be started with
         self._workers = self._idle = 0
         self._hedges = 0  # requests beside the first of tasks that still have one under way
         self._max_hedges = max(1, max_in_flight // 3)
@@ -88,7 +89,7 @@ class RequestPool:
         self._closing = False
 
     def submit(self, function: Callable[[], Any], deadline: int, size: int) -> Future[Any]:
-        """Run ``function`` when its turn comes.
+        """Run ``function`` as soon as a slot is free and nothing more urgent waits.
 
         Args:
             function: What to run.
@@ -105,7 +106,7 @@ class RequestPool:
                 self._watcher.asked(size)
                 heapq.heappush(self._fresh, (task.urgency, task))
                 self._grant()
-        self._bear()
+        self._start_threads()
         return future
 
     def close(self, grace: float) -> None:
@@ -117,7 +118,7 @@ class RequestPool:
             for _ in range(self._idle):
                 self._granted.put(None)
             self._watcher.stop()
-        self._bear()
+        self._start_threads()
         for _, task in waiting:
             task.future.cancel()
         limit = time.monotonic() + grace
@@ -140,12 +141,12 @@ class RequestPool:
             if task.has_slot or task.settled:
                 self._begin(task)
                 return
-            turn = task.turn = threading.Lock()
-            turn.acquire()
+            granted = task.granted = threading.Lock()
+            granted.acquire()
             heapq.heappush(self._returning, (task.urgency, task))
             self._grant()
-        self._bear()
-        turn.acquire()
+        self._start_threads()
+        granted.acquire()
         with self._lock:
             self._begin(task)
 
@@ -181,14 +182,14 @@ class RequestPool:
                 self._grant()
             elif self._limiter.limit > limit:
                 self._grant()
-        self._bear()
+        self._start_threads()
 
-    def leave(self, task: _Task) -> None:
+    def release_slot(self, task: _Task) -> None:
         """Give a task's slot away while its thread goes on; its next attempt, if there is one, waits for another."""
         with self._lock:
             self._release(task)
             self._grant()
-        self._bear()
+        self._start_threads()
 
     def end_second(
         self, task: _Task, started: float, error: BaseException | None, *, was_reading: bool
@@ -222,8 +223,8 @@ class RequestPool:
             fresh = self._fresh[0] if self._fresh and has_thread else None
             if self._returning and (fresh is None or self._returning[0] < fresh):
                 task = heapq.heappop(self._returning)[1]
-                if task.turn is not None:
-                    task.turn.release()
+                if task.granted is not None:
+                    task.granted.release()
             elif fresh is not None:
                 task = heapq.heappop(self._fresh)[1]
                 if to_caller:
@@ -234,7 +235,7 @@ class RequestPool:
                         self._idle -= 1
                     else:
                         self._workers += 1
-                        self._unborn.append(self._work)
+                        self._threads_to_start.append(self._work)
             else:
                 break
             task.has_slot = True
@@ -248,11 +249,11 @@ class RequestPool:
         self._threads.add(thread)
         thread.start()
 
-    def _bear(self) -> None:
+    def _start_threads(self) -> None:
         """Start threads that were found necessary; without the lock: ``start`` waits until the thread runs."""
-        while self._unborn:
+        while self._threads_to_start:
             try:
-                target = self._unborn.pop()
+                target = self._threads_to_start.pop()
             except IndexError:  # another thread was faster
                 return
             self._start(target)
@@ -267,12 +268,12 @@ class RequestPool:
                 task = self._grant(to_caller=True)
                 waits = task is None and not self._closing
                 self._idle += waits
-            self._bear()
+            self._start_threads()
             if waits:
                 # With no task in hand: an idle thread must not keep a body alive, nor what asked for it.
                 listen(None)
                 task = self._granted.get()
-        self._gone()
+        self._unregister()
 
     def _run(self, task: _Task, listener: _First | _Second) -> None:
         result = error = None
@@ -316,13 +317,13 @@ class RequestPool:
             if task.settled:  # the first request goes on without a slot
                 self._release(task)
             self._grant()
-        self._bear()
-        self._gone()
+        self._start_threads()
+        self._unregister()
 
     def _watch(self) -> None:
         self._start(self._watcher.run)
 
-    def _gone(self) -> None:
+    def _unregister(self) -> None:
         with self._lock:
             self._threads.discard(threading.current_thread())
 
@@ -350,8 +351,8 @@ class _First:
     def end(self, error: BaseException | None) -> None:
         self._pool.end(self._task, error, was_reading=self.is_reading)
 
-    def leave(self) -> None:
-        self._pool.leave(self._task)
+    def release_slot(self) -> None:
+        self._pool.release_slot(self._task)
 
 
 class _Second:
@@ -377,4 +378,4 @@ class _Second:
     def end(self, error: BaseException | None) -> None:
         self._pool.end_second(self._task, self._started, error, was_reading=self.is_reading)
 
-    def leave(self) -> None: ...  # it has no slot
+    def release_slot(self) -> None: ...  # it has no slot

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from energon_stream.errors import ConfigError, UnsupportedStoreError
 from energon_stream.storage.base import Store
-from energon_stream.storage.counters import Counters
+from energon_stream.storage.counters import StorageCounters
 from energon_stream.storage.fork import obstore_usable
 from energon_stream.storage.local import LocalStore
 from energon_stream.storage.managed import ManagedStore
@@ -68,7 +68,7 @@ class StoreSpec:
         options = None if is_local(url) else self.storage_options
         return replace(self, url=url, storage_options=options)
 
-    def open(self, *, policy: RetryPolicy | None = None, counters: Counters | None = None) -> Store:
+    def open(self, *, policy: RetryPolicy | None = None, counters: StorageCounters | None = None) -> Store:
         """The store, ready for use; cheap, and without a connection until the first request.
 
         Remote stores come with retries and counters. All stores of one bucket with equal options

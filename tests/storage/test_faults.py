@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from energon_stream.errors import StorageError, TransientStorageError
-from energon_stream.storage import ByteRange, Counters, RetryPolicy, StoreSpec
+from energon_stream.storage import ByteRange, RetryPolicy, StorageCounters, StoreSpec
 from energon_stream.testing.s3server import Rule
 
 PAYLOAD = bytes(range(256)) * 1024
@@ -29,7 +29,7 @@ def policy(slept):
 
 @pytest.fixture
 def counters():
-    return Counters()
+    return StorageCounters()
 
 
 @pytest.fixture

@@ -13,8 +13,16 @@ from concurrent.futures import CancelledError
 import pytest
 
 from energon_stream.errors import ConfigError, ObjectNotFoundError, RangeError, WorkerError
-from energon_stream.storage import Body, ByteRange, Counters, Fetcher, LocalStore, StoreSpec, run_isolated
-from energon_stream.storage.attempts import attempt_listener, leave_line
+from energon_stream.storage import (
+    Body,
+    ByteRange,
+    Fetcher,
+    LocalStore,
+    StorageCounters,
+    StoreSpec,
+    run_isolated,
+)
+from energon_stream.storage.attempts import attempt_listener, release_slot
 from energon_stream.storage.retry import RetryPolicy
 
 
@@ -84,7 +92,7 @@ def test_who_leaves_the_line_lets_the_next_request_begin():
     fetcher, second_runs, first_asks = Fetcher(max_in_flight=1), threading.Event(), threading.Event()
 
     def first():
-        leave_line()
+        release_slot()
         assert second_runs.wait(20)
         first_asks.set()
         attempt_listener().begin()
@@ -155,7 +163,7 @@ def test_counters_see_retries_and_concurrency(s3_server, tmp_bucket):
     s3_server.put(f"{tmp_bucket}/key", bytes(1000))
     s3_server.shape(first_byte_latency=0.05)
     s3_server.fail_next(2)
-    counters, fetcher = Counters(), Fetcher(8)
+    counters, fetcher = StorageCounters(), Fetcher(8)
     before = counters.snapshot()
     store = StoreSpec(tmp_bucket, s3_server.storage_options).open(
         policy=RetryPolicy(sleep=lambda seconds: None), counters=counters

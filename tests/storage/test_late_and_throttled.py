@@ -9,7 +9,7 @@ import time
 import pytest
 
 from energon_stream.errors import ConfigError, RangeError, ThrottledError, TransientStorageError
-from energon_stream.storage import Body, ByteRange, Counters, Fetcher, RetryPolicy, StoreSpec
+from energon_stream.storage import Body, ByteRange, Fetcher, RetryPolicy, StorageCounters, StoreSpec
 from energon_stream.storage.attempts import AnswerUnwanted, is_answer_wanted
 from energon_stream.storage.managed import ManagedStore
 from energon_stream.testing.s3server import Rule
@@ -21,7 +21,7 @@ OBJECT = bytes(range(251)) * (COUNT * SIZE // 251 + 1)
 
 @pytest.fixture
 def counters():
-    return Counters()
+    return StorageCounters()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from energon_stream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, UnsupportedStoreError
 from energon_stream.storage import StoreSpec
-from energon_stream.storage._obstore_target import resolve_target
+from energon_stream.storage._obstore_config import resolve_config
 
 DEAD = "http://127.0.0.1:1"
 
@@ -106,9 +106,9 @@ def test_options_that_obstore_cannot_honour(s3_server, tmp_bucket):
         ("https://host:1/x", {}, "http", {}),
     ],
 )
-def test_targets_of_other_clouds(url, options, kind, config):
-    target, path = resolve_target(url, options)
-    assert (target.kind, dict(target.config), path) == (kind, config, "x")
+def test_configurations_of_other_clouds(url, options, kind, config):
+    client, path = resolve_config(url, options)
+    assert (client.kind, dict(client.settings), path) == (kind, config, "x")
 
 
 @pytest.mark.parametrize(

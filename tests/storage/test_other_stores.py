@@ -8,7 +8,7 @@ import pytest
 
 from energon_stream.errors import StorageError, UnsupportedStoreError
 from energon_stream.storage import ByteRange, RetryPolicy, StoreSpec, run_isolated
-from energon_stream.storage._obstore_target import resolve_target
+from energon_stream.storage._obstore_config import resolve_config
 from energon_stream.testing.s3server import S3Server
 from energon_stream.testing.store_suite import StoreConformance
 
@@ -169,15 +169,15 @@ def test_http_servers_without_versions_or_ranges(tmp_path, transport):
 def test_connection_strings_of_azure_reach_obstore(monkeypatch):
     """Passed or from the environment; what is passed wins."""
     text = "DefaultEndpointsProtocol=https;AccountName=name;AccountKey=a2V5;EndpointSuffix=core.example"
-    passed = dict(resolve_target("az://box/x", {"connection_string": text})[0].config)
+    passed = dict(resolve_config("az://box/x", {"connection_string": text})[0].settings)
     assert passed == {
         "account_name": "name",
         "account_key": "a2V5",
         "endpoint": "https://name.blob.core.example",
     }
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
-    assert dict(resolve_target("az://box/x", {})[0].config) == passed
-    assert dict(resolve_target("az://box/x", {"account_name": "other"})[0].config) == {
+    assert dict(resolve_config("az://box/x", {})[0].settings) == passed
+    assert dict(resolve_config("az://box/x", {"account_name": "other"})[0].settings) == {
         "account_name": "other"
     }
 
@@ -186,7 +186,7 @@ def test_an_emulator_of_google_is_not_asked_by_obstore(monkeypatch):
     """obstore does not read the variable and would go to Google itself."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
     with pytest.raises(UnsupportedStoreError, match="STORAGE_EMULATOR_HOST"):
-        resolve_target("gs://bucket/x", {"token": "anon"})
+        resolve_config("gs://bucket/x", {"token": "anon"})
 
 
 def test_hugging_face_urls():

@@ -15,7 +15,7 @@ from energon_stream.errors import (
     TransientStorageError,
     UnsupportedStoreError,
 )
-from energon_stream.storage import ByteRange, Counters, RetryPolicy, StoreSpec
+from energon_stream.storage import ByteRange, RetryPolicy, StorageCounters, StoreSpec
 from energon_stream.storage.into import get_into
 from energon_stream.testing.s3server import Rule
 
@@ -27,7 +27,7 @@ ATTEMPTS = 3
 
 def outcome(url, options, transport, action):
     """What an action on a store ends with, and what was counted."""
-    counters = Counters()
+    counters = StorageCounters()
     policy = RetryPolicy(attempts=ATTEMPTS, base_delay=0.001, max_delay=0.001, sleep=lambda seconds: None)
     store = StoreSpec(url, options | {"config_kwargs": {"read_timeout": 2}}, transport).open(
         policy=policy, counters=counters

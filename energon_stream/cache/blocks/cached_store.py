@@ -12,7 +12,7 @@ from energon_stream.cache.blocks.identity import ObjectIdentity
 from energon_stream.cache.blocks.versions import Versions
 from energon_stream.errors import ObjectChangedError, UnsupportedStoreError
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
-from energon_stream.storage.attempts import attempt_listener, leave_line
+from energon_stream.storage.attempts import attempt_listener, release_slot
 from energon_stream.storage.into import get_into
 
 __all__ = ["CachedStore"]
@@ -108,7 +108,7 @@ class CachedStore:
 
         def fetch(start: int, stop: int, part: memoryview) -> None:
             self._check(known, get_into(self._store, path, ByteRange(start, stop), part, etag=known.etag))
-            leave_line()  # for as long as the bytes are written
+            release_slot()  # for as long as the bytes are written
 
         self.cache.fetch_into(known, byte_range.start, into, fetch, wait=_may_wait())
         return Body(into, known.etag, known.size)
@@ -184,7 +184,7 @@ class CachedStore:
     def _getter(self, known: ObjectIdentity) -> Get:
         def fetch(first: int, last: int) -> memoryview:
             body = self._store.get_range(known.path, ByteRange(first, last), etag=known.etag)
-            leave_line()
+            release_slot()
             return self._check(known, body).data
 
         return fetch
@@ -206,7 +206,7 @@ class CachedStore:
             self._tell_once(path)
         elif size is not None:
             known = self._known[path] = ObjectIdentity(self.url, path, body.etag, size)
-            leave_line()
+            release_slot()
             self.cache.publish(known, start, body.data)
         return body
 

@@ -10,7 +10,7 @@ import pytest
 
 from energon_stream.cache.blocks import BlockCache, CacheConfig, CachedStore, CacheSnapshot
 from energon_stream.errors import ObjectChangedError, UnsupportedStoreError
-from energon_stream.storage import Body, ByteRange, Counters, Fetcher, ObjectMeta, StoreSpec
+from energon_stream.storage import Body, ByteRange, Fetcher, ObjectMeta, StorageCounters, StoreSpec
 from energon_stream.storage.at_hand import get_at_hand
 from energon_stream.storage.into import get_into
 from energon_stream.testing.s3server import Rule
@@ -61,7 +61,7 @@ class TestConformance(StoreConformance):
 
 @pytest.fixture
 def counters():
-    return Counters()
+    return StorageCounters()
 
 
 @pytest.fixture

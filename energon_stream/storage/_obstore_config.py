@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from energon_stream.errors import AccessDeniedError, UnsupportedStoreError
 from energon_stream.storage.url import strip_credentials, url_scheme
 
-__all__ = ["Target", "resolve_target"]
+__all__ = ["ClientConfig", "resolve_config"]
 
 _Items = tuple[tuple[str, Any], ...]
 
@@ -89,13 +89,13 @@ class SessionCredentials:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ClientConfig:
     """One client: equal targets share it.
 
     Attributes:
         kind: Which of obstore's stores.
         root: Bucket, container, or ``scheme://host``.
-        config: Items of the store's configuration.
+        settings: Items of the store's configuration.
         client_options: Items of the HTTP client's options.
         credentials: Credential provider, or None for obstore's own search.
         endpoint: Server, for messages.
@@ -103,13 +103,13 @@ class Target:
 
     kind: Literal["s3", "gcs", "azure", "http"]
     root: str
-    config: _Items = field(default=(), repr=False)
+    settings: _Items = field(default=(), repr=False)
     client_options: _Items = field(default=(), repr=False)
     credentials: StaticCredentials | SessionCredentials | None = None
     endpoint: str = ""
 
 
-def resolve_target(url: str, options: Mapping[str, Any]) -> tuple[Target, str]:
+def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, str]:
     """The client for a URL, and the path below the client's root.
 
     Raises:
@@ -128,23 +128,23 @@ def resolve_target(url: str, options: Mapping[str, Any]) -> tuple[Target, str]:
         )
     left = {name: value for name, value in options.items() if value is not None}
     if kind == "s3":
-        target = _s3(authority, left)
+        config = _s3(authority, left)
     elif kind == "http":
         headers = left.pop("headers", None)
         client = {"default_headers": tuple(sorted(headers.items()))} if headers else {}
         host = f"{scheme}://{authority}"
-        target = Target("http", host, (), _client_options(host, client), None, host)
+        config = ClientConfig("http", host, (), _client_options(host, client), None, host)
         path = unquote(path)
     elif kind == "gcs":
-        target = _gcs(authority, left, url)
+        config = _gcs(authority, left, url)
     else:
-        target = _azure(authority, left)
+        config = _azure(authority, left)
     if left:
         raise _unsupported(sorted(left), url)
-    return target, path.strip("/")
+    return config, path.strip("/")
 
 
-def _s3(bucket: str, left: dict[str, Any]) -> Target:
+def _s3(bucket: str, left: dict[str, Any]) -> ClientConfig:
     client_kwargs = dict(left.pop("client_kwargs", {}))
     config_kwargs = dict(left.pop("config_kwargs", {}))
     s3_config = dict(config_kwargs.pop("s3", {}))
@@ -203,7 +203,7 @@ def _s3(bucket: str, left: dict[str, Any]) -> Target:
         client["root_certificate"] = Path(bundle).read_text()
     # What nobody took is an option that obstore cannot honour.
     left.update(client_kwargs | config_kwargs | s3_config)
-    return Target(
+    return ClientConfig(
         "s3",
         bucket,
         tuple(sorted(config.items())),
@@ -213,7 +213,7 @@ def _s3(bucket: str, left: dict[str, Any]) -> Target:
     )
 
 
-def _gcs(bucket: str, left: dict[str, Any], url: str) -> Target:
+def _gcs(bucket: str, left: dict[str, Any], url: str) -> ClientConfig:
     if left.get("token") == "anon":
         left["anon"] = bool(left.pop("token"))
     elif not str(left.get("token", ".json")).endswith(".json"):
@@ -222,12 +222,12 @@ def _gcs(bucket: str, left: dict[str, Any], url: str) -> Target:
     if not endpoint and os.environ.get("STORAGE_EMULATOR_HOST"):  # it offers gcsfs's API, not obstore's
         raise _unsupported(["STORAGE_EMULATOR_HOST"], url)
     config = dict(_renamed(left, _GCS_NAMES)) | ({"base_url": endpoint} if endpoint else {})
-    return Target(
+    return ClientConfig(
         "gcs", bucket, tuple(sorted(config.items())), _client_options(endpoint), None, endpoint or "GCS"
     )
 
 
-def _azure(container: str, left: dict[str, Any]) -> Target:
+def _azure(container: str, left: dict[str, Any]) -> ClientConfig:
     text = left.pop("connection_string", None)
     if text is None and not left:  # what is passed outranks the environment
         text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
@@ -240,7 +240,7 @@ def _azure(container: str, left: dict[str, Any]) -> Target:
             suffix = given.get("EndpointSuffix", "core.windows.net")
             config["endpoint"] = f"{protocol}://{config['account_name']}.blob.{suffix}"
     endpoint = str(config.get("endpoint", ""))
-    return Target(
+    return ClientConfig(
         "azure",
         container,
         tuple(sorted(config.items())),
