@@ -37,7 +37,7 @@ class Opening:
 
 def opening_length(options: ReadOptions) -> int:
     """References that matter."""
-    return options.first_samples + options.second_take + CHUNK
+    return options.exact_samples + options.second_take + CHUNK
 
 
 def opening_of(refs: Refs, source: PartSource, options: ReadOptions, alone: bool) -> Opening:
@@ -50,7 +50,7 @@ def opening_of(refs: Refs, source: PartSource, options: ReadOptions, alone: bool
         alone: Whether the rank has no other stream.
     """
     places = np.flatnonzero(refs.leaf == source.whole.leaf)
-    samples, first = refs.index[places], options.first_samples
+    samples, first = refs.index[places], options.exact_samples
     second = first + options.second_take
     # References are located by chunks: these are those of the first stream of a process, and those of the others.
     bounds = [(0, first), (first, second), (second, second + CHUNK), (0, CHUNK)]

@@ -20,6 +20,7 @@ LOADING = 4
 
 _LEAST_AHEAD = 512  # references of one of many readers
 CONNECTION_BYTES = 1 << 20  # bytes that a request under way takes besides its block, as measured with obstore
+_FIRST_SAMPLES = 32
 _FAST_LINE = 1.25e9  # bytes a second: ten gigabits
 
 
@@ -34,7 +35,8 @@ class ReadOptions:
         max_gap: Unwanted bytes between two samples that are read rather than split a request.
         max_in_flight: Requests under way at once; fewer where the budget has no room for their connections.
         max_ahead: References that are requested and not yet consumed, whatever their bytes.
-        first_samples: Samples that are fetched as exact ranges before anything else.
+        first_samples: Samples that are fetched as exact ranges before anything else. None: those of the first batch,
+            or of the first packing buffer.
         transport: ``"auto"``, ``"fsspec"`` or ``"obstore"``.
     """
 
@@ -43,12 +45,13 @@ class ReadOptions:
     max_gap: int = 32 << 10
     max_in_flight: int = 64
     max_ahead: int = 8192
-    first_samples: int = 32
+    first_samples: int | None = None
     transport: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("byte_budget", "max_request", "max_in_flight", "max_ahead", "first_samples"):
+        for name in ("byte_budget", "max_request", "max_in_flight", "max_ahead", "exact_samples"):
             if getattr(self, name) < 1:
+                name = name.replace("exact", "first")
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="use a positive number")
         if self.max_gap < 0:
             raise ConfigError(f"max_gap is {self.max_gap}", hint="use 0 or more bytes")
@@ -62,6 +65,11 @@ class ReadOptions:
             byte_budget=max(1, self.byte_budget // readers),
             max_ahead=max(min(self.max_ahead, _LEAST_AHEAD), self.max_ahead // readers),
         )
+
+    @property
+    def exact_samples(self) -> int:
+        """``first_samples``, or a usual number where nobody derived it from a batch size."""
+        return _FIRST_SAMPLES if self.first_samples is None else self.first_samples
 
     @property
     def generation(self) -> int:
@@ -93,7 +101,7 @@ class ReadOptions:
     def most_ahead(self) -> int:
         """References after the last one consumed that are looked at, at most: those of plans, which are made while there
         are fewer than ``max_ahead`` of them and have half as many, and those located after these."""
-        located = max(self.first_samples + self.second_take, self.max_ahead + LOADING * CHUNK)
+        located = max(self.exact_samples + self.second_take, self.max_ahead + LOADING * CHUNK)
         return self.max_ahead + self.max_ahead // 2 + located
 
     @property

@@ -232,7 +232,7 @@ class SampleReader:
             self._generation = 1
             return
         options, window = self._options, self._window
-        self._take(options.first_samples)
+        self._take(options.exact_samples)
         self._append_located(wait=True)
         most = self._allowance.plan_bytes
         fitting = max(1, int(np.searchsorted(np.cumsum(window.sizes()), most, side="right")))

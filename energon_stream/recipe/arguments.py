@@ -82,13 +82,17 @@ def declared_samples(
 
 
 def reading_options(given: ReadOptions | None, batch_size: int | None, packing: int | None) -> ReadOptions:
-    """The first batch is fetched exactly; packing needs a full buffer before it."""
+    """Limits of the look-ahead; ``first_samples`` follows from the batch unless it is set.
+
+    The first batch is fetched as exact ranges, so that it arrives early. Packing needs a full buffer before it.
+    """
     for name, value in (("batch_size", batch_size), ("packing_buffer_size", packing)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}", hint="use 1 or more, or None")
-    if given is not None:
-        return given
-    return ReadOptions(first_samples=packing or batch_size or _FIRST_SAMPLES)
+    options = given or ReadOptions()
+    if options.first_samples is not None:
+        return options
+    return replace(options, first_samples=packing or batch_size or _FIRST_SAMPLES)
 
 
 def prepare(
