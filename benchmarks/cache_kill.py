@@ -106,7 +106,7 @@ def work(objects: Objects, config: CacheConfig, seed: int, board: mmap.mmap, slo
 
 
 def disk_bytes(directory: str) -> int:
-    """As du counts."""
+    """Bytes on disk, counted as `du` counts them."""
     found = 0
     for folder, _, names in os.walk(directory):
         for name in ("", *names):

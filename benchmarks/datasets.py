@@ -26,7 +26,7 @@ BLOCK = tarfile.BLOCKSIZE
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What is in a dataset: ``samples`` of one ``bin`` of ``payload`` bytes and 80 bytes of JSON, in ``shards`` tars."""
+    """Content of a dataset: ``samples`` of one ``bin`` of ``payload`` bytes and 80 bytes of JSON, in ``shards`` tars."""
 
     samples: int
     payload: int

@@ -1,4 +1,4 @@
-"""What the loader adds to decoding images: CPU seconds of an epoch against a bare loop over the same bytes in memory.
+"""Cost of the loader beside decoding images: CPU seconds of an epoch against a bare loop over the same bytes in memory.
 
     python benchmarks/decoded.py [--images 1000] [--rounds 5]
 

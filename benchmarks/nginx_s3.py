@@ -33,7 +33,7 @@ _CHUNK = 512 << 10  # smaller ones take time of their own
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How far away the storage is, and how well it behaves.
+    """Latency, rate and faults of the storage.
 
     Attributes:
         name: As the rows call it.

@@ -1,4 +1,4 @@
-"""How long tars that are not prepared take to open: first use, later ones, several processes at once.
+"""Time to open tars that are not prepared: first use, later ones, several processes at once.
 
     python benchmarks/plain_index.py [--latency 0.05] [--rate 85e6] [--repeat 3]
 

@@ -26,7 +26,7 @@ def read(folder: str) -> int:
 
 
 def sample(index: int) -> dict:
-    """What LitData writes for an input."""
+    """One sample in the form that LitData writes."""
     return SAMPLES[index]
 
 

@@ -112,7 +112,7 @@ print(json.dumps([count, 0]))
 
 
 def run(program: str, **spec: object) -> list[float]:
-    """What a program prints, as JSON."""
+    """Run a program and parse its output as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", PROLOGUE + program, json.dumps(spec)],
         capture_output=True,

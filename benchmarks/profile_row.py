@@ -1,4 +1,4 @@
-"""Where the time of a row goes, for our loader: prints it for one run.
+"""Profile one run of our loader in a row, and print where its time goes.
 
     python benchmarks/profile_row.py P1
     python benchmarks/profile_row.py P2 --dataset d40x64 --epochs 1

@@ -1,4 +1,4 @@
-"""Where the time of the main thread goes, by samples: computing or waiting, and in which function.
+"""Sampling profiler of the main thread: computing or waiting, and in which function.
 
 A timer's signal interrupts the main thread every few milliseconds of wall time; between two samples the thread's CPU
 clock tells whether it computed or waited. No second thread takes part, so nothing else competes for the GIL.

@@ -1,4 +1,4 @@
-"""Writes what was measured: a table in Markdown, everything in JSON, bars in PNG."""
+"""Write the measures: a table in Markdown, everything in JSON, bars in PNG."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Earlier:
 
     Attributes:
         measures: Lines.
-        made: How they were made.
-        notes: What was noted then.
+        made: The command that made them.
+        notes: Notes under the table.
     """
 
     measures: tuple[Measure, ...] = ()
@@ -36,7 +36,7 @@ class Earlier:
 
 
 def _commit() -> str:
-    """What was measured, as git names it."""
+    """The measured commit, as git names it."""
     asked = ["git", "describe", "--always", "--dirty"]
     done = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, check=False, text=True)
     return done.stdout.strip() or "an unknown commit"
@@ -133,7 +133,7 @@ def _place(measure: Measure) -> tuple[bool, int, str]:
 
 
 def earlier(folder: Path) -> Earlier:
-    """What the report in a folder says."""
+    """Parse the report in a folder."""
     try:
         found = json.loads((folder / "latest.json").read_text())
     except FileNotFoundError:

@@ -60,7 +60,7 @@ def counts(requests: list[Request]) -> dict[str, int]:
 
 
 def until(requests: list[Request], moment: float, latency: float) -> dict[str, float]:
-    """What had been asked for, and what had arrived, at a moment.
+    """Bytes requested and bytes received at a moment.
 
     Of an answer still under way the part that its time so far allows is counted as arrived.
 
@@ -91,7 +91,7 @@ def longest_chain(requests: list[Request]) -> int:
 
 
 def between(requests: list[Request], low: float, high: float) -> tuple[float, float, float]:
-    """What went on in a span of time, as if every answer had been sent evenly over its request's time.
+    """Traffic in a span of time, as if every answer had been sent evenly over its request's time.
 
     Returns:
         Bytes sent, requests under way on average, and bytes asked for and not yet sent, on average.

@@ -1,4 +1,4 @@
-"""Which transport, measured inside our own stack: ``StoreSpec.open()`` and the ``Fetcher``, 32 range requests in flight.
+"""Compare transports inside our own stack: ``StoreSpec.open()`` and the ``Fetcher``, 32 range requests in flight.
 
     python benchmarks/transport.py [--rounds 3] [--out docs/benchmarks]
 
@@ -85,11 +85,13 @@ medians of {rounds} interleaved rounds. "sockets" is the floor: a keep-alive soc
 
 ## The choice
 
-`transport="auto"` takes obstore: a small request costs it about a tenth of the CPU that s3fs takes for it, and a GB in
-blocks of 4 MiB little more than half of it over HTTP and two thirds over HTTPS. Sockets of our own would save another 0.1
-CPU-ms a request and 0.2 CPU-s/GB, and would have to bring signatures, TLS, redirects, proxies and credentials along, so
-they stay the floor to compare with. CPU a GB no longer falls from 1 MiB on and has risen again at 16 MiB, which is why
-coalesced requests end at some MiB and fsspec, for stores that obstore does not know, loses least with them.
+`transport="auto"` takes obstore. A small request costs a tenth of s3fs's CPU. A GB in requests of 4 MiB costs little more than half
+over HTTP, and two thirds over HTTPS.
+
+Sockets of our own would save another 0.1 CPU-ms a request and 0.2 CPU-s/GB. They would have to bring signatures, TLS, redirects,
+proxies and credentials, so they are only the floor to compare with.
+
+CPU a GB stops falling at 1 MiB and rises again at 16 MiB. Coalesced requests therefore end at some MiB.
 
 {table}
 """

@@ -32,7 +32,7 @@ from megatron.energon.edataclass import edataclass  # noqa: E402
 
 @edataclass
 class Tokens(Batch):
-    """What the model gets."""
+    """The model's input."""
 
     pixels: torch.Tensor  # (n,)
     labels: torch.Tensor  # (n,)

@@ -32,7 +32,7 @@ def first(run: Run) -> float:
 
 
 def before(what: str, unit: float = 1) -> Callable[[Run], float]:
-    """What the server had seen or sent when the first batch was there."""
+    """Requests and bytes that the server had seen or sent when the first batch was complete."""
     return lambda r: request_log.until(r.requests, r.result["first"], H50)[what] / unit
 
 
@@ -42,7 +42,7 @@ def count(what: str) -> Callable[[Run], float]:
 
 
 def bytes_a_payload_byte(run: Run) -> float:
-    """What the server sent for each byte of a part, in a run of one epoch."""
+    """Bytes that the server sent for each byte of a part, in a run of one epoch."""
     return request_log.counts(run.requests)["bytes"] / run.dataset.total
 
 

@@ -10,7 +10,7 @@ from energon_stream import CaptioningSample, DefaultTaskEncoder, ImageSample
 
 @dataclass
 class CaptioningRawBatch:
-    """What ``batch`` makes."""
+    """The result of ``batch``."""
 
     __key__: list[str]
     image: torch.Tensor  # (n, c, h, w)
@@ -19,7 +19,7 @@ class CaptioningRawBatch:
 
 @dataclass
 class CaptioningBatch:
-    """What ``encode_batch`` makes."""
+    """The result of ``encode_batch``."""
 
     __keys__: list[str]
     image: torch.Tensor  # (n, c, h, w)

@@ -52,7 +52,7 @@ class BatchwiseBlending(DefaultTaskEncoder):
 
 
 def shares(batches):
-    """How many samples came from each dataset."""
+    """Number of samples of each dataset."""
     return Counter(Path(source.dataset_path).name for batch in batches for source in batch.__sources__)
 
 

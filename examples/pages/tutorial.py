@@ -62,7 +62,7 @@ def build_tars(folder, target, maxcount=1000):
 
 
 def prepare(target, answers=("10,0,0", "0", "png", "txt")):
-    """What ``energon-stream prepare FOLDER`` does with these four answers typed in."""
+    """Run ``energon-stream prepare FOLDER`` with these four answers typed in."""
     lines = "".join(f"{answer}\n" for answer in answers)
     result = CliRunner().invoke(energon, ["prepare", "--no-progress", str(target)], input=lines)
     if result.exit_code:
@@ -83,7 +83,7 @@ class CaptioningRawBatch:
 
 @dataclass
 class CaptioningBatch:
-    """What the model gets."""
+    """The model's input."""
 
     __keys__: list[str]
     images: torch.Tensor  # (n, c, h, w)
