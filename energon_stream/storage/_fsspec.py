@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -175,7 +176,7 @@ class FsspecStore:
     @contextmanager
     def _named_errors(self, path: str) -> Iterator[None]:
         try:
-            with _disk_cache_turn.get() if self._one_at_a_time else nullcontext():
+            with _disk_cache_lock.get() if self._one_at_a_time else nullcontext():
                 yield
         except StorageError:
             raise
@@ -269,17 +270,16 @@ class S3fsStore(FsspecStore):
         return endpoint or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
 
 
-_disk_cache_turn: PerProcess[threading.RLock] = PerProcess(threading.RLock)
-_systems: PerProcess[dict[tuple[Any, ...], Any]] = PerProcess(dict)
+_disk_cache_lock = PerProcess(threading.RLock)
 _MOST_SYSTEMS = 8
 """File systems that are kept for the next store with the same options. One for S3 takes 25 MB, so a process that
 comes to use other credentials or endpoints now and then must not keep all."""
+_systems: PerProcess[Any] = PerProcess(keep=_MOST_SYSTEMS)
 
 
 def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     """fsspec's file system, one per options and process, and the path of ``url`` in it."""
     import fsspec
-    from fsspec.asyn import AsyncFileSystem
 
     if "::" in url:  # every element of a chain has its own options; fsspec sorts them out
         system, path = fsspec.core.url_to_fs(url, **options)
@@ -295,21 +295,22 @@ def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     options = cls._get_kwargs_from_urls(url) | options
     environment = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
     key = (cls, json.dumps(options, sort_keys=True, default=repr), tuple(environment))
-    systems = _systems.get()
-    system = systems.get(key)
-    if system is None:
-        extra: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-        if issubclass(cls, AsyncFileSystem):
-            extra["loop"] = _loop.get()
-        system = cls(**options, **extra)
-        if hasattr(system, "retries"):
-            system.retries = 1  # one retry layer, ours
-        if url_scheme(url) in _S3 and system.session is None:
-            system.session = botocore_session(system.kwargs)
-        system = systems.setdefault(key, system)
-        for oldest in list(systems)[:-_MOST_SYSTEMS]:
-            systems.pop(oldest, None)
+    system = _systems.map(key, partial(_make_system, cls, options, is_s3=url_scheme(url) in _S3))
     return system, cls._strip_protocol(url)
+
+
+def _make_system(cls: Any, options: dict[str, Any], *, is_s3: bool) -> Any:
+    from fsspec.asyn import AsyncFileSystem
+
+    extra: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+    if issubclass(cls, AsyncFileSystem):
+        extra["loop"] = _loop.get()
+    system = cls(**options, **extra)
+    if hasattr(system, "retries"):
+        system.retries = 1  # one retry layer, ours
+    if is_s3 and system.session is None:
+        system.session = botocore_session(system.kwargs)
+    return system
 
 
 def _start_loop() -> asyncio.AbstractEventLoop:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ _CREDENTIAL_SIGNS = ("169.254.169.254", "169.254.170.2", "metadata.google.intern
 _CHUNK = 64 << 10
 """Fewest bytes that are worth a call; what the connection has at hand, some 400 KB, comes at once."""
 
-_clients: PerProcess[dict[ClientConfig, Any]] = PerProcess(dict)
+_clients: PerProcess[Any] = PerProcess()
 
 
 def open_obstore(url: str, options: Mapping[str, Any]) -> ObstoreStore:
@@ -183,10 +184,7 @@ class ObstoreStore:
             mark_obstore_used()
             if self._config.kind == "s3":
                 before_forks(_load_fallback)
-            clients = _clients.get()
-            self._own_client = clients.get(self._config) or clients.setdefault(
-                self._config, _make_client(self._config)
-            )
+            self._own_client = _clients.map(self._config, partial(_make_client, self._config))
         return self._own_client
 
     @contextmanager

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.storage.at_hand import get_at_hand
 from energon_stream.storage.base import Body, ByteRange, Store
-from energon_stream.storage.fork import PerProcess, keep_inherited
+from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.request_pool import RequestPool
 
 __all__ = ["Fetcher", "shared_fetcher"]
@@ -41,15 +40,10 @@ class Fetcher:
             raise ConfigError(f"max_in_flight is {max_in_flight}", hint="Use 1 or more.")
         if not 0 <= hedged_share <= 1:
             raise ConfigError(f"hedged_share is {hedged_share}", hint="Use 0 to 1.")
-        self._options = (max_in_flight, hedged_share)
-        self._reset()
+        self._pools = PerProcess(partial(RequestPool, max_in_flight, hedged_share))
         # Before atexit's callbacks: among those are the ones that close s3fs's sessions, after which a
         # request in flight never ends. (concurrent.futures waits for its threads by the same hook.)
         threading._register_atexit(self._drain)  # type: ignore[attr-defined]
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._pool = RequestPool(*self._options)
 
     def submit(
         self, store: Store, path: str, byte_range: ByteRange, *, etag: str | None = None, deadline: int = 0
@@ -66,7 +60,7 @@ class Fetcher:
         Returns:
             The body to come. ``cancel()`` works until the request starts.
         """
-        request = functools.partial(store.get_range, path, byte_range, etag=etag)
+        request = partial(store.get_range, path, byte_range, etag=etag)
         if store.is_local:
             return _answered(request)
         body = get_at_hand(store, path, byte_range, etag=etag)
@@ -74,7 +68,7 @@ class Fetcher:
             future: Future[Body] = Future()
             future.set_result(body)
             return future
-        return self._own_pool().submit(request, deadline, len(byte_range))
+        return self._pools.get().submit(request, deadline, len(byte_range))
 
     def call(
         self,
@@ -94,24 +88,17 @@ class Fetcher:
                 for a function that is never run twice.
         """
         return (
-            _answered(function) if inline else self._own_pool().submit(function, deadline, repeatable_bytes)
+            _answered(function) if inline else self._pools.get().submit(function, deadline, repeatable_bytes)
         )
 
     def close(self) -> None:
         """Cancel what waits, let what runs end, and end the threads. It may be used again."""
         self._drain()
-        self._reset()
-
-    def _own_pool(self) -> RequestPool:
-        if self._pid != os.getpid():  # the threads and requests of before the fork are the parent's
-            keep_inherited(self._pool)
-            self._reset()
-        return self._pool
+        self._pools.pop()
 
     def _drain(self) -> None:
         """Let requests in flight end before the interpreter goes; a thread in a client must not meet that."""
-        if self._pid == os.getpid():
-            self._pool.close(_EXIT_GRACE)
+        self._pools.get().close(_EXIT_GRACE)
 
 
 def _answered(function: Callable[[], _T]) -> Future[_T]:
@@ -126,14 +113,13 @@ def _answered(function: Callable[[], _T]) -> Future[_T]:
 
 
 _DEFAULT_IN_FLIGHT = 48  # clients open a few more sockets than that; they stay below 64
-_SHARED: PerProcess[dict[tuple[int, float], Fetcher]] = PerProcess(dict)
+_fetchers: PerProcess[Fetcher] = PerProcess()
 
 
 def shared_fetcher(
     max_in_flight: int = _DEFAULT_IN_FLIGHT, *, hedged_share: float = _HEDGED_SHARE
 ) -> Fetcher:
     """The one fetcher of this process that has these options; not to be closed by one of its users."""
-    fetchers, options = _SHARED.get(), (max_in_flight, hedged_share)
-    if options not in fetchers:
-        fetchers[options] = Fetcher(max_in_flight, hedged_share=hedged_share)
-    return fetchers[options]
+    return _fetchers.map(
+        (max_in_flight, hedged_share), lambda: Fetcher(max_in_flight, hedged_share=hedged_share)
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Generic, TypeVar
 
 __all__ = [
     "PerProcess",
@@ -36,28 +38,90 @@ def keep_inherited(value: object) -> None:
 
 
 class PerProcess(Generic[T]):
-    """A value made on first use and made anew in a forked child. Meant for module level."""
+    """Values that each process makes for itself, on first use.
 
-    def __init__(self, factory: Callable[[], T]) -> None:
-        self._factory = factory
+    A forked child starts without any. Threads that ask for the same value get the same object: it is made once,
+    under a lock of its own. A pickled copy is empty.
+
+    Args:
+        make: Makes the value that :meth:`get` returns.
+        keep: Most values that :meth:`map` remembers; the oldest ones are dropped. None for no limit.
+        drop_inherited: Whether a child may free its copy of the parent's values. Clients, event loops and pools of
+            threads must not be freed there (see :func:`keep_inherited`); files and memory maps should be.
+
+    Example:
+        >>> lists: PerProcess[list] = PerProcess()
+        >>> lists.map("a", list) is lists.map("a", list)
+        True
+    """
+
+    def __init__(
+        self, make: Callable[[], T] | None = None, *, keep: int | None = None, drop_inherited: bool = False
+    ) -> None:
+        self._make = make
+        self._keep = keep
+        self._drop_inherited = drop_inherited
         self._renew()
-        os.register_at_fork(after_in_child=self._renew)
+        _per_process.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(
+            PerProcess, self._make, keep=self._keep, drop_inherited=self._drop_inherited
+        ), ()
 
     def _renew(self) -> None:
-        self._lock = threading.Lock()  # the parent may have held the old one
-        keep_inherited(getattr(self, "_value", None))
-        self._value: T | None = None
+        self._lock = threading.Lock()
+        self._locks: dict[Hashable, threading.Lock] = {}
+        self._values: dict[Hashable, T] = {}
+
+    def _begin_child(self) -> None:
+        if self._values and not self._drop_inherited:
+            keep_inherited(self._values)
+        self._renew()  # locks as well: a thread of the parent may have held them
 
     def get(self) -> T:
-        """The value of this process."""
-        value = self._value
-        if value is None:
-            with self._lock:
-                value = self._value
-                if value is None:
-                    value = self._value = self._factory()
-        return value
+        """Return the one value of this process."""
+        if self._make is None:
+            raise TypeError("this PerProcess has no function that makes its one value; use map()")
+        return self.map(None, self._make)
 
+    def map(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the value of ``key`` in this process; ``make()`` is called if there is none."""
+        try:
+            return self._values[key]
+        except KeyError:
+            with self._lock:
+                lock = self._locks.setdefault(key, threading.Lock())
+        with lock:  # one lock per key, so that values that take long to make do not wait for each other
+            if key not in self._values:
+                value = make()
+                with self._lock:
+                    self._values[key] = value
+                    for oldest in list(self._values)[: -self._keep] if self._keep else ():
+                        del self._values[oldest], self._locks[oldest]
+                return value
+            return self._values[key]
+
+    def pop(self, key: Hashable = None) -> T | None:
+        """Forget the value of ``key``, or the one value, and return it; None if there is none."""
+        with self._lock:
+            return self._values.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget all values of this process."""
+        with self._lock:
+            self._values.clear()
+
+
+_per_process: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
+
+
+def _begin_child_values() -> None:
+    for values in list(_per_process):
+        values._begin_child()
+
+
+os.register_at_fork(after_in_child=_begin_child_values)
 
 _obstore_pid: int | None = None
 

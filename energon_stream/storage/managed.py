@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
@@ -12,7 +11,7 @@ from energon_stream.storage._answers import answer_error
 from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, attempt_listener
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.counters import StorageCounters, default_counters
-from energon_stream.storage.fork import keep_inherited
+from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.into import get_into
 from energon_stream.storage.retry import RetryPolicy
 
@@ -35,16 +34,15 @@ class ManagedStore:
     def __init__(
         self, factory: Callable[[], Store], policy: RetryPolicy, counters: StorageCounters | None
     ) -> None:
-        self._factory = factory
         self._policy = policy
         self._counters = counters
-        self._pid = os.getpid()
-        self._store = factory()
+        self._stores: PerProcess[Store] = PerProcess(factory)
+        self._stores.get()  # options that the transport refuses are refused now
 
     @property
     def url(self) -> str:
         """Root URL without credentials."""
-        return self._store.url
+        return self._stores.get().url
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         """Read a whole object."""
@@ -103,14 +101,7 @@ class ManagedStore:
 
     def close(self) -> None:
         """Release what the wrapped store can release."""
-        self._backend().close()
-
-    def _backend(self) -> Store:
-        if self._pid != os.getpid():  # clients do not survive a fork
-            keep_inherited(self._store)
-            self._store = self._factory()
-            self._pid = os.getpid()
-        return self._store
+        self._stores.get().close()
 
     def _read(self, path: str, request: Callable[[Store], Body], etag: str | None) -> Body:
         body = self._run("get", request, _body_size)
@@ -121,7 +112,7 @@ class ManagedStore:
     def _run(
         self, kind: str, request: Callable[[Store], T], size: Callable[[T], int] = lambda result: 0
     ) -> T:
-        store = self._backend()
+        store = self._stores.get()
         counters = self._counters or default_counters()
         listener = attempt_listener() or _NOBODY
 

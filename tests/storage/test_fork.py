@@ -3,16 +3,22 @@
 import gc
 import json
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
+from energon_stream.cache.blocks import CacheConfig, shared_cache
 from energon_stream.loader import get_loader
 from energon_stream.pipeline.map import MapDataset
-from energon_stream.storage import _botocore, fork, run_isolated
+from energon_stream.storage import _botocore, fork, run_isolated, shared_fetcher
 from energon_stream.testing.operator_suite import NumbersDataset
 from energon_stream.worker import WorkerConfig
 
@@ -43,6 +49,103 @@ PROGRAM = """
     seen |= {{"children": [run_isolated(child), run_isolated(child)], "after": parent()}}
     print(json.dumps(seen))
 """
+
+
+def in_threads(function, count=32):
+    """Results of ``function`` in threads that call it at the same moment."""
+    barrier = threading.Barrier(count)
+
+    def call(_):
+        barrier.wait()
+        return function()
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(call, range(count)))
+
+
+def slowly(make):
+    def run(*args, **options):
+        time.sleep(0.02)
+        return make(*args, **options)
+
+    return run
+
+
+def test_threads_share_one_value_of_a_key():
+    values = fork.PerProcess()
+    made = in_threads(lambda: values.map("key", slowly(object)))
+    assert len(set(map(id, made))) == 1
+    assert values.map("other", object) is not made[0]
+
+
+def test_threads_that_make_different_values_do_not_wait_for_each_other():
+    values, together = fork.PerProcess(), threading.Barrier(2)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda key: values.map(key, lambda: together.wait(10)), "ab"))
+
+
+def test_a_failure_to_make_a_value_is_not_remembered():
+    values = fork.PerProcess()
+    with pytest.raises(ZeroDivisionError):
+        values.map("key", lambda: 1 / 0)
+    assert values.map("key", int) == 0
+
+
+def test_children_make_values_anew_while_a_thread_of_the_parent_makes_one():
+    values, can_end, is_making = fork.PerProcess(list), threading.Event(), threading.Event()
+
+    def make():
+        is_making.set()
+        can_end.wait(10)
+
+    thread = threading.Thread(target=values.map, args=("slow", make))
+    thread.start()
+    is_making.wait(10)
+    values.get().append("the parent's")
+    try:
+        assert run_isolated(lambda: (values.get(), values.map("slow", list))) == ([], [])
+    finally:
+        can_end.set()
+        thread.join()
+    assert values.get() == ["the parent's"]
+
+
+def test_a_child_keeps_or_frees_what_it_inherited():
+    class Value:
+        pass
+
+    kept, dropped = fork.PerProcess(Value), fork.PerProcess(Value, drop_inherited=True)
+    alive = weakref.ref(kept.get()), weakref.ref(dropped.get())
+    assert run_isolated(lambda: [value() is None for value in alive]) == [False, True]
+
+
+def test_only_the_latest_values_are_remembered():
+    values = fork.PerProcess(keep=2)
+    first = {key: values.map(key, object) for key in "abc"}
+    assert [values.map(key, object) is first[key] for key in "bca"] == [True, True, False]
+
+
+def test_a_pickled_copy_is_empty():
+    values = fork.PerProcess(list)
+    values.get().append(1)
+    copy = pickle.loads(pickle.dumps(values))
+    assert (values.get(), copy.get()) == ([1], [])
+
+
+@pytest.fixture
+def often_switching():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_that_open_stores_share_one(tmp_path, often_switching):
+    """Datasets are opened from up to 32 threads."""
+    for attempt in range(5):
+        config = CacheConfig(str(tmp_path / str(attempt)), 1 << 30)
+        for open_it in (partial(shared_fetcher, 7 + attempt), partial(shared_cache, config)):
+            assert len(set(map(id, in_threads(open_it)))) == 1
 
 
 @pytest.fixture
