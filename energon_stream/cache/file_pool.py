@@ -30,6 +30,7 @@ from energon_stream.cache.pool import CachePool
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.samples import SourceInfo
 from energon_stream.storage import Fetcher
+from energon_stream.storage.fork import PerProcess
 
 __all__ = ["FileStoreCachePool"]
 
@@ -75,19 +76,14 @@ class FileStoreCachePool(CachePool):
         self._method: _Method = method
         parent = tempfile.gettempdir() if parent_cache_dir is None else os.fspath(parent_cache_dir)
         self._root = os.path.join(os.path.abspath(parent), f"cache_{secrets.token_hex(8)}")
-        self._files: _Files | None = None
+        self._files: PerProcess[_Files] = PerProcess(drop_inherited=True)
         Finalize(self, shutil.rmtree, (self._root, True), exitpriority=_AFTER_CHILDREN)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": None}
-
     def _own(self) -> _Files:
-        files = self._files
-        if files is None or files.pid != os.getpid():
-            self._files = files = _Files(
-                self._root, self._num_workers, self._max_bytes, self._max_count, self._method
-            )
-        return files
+        return self._files.map(
+            None,
+            lambda: _Files(self._root, self._num_workers, self._max_bytes, self._max_count, self._method),
+        )
 
     def get_lazy(self, store: FileStore[Any], fname: str) -> FileCacheLazy[Any]:
         """Fetch in the background; ``get()`` waits for it."""
@@ -99,8 +95,8 @@ class FileStoreCachePool(CachePool):
 
     def close(self) -> None:
         """End this process's fetches and remove its files."""
-        files, self._files = self._files, None
-        if files is not None and files.pid == os.getpid():
+        files = self._files.pop()
+        if files is not None:
             files.close()
         with suppress(OSError):  # other processes still have files there, or none ever had
             os.rmdir(self._root)

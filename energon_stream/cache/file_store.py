@@ -32,13 +32,12 @@ __all__ = [
 
 T_co = TypeVar("T_co", covariant=True)
 
-_STORES: PerProcess[dict[StoreSpec, Store]] = PerProcess(dict)
+_STORES: PerProcess[Store] = PerProcess()
 
 
 def open_once(spec: StoreSpec) -> Store:
     """The store of a specification, opened at the first call in this process."""
-    stores = _STORES.get()
-    return stores.get(spec) or stores.setdefault(spec, spec.open())
+    return _STORES.map(spec, spec.open)
 
 
 class Decoder(Protocol):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeAlias
 
 from energon_stream.cache.blocks.config import CacheConfig
@@ -20,6 +18,7 @@ from energon_stream.cache.blocks.locks import require_locks
 from energon_stream.cache.blocks.open_blocks import OpenBlocks
 from energon_stream.errors import RangeError
 from energon_stream.storage import ByteRange
+from energon_stream.storage.fork import PerProcess
 
 __all__ = ["BlockCache", "GetInto"]
 
@@ -49,30 +48,26 @@ class BlockCache:
         self._shares: dict[str, int] = {}
         self._named_shares: dict[str, int] = {}
         self.set_shares(shares or {})
-        self._renew()
-        _caches.add(self)
+        self._directories = PerProcess(partial(CacheDirectory, config.directory), drop_inherited=True)
+        self._counters = PerProcess(CacheCounters, drop_inherited=True)
+        self._opened: PerProcess[tuple[Keeper, Finder]] = PerProcess(drop_inherited=True)
         self._open()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BlockCache, (self.config, self._shares)
 
-    def _renew(self) -> None:
-        """Forget what is the parent's, after a fork."""
-        self._lock = threading.Lock()
-        self._directory = CacheDirectory(self.config.directory)
-        self._counters = CacheCounters()
-        self._opened: tuple[Keeper, Finder] | None = None
+    @property
+    def directory(self) -> CacheDirectory:
+        """Folders and ledger of the cache, opened by this process."""
+        return self._directories.get()
 
     def _open(self) -> tuple[Keeper, Finder]:
-        opened = self._opened
-        if opened is None:
-            with self._lock:
-                opened = self._opened
-                if opened is None:
-                    blocks = OpenBlocks(_OPEN_BLOCKS if self.config.policy == "pin" else 0)
-                    keeper = Keeper(self._directory, self.config, self._named_shares, blocks)
-                    opened = self._opened = keeper, Finder(keeper, self._counters, blocks)
-        return opened
+        return self._opened.map(None, self._make)
+
+    def _make(self) -> tuple[Keeper, Finder]:
+        blocks = OpenBlocks(_OPEN_BLOCKS if self.config.policy == "pin" else 0)
+        keeper = Keeper(self.directory, self.config, self._named_shares, blocks)
+        return keeper, Finder(keeper, self._counters.get(), blocks)
 
     def set_shares(self, shares: Mapping[str, int]) -> None:
         """Limit what some datasets may have, as :func:`plan_shares` deals it; in this process.
@@ -86,12 +81,11 @@ class BlockCache:
 
     def counters(self) -> CacheSnapshot:
         """What this process asked for so far."""
-        return self._counters.snapshot()
+        return self._counters.get().snapshot()
 
     def close(self) -> None:
         """Let others evict what this process used. It may be used again."""
-        with self._lock:
-            opened, self._opened = self._opened, None
+        opened = self._opened.pop()
         if opened is not None:
             opened[0].close()
 
@@ -127,7 +121,7 @@ class BlockCache:
         chunks, gaps = self._open()[1].find(place, start, stop, at_hand=at_hand)
         if gaps:
             return None
-        self._counters.add(hits=1, hit_bytes=stop - start)
+        self._counters.get().add(hits=1, hit_bytes=stop - start)
         return join_chunks(chunks)
 
     def fetch(
@@ -203,7 +197,7 @@ class BlockCache:
         keeper, _ = self._open()
         place = self._place(identity, start, start + len(data))
         kept = keep_unclaimed(keeper, place, start, data)
-        self._counters.add(stored_bytes=kept)
+        self._counters.get().add(stored_bytes=kept)
 
     def _collect(self, identity: ObjectIdentity, start: int, stop: int, get: Get, wait: bool) -> list[Chunk]:
         place = self._place(identity, start, stop)
@@ -212,7 +206,7 @@ class BlockCache:
         chunks = [chunk for chunk in chunks if not any(first <= chunk.start < last for first, last in gaps)]
         download = self._download(place, gaps, get, wait)
         fetched = download.fetched_bytes
-        self._counters.add(hits=int(not fetched), hit_bytes=stop - start - fetched)
+        self._counters.get().add(hits=int(not fetched), hit_bytes=stop - start - fetched)
         return chunks + download.chunks
 
     def _download(
@@ -221,7 +215,7 @@ class BlockCache:
         keeper, finder = self._open()
         download = Download(finder, keeper, place, get, only_keep=only_keep)
         download.run(gaps, self.config.wait_seconds if wait else 0)
-        self._counters.add(
+        self._counters.get().add(
             misses=int(download.fetched_bytes > 0),
             missed_bytes=download.fetched_bytes,
             stored_bytes=download.kept_bytes,
@@ -236,15 +230,4 @@ class BlockCache:
                 f"bytes {start} to {stop} are asked for, the object has {identity.size}",
                 where=f"{identity.root}/{identity.path}",
             )
-        return self._directory.place(identity, self.config.block)
-
-
-_caches: weakref.WeakSet[BlockCache] = weakref.WeakSet()
-
-
-def _renew_inherited() -> None:
-    for cache in list(_caches):
-        cache._renew()
-
-
-os.register_at_fork(after_in_child=_renew_inherited)
+        return self.directory.place(identity, self.config.block)

@@ -14,15 +14,12 @@ from energon_stream.storage.fork import PerProcess
 
 __all__ = ["CacheLayer", "shared_cache"]
 
-_CACHES: PerProcess[dict[CacheConfig, BlockCache]] = PerProcess(dict)
+_CACHES: PerProcess[BlockCache] = PerProcess()
 
 
 def shared_cache(config: CacheConfig) -> BlockCache:
     """The one cache of this process with this configuration; not to be closed by one of its users."""
-    caches = _CACHES.get()
-    if config not in caches:
-        caches[config] = BlockCache(config)
-    return caches[config]
+    return _CACHES.map(config, lambda: BlockCache(config))
 
 
 @dataclass(frozen=True, slots=True)

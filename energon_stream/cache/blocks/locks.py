@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from energon_stream.errors import ConfigError
+from energon_stream.storage.fork import PerProcess
 
 __all__ = ["LockedFile", "Turns", "require_locks"]
 
@@ -120,11 +121,7 @@ class Turns:
 
     def __init__(self, start: int, stop: int, apart: int = 0) -> None:
         self._start, self._stop, self._apart = start, stop, apart
-        self._renew()
-        _turns.append(self)
-
-    def _renew(self) -> None:
-        self._locks = [threading.Lock() for _ in range(_STRIPES)]
+        self._locks = PerProcess(_make_locks, drop_inherited=True)
 
     @contextmanager
     def hold(self, file: LockedFile, name: str, seconds: float) -> Iterator[bool]:
@@ -138,7 +135,7 @@ class Turns:
         deadline = time.monotonic() + seconds
         stripe = zlib.crc32(name.encode()) % _STRIPES  # the same in all processes
         start, stop = self._start + stripe * self._apart, self._stop + stripe * self._apart
-        turn = self._locks[stripe]
+        turn = self._locks.get()[stripe]
         if not turn.acquire(timeout=seconds):
             yield False
             return
@@ -155,14 +152,15 @@ class Turns:
 
 
 _STRIPES = 64  # two names may share a lock: whoever holds one of a kind takes no other of that kind
-_turns: list[Turns] = []
+
+
+def _make_locks() -> list[threading.Lock]:
+    return [threading.Lock() for _ in range(_STRIPES)]
 
 
 def _begin_child() -> None:
     for file in list(_open):
         file.close()
-    for turns in _turns:
-        turns._renew()
 
 
 os.register_at_fork(after_in_child=_begin_child)

@@ -57,4 +57,4 @@ def block_files(config):
 
 def counted(cache):
     """What the ledger says."""
-    return cache._directory.ledger.usage()
+    return cache.directory.ledger.usage()

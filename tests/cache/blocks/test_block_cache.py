@@ -288,7 +288,7 @@ def test_any_reads_in_any_order(config, wanted):
         assert disk_bytes(config) <= counted(cache).bytes
         assert counted(cache).pending == 0
     total = counted(cache)
-    assert cache._directory.recount(always=True)
+    assert cache.directory.recount(always=True)
     assert counted(cache) == total
 
 

@@ -183,7 +183,7 @@ def test_a_stopped_process_that_holds_the_ledger_does_not_stop_reads(config, tmp
     sign = tmp_path / "sign"
 
     def hold():
-        with BlockCache(config)._directory.ledger.writing() as books, books.locked():
+        with BlockCache(config).directory.ledger.writing() as books, books.locked():
             sign.touch()
             time.sleep(60)
 

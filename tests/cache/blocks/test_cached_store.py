@@ -219,7 +219,7 @@ def test_hits_neither_make_requests_late_nor_pay_for_second_ones(s3_server, remo
     s3_server.shape(first_byte_latency=0.2)
     for _ in range(20):
         read_all(fetcher, store, 40)
-    watcher = fetcher._pool._watcher
+    watcher = fetcher._pools.get()._watcher
     assert cache.counters().hits == 800
     assert watcher._budget._earned == pytest.approx(0.03 * 40 * SIZE)
     assert sum(map(len, watcher._to_end._recent.values())) == 40 + hedged

@@ -212,6 +212,6 @@ def test_a_forked_child_has_a_ledger_of_its_own(config):
         Origin(BLOCK, path="other.tar").read(cache)
         return counted(cache)
 
-    with cache._directory.ledger.writing():
+    with cache.directory.ledger.writing():
         assert run_isolated(child).pending == 0
     assert counted(cache).bytes > 2 * BLOCK

@@ -203,7 +203,7 @@ def test_a_killed_writer_leaves_a_count_that_is_corrected(config):
         killed()
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 9
-    ledger = BlockCache(replace(config, max_bytes=None))._directory.ledger  # opening it corrects the count
+    ledger = BlockCache(replace(config, max_bytes=None)).directory.ledger  # opening it corrects the count
     assert ledger.usage().pending == 0
     assert disk_bytes(config) <= ledger.usage().bytes < BLOCK
 
