@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -83,24 +82,12 @@ class _Opened(_Index):
         return _Place(self._shards[shard], sample, ByteRange(offset, offset + size))
 
 
-class _Register:
-    """Opened datasets and folders of one process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._datasets: dict[StoreSpec, _Opened] = {}
-        self._folders: dict[StoreSpec, _Index] = {}
-
-    def dataset(self, spec: StoreSpec) -> _Opened:
-        with self._lock:
-            return self._datasets.get(spec) or self._datasets.setdefault(spec, _Opened(spec))
-
-    def folder(self, spec: StoreSpec) -> _Index:
-        with self._lock:
-            return self._folders.get(spec) or self._folders.setdefault(spec, _Index(spec))
+_datasets: PerProcess[_Opened] = PerProcess()
+_folders: PerProcess[_Index] = PerProcess()
 
 
-_REGISTER = PerProcess(_Register)
+def _dataset(spec: StoreSpec) -> _Opened:
+    return _datasets.map(spec, lambda: _Opened(spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +107,7 @@ class WebdatasetFileStore(FileStore[bytes]):
             NotPreparedError: The dataset has no index.
             ObjectChangedError: A shard was replaced since it was first read.
         """
-        opened = _REGISTER.get().dataset(self.spec)
+        opened = _dataset(self.spec)
         place = opened.find(key)
         if place is None:
             raise missing_file(key, self)
@@ -136,7 +123,7 @@ class WebdatasetFileStore(FileStore[bytes]):
             UnsupportedStoreError: The dataset was prepared without media metadata.
             FieldError: There is none of that name.
         """
-        return _REGISTER.get().dataset(self.spec).image(key, self)
+        return _dataset(self.spec).image(key, self)
 
     def get_path(self) -> str:
         """Path or URL of the dataset."""
@@ -155,7 +142,7 @@ class FolderFileStore(SystemFileStore):
             FieldError: There is none of that name.
         """
         try:
-            index = _REGISTER.get().folder(self.spec)
+            index = _folders.map(self.spec, lambda: _Index(self.spec))
         except NotPreparedError as error:
             raise _no_media(self.get_path()) from error
         return index.image(key, self)

@@ -82,7 +82,7 @@ class _Slot:
             return found
 
 
-_SLOTS: PerProcess[dict[StoreSpec, _Slot]] = PerProcess(dict)
+_SLOTS: PerProcess[_Slot] = PerProcess()
 
 
 def index_database(spec: StoreSpec) -> IndexDatabase:
@@ -92,4 +92,4 @@ def index_database(spec: StoreSpec) -> IndexDatabase:
         ObjectNotFoundError: It has no index.
         StorageError: The store did not deliver.
     """
-    return _SLOTS.get().setdefault(spec, _Slot()).get(spec)
+    return _SLOTS.map(spec, _Slot).get(spec)

@@ -44,7 +44,7 @@ FILTER = "def keep(part):\n    return part.startswith('js') or part == 'txt'\n"
 def _nothing_left_open():
     """Indices that earlier tests opened are shared while they live, and cycles or late requests may keep them."""
     gc.collect()
-    _SLOTS.get().clear()
+    _SLOTS.clear()
 
 
 def padded(size):
