@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -38,6 +37,7 @@ from energon_stream.schedule import (
     stream_shares,
 )
 from energon_stream.storage import shared_fetcher
+from energon_stream.storage.fork import PerProcess
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["Leaf", "SampleBuilder", "ReaderDataset", "DatasetLeaf"]
@@ -153,7 +153,6 @@ class _Resources:
     """What one process shares between the nodes of a source dataset: open stores and the fetcher."""
 
     def __init__(self, dataset: ReaderDataset) -> None:
-        self.pid = os.getpid()
         self.fetcher = shared_fetcher(dataset.options.in_flight)  # one, however many datasets are mixed
         offsets = OffsetCache()
         self.sources = [
@@ -255,17 +254,11 @@ class ReaderDataset(SavableDataset[Any]):
         self.worker_config = worker_config
         self.options = options or ReadOptions()
         self.failure_tolerance = failure_tolerance
-        self._resources: _Resources | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_resources": None}
+        self._resources: PerProcess[_Resources] = PerProcess(drop_inherited=True)
 
     def resources(self) -> _Resources:
         """Stores and fetcher of this process; made at first use, never carried over a fork."""
-        found = self._resources
-        if found is None or found.pid != os.getpid():
-            self._resources = found = _Resources(self)
-        return found
+        return self._resources.map(None, lambda: _Resources(self))
 
     @property
     def shards(self) -> tuple[int, ...]:
