@@ -91,6 +91,8 @@ class Bench:
     rounds: int
     candidates: set[str]
     pythons: dict[str, str]
+    against: Path | None = None
+    """Checkout of another version of this library, which runs as the candidate ``before``."""
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
@@ -125,6 +127,8 @@ class Bench:
         command = [self.pythons.get(name, sys.executable), str(HERE / "candidate.py")]
         # No proxy may stand between a client and the loopback.
         env = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+        if "checkout" in spec:
+            env["PYTHONPATH"] = spec["checkout"]
         options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": TIMEOUT}
         with tempfile.TemporaryDirectory(dir=self.scratch) as cache:
             options["env"] = env | {"TMPDIR": cache}  # some peers leave files behind
@@ -143,6 +147,10 @@ class Bench:
     def _drop(self, name: str, why: str) -> None:
         self.note(f"{name}: a run failed and has no value ({why})")
 
+    def before(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """The same run with the version of ``against``."""
+        return spec | {"checkout": str(self.against)}
+
     def rounds_of(
         self, specs: dict[str, dict[str, Any]], most: int | None = None, once: Set[str] = peers.SLOW
     ) -> dict[str, list[Run]]:
@@ -153,6 +161,8 @@ class Bench:
             most: Rounds at most.
             once: Candidates that take many seconds for an epoch: remote they take part in the first round only.
         """
+        if self.against and "ours" in specs and "before" not in specs:
+            specs = {"ours": specs["ours"], "before": self.before(specs["ours"]), **specs}
         runs: dict[str, list[Run]] = {name: [] for name in specs}
         names = list(specs)
         for number in range(min(self.rounds, most or self.rounds)):

@@ -32,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--quick", action="store_true", help="one round, no long rows, report to --out or a temporary folder"
     )
     parser.add_argument("--without", default="", help=f"candidates to leave out, of {', '.join(PEERS)}")
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="also run another version of this library, as `before`"
+    )
     parser.add_argument("--out", type=Path, help="folder of the report (default docs/benchmarks)")
     parser.add_argument(
         "--keep", action="store_true", help="keep the lines of the report there that are not made again"
@@ -66,7 +69,7 @@ def _measure(
     server = stack.enter_context(nginx_s3.serve(root))
     candidates = {"ours", *({"webdataset"} - without), *pythons}
     rounds = 1 if args.quick else args.rounds
-    bench = Bench(server, root, scratch, rounds, candidates, pythons, failed)
+    bench = Bench(server, root, scratch, rounds, candidates, pythons, args.against and args.against.resolve(), failed)
     for name in PEERS:
         if name not in candidates:
             bench.note(

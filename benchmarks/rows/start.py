@@ -46,6 +46,12 @@ def resume(bench: Bench) -> list[Measure]:
             if run is not None:
                 whole[name] = run.result["digests"]
                 specs[name] = spec | {"restore": True, "batches": tail}
+            if name == "ours" and bench.against:
+                spec = bench.before(spec) | {"state": str(bench.scratch / f"before-{workers}.state")}
+                run = bench.run(spec | {"save_at": save_at, "batches": save_at + tail})
+                if run is not None:
+                    whole["before"] = run.result["digests"]
+                    specs["before"] = spec | {"restore": True, "batches": tail}
         runs = bench.rounds_of(specs)
         equal = {n: [share_equal(r.result["digests"], whole[n]) for r in some] for n, some in runs.items()}
         arrived = values(runs, before("arrived", 1e6))
