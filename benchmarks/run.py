@@ -33,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--without", default="", help=f"candidates to leave out, of {', '.join(PEERS)}")
     parser.add_argument(
-        "--against", type=Path, metavar="CHECKOUT", help="also run another version of this library, as `before`"
+        "--against",
+        type=Path,
+        metavar="CHECKOUT",
+        help="also run another version of this library, as `before`",
     )
     parser.add_argument("--out", type=Path, help="folder of the report (default docs/benchmarks)")
     parser.add_argument(
@@ -69,7 +72,9 @@ def _measure(
     server = stack.enter_context(nginx_s3.serve(root))
     candidates = {"ours", *({"webdataset"} - without), *pythons}
     rounds = 1 if args.quick else args.rounds
-    bench = Bench(server, root, scratch, rounds, candidates, pythons, args.against and args.against.resolve(), failed)
+    bench = Bench(
+        server, root, scratch, rounds, candidates, pythons, args.against and args.against.resolve(), failed
+    )
     for name in PEERS:
         if name not in candidates:
             bench.note(

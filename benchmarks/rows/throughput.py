@@ -49,7 +49,9 @@ def _goals(bench: Bench, profile: str) -> list[Measure]:
         where = f"{profile}, {CUTS[dataset]}, {WHERE[workers]}"
         measures += _rates(ROW[profile], where, GOAL[profile], runs)
         if workers == 0 and profile == "H50":
-            ours = {name: runs[name] for name in ("ours", "before") if name in runs}  # of the others, a part runs in processes of their own
+            ours = {
+                name: runs[name] for name in ("ours", "before") if name in runs
+            }  # of the others, a part runs in processes of their own
             cpu = values(ours, _cpu_a_gigabyte)
             measures.append(Measure("P13", f"whole loader's CPU, {where}", "s/GB", 3.0, cpu))
     return measures
