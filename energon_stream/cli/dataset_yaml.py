@@ -9,7 +9,8 @@ from typing import Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.recipe.fields import parse_field_map, parts_of
-from energon_stream.recipe.sample_classes import SAMPLE_TYPES, check_fields, nearest
+from energon_stream.recipe.named_code import nearest
+from energon_stream.recipe.sample_types import SAMPLE_TYPES, check_fields
 from energon_stream.samples import METADATA_FIELDS, Sample
 
 __all__ = [

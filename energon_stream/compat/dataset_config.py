@@ -10,8 +10,8 @@ from energon_stream.compat import factories
 from energon_stream.compat.epath import EPath
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index import yaml_io
-from energon_stream.recipe.sample_classes import is_own_module, nearest, read_class, resolve_sample_type
-from energon_stream.recipe.user_code import import_class
+from energon_stream.recipe.named_code import import_class, is_own_module, nearest, read_class
+from energon_stream.recipe.sample_types import resolve_sample_type
 
 __all__ = ["JsonParser", "load_config", "load_yaml"]
 

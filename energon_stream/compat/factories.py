@@ -18,8 +18,8 @@ from energon_stream.index.media import MediaFilter
 from energon_stream.index.metadata import SPLIT_CONFIG
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
-from energon_stream.recipe.sample_classes import TYPED_DATASET_CLASSES
-from energon_stream.samples import CrudeSample
+from energon_stream.recipe.sample_types import DATASET_CLASSES
+from energon_stream.samples import CrudeSample, Sample
 
 __all__ = [
     "FIXED_TYPES",
@@ -237,7 +237,8 @@ FIXED_TYPES: Mapping[str, type[DefaultDecoderWebdatasetFactory[Any]]] = {
             "__doc__": f"A folder of tars with samples of the type ``{sample_type.__name__}``.",
         },
     )
-    for name, sample_type in TYPED_DATASET_CLASSES.items()
+    for name, sample_type in DATASET_CLASSES.items()
+    if sample_type is not None and issubclass(sample_type, Sample)
 }
 """The older dataset classes by name, one for each sample type."""
 

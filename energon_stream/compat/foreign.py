@@ -10,8 +10,8 @@ from energon_stream.compat.epath import EPath
 from energon_stream.compat.factories import DefaultGenericWebdatasetFactory
 from energon_stream.errors import MetadataError
 from energon_stream.read.decode import FileStoreDecoder
-from energon_stream.recipe.sample_types import ForeignDescription
-from energon_stream.recipe.user_code import import_class
+from energon_stream.recipe.dataset_yaml import ForeignDescription
+from energon_stream.recipe.named_code import import_class
 from energon_stream.samples import CrudeSample, Sample
 
 __all__ = ["describe_foreign"]

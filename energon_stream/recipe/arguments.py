@@ -12,9 +12,9 @@ from energon_stream.cache.blocks import CacheConfig, CacheLayer
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.options import ReadOptions
-from energon_stream.recipe.declared import DeclaredSamples, SampleType, declare
 from energon_stream.recipe.fields import parse_parts
 from energon_stream.recipe.leaves import SampleOptions
+from energon_stream.recipe.sample_types import DeclaredSamples, SampleType, declare
 from energon_stream.schedule import OrderSpec
 from energon_stream.task import DefaultTaskEncoder, TaskEncoder
 from energon_stream.worker import WorkerConfig

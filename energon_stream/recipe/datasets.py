@@ -17,9 +17,9 @@ from energon_stream.recipe.arguments import (
     prepare,
     reading_options,
 )
-from energon_stream.recipe.declared import SampleType
 from energon_stream.recipe.leaves import DatasetLocation
 from energon_stream.recipe.mixture import open_mixture
+from energon_stream.recipe.sample_types import SampleType
 from energon_stream.recipe.subset import parse_subset
 from energon_stream.recipe.tree import AnyLeafRef
 from energon_stream.storage import Transport

@@ -16,10 +16,10 @@ from energon_stream.recipe.arguments import (
     prepare,
     reading_options,
 )
-from energon_stream.recipe.declared import SampleType
 from energon_stream.recipe.leaves import DatasetLocation, isolated, read_items
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.mixture import open_mixture
+from energon_stream.recipe.sample_types import SampleType
 from energon_stream.recipe.subset import parse_subset
 from energon_stream.recipe.tree import JoinRef, LeafRef
 from energon_stream.storage import Transport

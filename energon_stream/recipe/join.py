@@ -14,10 +14,10 @@ from energon_stream.index.source_index import SourceIndex
 from energon_stream.pipeline.reader_dataset import DatasetLeaf
 from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.source import RawSample
-from energon_stream.recipe.sample_classes import is_own_module, resolve_sample_type
+from energon_stream.recipe.named_code import import_class, is_own_module
 from energon_stream.recipe.sample_factory import SampleFactory
+from energon_stream.recipe.sample_types import resolve_sample_type
 from energon_stream.recipe.tree import JoinerRef, JoinRef
-from energon_stream.recipe.user_code import import_class
 from energon_stream.samples import Sample, SourceInfo
 from energon_stream.schedule import LeafPlan, OrderSpec
 from energon_stream.storage import StoreSpec
@@ -187,10 +187,12 @@ def resolve_joiner(ref: JoinerRef, trust: bool | None) -> Joiner:
         UntrustedCodeError: It is of another package, and that is not trusted.
         MetadataError: There is none of that name, or it is of another kind.
     """
+    found: Any
     if ref.kind == "class" and is_own_module(ref.module):
         document = {"__module__": ref.module, "__class__": ref.name}
-        return resolve_sample_type(document, trust=trust, where=ref.where).from_joined
-    found = import_class(ref.module, ref.name, trust=trust, where=ref.where)
+        found = resolve_sample_type(document, trust=trust, where=ref.where)
+    else:
+        found = import_class(ref.module, ref.name, trust=trust, where=ref.where)
     joiner = getattr(found, "from_joined", None) if ref.kind == "class" else found
     if not callable(joiner) or (ref.kind == "function" and isinstance(found, type)):
         wanted = "a class with from_joined" if ref.kind == "class" else "a function"

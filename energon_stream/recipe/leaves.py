@@ -26,11 +26,11 @@ from energon_stream.index.source_index import SourceIndex
 from energon_stream.pipeline.reader_dataset import DatasetLeaf, Leaf
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.file_stores import FolderFileStore, WebdatasetFileStore
-from energon_stream.recipe.declared import DeclaredSamples
+from energon_stream.recipe.dataset_yaml import DatasetYamlOptions, make_sample_factory
 from energon_stream.recipe.join import join_leaf, open_join
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.sample_factory import SampleFactory
-from energon_stream.recipe.sample_types import DatasetYamlOptions, make_sample_factory
+from energon_stream.recipe.sample_types import DeclaredSamples
 from energon_stream.recipe.subset import Subset, parse_subset
 from energon_stream.recipe.tree import (
     AnyLeafRef,
@@ -240,7 +240,7 @@ def _refuse_files(ref: LeafRef) -> None:
 def _refuse(ref: LeafRef, is_given: bool, what: str, reason: str) -> None:
     if is_given:
         where = strip_credentials(ref.spec.url)
-        raise ConfigError(f"{what} has no place here: {reason}", where=where, hint="leave it out")
+        raise ConfigError(f"{what} is not allowed here: {reason}", where=where, hint="leave it out")
 
 
 def _select(ref: LeafRef, metadata: Callable[[], DatasetMetadata]) -> WebDatasetIndex:

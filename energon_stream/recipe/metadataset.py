@@ -12,9 +12,9 @@ from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.yaml_io import check_keys
-from energon_stream.recipe.declared import declare
 from energon_stream.recipe.fields import parse_parts
-from energon_stream.recipe.sample_classes import is_own_module, nearest
+from energon_stream.recipe.named_code import is_own_module, nearest
+from energon_stream.recipe.sample_types import declare
 from energon_stream.recipe.subset import Subset, parse_subset
 from energon_stream.recipe.tree import (
     AuxRef,

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from energon_stream.errors import MetadataError
 from energon_stream.index.join_index import NonMatch
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
-from energon_stream.recipe.declared import DeclaredSamples
+from energon_stream.recipe.sample_types import DeclaredSamples
 from energon_stream.recipe.subset import Subset
 from energon_stream.storage import StoreSpec
 

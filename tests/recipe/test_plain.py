@@ -469,12 +469,12 @@ def test_what_samples_cannot_be_is_said_before_anything_is_read(tmp_path, declar
 
 
 def test_who_says_what_samples_are_is_never_ignored(prepared, tmp_path):
-    with pytest.raises(ConfigError, match=r"says itself what its samples are.*dataset\.yaml"):
+    with pytest.raises(ConfigError, match=r"declared twice: by this file.*dataset\.yaml"):
         val(str(prepared), split_part="train")
     folder = tmp_path / "prepared"
     shutil.copytree(prepared, folder)
     (folder / ".nv-meta" / "dataset.yaml").unlink()
-    with pytest.raises(NotPreparedError, match="nothing says what the samples are"):
+    with pytest.raises(NotPreparedError, match="type of the samples is not known"):
         val(str(folder), declared={}, split_part="train")
     assert len(val(str(folder), split_part="train")) == SHARDS * PER_SHARD
     with pytest.raises(EmptyDatasetError):  # it is prepared, and has a split

@@ -12,9 +12,9 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.read.decode import SampleDecoder
 from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.trust import TRUST_VARIABLE
+from energon_stream.recipe.dataset_yaml import DatasetYamlOptions, make_sample_factory, read_dataset_config
 from energon_stream.recipe.fields import parse_field_map
-from energon_stream.recipe.sample_classes import SAMPLE_TYPES
-from energon_stream.recipe.sample_types import DatasetYamlOptions, make_sample_factory, read_dataset_config
+from energon_stream.recipe.sample_types import SAMPLE_TYPES
 from energon_stream.samples import CaptioningSample, CrudeSample, SourceInfo, TextSample, VQAOCRSample
 from energon_stream.storage import StoreSpec
 
@@ -209,15 +209,15 @@ CALL = {"__module__": "os", "__function__": "system", "command": "false"}
         (typed(image="jpg", caption="txt", captoin="txt"), "'captoin'.*'caption'"),
         (typed(image="jpg", caption="txt", __key__="txt"), "'__key__'"),
         ({"sample_type": own("TextSample")}, "'field_map' must map"),
-        ({**typed(), "sample_loader": "loader.py:sample_loader"}, "'field_map' has no place"),
-        ({**own("CrudeWebdataset"), "field_map": {"text": "txt"}}, "'field_map' has no place"),
-        ({**typed(), "part_filter": ["jpg"]}, "'part_filter' has no place"),
+        ({**typed(), "sample_loader": "loader.py:sample_loader"}, "'field_map' is not allowed"),
+        ({**own("CrudeWebdataset"), "field_map": {"text": "txt"}}, "'field_map' is not allowed"),
+        ({**typed(), "part_filter": ["jpg"]}, "'part_filter' is not allowed"),
         ({**own("CrudeWebdataset"), "part_filter": 3}, "'part_filter' is 3"),
         (own("CrudeWebdatset"), "no dataset class.*'CrudeWebdataset'"),
         ({"__module__": "other.package", "__class__": "ChatMLWebdataset"}, "cannot be imported"),
-        ({**own("CaptioningWebdataset"), **typed()}, "'sample_type' has no place"),
+        ({**own("CaptioningWebdataset"), **typed()}, "'sample_type' is not allowed"),
         (own("StandardWebdatasetFactory"), "needs a sample_type"),
-        ({"subflavors": {}}, "neither sample_type nor __class__"),
+        ({"subflavors": {}}, "neither a sample_type nor a __class__"),
         ({**typed(), "subflavors": [1]}, "'subflavors' must map"),
     ],
 )

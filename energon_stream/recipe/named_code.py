@@ -1,19 +1,61 @@
-"""Code that a dataset brings along or names: used only where the user trusts the dataset.
+"""Classes and functions that metadata files name.
 
-Sample types and dataset classes that the user's program has imported itself are the user's, not the dataset's.
+The library's own classes are found by name. Code of other packages, and code that a dataset brings along, runs only
+where the user trusts the dataset. Classes that the user's program has imported itself are the user's, not the
+dataset's.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from energon_stream.errors import MetadataError, UntrustedCodeError
 from energon_stream.read.trust import TRUST_VARIABLE, is_trusted
 
-__all__ = ["UserFunction", "import_class"]
+__all__ = ["UserFunction", "import_class", "is_own_module", "nearest", "read_class"]
+
+
+def is_own_module(module: str) -> bool:
+    """Return True if a module name of a metadata file means this library.
+
+    Example:
+        >>> [is_own_module(name) for name in ("megatron.energon", "energon_stream.samples", "megatron.core")]
+        [True, True, False]
+    """
+    return module.split(".")[0] == "energon_stream" or module.split(".")[:2] == ["megatron", "energon"]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown name: the most similar known one, or all of them.
+
+    Example:
+        >>> nearest("trian", ["train", "val"])
+        "did you mean 'train'?"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(names)}"
+
+
+def read_class(document: Any, where: str) -> tuple[str, str]:
+    """Read ``{__module__: …, __class__: …}``: the module and the name.
+
+    Raises:
+        MetadataError: The document has another form.
+    """
+    if isinstance(document, Mapping) and set(document) == {"__module__", "__class__"}:
+        module, name = document["__module__"], document["__class__"]
+        if isinstance(module, str) and isinstance(name, str):
+            return module, name
+    raise MetadataError(
+        f"a class is written as __module__ and __class__, not as {document!r:.80}",
+        where=where,
+        hint="for example {__module__: megatron.energon, __class__: CaptioningSample}",
+    )
 
 
 def _require_trust(trust: bool | None, what: str, where: str) -> None:
@@ -26,19 +68,19 @@ def _require_trust(trust: bool | None, what: str, where: str) -> None:
 
 
 def import_class(module: str, name: str, *, trust: bool | None, where: str, base: type | None = None) -> Any:
-    """Import what a metadata file names as ``__module__`` and ``__class__``.
+    """Import the class (or function) that a metadata file names.
 
     Args:
         module: The module.
         name: A name in it.
-        trust: Whether the dataset may have code imported. None asks the environment, and needs no trust for a
-            class derived from ``base`` that the user's own program has imported already.
+        trust: True allows the import, False refuses it. None asks the environment, and needs no trust for a class
+            derived from ``base`` that the user's own program has imported already.
         where: The metadata file, for messages.
-        base: What the class is to be derived from.
+        base: The required base class; None for any.
 
     Raises:
         UntrustedCodeError: The dataset is not trusted.
-        MetadataError: There is no such module or name.
+        MetadataError: The module or the name does not exist.
     """
     if trust is None and base is not None:
         imported = vars(sys.modules[module]).get(name) if module in sys.modules else None
@@ -56,14 +98,14 @@ def import_class(module: str, name: str, *, trust: bool | None, where: str, base
 
 
 class UserFunction:
-    """A function of a Python file that lies beside ``dataset.yaml``.
+    """A function of a Python file beside ``dataset.yaml``.
 
-    It travels to other processes as source, because the file is no importable module.
+    It travels to other processes as source, because they cannot import the file.
 
     Args:
         reference: ``file.py:function``.
-        read_text: Reads a file of the metadata folder.
-        trust: Whether the dataset may run code; None asks the environment.
+        read_text: Reads a file of the metadata folder, by name.
+        trust: True allows the code to run, False refuses it, None asks the environment.
         where: The metadata file, for messages.
 
     Raises:
@@ -76,7 +118,9 @@ class UserFunction:
     ) -> None:
         file, _, name = reference.partition(":")
         if not file.endswith(".py") or not name.isidentifier():
-            raise MetadataError(f"{reference!r} is not of the form file.py:function", where=where)
+            raise MetadataError(
+                f"{reference!r} does not name a function", where=where, hint="use the form file.py:function"
+            )
         _require_trust(trust, reference, where)
         self._reference, self._where, self._source = reference, where, read_text(file)
         self._function = self._load()
