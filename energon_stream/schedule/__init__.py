@@ -1,6 +1,14 @@
-"""Which sample comes next: integers only, no I/O, no torch."""
+"""The order of samples: integers only, no I/O, no torch."""
 
-from energon_stream.schedule.base import Cursor, Refs, Schedule, as_cursor
+from energon_stream.schedule.base import (
+    BlendCursor,
+    ConcatCursor,
+    Cursor,
+    LeafCursor,
+    Refs,
+    RepeatCursor,
+    Schedule,
+)
 from energon_stream.schedule.change import PassUnderWay, carry, earlier_plan, passes_under_way
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule, OrderSpec
@@ -20,31 +28,34 @@ from energon_stream.schedule.plan import (
 from energon_stream.schedule.slices import SliceTable
 
 __all__ = [
-    "leaves",
-    "stream_shares",
-    "describe_plan",
-    "build_schedule",
-    "RepeatPlan",
-    "Plan",
-    "LeafPlan",
-    "ConcatPlan",
+    "BlendCursor",
     "BlendPlan",
     "BlendSchedule",
+    "ConcatCursor",
+    "ConcatPlan",
     "ConcatSchedule",
     "Cursor",
     "CursorCodec",
+    "LeafCursor",
+    "LeafPlan",
     "LeafSchedule",
     "OrderSpec",
     "PassUnderWay",
+    "Plan",
     "Refs",
+    "RepeatCursor",
+    "RepeatPlan",
     "RepeatSchedule",
     "Schedule",
     "SliceTable",
-    "as_cursor",
+    "build_schedule",
     "carry",
-    "pack_columns",
-    "unpack_columns",
+    "describe_plan",
     "earlier_plan",
+    "leaves",
+    "pack_columns",
     "passes_under_way",
     "stream_bounds",
+    "stream_shares",
+    "unpack_columns",
 ]

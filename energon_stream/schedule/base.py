@@ -1,39 +1,95 @@
-"""What a schedule is: a pure function from a cursor to the next sample references.
+"""Schedules: pure functions from a cursor to the next sample references.
 
-A schedule holds no state. A *cursor* is a nested tuple of integers (and None); everything that is
-random is drawn from counters inside it. ``take`` looks ahead, ``advance`` says where the cursor stands
-after some references were consumed, so look-ahead never leaks into a saved state.
+A schedule holds no position. A *cursor* is a named tuple of integers and other cursors, and everything random is drawn
+from the counters in it. ``take`` looks ahead; ``advance`` returns the cursor after some references were consumed. A
+reader that looks ahead keeps one cursor for each, so look-ahead never gets into a saved state.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_stream.arrays import Int64Array
 
-__all__ = ["Cursor", "Refs", "Schedule", "as_cursor"]
-
-Cursor: TypeAlias = "int | None | tuple[Cursor, ...]"
+__all__ = ["BlendCursor", "ConcatCursor", "Cursor", "LeafCursor", "Refs", "RepeatCursor", "Schedule"]
 
 
-def as_cursor(value: Any) -> Cursor:
-    """Turn the lists of a deserialised cursor back into tuples."""
-    if isinstance(value, (list, tuple)):
-        return tuple(as_cursor(part) for part in value)
-    return None if value is None else int(value)
+class LeafCursor(NamedTuple):
+    """Place in one pass over a leaf.
+
+    Attributes:
+        epoch: Number of the pass.
+        position: References consumed in this pass.
+        group: Number of the group of slices that the next reference is in.
+        offset: References of that group that were consumed.
+        share: First sample, and one past the last, of the stream's share in this pass. None for the share in the dataset
+            as it is now; set if the pass began before the dataset grew.
+    """
+
+    epoch: int
+    position: int
+    group: int
+    offset: int
+    share: tuple[int, int] | None = None
+
+
+class RepeatCursor(NamedTuple):
+    """Place in repeated passes.
+
+    Attributes:
+        first: Number of the first of the passes.
+        current: Number of the pass that the inner cursor is in.
+        inner: Cursor of the repeated schedule.
+    """
+
+    first: int
+    current: int
+    inner: Cursor
+
+
+class ConcatCursor(NamedTuple):
+    """Place in schedules that follow each other.
+
+    Attributes:
+        child: Number of the schedule that the next reference comes from.
+        inner: Cursor of that schedule.
+        epoch: Number of the pass over all of them.
+    """
+
+    child: int
+    inner: Cursor
+    epoch: int
+
+
+class BlendCursor(NamedTuple):
+    """Place in a blend.
+
+    Attributes:
+        epoch: Number of the pass over all children.
+        step: References consumed in this pass.
+        children: Cursor of each child.
+    """
+
+    epoch: int
+    step: int
+    children: tuple[Cursor, ...]
+
+
+Cursor: TypeAlias = Any
+"""One of the four named tuples. Each schedule takes the cursors of its own kind only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refs:
-    """References to samples, in the order in which they are wanted.
+    """References to samples, in the order in which they are consumed.
 
     Attributes:
-        leaf: ``int32``, number of the source dataset.
-        index: ``int64``, sample within the source's split part.
+        leaf: ``int32``, number of the leaf.
+        index: ``int64``, number of the sample in the leaf's split part.
     """
 
     leaf: npt.NDArray[np.int32]
@@ -59,22 +115,22 @@ class Schedule(Protocol):
 
     @property
     def length(self) -> int | None:
-        """References in one pass; None for an endless schedule.
+        """References in one pass; None if it never ends.
 
-        The pass of a cursor may have more or fewer, where it began before a dataset grew.
+        A pass that began before a dataset grew may have another length: see :meth:`length_at`.
         """
 
     def begin(self, epoch: int = 0) -> Cursor:
-        """Cursor at the start of pass number ``epoch``."""
+        """Return the cursor at the start of pass number ``epoch``."""
 
     def take(self, cursor: Cursor, count: int) -> tuple[Refs, Cursor]:
-        """The next ``count`` references (fewer only at the end of the pass) and the cursor after them."""
+        """Return the next ``count`` references (fewer only at the end of the pass) and the cursor after them."""
 
     def advance(self, cursor: Cursor, count: int) -> Cursor:
-        """The cursor after ``count`` more references; equal to ``take(cursor, count)[1]``."""
+        """Return the cursor after ``count`` more references; equal to ``take(cursor, count)[1]``."""
 
     def remaining(self, cursor: Cursor) -> int | None:
-        """References left in this pass; None for an endless schedule."""
+        """Count the references left in this pass; None if it never ends."""
 
     def length_at(self, cursor: Cursor) -> int | None:
-        """References in the whole of the pass that the cursor is in; None for an endless schedule."""
+        """Count all references of the pass that the cursor is in; None if it never ends."""

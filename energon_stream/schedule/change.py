@@ -1,21 +1,20 @@
-"""Plans of datasets that grew: a cursor of the plan of then, for the plan of now.
+"""Plans of datasets that grew: cursors of the earlier plan become cursors of the present one.
 
-A dataset grows at its end: the plan of then had the first of the sources of now, each with the first of its shards.
-As the totals change, so do the streams' shares, also of the sources after the one that grew. The pass that a stream is in
-ends in the stream's share of then; its next pass of that source is of its share of now. Over all streams, the passes that
-are under way have all samples of then once, as if nothing had changed, and those after them all samples of now.
+A dataset grows at its end: the earlier plan had the first leaves of the present one, each with its first shards. New totals
+change the streams' shares, also of the leaves after the one that grew. The pass that a stream is in ends in the stream's
+earlier share; its next pass of that leaf has the present share. Over all streams, the passes under way have every
+earlier sample once, as if nothing had changed, and the passes after them every present sample.
 
-That is so where streams are in passes of all sources at a time, in blends; where sources come one after the other, a stream has
-not begun the later ones, which others may have.
+This holds for blends, where streams are in passes of all leaves at a time. It does not hold for concatenations: a stream may
+not have begun a later leaf that others have begun.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
-from energon_stream.schedule.base import Cursor, Schedule
+from energon_stream.schedule.base import BlendCursor, Cursor, Schedule
 from energon_stream.schedule.combine import BlendSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule
 from energon_stream.schedule.plan import BlendPlan, LeafPlan, Plan, RepeatPlan, leaves
@@ -25,30 +24,30 @@ __all__ = ["PassUnderWay", "carry", "earlier_plan", "passes_under_way"]
 
 @dataclass(frozen=True, slots=True)
 class PassUnderWay:
-    """Where a stream stands in a source.
+    """Progress of one stream in the present pass of one leaf.
 
     Attributes:
-        leaf: Number of the source.
-        given: References of the pass that were given out.
+        leaf: Number of the leaf.
+        consumed: References of the pass that were consumed.
         left: References of it that are still to come.
     """
 
     leaf: int
-    given: int
+    consumed: int
     left: int
 
 
 def earlier_plan(plan: Plan, shards: Sequence[int]) -> Plan:
-    """The plan of a dataset that had fewer sources or shards.
+    """Return the plan of the dataset when it had fewer leaves or shards.
 
-    A subset that ends where the dataset ends is taken to have done so then.
+    A subset that ends where the dataset ends is assumed to have done so before.
 
     Args:
-        plan: The plan of now.
-        shards: How many shards each source had, of the first ones of now; not more than now.
+        plan: The present plan.
+        shards: Number of shards that each of the first leaves had; at most the present number.
 
     Raises:
-        TypeError: The plan is one of sources that come one after the other.
+        TypeError: The plan has a concatenation.
     """
     if isinstance(plan, LeafPlan):
         starts = plan.shard_starts[: shards[plan.leaf] + 1]
@@ -58,51 +57,45 @@ def earlier_plan(plan: Plan, shards: Sequence[int]) -> Plan:
     if isinstance(plan, RepeatPlan):
         return replace(plan, child=earlier_plan(plan.child, shards))
     if isinstance(plan, BlendPlan):
-        there = [child for child in plan.children if next(leaves(child)).leaf < len(shards)]
-        children = tuple(earlier_plan(child, shards) for child in there)
+        kept = [child for child in plan.children if next(leaves(child)).leaf < len(shards)]
+        children = tuple(earlier_plan(child, shards) for child in kept)
         return BlendPlan(children, plan.weights[: len(children)])
-    raise TypeError(f"what was before a {type(plan).__name__} is not known")
+    raise TypeError(f"the earlier plan of a {type(plan).__name__} is unknown")
 
 
-def carry(then: Schedule, now: Schedule, cursor: Cursor) -> Cursor:
-    """A cursor for the schedule of now, in passes that have been begun.
+def carry(before: Schedule, now: Schedule, cursor: Cursor) -> Cursor:
+    """Convert a cursor of the earlier schedule, in passes that have been begun, to one of the present schedule.
 
     Args:
-        then: The schedule of the earlier plan.
-        now: That of the plan of now, of the same stream and with the same key.
-        cursor: A cursor of the schedule of then.
+        before: The schedule of the earlier plan.
+        now: The schedule of the present plan, of the same stream and with the same key.
+        cursor: A cursor of ``before``.
 
     Raises:
-        TypeError: The schedules are of other kinds.
+        TypeError: The schedules are of different kinds.
     """
-    if isinstance(then, LeafSchedule) and isinstance(now, LeafSchedule):
-        numbers = cast("tuple[int, ...]", cursor)
-        table = then.at(cursor).table
-        same = (table.start, table.stop) == (now.table.start, now.table.stop)
-        return (*numbers[:4], *(() if same else (table.start, table.stop)))
-    if isinstance(then, RepeatSchedule) and isinstance(now, RepeatSchedule):
-        first, number, inner = cast("tuple[int, int, Cursor]", cursor)
-        return first, number, carry(then.inner, now.inner, inner)
-    if isinstance(then, BlendSchedule) and isinstance(now, BlendSchedule):
-        epoch, step, cursors = cast("tuple[int, int, tuple[Cursor, ...]]", cursor)
-        both = zip(then.children, now.children, cursors, strict=False)
-        added = now.children[len(then.children) :]
-        carried = tuple(carry(*each) for each in both) + tuple(child.begin(epoch) for child in added)
-        return epoch, step, carried
-    raise TypeError(f"a {type(then).__name__} cannot have become a {type(now).__name__}")
+    if isinstance(before, LeafSchedule) and isinstance(now, LeafSchedule):
+        table = before.in_share(cursor.share).table
+        share = table.start, table.stop
+        return cursor._replace(share=None if share == (now.table.start, now.table.stop) else share)
+    if isinstance(before, RepeatSchedule) and isinstance(now, RepeatSchedule):
+        return cursor._replace(inner=carry(before.inner, now.inner, cursor.inner))
+    if isinstance(before, BlendSchedule) and isinstance(now, BlendSchedule):
+        kept = zip(before.children, now.children, cursor.children, strict=False)
+        added = now.children[len(before.children) :]
+        children = [carry(*each) for each in kept] + [child.begin(cursor.epoch) for child in added]
+        return BlendCursor(cursor.epoch, cursor.step, tuple(children))
+    raise TypeError(f"a {type(before).__name__} cannot have become a {type(now).__name__}")
 
 
 def passes_under_way(schedule: Schedule, cursor: Cursor) -> Iterator[PassUnderWay]:
-    """Where a cursor stands in each of its sources."""
+    """Yield the progress in the present pass of each leaf."""
     if isinstance(schedule, LeafSchedule):
-        given = cast("tuple[int, ...]", cursor)[1]
-        yield PassUnderWay(schedule.leaf, given, schedule.remaining(cursor))
+        yield PassUnderWay(schedule.leaf, cursor.position, schedule.remaining(cursor))
     elif isinstance(schedule, RepeatSchedule):
-        inner = cast("tuple[int, int, Cursor]", cursor)[2]
-        left = schedule.remaining(cursor)  # less than of the inner pass, where only a share of that is used
-        for found in passes_under_way(schedule.inner, inner):
+        left = schedule.remaining(cursor)  # less than in the inner pass, if only a share of that is used
+        for found in passes_under_way(schedule.inner, cursor.inner):
             yield found if left is None else replace(found, left=min(found.left, left))
     elif isinstance(schedule, BlendSchedule):
-        cursors = cast("tuple[int, int, tuple[Cursor, ...]]", cursor)[2]
-        for child, inner in zip(schedule.children, cursors, strict=True):
+        for child, inner in zip(schedule.children, cursor.children, strict=True):
             yield from passes_under_way(child, inner)

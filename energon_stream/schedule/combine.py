@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from energon_stream.arrays import Int64Array
+from energon_stream.arrays import Float64Array, Int64Array
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key, uniform
-from energon_stream.schedule.base import Cursor, Refs, Schedule
+from energon_stream.schedule.base import (
+    BlendCursor,
+    ConcatCursor,
+    Cursor,
+    Refs,
+    RepeatCursor,
+    Schedule,
+)
 
 __all__ = ["BlendSchedule", "ConcatSchedule", "RepeatSchedule"]
 
 
+_Chunk: TypeAlias = "tuple[Schedule, Cursor, int]"
+"""Some references of one schedule: the schedule, where they begin, and how many they are."""
+
+
+def _take(chunks: list[_Chunk]) -> Refs:
+    return Refs.concatenate([schedule.take(cursor, size)[0] for schedule, cursor, size in chunks])
+
+
+def _total(lengths: Iterable[int | None]) -> int | None:
+    """Add up lengths; None if one of them never ends."""
+    total = 0
+    for length in lengths:
+        if length is None:
+            return None
+        total += length
+    return total
+
+
 @dataclass(frozen=True, slots=True)
 class RepeatSchedule:
-    """Pass after pass of one schedule. The cursor is ``(first, pass, inner cursor)``.
+    """Passes over one schedule, one after the other.
 
     Args:
-        inner: What is repeated; finite.
-        repeats: Number of passes; a fraction takes the floor of that share of the last pass; None for ever.
+        inner: The schedule to repeat; it must end.
+        repeats: Number of passes. A fraction takes that share of the last pass, rounded down; None never ends.
     """
 
     inner: Schedule
@@ -39,147 +63,141 @@ class RepeatSchedule:
         length = self.inner.length
         if length is None:
             raise ConfigError(
-                "an endless schedule cannot be repeated", hint="repeat the outermost level only"
+                "an endless dataset cannot be repeated",
+                hint="remove repetitions from the outer level, or give the inner level a number of repetitions",
             )
         return length
 
     @property
     def length(self) -> int | None:
-        """References in all passes together; None where it never ends."""
+        """References in all passes together; None if it never ends."""
         inner = self._inner_length
         if self.repeats is None:
             return None if inner else 0
         whole = math.floor(self.repeats)
         return inner * whole + math.floor(inner * (self.repeats - whole))
 
-    def begin(self, epoch: int = 0) -> Cursor:
-        """Cursor at the start; an outer pass continues the numbering of the inner ones."""
+    def begin(self, epoch: int = 0) -> RepeatCursor:
+        """Return the cursor at the start; the numbers of the inner passes go on from one outer pass to the next."""
         first = epoch * (1 if self.repeats is None else math.ceil(self.repeats))
-        return (first, first, self.inner.begin(first))
+        return RepeatCursor(first, first, self.inner.begin(first))
 
-    def remaining(self, cursor: Cursor) -> int | None:
-        """References left over all passes."""
+    def remaining(self, cursor: RepeatCursor) -> int | None:
+        """Count the references left over all passes."""
         length = self._inner_length
         if self.repeats is None and length:
             return None
-        first, number, inner = cast("tuple[int, int, Cursor]", cursor)
-        left = cast(int, self.inner.remaining(inner))
+        left = cast(int, self.inner.remaining(cursor.inner))
         if self.repeats is None:
             return left
         whole = math.floor(self.repeats)
-        later = whole - (number - first) - 1
-        if later < 0:  # in the last pass, of which a share is used
-            in_pass = cast(int, self.inner.length_at(inner))
+        later = whole - (cursor.current - cursor.first) - 1
+        if later < 0:  # in the last pass, of which only a share is used
+            in_pass = cast(int, self.inner.length_at(cursor.inner))
             return max(0, math.floor(in_pass * (self.repeats - whole)) - (in_pass - left))
         return left + length * later + math.floor(length * (self.repeats - whole))
 
-    def length_at(self, cursor: Cursor) -> int | None:
-        """References in all passes; of those that are over, as if they had been as long as the next."""
+    def length_at(self, cursor: RepeatCursor) -> int | None:
+        """Count the references of all passes. Passes that are over count as long as the next one will be."""
         left = self.remaining(cursor)
         if left is None:
             return None
-        first, number, inner = cast("tuple[int, int, Cursor]", cursor)
-        given = cast(int, self.inner.length_at(inner)) - cast(int, self.inner.remaining(inner))
-        return (number - first) * self._inner_length + given + left
+        inner = cursor.inner
+        consumed = cast(int, self.inner.length_at(inner)) - cast(int, self.inner.remaining(inner))
+        return (cursor.current - cursor.first) * self._inner_length + consumed + left
 
-    def _chunks(self, cursor: Cursor, count: int) -> tuple[list[tuple[Cursor, int]], Cursor]:
-        """Split ``count`` references into (inner cursor, references of that pass)."""
+    def _chunks(self, cursor: RepeatCursor, count: int) -> tuple[list[_Chunk], RepeatCursor]:
+        """Split the next references by pass."""
         left_over_all = self.remaining(cursor)
         left = count if left_over_all is None else min(count, left_over_all)
-        first, number, inner = cast("tuple[int, int, Cursor]", cursor)
-        chunks: list[tuple[Cursor, int]] = []
+        first, current, inner = cursor
+        chunks: list[_Chunk] = []
         while left > 0:
             in_pass = cast(int, self.inner.remaining(inner))
-            if in_pass == 0:
-                number += 1
-                inner = self.inner.begin(number)
-                continue
-            size = min(left, in_pass)
-            chunks.append((inner, size))
-            left -= size
-            if left > 0:
-                number += 1
-                inner = self.inner.begin(number)
-            else:
-                inner = self.inner.advance(inner, size)
-        return chunks, (first, number, inner)
+            if in_pass:
+                size = min(left, in_pass)
+                chunks.append((self.inner, inner, size))
+                left -= size
+                if not left:
+                    inner = self.inner.advance(inner, size)
+                    break
+            current += 1
+            inner = self.inner.begin(current)
+        return chunks, RepeatCursor(first, current, inner)
 
-    def take(self, cursor: Cursor, count: int) -> tuple[Refs, Cursor]:
-        """The next references and the cursor after them."""
+    def take(self, cursor: RepeatCursor, count: int) -> tuple[Refs, RepeatCursor]:
+        """Return the next references and the cursor after them."""
         chunks, after = self._chunks(cursor, count)
-        return Refs.concatenate([self.inner.take(inner, size)[0] for inner, size in chunks]), after
+        return _take(chunks), after
 
-    def advance(self, cursor: Cursor, count: int) -> Cursor:
-        """The cursor after some more references."""
+    def advance(self, cursor: RepeatCursor, count: int) -> RepeatCursor:
+        """Return the cursor after some more references."""
         return self._chunks(cursor, count)[1]
 
 
 @dataclass(frozen=True, slots=True)
 class ConcatSchedule:
-    """One schedule after the other. The cursor is ``(number of the current one, its cursor, epoch)``."""
+    """Several schedules, one after the other."""
 
     children: tuple[Schedule, ...]
 
     @property
     def length(self) -> int | None:
         """References of all together."""
-        lengths = [child.length for child in self.children]
-        return None if None in lengths else sum(cast("list[int]", lengths))
+        return _total(child.length for child in self.children)
 
-    def begin(self, epoch: int = 0) -> Cursor:
-        """Cursor at the start of the first."""
-        return (0, self.children[0].begin(epoch), epoch)
+    def begin(self, epoch: int = 0) -> ConcatCursor:
+        """Return the cursor at the start of the first."""
+        return ConcatCursor(0, self.children[0].begin(epoch), epoch)
 
-    def _chunks(self, cursor: Cursor, count: int) -> tuple[list[tuple[int, Cursor, int]], Cursor]:
-        number, inner, epoch = cast("tuple[int, Cursor, int]", cursor)
-        chunks: list[tuple[int, Cursor, int]] = []
+    def _chunks(self, cursor: ConcatCursor, count: int) -> tuple[list[_Chunk], ConcatCursor]:
+        """Split the next references by child."""
+        number, inner, epoch = cursor
+        chunks: list[_Chunk] = []
         while True:
             child = self.children[number]
             left = child.remaining(inner)
             size = count if left is None else min(count, left)
             if size:
-                chunks.append((number, inner, size))
+                chunks.append((child, inner, size))
                 inner = child.advance(inner, size)
                 count -= size
             if not count or number + 1 == len(self.children):
-                return chunks, (number, inner, epoch)
+                return chunks, ConcatCursor(number, inner, epoch)
             number += 1
             inner = self.children[number].begin(epoch)
 
-    def take(self, cursor: Cursor, count: int) -> tuple[Refs, Cursor]:
-        """The next references and the cursor after them."""
+    def take(self, cursor: ConcatCursor, count: int) -> tuple[Refs, ConcatCursor]:
+        """Return the next references and the cursor after them."""
         chunks, after = self._chunks(cursor, count)
-        return Refs.concatenate([self.children[n].take(inner, size)[0] for n, inner, size in chunks]), after
+        return _take(chunks), after
 
-    def advance(self, cursor: Cursor, count: int) -> Cursor:
-        """The cursor after some more references."""
+    def advance(self, cursor: ConcatCursor, count: int) -> ConcatCursor:
+        """Return the cursor after some more references."""
         return self._chunks(cursor, count)[1]
 
-    def remaining(self, cursor: Cursor) -> int | None:
-        """References left in the current and all later ones."""
-        number, inner, _ = cast("tuple[int, Cursor, int]", cursor)
-        lengths = [self.children[number].remaining(inner), *(c.length for c in self.children[number + 1 :])]
-        return None if None in lengths else sum(cast("list[int]", lengths))
+    def remaining(self, cursor: ConcatCursor) -> int | None:
+        """Count the references left in the current and all later ones."""
+        later = [child.length for child in self.children[cursor.child + 1 :]]
+        return _total([self.children[cursor.child].remaining(cursor.inner), *later])
 
-    def length_at(self, cursor: Cursor) -> int | None:
-        """References of all together; of those that are over, as if they had been as long as in the next pass."""
-        number, inner, _ = cast("tuple[int, Cursor, int]", cursor)
+    def length_at(self, cursor: ConcatCursor) -> int | None:
+        """Count the references of all together. Children that are over count as long as their next pass will be."""
         lengths = [child.length for child in self.children]
-        lengths[number] = self.children[number].length_at(inner)
-        return None if None in lengths else sum(cast("list[int]", lengths))
+        lengths[cursor.child] = self.children[cursor.child].length_at(cursor.inner)
+        return _total(lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class BlendSchedule:
     """One weighted draw per reference among several schedules.
 
-    The draw for reference ``t`` is a function of ``(key, epoch, t)`` and of which children still have
-    references; an exhausted child has weight 0 from then on. The cursor is
-    ``(epoch, t, (cursor of each child…))``.
+    The draw for reference ``step`` is a function of ``(key, epoch, step)`` and of which children still have
+    references; an exhausted child has weight 0 from then on.
 
     Args:
-        children: What is blended.
-        weights: Positive, not necessarily normalised.
+        children: The schedules to blend.
+        weights: One for each child; positive, normalised or not.
         key: Key of the draws.
     """
 
@@ -187,7 +205,7 @@ class BlendSchedule:
     weights: tuple[float, ...]
     key: int
     _finite: tuple[int, ...] = field(init=False, repr=False)
-    _capacity: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
+    _capacity: Float64Array = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         lengths = [child.length for child in self.children]
@@ -205,30 +223,24 @@ class BlendSchedule:
     @property
     def length(self) -> int | None:
         """References of all children together."""
-        lengths = [child.length for child in self.children]
-        return None if None in lengths else sum(cast("list[int]", lengths))
+        return _total(child.length for child in self.children)
 
-    def begin(self, epoch: int = 0) -> Cursor:
-        """Cursor at the start of a pass."""
-        return (epoch, 0, tuple(child.begin(epoch) for child in self.children))
+    def begin(self, epoch: int = 0) -> BlendCursor:
+        """Return the cursor at the start of a pass."""
+        return BlendCursor(epoch, 0, tuple(child.begin(epoch) for child in self.children))
 
-    def remaining(self, cursor: Cursor) -> int | None:
-        """References left in all children."""
-        _, _, inner = cast("tuple[int, int, tuple[Cursor, ...]]", cursor)
-        left = self._left(inner)
-        return None if None in left else sum(cast("list[int]", left))
+    def remaining(self, cursor: BlendCursor) -> int | None:
+        """Count the references left in all children."""
+        return _total(child.remaining(at) for child, at in zip(self.children, cursor.children, strict=True))
 
-    def length_at(self, cursor: Cursor) -> int | None:
-        """References given out in this pass and left in it."""
+    def length_at(self, cursor: BlendCursor) -> int | None:
+        """Count the references that were consumed in this pass, and those that are left in it."""
         left = self.remaining(cursor)
-        return None if left is None else cast("tuple[int, int, tuple[Cursor, ...]]", cursor)[1] + left
+        return None if left is None else cursor.step + left
 
-    def _left(self, inner: Sequence[Cursor]) -> list[int | None]:
-        return [child.remaining(cursor) for child, cursor in zip(self.children, inner, strict=True)]
-
-    def _choices(self, cursor: Cursor, count: int) -> Int64Array:
-        """Which child supplies each of the next references; shorter when all are exhausted."""
-        epoch, step, inner = cast("tuple[int, int, tuple[Cursor, ...]]", cursor)
+    def _choices(self, cursor: BlendCursor, count: int) -> Int64Array:
+        """Number of the child that supplies each of the next references; fewer when all are exhausted."""
+        epoch, step, inner = cursor
         key = derive_key(self.key, "blend", epoch)
         left = self._capacity.copy()
         for number in self._finite:
@@ -238,7 +250,7 @@ class BlendSchedule:
             bounds = np.cumsum(np.where(left > 0, self.weights, 0.0))
             draws = uniform(key, np.arange(step, step + count, dtype=np.int64)) * bounds[-1]
             choices = np.searchsorted(bounds, draws, side="right").astype(np.int64)
-            # The draws hold until some finite child gives out its last reference.
+            # The draws hold until some finite child supplies its last reference.
             size = count
             uses_of = np.bincount(choices, minlength=len(left))
             for child in np.flatnonzero((uses_of >= left) & (left > 0)):
@@ -250,26 +262,26 @@ class BlendSchedule:
             step, count = step + size, count - size
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
-    def _after(self, cursor: Cursor, choices: Int64Array) -> Cursor:
-        epoch, step, inner = cast("tuple[int, int, tuple[Cursor, ...]]", cursor)
-        uses = np.bincount(choices, minlength=len(self.children)).tolist()
+    def _after(self, cursor: BlendCursor, choices: Int64Array) -> BlendCursor:
+        uses: Sequence[int] = np.bincount(choices, minlength=len(self.children)).tolist()
+        # Cursors of children that supplied nothing stay the same objects: CursorCodec packs the others only.
         advanced = tuple(
-            child.advance(at, n) if n else at for child, at, n in zip(self.children, inner, uses, strict=True)
+            child.advance(at, n) if n else at
+            for child, at, n in zip(self.children, cursor.children, uses, strict=True)
         )
-        return (epoch, step + len(choices), advanced)
+        return BlendCursor(cursor.epoch, cursor.step + len(choices), advanced)
 
-    def take(self, cursor: Cursor, count: int) -> tuple[Refs, Cursor]:
-        """The next references and the cursor after them."""
+    def take(self, cursor: BlendCursor, count: int) -> tuple[Refs, BlendCursor]:
+        """Return the next references and the cursor after them."""
         choices = self._choices(cursor, count)
         leaf = np.zeros(len(choices), dtype=np.int32)
         index = np.zeros(len(choices), dtype=np.int64)
-        inner = cast("tuple[int, int, tuple[Cursor, ...]]", cursor)[2]
         for number in np.unique(choices).tolist():
             places = np.flatnonzero(choices == number)
-            refs, _ = self.children[number].take(inner[number], len(places))
+            refs, _ = self.children[number].take(cursor.children[number], len(places))
             leaf[places], index[places] = refs.leaf, refs.index
         return Refs(leaf, index), self._after(cursor, choices)
 
-    def advance(self, cursor: Cursor, count: int) -> Cursor:
-        """The cursor after some more references."""
+    def advance(self, cursor: BlendCursor, count: int) -> BlendCursor:
+        """Return the cursor after some more references."""
         return self._after(cursor, self._choices(cursor, count))

@@ -1,177 +1,158 @@
-"""Cursors of blends of many sources, in a few bytes for each source.
+"""Cursors as plain values, which states hold.
 
-The cursor of a blend, ``(epoch, step, (cursor of each child, ...))``, becomes ``(epoch, step, bytes)`` where it has sixteen
-children or more and all of them are sources, or sources repeated. What the schedule knows is left out, and what is left is
-written by columns, one number for each child:
+A cursor becomes a tuple of its fields; a leaf's has four numbers, or six with a share. Where a blend has sixteen children
+or more, and all are leaves or repeated leaves, ``bytes`` stand for the cursors of its children. The bytes hold columns:
 
-``given``
-    References given out over all passes of the child's source in this pass of the blend. Pass and place in it follow.
-``start``
-    Where the source's group begins, against ``group x mean size of a group``.
-``group``
-    Number of that group, against ``place / mean size of a group``.
-``first`` and ``stop``
-    Only where some pass began before its dataset grew: the bounds of the share of then, against those of now.
+* references consumed since the blend's pass began, in all passes of the child together
+* number of the group: the difference from its number if all groups were of equal size
+* references before the group: the difference from their number if all groups were of equal size
+* where some pass began before its dataset grew: both bounds of the share, as differences from the bounds now
 
-No column depends on the weights, so a packed cursor can be read when these have changed. Signed numbers are written
-as ``2 x`` or ``-2 x - 1``. The bytes are the number of columns, for each the number of its byte planes (0 where all
-numbers are 0), and the planes, lowest first, as one raw deflate stream (RFC 1951) with a block of its own for each: high
-bytes are much alike, low ones are noise.
+What the schedule knows is left out. No column depends on the weights: they may change between save and restore.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from itertools import compress
-from operator import is_not
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import StateError
-from energon_stream.schedule.base import Cursor, Schedule, as_cursor
+from energon_stream.schedule.base import (
+    BlendCursor,
+    ConcatCursor,
+    Cursor,
+    LeafCursor,
+    RepeatCursor,
+    Schedule,
+)
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule
+from energon_stream.schedule.packed_v2 import is_packed_v2, places_v2, unpack_columns_v2
 
 __all__ = ["CursorCodec", "PackedCursor", "pack_columns", "unpack_columns"]
 
 PackedCursor: TypeAlias = Any
-"""A cursor in which ``bytes`` stand for the children of large blends."""
+"""A cursor as plain values; ``bytes`` stand for the children of large blends."""
 
 _LEAST_CHILDREN = 16
-"""Blends of fewer stay as they are: that takes hardly more, and can be looked at."""
+"""Smaller blends stay readable: packing would save little."""
+_MOST_COLUMNS = 5
 
 
 def pack_columns(columns: Sequence[Int64Array]) -> bytes:
-    """Write columns of equal length, of numbers that are not negative."""
-    widths, planes = [], []
-    for column in columns:
-        width = (int(column.max(initial=0)).bit_length() + 7) // 8
-        rows = column.astype("<i8").view(np.uint8).reshape(-1, 8)
-        widths.append(width)
-        planes += [rows[:, place].tobytes() for place in range(width)]
-    deflate = zlib.compressobj(wbits=-zlib.MAX_WBITS)
-    parts = [bytes([len(widths), *widths])]
-    for plane in planes:
-        parts += deflate.compress(plane), deflate.flush(zlib.Z_PARTIAL_FLUSH)
-    return b"".join([*parts, deflate.flush()])
+    """Compress columns of equal length, of numbers ``x`` written as ``2 x`` or ``-2 x - 1``."""
+    table = np.stack(columns)
+    unsigned = ((table << 1) ^ (table >> 63)).astype("<i8").view(np.uint8).reshape(*table.shape, 8)
+    # Bytes of equal significance lie side by side: high bytes are much alike, low ones are noise.
+    return zlib.compress(unsigned.transpose(0, 2, 1).tobytes())
 
 
-def unpack_columns(data: bytes, length: int) -> list[Int64Array]:
-    """Read what :func:`pack_columns` wrote.
-
-    Args:
-        data: The bytes.
-        length: Numbers in each column.
+def unpack_columns(data: bytes, length: int) -> Int64Array:
+    """Read columns of a known length into an array of shape (columns, length).
 
     Raises:
-        ValueError: The bytes are no columns of that length.
+        ValueError: The bytes are no columns of that length. Finding out takes no more memory than such columns.
     """
-    widths = data[1 : 1 + data[0]] if data else b""
+    inflate = zlib.decompressobj()
     try:
-        planes = zlib.decompress(data[1 + len(widths) :], wbits=-zlib.MAX_WBITS)
+        raw = inflate.decompress(data, _MOST_COLUMNS * length * 8 + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
-    if not widths or max(widths) > 8 or len(planes) != sum(widths) * length:
-        raise ValueError(f"{len(planes)} bytes are not {sum(widths)} planes of {length}")
-    rows = np.frombuffer(planes, dtype=np.uint8).reshape(-1, length)
-    columns, done = [], 0
-    for width in widths:
-        column = np.zeros((length, 8), dtype=np.uint8)
-        column[:, :width] = rows[done : done + width].T
-        columns.append(column.view("<i8")[:, 0].astype(np.int64))
-        done += width
-    return columns
+    if not inflate.eof or not raw or len(raw) % (length * 8):
+        raise ValueError(f"{len(data)} bytes do not hold columns of {length} numbers")
+    planes = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 8, length)
+    unsigned = np.ascontiguousarray(planes.transpose(0, 2, 1)).view("<u8")[..., 0]
+    return ((unsigned >> np.uint64(1)) ^ -(unsigned & np.uint64(1))).astype(np.int64)
 
 
-def _unsigned(values: Int64Array) -> Int64Array:
-    return (values << 1) ^ (values >> 63)
+def _expected_group(position: Int64Array, facts: Int64Array) -> Int64Array:
+    length, slots, per_group = facts
+    expected: Int64Array = position * slots // np.maximum(length * per_group, 1)
+    return expected
 
 
-def _signed(values: Int64Array) -> Int64Array:
-    return (values >> 1) ^ -(values & 1)
+def _expected_begin(group: Int64Array, facts: Int64Array) -> Int64Array:
+    length, slots, per_group = facts
+    expected: Int64Array = group * per_group * length // np.maximum(slots, 1)
+    return expected
 
 
-def _source_of(child: Schedule) -> LeafSchedule | None:
-    inner = child.inner if isinstance(child, RepeatSchedule) else child
-    return inner if isinstance(inner, LeafSchedule) else None
+class _LeafChildren:
+    """The children of a large blend, and their last cursors as numbers.
 
-
-class _Sources:
-    """The children of a blend: what is known of them, and their last cursors, as arrays.
-
-    Few children move between two states, and cursors are not changed in place, so those that are the same object
-    are looked at once.
+    Few children move between two states. The cursors of the others are the same objects and not looked at again.
     """
 
-    def __init__(self, blend: BlendSchedule, sources: Sequence[LeafSchedule]) -> None:
-        self._sources = sources
-        self._bare = [child is source for child, source in zip(blend.children, sources, strict=True)]
-        begins = [cast("tuple[int, ...]", child.begin(1))[0] for child in blend.children]
-        self._passes = np.array(begins, dtype=np.int64)  # of each, in one pass of the blend
-        self._now = np.array([(source.table.start, source.table.stop) for source in sources], dtype=np.int64)
-        self._last: Sequence[Any] = [None] * len(sources)
-        self._places = np.zeros((len(sources), 8), dtype=np.int64)
-        self._lengths = np.zeros(len(sources), dtype=np.int64)
-        self._groups = np.ones(len(sources))
+    def __init__(self, blend: BlendSchedule, leaves: Sequence[LeafSchedule]) -> None:
+        self._leaves = leaves
+        self._repeated = [child is not leaf for child, leaf in zip(blend.children, leaves, strict=True)]
+        self._passes = np.array([child.begin(1)[0] for child in blend.children], dtype=np.int64)
+        self._bounds = np.array([(leaf.table.start, leaf.table.stop) for leaf in leaves], dtype=np.int64)
+        self._last: Sequence[Cursor] = [None] * len(leaves)
+        self._rows = np.zeros((len(leaves), 11), dtype=np.int64)
 
-    def pack(self, epoch: int, cursors: Sequence[Any]) -> bytes | None:
-        """The children's cursors as bytes; None where they are none that a blend comes to."""
-        self._look_at(cursors)
-        firsts, passes, epochs, given, group, offset, *share = self._places.T
-        lengths, groups, done = self._lengths, self._groups, passes - firsts
-        known = (firsts == epoch * self._passes) & (epochs == passes) & (done >= 0)
-        if not (known & (given <= lengths) & ((given > 0) | (done == 0) & (given == 0))).all():
+    def pack(self, epoch: int, cursors: Sequence[Cursor]) -> bytes | None:
+        """Pack the children's cursors; None if no blend would come to them."""
+        moved = [n for n, (last, now) in enumerate(zip(self._last, cursors, strict=True)) if last is not now]
+        if moved:
+            self._rows[moved] = [self._row(number, cursors[number]) for number in moved]
+            self._last = cursors
+        first, current, inner, position, group, offset, *bounds = self._rows.T[:8]
+        facts, done = self._rows.T[8:], current - first
+        fits = (first == epoch * self._passes) & (inner == current) & (position <= facts[0])
+        if not (fits & (done >= 0) & ((position > 0) | (done == 0))).all():
             return None
-        start = given - offset - np.rint(group * groups).astype(np.int64)
-        number = group - np.floor(given / groups).astype(np.int64)
-        columns = [done * lengths + given, _unsigned(start), _unsigned(number)]
-        differ = [_unsigned(bound - now) for bound, now in zip(share, self._now.T, strict=True)]
-        return pack_columns(columns + differ if any(column.any() for column in differ) else columns)
+        begin = position - offset - _expected_begin(group, facts)
+        columns = [done * facts[0] + position, group - _expected_group(position, facts), begin]
+        moves = bounds - self._bounds.T
+        return pack_columns([*columns, *moves] if moves.any() else columns)
 
-    def _look_at(self, cursors: Sequence[Any]) -> None:
-        moved = list(compress(range(len(cursors)), map(is_not, self._last, cursors)))
-        if not moved:
-            return
-        places = []
-        for number in moved:
-            cursor, source = cursors[number], self._sources[number]
-            first, done, inner = (cursor[0], cursor[0], cursor) if self._bare[number] else cursor
-            in_share = source if len(inner) == 4 else source.at(inner)
-            self._lengths[number], self._groups[number] = in_share.length, in_share.mean_group
-            places.append((first, done, *inner[:4], in_share.table.start, in_share.table.stop))
-        self._places[moved] = places
-        self._last = cursors
+    def _row(self, number: int, cursor: Cursor) -> tuple[int, ...]:
+        first, current, at = cursor if self._repeated[number] else (cursor.epoch, cursor.epoch, cursor)
+        leaf = self._leaves[number].in_share(at.share)
+        return (first, current, *at[:4], leaf.table.start, leaf.table.stop, *leaf.facts)
 
     def unpack(self, epoch: int, data: bytes) -> tuple[Cursor, ...]:
-        """The children's cursors."""
-        total, start, number, *differ = unpack_columns(data, len(self._sources))
-        shares = self._now + np.transpose([_signed(column) for column in differ]) if differ else self._now
-        earlier = (shares != self._now).any(axis=1).tolist()
-        pairs = zip(self._sources, earlier, shares.tolist(), strict=True)
-        in_share = [source.at((0, 0, 0, 0, *share)) if then else source for source, then, share in pairs]
-        lengths = np.array([source.length for source in in_share], dtype=np.int64)
-        groups = np.array([source.mean_group for source in in_share])
-        done = np.maximum(total - 1, 0) // np.maximum(lengths, 1)
-        given = total - done * lengths
-        group = _signed(number) + np.floor(given / groups).astype(np.int64)
-        offset = given - _signed(start) - np.rint(group * groups).astype(np.int64)
-        firsts = epoch * self._passes
-        columns = (firsts, firsts + done, given, group, offset)
+        """Read the children's cursors.
+
+        Raises:
+            ValueError: The bytes are damaged.
+        """
+        unpack = unpack_columns_v2 if is_packed_v2(data) else unpack_columns
+        total, group, begin, *moves = unpack(data, len(self._leaves))
+        if len(moves) not in (0, 2):
+            raise ValueError(f"{len(moves) + 3} columns")
+        bounds = self._bounds + np.stack(moves, axis=1) if moves else self._bounds
+        earlier = (bounds != self._bounds).any(axis=1).tolist()
+        shares = [tuple(pair) if old else None for pair, old in zip(bounds.tolist(), earlier, strict=True)]
+        leaves = [leaf.in_share(share) for leaf, share in zip(self._leaves, shares, strict=True)]
+        facts = np.array([leaf.facts for leaf in leaves], dtype=np.int64).T
+        done = np.maximum(total - 1, 0) // np.maximum(facts[0], 1)
+        position = total - done * facts[0]
+        if unpack is unpack_columns_v2:
+            group, offset = places_v2(leaves, position, group, begin)
+        else:
+            group = group + _expected_group(position, facts)
+            offset = position - begin - _expected_begin(group, facts)
+        first = epoch * self._passes
+        rows = np.stack([first, first + done, position, group, offset], axis=1)
+        if rows.min() < 0 or (position > facts[0]).any():
+            raise ValueError("some place is outside its dataset")
         cursors: list[Cursor] = []
-        for row, bare, then, share in zip(
-            np.transpose(columns).tolist(), self._bare, earlier, shares.tolist(), strict=True
+        for (start, current, *place), repeated, share in zip(
+            rows.tolist(), self._repeated, shares, strict=True
         ):
-            first, at, *place = row
-            inner = (at, *place, *share) if then else (at, *place)
-            cursors.append(inner if bare else (first, at, inner))
+            at = LeafCursor(current, place[0], place[1], place[2], share)
+            cursors.append(RepeatCursor(start, current, at) if repeated else at)
         return tuple(cursors)
 
 
 class CursorCodec:
-    """Packs the cursors of one schedule, and reads packed ones and others.
+    """Converts the cursors of one schedule to plain values and back.
 
     Args:
         schedule: The schedule.
@@ -179,66 +160,66 @@ class CursorCodec:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._known: dict[int, _Sources | None] = {}
+        self._large: dict[int, _LeafChildren | None] = {}
 
     def pack(self, cursor: Cursor) -> PackedCursor:
-        """A cursor in plain values, with ``bytes`` where that is shorter."""
+        """Return a cursor as plain values."""
         return self._pack(self._schedule, cursor)
 
     def unpack(self, value: PackedCursor) -> Cursor:
-        """A cursor of what :meth:`pack` made of it, or of the cursor itself, also with lists in the place of tuples.
+        """Return the cursor that :meth:`pack` made plain. Lists may stand for tuples, as after msgpack.
 
         Raises:
             StateError: It is no cursor of this schedule.
         """
         try:
             return self._unpack(self._schedule, value)
-        except (TypeError, ValueError, IndexError) as error:
-            raise StateError(f"the state is damaged: a cursor cannot be read ({error})") from error
+        except (TypeError, ValueError, IndexError, OverflowError) as error:
+            raise StateError(
+                f"the state is damaged: a cursor cannot be read ({error})",
+                hint="restore an earlier checkpoint",
+            ) from error
 
     def _pack(self, schedule: Schedule, cursor: Cursor) -> PackedCursor:
         if isinstance(schedule, RepeatSchedule):
-            first, number, inner = cast("tuple[int, int, Cursor]", cursor)
-            return first, number, self._pack(schedule.inner, inner)
+            return cursor.first, cursor.current, self._pack(schedule.inner, cursor.inner)
         if isinstance(schedule, ConcatSchedule):
-            number, inner, epoch = cast("tuple[int, Cursor, int]", cursor)
-            return number, self._pack(schedule.children[number], inner), epoch
+            return cursor.child, self._pack(schedule.children[cursor.child], cursor.inner), cursor.epoch
         if not isinstance(schedule, BlendSchedule):
-            return cursor
-        epoch, step, cursors = cast("tuple[int, int, tuple[Cursor, ...]]", cursor)
-        sources = self._sources(schedule)
-        packed = None if sources is None else sources.pack(epoch, cursors)
-        if packed is not None:
-            return epoch, step, packed
-        children = zip(schedule.children, cursors, strict=True)
-        return epoch, step, tuple([self._pack(child, inner) for child, inner in children])
+            return (*cursor[:4], *(cursor.share or ()))
+        large = self._large_blend(schedule)
+        packed = None if large is None else large.pack(cursor.epoch, cursor.children)
+        if packed is None:
+            children = zip(schedule.children, cursor.children, strict=True)
+            return cursor.epoch, cursor.step, tuple([self._pack(*each) for each in children])
+        return cursor.epoch, cursor.step, packed
 
     def _unpack(self, schedule: Schedule, value: PackedCursor) -> Cursor:
         if isinstance(schedule, RepeatSchedule):
-            first, number, inner = value
-            return int(first), int(number), self._unpack(schedule.inner, inner)
+            first, current, inner = value
+            return RepeatCursor(int(first), int(current), self._unpack(schedule.inner, inner))
         if isinstance(schedule, ConcatSchedule):
             number, inner, epoch = value
-            return int(number), self._unpack(schedule.children[number], inner), int(epoch)
+            return ConcatCursor(int(number), self._unpack(schedule.children[number], inner), int(epoch))
         if not isinstance(schedule, BlendSchedule):
-            cursor = as_cursor(value)
-            if not isinstance(cursor, tuple) or len(cursor) not in (4, 6):
-                raise ValueError(f"{value!r} is no place in a source")
-            return cursor
-        epoch, step, cursors = value
-        if isinstance(cursors, (bytes, bytearray)):
-            sources = self._sources(schedule)
-            if sources is None:
-                raise ValueError(f"packed cursors in a blend of {len(schedule.children)}")
-            return int(epoch), int(step), sources.unpack(int(epoch), bytes(cursors))
-        children = zip(schedule.children, cursors, strict=True)
-        return int(epoch), int(step), tuple(self._unpack(child, inner) for child, inner in children)
+            epoch, position, group, offset, *share = map(int, value)
+            if len(share) not in (0, 2) or min(epoch, position, group, offset, *share) < 0:
+                raise ValueError(f"{value!r} is no place in a dataset")
+            return LeafCursor(epoch, position, group, offset, (share[0], share[1]) if share else None)
+        epoch, step, packed = value
+        if not isinstance(packed, (bytes, bytearray)):
+            children = zip(schedule.children, packed, strict=True)
+            return BlendCursor(int(epoch), int(step), tuple(self._unpack(*each) for each in children))
+        large = self._large_blend(schedule)
+        if large is None:
+            raise ValueError(f"packed cursors in a blend of {len(schedule.children)}")
+        return BlendCursor(int(epoch), int(step), large.unpack(int(epoch), bytes(packed)))
 
-    def _sources(self, blend: BlendSchedule) -> _Sources | None:
-        """What is known of a blend's children; None where they cannot be packed."""
-        if id(blend) not in self._known:
-            found = [_source_of(child) for child in blend.children]
-            sources = [source for source in found if source is not None]
-            large = len(blend.children) >= _LEAST_CHILDREN and len(sources) == len(found)
-            self._known[id(blend)] = _Sources(blend, sources) if large else None
-        return self._known[id(blend)]
+    def _large_blend(self, blend: BlendSchedule) -> _LeafChildren | None:
+        """Facts about a blend's children; None if their cursors are not packed."""
+        if id(blend) not in self._large:
+            inner = [child.inner if isinstance(child, RepeatSchedule) else child for child in blend.children]
+            leaves = [leaf for leaf in inner if isinstance(leaf, LeafSchedule)]
+            packs = len(leaves) == len(inner) >= _LEAST_CHILDREN
+            self._large[id(blend)] = _LeafChildren(blend, leaves) if packs else None
+        return self._large[id(blend)]

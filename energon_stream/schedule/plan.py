@@ -33,12 +33,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class LeafPlan:
-    """One source dataset.
+    """One dataset at the bottom of a mixture.
 
     Attributes:
-        leaf: Number of the source.
-        shard_starts: ``int64``, first sample of each shard and the total at the end.
-        order: How to shuffle.
+        leaf: Number of the leaf.
+        shard_starts: ``int64``, first sample of each shard, and the total at the end.
+        order: Options of the order.
         start: First sample of the subset that is used.
         stop: One past the last sample of the subset; None for all.
     """
@@ -57,7 +57,7 @@ class LeafPlan:
 
 @dataclass(frozen=True, slots=True)
 class RepeatPlan:
-    """Pass after pass; see :class:`RepeatSchedule`."""
+    """Repeated passes; see :class:`RepeatSchedule`."""
 
     child: Plan
     repeats: float | None = None
@@ -73,7 +73,7 @@ class BlendPlan:
 
 @dataclass(frozen=True, slots=True)
 class ConcatPlan:
-    """One after the other; see :class:`ConcatSchedule`."""
+    """Plans that follow each other; see :class:`ConcatSchedule`."""
 
     children: tuple[Plan, ...]
 
@@ -82,7 +82,7 @@ Plan: TypeAlias = LeafPlan | RepeatPlan | BlendPlan | ConcatPlan
 
 
 def leaves(plan: Plan) -> Iterator[LeafPlan]:
-    """All leaves, in order."""
+    """Yield all leaves, in order."""
     if isinstance(plan, LeafPlan):
         yield plan
     elif isinstance(plan, RepeatPlan):
@@ -93,7 +93,7 @@ def leaves(plan: Plan) -> Iterator[LeafPlan]:
 
 
 def bit_reversal(size: int) -> list[int]:
-    """Generalised bit reversal of ``range(size)``: halve, recurse into both halves, interleave."""
+    """Return the generalised bit reversal of ``range(size)``: halve, recurse into both halves, interleave."""
 
     def reorder(items: list[int]) -> list[int]:
         if len(items) <= 2:
@@ -110,13 +110,14 @@ def bit_reversal(size: int) -> list[int]:
 def stream_bounds(num_samples: int, num_streams: int, rotation: int = 0) -> tuple[int, ...]:
     """Cut ``range(num_samples)`` into one contiguous range per stream.
 
-    The first ``num_samples % num_streams`` streams after ``rotation`` get one sample more; the counts
-    are then spread by :func:`bit_reversal`, so that streams with one more lie far apart.
+    This is the split arithmetic of Megatron-Energon, with one share per stream. The first
+    ``num_samples % num_streams`` streams after ``rotation`` get one sample more. :func:`bit_reversal` then spreads the
+    counts, so that streams with one more lie far apart.
 
     Args:
         num_samples: Samples to split, after whole-shard excludes and subsets.
         num_streams: Number of streams of the job.
-        rotation: Which stream gets the first of the remainders.
+        rotation: Number of the stream that gets the first of the remainders.
 
     Returns:
         ``num_streams + 1`` ascending bounds; stream ``s`` owns ``[bounds[s], bounds[s + 1])``.
@@ -130,9 +131,9 @@ def stream_bounds(num_samples: int, num_streams: int, rotation: int = 0) -> tupl
 
 
 def stream_shares(plan: Plan, num_streams: int, stream: int) -> Iterator[tuple[LeafPlan, int, int]]:
-    """Each leaf with the first sample, and one past the last, of one stream's share of it.
+    """Yield each leaf with the first sample, and one past the last, of one stream's share.
 
-    The remainders of the leaves' splits rotate over the streams, by the samples of the leaves before.
+    The remainders of the leaves' splits rotate over the streams, by the number of samples in the leaves before.
     """
     passed = 0
     for leaf in leaves(plan):
@@ -144,13 +145,13 @@ def stream_shares(plan: Plan, num_streams: int, stream: int) -> Iterator[tuple[L
 def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Schedule:
     """Make one stream's schedule.
 
-    Each node draws from a key of its own, made of ``key`` and its path, so that equal datasets are not
-    shuffled alike.
+    Each node draws from a key of its own, made of ``key`` and the node's path, so that equal datasets are shuffled
+    differently.
 
     Args:
-        plan: What to schedule.
-        num_streams: Streams of the whole job.
-        stream: Which of them.
+        plan: The plan.
+        num_streams: Number of streams of the whole job.
+        stream: Number of the stream.
         key: Key of all draws; different for each stream.
     """
     shares = stream_shares(plan, num_streams, stream)
@@ -171,7 +172,7 @@ def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Sc
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
-    """A plan as plain values, for fingerprints and reports."""
+    """Return a plan as plain values, for fingerprints and reports."""
     if isinstance(plan, LeafPlan):
         return {
             "leaf": plan.leaf,

@@ -13,25 +13,25 @@ __all__ = ["SliceTable"]
 
 @dataclass(frozen=True, slots=True)
 class SliceTable:
-    """All slices of one stream's range, computed on demand.
+    """All slices of one stream's share, computed on demand.
 
-    A range is cut at shard borders; a piece longer than 1.5 times the wanted length is cut in
-    ``round(length / wanted)`` parts. Only the pieces are stored (one per shard), never the slices.
+    A share is cut at shard borders. A piece longer than 1.5 times the wanted length is cut into
+    ``round(length / wanted)`` slices. The table stores the pieces (one per shard), never the slices.
 
     Attributes:
         piece_starts: ``int64``, first sample of each piece, in the numbering of the whole split part.
         piece_lengths: ``int64``, samples of each piece.
-        piece_parts: ``int64``, number of slices of each piece.
+        piece_slices: ``int64``, number of slices of each piece.
         first_slice: ``int64``, number of the first slice of each piece, and the total at the end.
         shard_starts: ``int64``, first sample of each shard of the split part, and the total at the end.
-        start: First sample of the range.
-        stop: One past its last sample.
+        start: First sample of the share.
+        stop: One past the last sample of the share.
         max_length: Wanted length of a slice.
     """
 
     piece_starts: Int64Array
     piece_lengths: Int64Array
-    piece_parts: Int64Array
+    piece_slices: Int64Array
     first_slice: Int64Array
     shard_starts: Int64Array
     start: int
@@ -43,7 +43,7 @@ class SliceTable:
         """Cut the samples ``[start, stop)``.
 
         Args:
-            shard_starts: ``int64`` array of the first sample of each shard, and the total at the end.
+            shard_starts: ``int64``, first sample of each shard, and the total at the end.
             start: First sample.
             stop: One past the last sample.
             max_length: Wanted length of a slice (``max_samples_per_sequence``); None keeps pieces whole.
@@ -59,14 +59,14 @@ class SliceTable:
         lengths = np.diff(bounds)
         starts, lengths = bounds[:-1][lengths > 0], lengths[lengths > 0]
         if max_length is None:
-            parts = np.ones_like(lengths)
+            slices = np.ones_like(lengths)
         else:
-            parts = np.where(lengths > 1.5 * max_length, np.rint(lengths / max_length), 1).astype(np.int64)
-        first_slice = np.concatenate([[0], np.cumsum(parts)]).astype(np.int64)
-        return cls(starts, lengths, parts, first_slice, shard_starts, start, stop, max_length)
+            slices = np.where(lengths > 1.5 * max_length, np.rint(lengths / max_length), 1).astype(np.int64)
+        first_slice = np.concatenate([[0], np.cumsum(slices)]).astype(np.int64)
+        return cls(starts, lengths, slices, first_slice, shard_starts, start, stop, max_length)
 
     def of(self, start: int, stop: int) -> SliceTable:
-        """The slices of another range of the same shards."""
+        """Return the slices of another share of the same shards."""
         return SliceTable.build(self.shard_starts, start, stop, self.max_length)
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class SliceTable:
 
     @property
     def num_samples(self) -> int:
-        """Samples in all slices together."""
+        """Samples of all slices together."""
         return int(self.piece_lengths.sum())
 
     def bounds(self, slices: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -84,6 +84,6 @@ class SliceTable:
             Two ``int64`` arrays: first sample, and one past the last sample, of each slice.
         """
         piece = np.searchsorted(self.first_slice, slices, side="right") - 1
-        part = slices - self.first_slice[piece]
-        length, parts, base = self.piece_lengths[piece], self.piece_parts[piece], self.piece_starts[piece]
-        return base + part * length // parts, base + (part + 1) * length // parts
+        place = slices - self.first_slice[piece]  # among the slices of its piece
+        length, count, base = self.piece_lengths[piece], self.piece_slices[piece], self.piece_starts[piece]
+        return base + place * length // count, base + (place + 1) * length // count

@@ -232,7 +232,7 @@ def _carrier(stream: int, changed: Sequence[_Changed]) -> Callable[[str, Any], A
             cursor = carry(then, now, cursor)
             for found in passes_under_way(now, cursor):
                 given, left = each.counts.get(found.leaf, (0, 0))
-                each.counts[found.leaf] = given + found.given, left + found.left
+                each.counts[found.leaf] = given + found.consumed, left + found.left
         return {**state, "at": CursorCodec(now).pack(cursor)}
 
     return change

@@ -26,6 +26,7 @@ import numpy as np
 
 from energon_stream.errors import StateError
 from energon_stream.schedule import pack_columns, unpack_columns
+from energon_stream.schedule.packed_v2 import is_packed_v2, unpack_columns_v2
 
 __all__ = ["Description", "SavedLeaves", "describe", "fingerprint", "marks", "read_sources", "runs"]
 
@@ -143,7 +144,9 @@ def read_sources(saved: Any) -> list[SavedLeaves]:
     try:
         found = []
         for number, shards, marked in saved:
-            counts = unpack_columns(bytes(shards), int(number))[0].tolist()
+            counts = (unpack_columns_v2 if is_packed_v2(bytes(shards)) else unpack_columns)(
+                bytes(shards), int(number)
+            )[0].tolist()
             cut = [bytes(marked[place : place + _MARK]) for place in range(0, len(marked), _MARK)]
             if len(cut) != len(runs(len(counts))):
                 raise ValueError(f"{len(cut)} marks of {len(counts)} sources")

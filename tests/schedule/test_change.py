@@ -98,7 +98,7 @@ def test_passes_under_way_end_as_they_were_and_the_next_ones_have_all(planned, s
                 rest = indices(source, at, ALL)
                 assert rest == indices(earlier, place, ALL)
                 assert source.remaining(at) == len(rest) == source.length_at(at) - place[1]
-                assert counted[source.leaf].given == place[1]
+                assert counted[source.leaf].consumed == place[1]
                 assert counted[source.leaf].left <= len(rest)
                 begun.setdefault(source.leaf, Counter()).update(given + rest)
             following.setdefault(source.leaf, Counter()).update(indices(source, source.begin(at[0] + 1), ALL))

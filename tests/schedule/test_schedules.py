@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_stream.errors import ConfigError
-from energon_stream.schedule.base import as_cursor
+from energon_stream.schedule.base import LeafCursor
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule, OrderSpec
+from energon_stream.schedule.packed import CursorCodec
 from energon_stream.schedule.slices import SliceTable
 
 
@@ -79,7 +80,8 @@ def test_cursor_laws(schedule, epoch, data):
         refs, after = schedule.take(cursor, count)
         assert schedule.advance(cursor, count) == after
         got += pairs(refs)
-        cursor = as_cursor([list(p) if isinstance(p, tuple) else p for p in after])
+        codec = CursorCodec(schedule)
+        cursor = codec.unpack([list(p) if isinstance(p, tuple) else p for p in codec.pack(after)])
     assert got == pairs(everything)
 
 
@@ -136,12 +138,12 @@ def test_a_thousand_million_samples_open_and_resume_without_being_listed():
     leaf = LeafSchedule(0, table, OrderSpec(100, 10_000, 16, 1), 5)
     begin = time.perf_counter()
     number = 90_000  # a group far into the epoch
-    refs, after = leaf.take((3, 950_000_000, number, 17), 32)
+    refs, after = leaf.take(LeafCursor(3, 950_000_000, number, 17), 32)
     elapsed = time.perf_counter() - begin
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(refs) == 32
-    assert after == (3, 950_000_032, number, 49)
+    assert after == LeafCursor(3, 950_000_032, number, 49)
     assert peak < 64e6
     assert elapsed < 30  # a hang guard, not a speed claim
 
