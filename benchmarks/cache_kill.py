@@ -24,10 +24,10 @@ import traceback
 from contextlib import suppress
 from dataclasses import replace
 
-from energon_stream.cache.blocks import BlockCache, CacheConfig, ObjectIdentity
-from energon_stream.cache.blocks.directory import CacheDirectory
-from energon_stream.cache.blocks.ledger import Busy
-from energon_stream.cache.blocks.maintenance import clear_cache, verify_cache
+from energon_stream.cache import BlockCache, CacheConfig, ObjectIdentity
+from energon_stream.cache.directory import CacheDirectory
+from energon_stream.cache.ledger import Busy
+from energon_stream.cache.maintenance import clear_cache, verify_cache
 
 BLOCK, QUOTA = 256 << 10, 12_000_000
 COUNTS = struct.Struct("<8q")  # reads, bytes, hits, stored bytes, waits, damaged, wrong, other failures

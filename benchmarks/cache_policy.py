@@ -3,7 +3,7 @@
     python benchmarks/cache_policy.py
 
 The order of samples is that of the library's own schedules, reshuffled every epoch; what stays and what goes is
-decided by the cache's own policies (``energon_stream/cache/blocks/policy.py``). There is no disk and no network:
+decided by the cache's own policies (``energon_stream/cache/policy.py``). There is no disk and no network:
 a block is a count of bytes and a set of samples.
 """
 
@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from energon_stream.cache.blocks.policy import Entry, make_policy, plan_shares
+from energon_stream.cache.policy import Entry, make_policy, plan_shares
 from energon_stream.rng import derive_key
 from energon_stream.schedule import BlendPlan, LeafPlan, OrderSpec, RepeatPlan, build_schedule
 

@@ -33,7 +33,7 @@ FIRST = 2  # epochs that fill the cache
 PROGRAM = """
 import json, sys, time
 import energon_stream as es
-from energon_stream.cache.blocks import shared_cache
+from energon_stream.cache import shared_cache
 
 @es.stateless
 def keep(sample):

@@ -11,39 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from energon_stream.cache import (
-        CachePool as CachePool,
-    )
-    from energon_stream.cache import (
-        DecodeFileStore as DecodeFileStore,
-    )
-    from energon_stream.cache import (
-        DirectLazy as DirectLazy,
-    )
-    from energon_stream.cache import (
-        FileCacheLazy as FileCacheLazy,
-    )
-    from energon_stream.cache import (
-        FileStore as FileStore,
-    )
-    from energon_stream.cache import (
-        FileStoreCachePool as FileStoreCachePool,
-    )
-    from energon_stream.cache import (
-        Lazy as Lazy,
-    )
-    from energon_stream.cache import (
-        MockLazy as MockLazy,
-    )
-    from energon_stream.cache import (
-        NoCachePool as NoCachePool,
-    )
-    from energon_stream.cache import (
-        PrimaryFileStore as PrimaryFileStore,
-    )
-    from energon_stream.cache import (
-        SystemFileStore as SystemFileStore,
-    )
-    from energon_stream.cache.blocks import (
         CacheConfig as CacheConfig,
     )
     from energon_stream.errors import (
@@ -69,6 +36,39 @@ if TYPE_CHECKING:
     )
     from energon_stream.loader import (
         get_savable_loader as get_savable_loader,
+    )
+    from energon_stream.media import (
+        CachePool as CachePool,
+    )
+    from energon_stream.media import (
+        DecodeFileStore as DecodeFileStore,
+    )
+    from energon_stream.media import (
+        DirectLazy as DirectLazy,
+    )
+    from energon_stream.media import (
+        FileCacheLazy as FileCacheLazy,
+    )
+    from energon_stream.media import (
+        FileStore as FileStore,
+    )
+    from energon_stream.media import (
+        FileStoreCachePool as FileStoreCachePool,
+    )
+    from energon_stream.media import (
+        Lazy as Lazy,
+    )
+    from energon_stream.media import (
+        MockLazy as MockLazy,
+    )
+    from energon_stream.media import (
+        NoCachePool as NoCachePool,
+    )
+    from energon_stream.media import (
+        PrimaryFileStore as PrimaryFileStore,
+    )
+    from energon_stream.media import (
+        SystemFileStore as SystemFileStore,
     )
     from energon_stream.pipeline import (
         BatchDataset as BatchDataset,
@@ -293,7 +293,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "energon_stream.cache": [
+    "energon_stream.media": [
         "CachePool",
         "DecodeFileStore",
         "DirectLazy",
@@ -306,7 +306,7 @@ _EXPORTS = {
         "PrimaryFileStore",
         "SystemFileStore",
     ],
-    "energon_stream.cache.blocks": ["CacheConfig"],
+    "energon_stream.cache": ["CacheConfig"],
     "energon_stream.errors": ["FatalSampleError", "IgnoreSample", "SkipSample"],
     "energon_stream.index.media": ["ImageMetadata"],
     "energon_stream.loader": ["BasicDataLoader", "SavableDataLoader", "get_loader", "get_savable_loader"],

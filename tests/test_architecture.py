@@ -12,6 +12,7 @@ LAYERS = [
     {"arrays", "errors", "samples", "worker", "rng", "edataclass"},
     {"storage"},
     {"cache"},
+    {"media"},
     {"index"},
     {"schedule"},
     {"read"},

@@ -1,33 +1,20 @@
-"""Data beside the samples: file stores that look it up by name, and pools that fetch it ahead."""
+"""The disk cache of a node: keeps fetched bytes by blocks. It knows objects and ranges, and nothing of datasets."""
 
-from energon_stream.cache.file_pool import FileStoreCachePool
-from energon_stream.cache.file_store import (
-    DecodeFileStore,
-    Decoder,
-    FileStore,
-    PrimaryFileStore,
-    SystemFileStore,
-    open_once,
-)
-from energon_stream.cache.lazy import DirectLazy, FileCacheLazy, Lazy, MockLazy
-from energon_stream.cache.leaf_stores import LeafStores
-from energon_stream.cache.pool import CachePool, NoCachePool, active_pool, use_pool
+from energon_stream.cache.block_cache import BlockCache
+from energon_stream.cache.cached_store import CachedStore
+from energon_stream.cache.config import CacheConfig
+from energon_stream.cache.counters import CacheSnapshot
+from energon_stream.cache.identity import ObjectIdentity
+from energon_stream.cache.layer import CacheLayer, shared_cache
+from energon_stream.cache.policy import plan_shares
 
 __all__ = [
-    "CachePool",
-    "DecodeFileStore",
-    "Decoder",
-    "DirectLazy",
-    "FileCacheLazy",
-    "FileStore",
-    "FileStoreCachePool",
-    "Lazy",
-    "LeafStores",
-    "MockLazy",
-    "NoCachePool",
-    "PrimaryFileStore",
-    "SystemFileStore",
-    "active_pool",
-    "open_once",
-    "use_pool",
+    "BlockCache",
+    "CacheConfig",
+    "CacheLayer",
+    "CacheSnapshot",
+    "CachedStore",
+    "ObjectIdentity",
+    "plan_shares",
+    "shared_cache",
 ]

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import click
 
-from energon_stream.cache.blocks import CacheConfig
-from energon_stream.cache.blocks.directory import CacheDirectory
-from energon_stream.cache.blocks.identity import clean_url
-from energon_stream.cache.blocks.ledger import Busy
-from energon_stream.cache.blocks.maintenance import clear_cache, list_datasets, list_objects, verify_cache
+from energon_stream.cache import CacheConfig
+from energon_stream.cache.directory import CacheDirectory
+from energon_stream.cache.identity import clean_url
+from energon_stream.cache.ledger import Busy
+from energon_stream.cache.maintenance import clear_cache, list_datasets, list_objects, verify_cache
 from energon_stream.cli.options import show_size
 from energon_stream.errors import ConfigError, StorageError
 

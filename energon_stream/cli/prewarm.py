@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from energon_stream.cache.blocks import CacheConfig
+from energon_stream.cache import CacheConfig
 from energon_stream.cli.options import path_argument, show_size, storage_option
 from energon_stream.errors import ConfigError
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG

@@ -55,7 +55,7 @@ _WORKER = {_CORE + "worker": ("WorkerConfig",)}
 ADDRESSES: Mapping[str, Mapping[str, Sequence[str] | None]] = {
     "": {"energon_stream": _ALL, _FACTORIES: _CLASSES},
     "av": {_HERE + "video": ("AVData", "AVDecoder")},
-    "cache": {_CORE + "cache": _ALL, _CORE + "read.decode": ("FileStoreDecoder",)},
+    "cache": {_CORE + "media": _ALL, _CORE + "read.decode": ("FileStoreDecoder",)},
     "dataset_config": {_HERE + "dataset_config": ("load_config", "load_yaml"), **_EPATH},
     "edataclass": {_CORE + "samples": ("edataclass",)},
     "epathlib": _EPATH,
@@ -72,7 +72,7 @@ ADDRESSES: Mapping[str, Mapping[str, Sequence[str] | None]] = {
     "flavors.base_dataset": {
         _CORE + "samples": ("Sample", "SourceInfo", "edataclass"),
         _CORE + "pipeline": ("SavableDataset",),
-        _CORE + "cache": ("FileStore",),
+        _CORE + "media": ("FileStore",),
         _FACTORIES: ("BaseCoreDatasetFactory",),
         **_EPATH,
         **_FLEX,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import DatasetError, MetadataError, NotPreparedError, ObjectNotFoundError
 from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.index.join_index import JoinPart, dataset_identity, join_header, join_index_spec
+from energon_stream.index.join_index import JoinMember, dataset_identity, join_header, join_index_spec
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, parse_info
 from energon_stream.index.scan import scan_shard
 from energon_stream.index.sqlite_index import SqliteWriter, sqlite_file
@@ -43,7 +43,7 @@ class JoinReport:
     missing: tuple[int, ...]
 
 
-def build_join_index(metadataset: StoreSpec, members: Sequence[JoinPart]) -> JoinReport:
+def build_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> JoinReport:
     """Match samples by their keys and write the index; an existing one is replaced.
 
     Keys and places come from each dataset's ``index.sqlite``; where there is none, from its tars.
@@ -79,7 +79,7 @@ def build_join_index(metadataset: StoreSpec, members: Sequence[JoinPart]) -> Joi
     return JoinReport(spec.url, rows, skipped, tuple(missing.tolist()))
 
 
-def _kept(keys: Sequence[str], found: Int64Array, members: Sequence[JoinPart]) -> npt.NDArray[np.bool_]:
+def _kept(keys: Sequence[str], found: Int64Array, members: Sequence[JoinMember]) -> npt.NDArray[np.bool_]:
     """Which rows of a shard enter the index."""
     lacking = found[:, :, 0] < 0
     kept = np.ones(len(keys), dtype=np.bool_)

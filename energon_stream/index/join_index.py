@@ -35,7 +35,7 @@ from energon_stream.storage import ByteRange, StoreSpec
 
 __all__ = [
     "JoinIndex",
-    "JoinPart",
+    "JoinMember",
     "NonMatch",
     "dataset_identity",
     "join_header",
@@ -50,7 +50,7 @@ _HEADER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class JoinPart:
+class JoinMember:
     """One dataset of a join.
 
     Attributes:
@@ -118,7 +118,7 @@ def dataset_identity(index: WebDatasetIndex) -> str:
 
 
 def join_index_spec(
-    metadataset: StoreSpec, members: Sequence[JoinPart], identities: Iterable[str]
+    metadataset: StoreSpec, members: Sequence[JoinMember], identities: Iterable[str]
 ) -> StoreSpec:
     """Where the index of a join lies.
 
@@ -140,7 +140,7 @@ def join_index_spec(
     return replace(metadataset, url=f"{metadataset.url}.cache/join_index_{digest.hexdigest()}.bin")
 
 
-def open_join_index(metadataset: StoreSpec, members: Sequence[JoinPart]) -> JoinIndex:
+def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> JoinIndex:
     """Open the index of a join.
 
     Args:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from energon_stream.cache.blocks import CachedStore, CacheLayer
-from energon_stream.cache.blocks.identity import root_name
+from energon_stream.cache import CachedStore, CacheLayer
+from energon_stream.cache.identity import root_name
 from energon_stream.errors import IndexMismatchError, NotPreparedError
 from energon_stream.index.tar_index import OffsetWindow, decode_offsets, encode_offsets
 from energon_stream.storage import ListEntry, Store, StoreSpec

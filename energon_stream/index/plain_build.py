@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from energon_stream.cache.blocks.locks import LockedFile, require_locks
+from energon_stream.cache.locks import LockedFile, require_locks
 from energon_stream.errors import (
     ConfigError,
     DuplicateKeyError,

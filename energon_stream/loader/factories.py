@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any, TypeVar
 
-from energon_stream.cache import CachePool
 from energon_stream.errors import ConfigError
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.savable import SavableDataLoader
 from energon_stream.loader.session import LoaderOptions
+from energon_stream.media import CachePool
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.worker import WorkerConfig
 

@@ -15,10 +15,10 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from energon_stream.cache import CachePool, use_pool
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.loader.channel import Receiver, Wire
 from energon_stream.loader.worker_process import Failure, run_worker
+from energon_stream.media import CachePool, use_pool
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Rotation, Step
 from energon_stream.pipeline.node import State

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from energon_stream.cache import CachePool, use_pool
 from energon_stream.loader.channel import Sender, Wire, close_inherited_pipes
+from energon_stream.media import CachePool, use_pool
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Rotation
 from energon_stream.pipeline.node import State

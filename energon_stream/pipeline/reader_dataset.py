@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from energon_stream.cache import LeafStores
 from energon_stream.errors import EmptyStreamError, SkipSample, StateMismatchError, StorageError
-from energon_stream.index.source_index import SourceIndex
+from energon_stream.index.dataset_index import DatasetIndex
+from energon_stream.media import AuxStores
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
@@ -74,7 +74,7 @@ class Leaf(Protocol):
     """One source of a plan: what is read, and what is made of it; a value that travels to other processes."""
 
     @property
-    def index(self) -> SourceIndex:
+    def index(self) -> DatasetIndex:
         """What is read."""
 
     @property
@@ -90,7 +90,7 @@ class Leaf(Protocol):
         """Parts that are needed; None for all."""
 
     @property
-    def stores(self) -> LeafStores:
+    def stores(self) -> AuxStores:
         """What crude samples may be completed with."""
 
     def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
@@ -112,10 +112,10 @@ class DatasetLeaf:
         stores: What crude samples may be completed with.
     """
 
-    index: SourceIndex
+    index: DatasetIndex
     builder: SampleBuilder
     subflavors: dict[str, Any] | None = None
-    stores: LeafStores = field(default_factory=LeafStores)
+    stores: AuxStores = field(default_factory=AuxStores)
 
     @property
     def is_crude(self) -> bool:
@@ -140,7 +140,7 @@ class DatasetLeaf:
         )
 
 
-def _identity(index: SourceIndex, shards: int) -> dict[str, Any]:
+def _identity(index: DatasetIndex, shards: int) -> dict[str, Any]:
     """What the data of the first shards is, wherever it lies: split part, and a hash over shard names and counts."""
     counts = np.ascontiguousarray(index.shard_counts[:shards])
     digest = hashlib.blake2b("\0".join(index.shard_paths[:shards]).encode(), digest_size=8)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 
-from energon_stream.cache.blocks import BlockCache
+from energon_stream.cache import BlockCache
 from energon_stream.prewarming.requests import Request, store_of
 from energon_stream.storage import ByteRange, Fetcher
 

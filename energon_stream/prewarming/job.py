@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from energon_stream.cache.blocks import BlockCache, CacheConfig, CachedStore, CacheLayer, shared_cache
+from energon_stream.cache import BlockCache, CacheConfig, CachedStore, CacheLayer, shared_cache
 from energon_stream.errors import ConfigError
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.pipeline import SavableDataset

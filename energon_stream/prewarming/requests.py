@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_stream.cache.blocks import BlockCache, CachedStore
+from energon_stream.cache import BlockCache, CachedStore
 from energon_stream.prewarming.spans import Coverage, Spans, earliest
 from energon_stream.prewarming.wanted import Wanted, WantedBytes
 from energon_stream.storage import ByteRange, Store

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import apsw
 
-from energon_stream.cache import FileStore, SystemFileStore, open_once
-from energon_stream.cache.file_store import missing_file
 from energon_stream.errors import MetadataError, NotPreparedError, ObjectNotFoundError, UnsupportedStoreError
 from energon_stream.index.media import ImageMetadata
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, parse_info
 from energon_stream.index.tar_format import split_name
+from energon_stream.media import FileStore, SystemFileStore, open_once
+from energon_stream.media.file_store import missing_file
 from energon_stream.read.index_database import index_database
 from energon_stream.read.source import VersionGuard
 from energon_stream.samples import SourceInfo

@@ -11,8 +11,8 @@ from typing import Any
 
 import apsw
 
-from energon_stream.cache import open_once
 from energon_stream.index.sqlite_index import INDEX_SQLITE
+from energon_stream.media import open_once
 from energon_stream.read.sqlite_ranges import LocalDatabase, RemoteDatabase, RemoteFile
 from energon_stream.storage import StoreSpec, local_path
 from energon_stream.storage.fork import PerProcess

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.dataset_index import DatasetIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.jsonl import JsonlIndex
-from energon_stream.index.source_index import SourceIndex
 from energon_stream.read.join import JoinSource
 from energon_stream.read.jsonl import JsonlSource
 from energon_stream.read.part_selection import PartSelection
@@ -18,7 +18,7 @@ __all__ = ["open_source"]
 
 def open_source(
     leaf: int,
-    index: SourceIndex,
+    index: DatasetIndex,
     offsets: OffsetCache,
     selection: PartSelection | None = None,
     max_gap: int = 0,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from energon_stream.cache.blocks import CacheConfig, CacheLayer
+from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.options import ReadOptions

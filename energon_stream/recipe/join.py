@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from energon_stream.cache import FileStore, LeafStores
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.index.join_index import JoinIndex, JoinPart, open_join_index
-from energon_stream.index.source_index import SourceIndex
+from energon_stream.index.dataset_index import DatasetIndex
+from energon_stream.index.join_index import JoinIndex, JoinMember, open_join_index
+from energon_stream.media import AuxStores, FileStore
 from energon_stream.pipeline.reader_dataset import DatasetLeaf
 from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.source import RawSample
@@ -45,7 +45,7 @@ class JoinLeaf:
     joiner: Joiner
     names: tuple[str, ...] | None = None
     subflavors: dict[str, Any] | None = None
-    stores: LeafStores = field(default_factory=LeafStores)
+    stores: AuxStores = field(default_factory=AuxStores)
 
     @property
     def is_crude(self) -> bool:
@@ -97,7 +97,7 @@ def metadataset_of(ref: JoinRef) -> StoreSpec:
     return ref.metadataset
 
 
-def join_parts(ref: JoinRef, indices: Sequence[SourceIndex]) -> list[JoinPart]:
+def join_parts(ref: JoinRef, indices: Sequence[DatasetIndex]) -> list[JoinMember]:
     """What is joined, once the members are opened.
 
     Raises:
@@ -111,11 +111,11 @@ def join_parts(ref: JoinRef, indices: Sequence[SourceIndex]) -> list[JoinPart]:
                 where=index.spec.url,
                 hint=f"see {ref.where}",
             )
-        parts.append(JoinPart(index, member.nonmatch))
+        parts.append(JoinMember(index, member.nonmatch))
     return parts
 
 
-def open_join(ref: JoinRef, indices: Sequence[SourceIndex]) -> JoinIndex:
+def open_join(ref: JoinRef, indices: Sequence[DatasetIndex]) -> JoinIndex:
     """Open the index of a join.
 
     Args:
@@ -165,7 +165,7 @@ def join_leaf(
     subflavors = dict(ref.subflavors)
     leaves = tuple(replace(leaf, subflavors={**(leaf.subflavors or {}), **subflavors}) for leaf in members)
     start, stop = ref.subset.bounds(index.num_samples, ref.where)
-    leaf = JoinLeaf(index, leaves, joiner, names, leaves[0].subflavors, LeafStores(_all_aux(ref, members)))
+    leaf = JoinLeaf(index, leaves, joiner, names, leaves[0].subflavors, AuxStores(_all_aux(ref, members)))
     return leaf, LeafPlan(number, index.shard_starts, order, start, stop)
 
 

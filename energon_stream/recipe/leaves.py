@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from energon_stream.cache import DecodeFileStore, FileStore, LeafStores
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import (
     DatasetMetadata,
@@ -18,11 +17,12 @@ from energon_stream.index.dataset import (
     read_metadata,
     select_part,
 )
+from energon_stream.index.dataset_index import DatasetIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import find_tars, list_tars, open_plain
-from energon_stream.index.source_index import SourceIndex
+from energon_stream.media import AuxStores, DecodeFileStore, FileStore
 from energon_stream.pipeline.reader_dataset import DatasetLeaf, Leaf
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.file_stores import FolderFileStore, WebdatasetFileStore
@@ -169,21 +169,21 @@ def read_items(location: DatasetLocation) -> list[MixtureItem]:
     return isolated(location, 1, location.items)
 
 
-def read_leaves(location: DatasetLocation, num_workers: int) -> list[tuple[MixtureItem, SourceIndex]]:
+def read_leaves(location: DatasetLocation, num_workers: int) -> list[tuple[MixtureItem, DatasetIndex]]:
     """Open all sources of a location, concurrently and in one child.
 
     Raises:
         EnergonStreamError: What :meth:`DatasetLocation.items` and :func:`open_webdataset` raise.
     """
 
-    def read() -> list[tuple[MixtureItem, SourceIndex]]:
+    def read() -> list[tuple[MixtureItem, DatasetIndex]]:
         items = location.items()
         return list(zip(items, open_all([item.ref for item in items]), strict=True))
 
     return isolated(location, num_workers, read)
 
 
-def open_all(refs: Sequence[AnyLeafRef]) -> list[SourceIndex]:
+def open_all(refs: Sequence[AnyLeafRef]) -> list[DatasetIndex]:
     """Open sources, all at the same time; raises what :func:`read_leaves` does."""
     metadata: dict[_MetadataKey, Future[DatasetMetadata]] = {}
     pool = ThreadPoolExecutor(min(_OPENERS, len(refs)))
@@ -195,7 +195,7 @@ def open_all(refs: Sequence[AnyLeafRef]) -> list[SourceIndex]:
 
 def _begin(
     ref: AnyLeafRef, pool: ThreadPoolExecutor, metadata: dict[_MetadataKey, Future[DatasetMetadata]]
-) -> Callable[[], SourceIndex]:
+) -> Callable[[], DatasetIndex]:
     """Begin to open a source, by its kind; what it returns waits for the result."""
     if isinstance(ref, JoinRef):
         members = [_begin(member.leaf, pool, metadata) for member in ref.members]
@@ -254,7 +254,7 @@ def _select(ref: LeafRef, metadata: Callable[[], DatasetMetadata]) -> WebDataset
 
 
 def open_leaf(
-    number: int, ref: AnyLeafRef, index: SourceIndex, order: OrderSpec | None, samples: SampleOptions
+    number: int, ref: AnyLeafRef, index: DatasetIndex, order: OrderSpec | None, samples: SampleOptions
 ) -> tuple[Leaf, LeafPlan]:
     """Make a source of an opened dataset.
 
@@ -287,7 +287,7 @@ def open_leaf(
 
 
 def _source_leaf(
-    ref: LeafRef, index: SourceIndex, samples: SampleOptions
+    ref: LeafRef, index: DatasetIndex, samples: SampleOptions
 ) -> tuple[DatasetLeaf, DatasetYamlOptions]:
     if not isinstance(index, WebDatasetIndex):  # a JSONL file: crude, and always parsed
         stores = _stores(ref, None, samples.decoder)
@@ -317,8 +317,8 @@ def _within(
     return factory
 
 
-def _stores(ref: LeafRef, primary: AuxRef | None, decoder: FileStoreDecoder | None) -> LeafStores:
-    return LeafStores(
+def _stores(ref: LeafRef, primary: AuxRef | None, decoder: FileStoreDecoder | None) -> AuxStores:
+    return AuxStores(
         {name: _file_store(aux, decoder) for name, aux in ref.aux.items()},
         None if primary is None else _file_store(primary, decoder),
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from energon_stream.cache.blocks import CacheConfig, CacheLayer
+from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from energon_stream.index.join_build import JoinReport, build_join_index
-from energon_stream.index.join_index import JoinPart
+from energon_stream.index.join_index import JoinMember
 from energon_stream.recipe.join import join_parts
 from energon_stream.recipe.leaves import open_all
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
@@ -73,7 +73,9 @@ def _references(node: Reference) -> Iterator[Reference]:
 
 def _build(file: StoreSpec, joins: list[JoinRef]) -> list[JoinReport]:
     indices = iter(open_all([member.leaf for join in joins for member in join.members]))
-    parts: list[list[JoinPart]] = [join_parts(join, [next(indices) for _ in join.members]) for join in joins]
+    parts: list[list[JoinMember]] = [
+        join_parts(join, [next(indices) for _ in join.members]) for join in joins
+    ]
     reports = [build_join_index(file, members) for members in parts]
     used = {report.url.rpartition("/")[2] for report in reports}
     store = replace(file, url=f"{file.url}.cache").open()

@@ -8,8 +8,8 @@ from functools import cache
 from inspect import signature
 from typing import Any, Generic, TypeVar
 
-from energon_stream.cache import LeafStores, PrimaryFileStore, active_pool
 from energon_stream.errors import ConfigError
+from energon_stream.media import AuxStores, PrimaryFileStore, active_pool
 from energon_stream.pipeline import SavableDataset
 from energon_stream.pipeline.reader_dataset import Leaf, ReaderDataset
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, SourceInfo
@@ -26,7 +26,7 @@ __all__ = [
     "dataset_leaves",
 ]
 
-_NO_STORES = LeafStores()
+_NO_STORES = AuxStores()
 
 T_co = TypeVar("T_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -134,7 +134,7 @@ def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]
     Raises:
         ConfigError: The sample's source has no names to look up, and the cooker wants ``primary``.
     """
-    stores: LeafStores = sample.stores or _NO_STORES
+    stores: AuxStores = sample.stores or _NO_STORES
     arguments: dict[str, Any] = dict(stores.aux)
     cook = chosen.cook
     if getattr(cook, "__cooker_need_primary__", False):

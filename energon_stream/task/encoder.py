@@ -6,8 +6,8 @@ from abc import ABC
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from energon_stream.cache import CachePool, active_pool
 from energon_stream.errors import ConfigError
+from energon_stream.media import CachePool, active_pool
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.samples import CrudeSample
 from energon_stream.task.build import PipelineBuilder

@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 import energon_stream as es
-from energon_stream.cache.blocks import shared_cache
+from energon_stream.cache import shared_cache
 from energon_stream.errors import ConfigError, MetadataError, ObjectChangedError
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import prepared_binary_dataset

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from energon_stream.cache.blocks import CacheConfig, CacheLayer
+from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.errors import IndexMismatchError, NotPreparedError
 from energon_stream.index.kept_index import KeptIndices, index_directory
 from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec

@@ -15,7 +15,7 @@ from functools import partial
 
 import pytest
 
-from energon_stream.cache.blocks import CacheConfig, shared_cache
+from energon_stream.cache import CacheConfig, shared_cache
 from energon_stream.loader import get_loader
 from energon_stream.pipeline.map import MapDataset
 from energon_stream.storage import _botocore, fork, run_isolated, shared_fetcher

@@ -1,0 +1,33 @@
+"""File stores, which look up files by name beside the samples, and pools that fetch them ahead."""
+
+from energon_stream.media.aux_stores import AuxStores
+from energon_stream.media.file_pool import FileStoreCachePool
+from energon_stream.media.file_store import (
+    DecodeFileStore,
+    Decoder,
+    FileStore,
+    PrimaryFileStore,
+    SystemFileStore,
+    open_once,
+)
+from energon_stream.media.lazy import DirectLazy, FileCacheLazy, Lazy, MockLazy
+from energon_stream.media.pool import CachePool, NoCachePool, active_pool, use_pool
+
+__all__ = [
+    "CachePool",
+    "DecodeFileStore",
+    "Decoder",
+    "DirectLazy",
+    "FileCacheLazy",
+    "FileStore",
+    "FileStoreCachePool",
+    "Lazy",
+    "AuxStores",
+    "MockLazy",
+    "NoCachePool",
+    "PrimaryFileStore",
+    "SystemFileStore",
+    "active_pool",
+    "open_once",
+    "use_pool",
+]

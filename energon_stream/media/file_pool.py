@@ -1,0 +1,270 @@
+"""A cache pool of files: fetched in the background, kept on local disk, and gone with the process.
+
+Each process has a folder, threads and locks of its own, made at its first use, so that nothing crosses a fork.
+What was fetched and not yet read is the last to make room; it is read again from its store if it must. The
+folders of all processes lie in one folder of the pool, which the process that made the pool removes when it
+ends, so that a worker that was killed leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any, Literal
+
+from energon_stream.errors import ConfigError, StorageError
+from energon_stream.media.file_store import FileStore
+from energon_stream.media.lazy import DataLazy, FileCacheLazy, Lazy, StoredLazy
+from energon_stream.media.pool import CachePool
+from energon_stream.samples import SourceInfo
+from energon_stream.storage import Fetcher
+from energon_stream.storage.fork import PerProcess
+
+__all__ = ["FileStoreCachePool"]
+
+_Method = Literal["raw", "pickle"]
+_AFTER_CHILDREN = -1
+"""``Finalize``'s priority of what is done after the worker processes have ended."""
+
+
+class FileStoreCachePool(CachePool):
+    """Fetches files in the background and keeps them on local disk.
+
+    Args:
+        parent_cache_dir: Where the pool's folder lies; None for the system's folder of temporary files.
+        num_workers: Files that each process fetches at the same time.
+        max_cache_size_gbytes: Largest size of the files of one process, in 10**9 bytes.
+        max_cache_count: Largest number of files of one process.
+        method: ``"raw"`` keeps the bytes and decodes at ``get()``; ``"pickle"`` decodes in the background
+            and keeps a pickle of the result.
+
+    Raises:
+        ConfigError: A limit or method that is none.
+    """
+
+    def __init__(
+        self,
+        parent_cache_dir: str | os.PathLike[str] | None = None,
+        num_workers: int = 8,
+        max_cache_size_gbytes: float = 1024,
+        max_cache_count: int = 10_000_000,
+        method: _Method = "raw",
+    ) -> None:
+        if num_workers < 1 or max_cache_count < 1 or not max_cache_size_gbytes > 0:
+            raise ConfigError(
+                f"num_workers {num_workers}, max_cache_count {max_cache_count} and max_cache_size_gbytes "
+                f"{max_cache_size_gbytes} must be positive",
+                hint="use NoCachePool() to keep nothing",
+            )
+        if method not in ("raw", "pickle"):
+            raise ConfigError(f"method is {method!r}", hint="use 'raw' or 'pickle'")
+        self._num_workers = num_workers
+        self._max_bytes = int(max_cache_size_gbytes * 1e9)
+        self._max_count = max_cache_count
+        self._method: _Method = method
+        parent = tempfile.gettempdir() if parent_cache_dir is None else os.fspath(parent_cache_dir)
+        self._root = os.path.join(os.path.abspath(parent), f"cache_{secrets.token_hex(8)}")
+        self._files: PerProcess[_Files] = PerProcess(drop_inherited=True)
+        Finalize(self, shutil.rmtree, (self._root, True), exitpriority=_AFTER_CHILDREN)
+
+    def _own(self) -> _Files:
+        return self._files.map(
+            None,
+            lambda: _Files(self._root, self._num_workers, self._max_bytes, self._max_count, self._method),
+        )
+
+    def get_lazy(self, store: FileStore[Any], fname: str) -> FileCacheLazy[Any]:
+        """Fetch in the background; ``get()`` waits for it."""
+        return FileCacheLazy(store, fname, self._own().fetch(store, fname))
+
+    def to_cache(self, data: Any, name: str) -> Lazy[Any]:
+        """Write a pickle of the data; it stays in memory where the disk has no room."""
+        return self._own().keep(data, name)
+
+    def close(self) -> None:
+        """End this process's fetches and remove its files."""
+        files = self._files.pop()
+        if files is not None:
+            files.close()
+        with suppress(OSError):  # other processes still have files there, or none ever had
+            os.rmdir(self._root)
+
+
+class _File:
+    """One file of a store; its fetch gives the source."""
+
+    __slots__ = ("_files", "fetch", "path", "size")
+
+    def __init__(self, files: _Files, path: str) -> None:
+        self._files = files
+        self.path = path
+        self.size = 0
+        self.fetch: Future[SourceInfo]
+
+    def load(self, store: FileStore[Any], fname: str) -> tuple[Any, SourceInfo]:
+        if self._files.pid != os.getpid():
+            return store[fname]
+        try:
+            source = self.fetch.result()
+            packed = Path(self.path).read_bytes()
+        except (CancelledError, FileNotFoundError) as error:
+            if isinstance(error, StorageError):  # the store's own error
+                raise
+            return store[fname]  # it had to make room
+        self._files.was_read((store, fname))
+        data = pickle.loads(packed) if self._files.method == "pickle" else store.decode(fname, packed)
+        return data, source
+
+
+class _Files:
+    """The pool in one process."""
+
+    def __init__(self, root: str, num_workers: int, max_bytes: int, max_count: int, method: _Method) -> None:
+        self.pid = os.getpid()
+        self.method = method
+        with _named_errors(root):
+            os.makedirs(root, mode=0o700, exist_ok=True)
+            self._folder = tempfile.mkdtemp(prefix=f"{self.pid}_", dir=root)
+        Finalize(self, shutil.rmtree, (self._folder, True), exitpriority=0)
+        self._fetcher = Fetcher(num_workers)
+        self._max_bytes, self._max_count = max_bytes, max_count
+        self._lock = threading.RLock()  # a finalizer of a StoredLazy may run in a thread that holds it
+        self._count = 0
+        self._bytes = 0
+        self._unread: OrderedDict[tuple[FileStore[Any], str], _File] = OrderedDict()
+        self._read: OrderedDict[tuple[FileStore[Any], str], _File] = OrderedDict()
+
+    def fetch(self, store: FileStore[Any], fname: str) -> _File:
+        """The file of a name; its fetch begins if it is not known."""
+        key = store, fname
+        with self._lock:
+            file = self._read.get(key) or self._unread.get(key)
+            if file is None:
+                self._unread[key] = file = _File(self, self._new_path())
+                file.fetch = self._fetcher.call(partial(self._run, file, store, fname))
+                self._make_room()
+        return file
+
+    def keep(self, data: Any, name: str) -> Lazy[Any]:
+        """Write data that has no store."""
+        packed = pickle.dumps(data)
+        if len(packed) > self._max_bytes:
+            return DataLazy(data, name)
+        with self._lock:
+            self._bytes += len(packed)
+            self._make_room()
+            path = self._new_path()
+            if self._bytes > self._max_bytes:  # of data like this
+                self._bytes -= len(packed)
+                return DataLazy(data, name)
+        _write(path, packed)
+        lazy: StoredLazy[Any] = StoredLazy(name, partial(_unpickle, path))
+        weakref.finalize(lazy, self._drop, path, len(packed)).atexit = False
+        return lazy
+
+    def was_read(self, key: tuple[FileStore[Any], str]) -> None:
+        """Note that a file was used: from now on it is among the first to make room."""
+        with self._lock:
+            file = self._unread.pop(key, None) or self._read.pop(key, None)
+            if file is not None:
+                self._read[key] = file
+
+    def close(self) -> None:
+        """End fetches and remove files."""
+        self._fetcher.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _new_path(self) -> str:
+        self._count += 1
+        return os.path.join(self._folder, str(self._count))
+
+    def _run(self, file: _File, store: FileStore[Any], fname: str) -> SourceInfo:
+        """Fetch a file, in a thread."""
+        try:
+            packed, source = self._packed(store, fname)
+            if len(packed) <= self._max_bytes:
+                _write(file.path, packed)
+        except BaseException:
+            with self._lock:  # the next one who asks tries again
+                self._unread.pop((store, fname), None)
+            raise
+        with self._lock:
+            if self._unread.get((store, fname)) is file and len(packed) <= self._max_bytes:
+                file.size = len(packed)
+                self._bytes += file.size
+                self._make_room()
+            else:  # it had to make room while it was fetched
+                self._remove(file.path)
+        return source
+
+    def _packed(self, store: FileStore[Any], fname: str) -> tuple[Any, SourceInfo]:
+        if self.method == "pickle":
+            data, source = store[fname]
+            return pickle.dumps(data), source
+        data, source = store.read(fname)
+        if not isinstance(data, bytes):
+            raise ConfigError(
+                f"the store gives {type(data).__name__}, and method='raw' keeps bytes",
+                where=store.get_path(),
+                hint="use method='pickle'",
+            )
+        return data, source
+
+    def _make_room(self) -> None:
+        """Forget files until the bounds hold: those that were read before those that were not."""
+        while self._bytes > self._max_bytes or len(self._read) + len(self._unread) > self._max_count:
+            files = self._read or self._unread
+            if not files:
+                return
+            _, file = files.popitem(last=False)
+            file.fetch.cancel()
+            self._bytes -= file.size
+            self._remove(file.path)
+
+    def _drop(self, path: str, size: int) -> None:
+        if self.pid == os.getpid():
+            with self._lock:
+                self._bytes -= size
+            self._remove(path)
+
+    @staticmethod
+    def _remove(path: str) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+@contextmanager
+def _named_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"the cache pool cannot write: {error.strerror}",
+            where=path,
+            hint="check parent_cache_dir and the room on its disk, or lower max_cache_size_gbytes",
+        ) from error
+
+
+def _write(path: str, data: bytes) -> None:
+    with _named_errors(path):
+        Path(path).write_bytes(data)
+
+
+def _unpickle(path: str) -> Any:
+    try:
+        return pickle.loads(Path(path).read_bytes())  # written by this process
+    except FileNotFoundError as error:
+        raise StorageError(
+            "data put away with to_cache is gone", where=path, hint="the cache pool was closed before get()"
+        ) from error

@@ -1,0 +1,217 @@
+"""The count that all processes share: what it says while somebody writes, after that, and after somebody was killed."""
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from origins import BLOCK, Origin, counted
+
+from energon_stream.cache import BlockCache
+from energon_stream.cache.ledger import Busy, Ledger, Limits, root_bytes
+from energon_stream.errors import WorkerError
+from energon_stream.storage import run_isolated
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    found = Ledger(str(tmp_path / "usage"))
+    found.recount(dict)
+    return found
+
+
+def take(books, folder, amount, limits=None):
+    return books.take(str(folder), amount, limits or Limits())
+
+
+def test_what_is_written_is_pending_no_more_once_nobody_writes(ledger, tmp_path, monkeypatch):
+    monkeypatch.setattr("energon_stream.cache.ledger._AHEAD_BYTES", 0)
+    begin = ledger.usage().bytes
+    with ledger.writing() as first:
+        with ledger.writing() as second:
+            assert take(second, tmp_path / "root", 500)
+            second.is_written(500)
+        assert take(first, tmp_path / "root", 70)
+        assert ledger.usage() == (begin + 570, 70)
+        first.is_written(70)
+    assert ledger.usage() == (begin + 570, 0)
+    assert root_bytes(str(tmp_path / "root")) == 570
+
+
+def test_who_does_not_write_alone_counts_ahead(ledger, tmp_path):
+    folder, other = str(tmp_path / "root"), Ledger(str(tmp_path / "usage"))
+    begin, limits = ledger.usage().bytes, Limits(quota=1 << 20)
+    with ledger.writing() as books:
+        assert books.take(folder, 500, limits)
+        books.is_written(500)
+        assert other.usage() == (begin + 500, 500)  # alone
+        with ledger.writing() as more:
+            assert more.take(folder, 500, limits)
+            counted = other.usage()
+            assert begin + 1000 < counted.bytes <= begin + 1000 + (limits.quota >> 6)
+            assert root_bytes(folder) == counted.bytes - begin
+            more.is_written(500)
+            assert more.take(folder, 500, limits)
+            assert other.usage() == counted
+            assert more.take(str(tmp_path / "another"), 500, limits)  # each dataset for itself
+            assert other.usage().bytes > counted.bytes + 500
+            more.is_written(1000)
+    assert ledger.usage() == (begin + 2000, 0)
+    assert (root_bytes(folder), root_bytes(str(tmp_path / "another"))) == (1500, 500)
+
+
+def test_nothing_is_counted_ahead_of_a_limit(ledger, tmp_path):
+    folder = str(tmp_path / "root")
+    begin = ledger.usage().bytes
+    with ledger.writing() as books, ledger.writing():
+        taken = 0
+        while books.take(folder, 500, Limits(quota=begin + 100_000)):
+            taken += 500
+            assert ledger.usage().bytes <= begin + 100_000
+        books.is_written(taken)
+    assert taken >= 98_000
+    assert ledger.usage() == (begin + taken, 0)
+
+
+def test_what_a_killed_process_had_counted_ahead_is_counted_anew(ledger, tmp_path):
+    folder = str(tmp_path / "root")
+    begin = ledger.usage().bytes
+
+    def child():
+        own = Ledger(str(tmp_path / "usage"))
+        with own.writing() as books, own.writing():
+            assert books.take(folder, 500, Limits())
+            os._exit(1)
+
+    with pytest.raises(WorkerError):
+        run_isolated(child)
+    assert ledger.usage().pending > 500
+    assert ledger.recount(lambda: {folder: 300})
+    assert ledger.usage() == (begin + 300, 0)
+
+
+def test_what_is_left_of_a_removed_dataset_is_given_back(ledger, tmp_path):
+    folder = tmp_path / "root"
+    begin = ledger.usage().bytes
+    with ledger.writing() as books, ledger.writing():
+        assert books.take(str(folder), 500, Limits())
+        books.is_written(500)
+        with books.locked(), books.giving_back(None, 500):
+            shutil.rmtree(folder)
+    assert ledger.usage() == (begin, 0)
+    assert not folder.exists()
+
+
+def test_what_is_not_written_stays_pending(ledger, tmp_path):
+    """As after a kill: whoever counts next finds it."""
+    begin = ledger.usage().bytes
+    with ledger.writing() as books:
+        assert take(books, tmp_path / "root", 500)
+    assert ledger.usage() == (begin + 500, 500)
+    assert ledger.recount(dict)
+    assert ledger.usage() == (begin, 0)
+
+
+def test_what_was_refused_changes_nothing(ledger, tmp_path):
+    begin = ledger.usage().bytes
+    with ledger.writing() as books:
+        assert take(books, tmp_path / "root", 500)
+        books.is_written(500)
+        assert not take(books, tmp_path / "root", 500, Limits(quota=begin + 999))
+    assert ledger.usage() == (begin + 500, 0)
+
+
+def test_what_is_given_back_while_others_write(ledger, tmp_path):
+    folder = str(tmp_path / "root")
+    begin = ledger.usage().bytes
+    with ledger.writing() as books:
+        assert take(books, folder, 500)
+        books.is_written(500)
+        with books.locked(), books.giving_back(folder, 200):
+            assert ledger.usage() == (begin + 500, 200)
+        assert ledger.usage() == (begin + 300, 0)
+    assert ledger.usage() == (begin + 300, 0)
+    assert root_bytes(folder) == 300
+
+
+def test_nobody_counts_anew_while_a_thread_writes(ledger, tmp_path):
+    other = Ledger(str(tmp_path / "usage"))
+    with ledger.writing():
+        with ledger.writing():
+            pass
+        assert not other.recount(dict, always=True)
+        assert not ledger.recount(dict, always=True)
+    assert other.recount(dict, always=True)
+
+
+def test_threads_that_write_side_by_side(ledger, tmp_path):
+    begin = ledger.usage().bytes
+
+    def write(amount):
+        with ledger.writing() as books:
+            assert take(books, tmp_path / "root", amount)
+            books.is_written(amount)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(400)))
+    assert ledger.usage() == (begin + sum(range(400)), 0)
+
+
+def test_who_counts_holds_off_all_threads(ledger, tmp_path, monkeypatch):
+    """Each waits only as long as one does."""
+    monkeypatch.setattr("energon_stream.cache.ledger.PATIENCE", 0.05)
+
+    def write(_):
+        with pytest.raises(Busy), ledger.writing():
+            pass
+
+    def measure():
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(write, range(8)))
+        return {}
+
+    assert Ledger(str(tmp_path / "usage")).recount(measure, always=True)
+    with ledger.writing():
+        pass
+
+
+def test_a_ledger_that_was_removed_is_not_written(ledger, tmp_path):
+    with ledger.writing():
+        pass
+    os.unlink(tmp_path / "usage")
+    with pytest.raises(FileNotFoundError), ledger.writing():
+        pass
+
+
+def test_a_ledger_that_was_removed_is_made_anew(config):
+    """As where somebody empties the folder, and something else is kept in it before."""
+    cache = BlockCache(config)
+    Origin(BLOCK).read(cache)
+    shutil.rmtree(config.directory)
+    os.makedirs(os.path.join(config.directory, "v1"))
+    origin = Origin(BLOCK, path="other.tar")
+    origin.read(cache)
+    assert not cache.missing(origin.identity, 0, BLOCK)
+    assert BLOCK < counted(cache).bytes < 2 * BLOCK
+
+
+def test_a_cache_that_was_removed_is_not_filled(config, caplog):
+    cache = BlockCache(config)
+    Origin(BLOCK).read(cache)
+    shutil.rmtree(config.directory)
+    Origin(BLOCK, path="other.tar").read(cache)
+    assert not os.path.exists(config.directory)
+    assert "is not filled" in caplog.text
+
+
+def test_a_forked_child_has_a_ledger_of_its_own(config):
+    cache = BlockCache(config)
+    Origin(BLOCK).read(cache)
+
+    def child():
+        Origin(BLOCK, path="other.tar").read(cache)
+        return counted(cache)
+
+    with cache.directory.ledger.writing():
+        assert run_isolated(child).pending == 0
+    assert counted(cache).bytes > 2 * BLOCK
