@@ -9,7 +9,7 @@ import energon_stream
 
 ROOT = Path(energon_stream.__file__).parent
 LAYERS = [
-    {"arrays", "errors", "samples", "worker", "rng", "edataclass"},
+    {"arrays", "errors", "samples", "worker", "rng", "edataclass", "logs"},
     {"storage"},
     {"cache"},
     {"media"},

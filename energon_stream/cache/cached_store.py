@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator
 
 from energon_stream.cache.block_cache import BlockCache
@@ -11,6 +10,7 @@ from energon_stream.cache.download import Get
 from energon_stream.cache.identity import ObjectIdentity
 from energon_stream.cache.versions import Versions
 from energon_stream.errors import ObjectChangedError, UnsupportedStoreError
+from energon_stream.logs import log_once
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.attempts import attempt_listener, release_slot
 from energon_stream.storage.into import get_into
@@ -45,8 +45,6 @@ class CachedStore:
         self._store = store
         self.cache = cache
         self._known: dict[str, ObjectIdentity] = {}
-        self._lock = threading.Lock()
-        self._told = False
         cache.use(self.url)
 
     @property
@@ -203,18 +201,13 @@ class CachedStore:
         """Keep the bytes of an answer, and what it tells of the object."""
         size = size if body.total_size is None else body.total_size
         if body.etag is None:
-            self._tell_once(path)
+            message = "%s tells no version of %s; such objects are not cached"
+            log_once(_log, message, self.url, path, key=self.url)
         elif size is not None:
             known = self._known[path] = ObjectIdentity(self.url, path, body.etag, size)
             release_slot()
             self.cache.publish(known, start, body.data)
         return body
-
-    def _tell_once(self, path: str) -> None:
-        with self._lock:
-            is_new, self._told = not self._told, True
-        if is_new:
-            _log.warning("%s tells no version of %s; such objects are not cached", self.url, path)
 
 
 def _may_wait() -> bool:

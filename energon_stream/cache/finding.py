@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 from energon_stream.cache.block_file import BlockFile, DamagedError
 from energon_stream.cache.counters import CacheCounters
-from energon_stream.cache.identity import BlockPart, ObjectIdentity, ObjectPlace
+from energon_stream.cache.identity import BlockPart, ObjectPlace
 from energon_stream.cache.keeper import Keeper
 from energon_stream.cache.open_blocks import OpenBlocks
+from energon_stream.logs import log_once
 
 __all__ = ["Chunk", "Finder", "Span", "join_chunks", "merge_spans", "outside", "recorded_gaps"]
 
@@ -42,8 +42,6 @@ class Finder:
         self._keeper = keeper
         self._blocks = blocks
         self._counters = counters
-        self._lock = threading.Lock()
-        self._told: set[ObjectIdentity] = set()
 
     def find(
         self, place: ObjectPlace, start: int, stop: int, *, at_hand: bool = False
@@ -71,26 +69,22 @@ class Finder:
             except OSError as error:
                 problem = f"cannot be read ({error.strerror})"
             if problem is not None:
-                self._tell_once(place.identity, problem, part.block.path)
+                identity = place.identity
+                log_once(
+                    _log,
+                    "cached bytes of %s/%s %s, they are fetched again [%s]",
+                    identity.root,
+                    identity.path,
+                    problem,
+                    part.block.path,
+                    key=place.folder,
+                )
                 found = []
             chunks += found
             gaps += outside(
                 [(chunk.start, chunk.start + len(chunk.data)) for chunk in found], part.start, part.stop
             )
         return chunks, merge_spans(gaps)
-
-    def _tell_once(self, identity: ObjectIdentity, problem: str, path: str) -> None:
-        with self._lock:
-            is_new = identity not in self._told
-            self._told.add(identity)
-        if is_new:
-            _log.warning(
-                "cached bytes of %s/%s %s, they are fetched again [%s]",
-                identity.root,
-                identity.path,
-                problem,
-                path,
-            )
 
 
 def _read_part(block: BlockFile | None, part: BlockPart, at_hand: bool) -> list[Chunk]:

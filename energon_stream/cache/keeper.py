@@ -20,6 +20,7 @@ from energon_stream.cache.ledger import PATIENCE, Busy, Limits, root_bytes
 from energon_stream.cache.locks import LockedFile
 from energon_stream.cache.open_blocks import OpenBlocks
 from energon_stream.cache.policy import make_policy
+from energon_stream.logs import log_once
 
 __all__ = ["Claim", "Keeper"]
 
@@ -71,7 +72,6 @@ class Keeper:
         self._lock = threading.Lock()
         self._marks: dict[str, LockedFile] = {}
         self._stopped = False
-        self._told: set[str] = set()
         self._paused_until = 0.0
         self._in_vain = (0.0, 0)  # until when there is nothing to evict for so many bytes
         with self._careful():
@@ -229,11 +229,8 @@ class Keeper:
             self._tell_once("%s", error.strerror or error)
 
     def _tell_once(self, reason: str, *values: object) -> None:
-        with self._lock:
-            is_new = reason not in self._told
-            self._told.add(reason)
-        if is_new:
-            _log.warning("the cache %s is not filled: " + reason, self._directory.directory, *values)
+        folder = self._directory.directory
+        log_once(_log, "the cache %s is not filled: " + reason, folder, *values, key=folder)
 
 
 class _Careful:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from energon_stream.errors import ConfigError, UnsupportedStoreError
+from energon_stream.logs import log_once
 from energon_stream.storage.base import Store
 from energon_stream.storage.counters import StorageCounters
 from energon_stream.storage.fork import obstore_usable
@@ -105,15 +106,10 @@ def _open_backend(spec: StoreSpec) -> Store:
         if spec.transport == "obstore":
             raise
         if not obstore_usable():
-            _warn_slow_child(os.getpid())
+            log_once(
+                _log,
+                "process %d reads through fsspec, which costs more CPU: its parent had used obstore before the fork. "
+                "Make the parent's requests with run_isolated(), or start workers with 'spawn'.",
+                os.getpid(),
+            )
         return open_fsspec(spec.url, options)
-
-
-@functools.lru_cache
-def _warn_slow_child(pid: int) -> None:
-    """Once per process."""
-    _log.warning(
-        "process %d reads through fsspec, which costs more CPU: its parent had used obstore before the fork. "
-        "Make the parent's requests with run_isolated(), or start workers with 'spawn'.",
-        pid,
-    )

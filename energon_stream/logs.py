@@ -1,0 +1,32 @@
+"""Log messages that are written once per process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Hashable
+
+__all__ = ["log_once"]
+
+_logged: dict[tuple[Hashable, ...], object] = {}
+
+
+def log_once(log: logging.Logger, message: str, *args: object, key: Hashable = None) -> None:
+    """Log a warning unless this process has logged it before.
+
+    Args:
+        log: The logger of the calling module.
+        message: Format string, as for ``logging``.
+        *args: Its arguments.
+        key: What the warning is about: two warnings with the same format string and key are the same. None for
+            ``args``.
+
+    Example:
+        >>> log = logging.getLogger("energon_stream.example")
+        >>> log_once(log, "%s has no content versions", "s3://bucket")
+        >>> log_once(log, "%s has no content versions", "s3://bucket")  # not logged again
+    """
+    entry = (os.getpid(), log.name, message, args if key is None else key)
+    mine = object()
+    if _logged.setdefault(entry, mine) is mine:  # one of several threads wins, without a lock
+        log.warning(message, *args)
