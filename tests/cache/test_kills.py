@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "cache_kill.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "cache_kill.py"
 
 
 def test_kills_leave_no_wrong_byte_and_nothing_to_clean(tmp_path):
