@@ -18,7 +18,8 @@ from energon_stream import (
 )
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.pipeline import BatchDataset
-from energon_stream.pipeline.reader_dataset import DatasetLeaf, ReaderDataset
+from energon_stream.pipeline.leaf import DatasetLeaf
+from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.schedule import BlendPlan, CursorCodec, LeafPlan, OrderSpec, RepeatPlan
 from energon_stream.state import dumps
 from energon_stream.storage import StoreSpec

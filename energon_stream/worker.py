@@ -24,29 +24,28 @@ class DataParallelGroup(Protocol):
 
 
 class _Active:
-    """What a worker is doing right now; read by hooks through ``WorkerConfig`` within a ``with`` block.
+    """The call that a worker is in, which hooks read through ``WorkerConfig``; active within a ``with`` block.
 
-    Entered for every call of a hook, so it is a class and no generator. What is entered is kept by thread, because
-    several may step loaders; and not in ``WorkerConfig``: to set an attribute of a class makes the interpreter
-    forget what it knows of the class.
+    One object may be entered again and again, one call after the other, with other counters. It is a class and no
+    generator, because every call of a hook enters one. The active call is kept by thread, because several threads may
+    step loaders, and not in ``WorkerConfig``: setting an attribute of a class makes the interpreter forget what it has
+    cached of the class.
+
+    Attributes:
+        sample_index: Counter of the hook's calls.
+        batch_index: Counter of the batches; None for that of the enclosing block.
+        outer: The enclosing block.
     """
 
     __slots__ = ("batch_index", "config", "outer", "sample_index", "stream")
 
     outer: _Active | None
 
-    def __init__(self, config: WorkerConfig, stream: int, sample_index: int, batch_index: int) -> None:
+    def __init__(self, config: WorkerConfig, stream: int, sample_index: int, batch_index: int | None) -> None:
         self.config = config
         self.stream = stream
         self.sample_index = sample_index
         self.batch_index = batch_index
-
-    def at(self, sample_index: int) -> _Active:
-        """The same for another call of the batch that is being made, entered next."""
-        self.sample_index = sample_index
-        active = _here.active
-        self.batch_index = 0 if active is None else active.batch_index
-        return self
 
     def __enter__(self) -> None:
         self.outer = outer = _here.active
@@ -213,9 +212,12 @@ class WorkerConfig:
     @property
     def active_worker_batch_index(self) -> int:
         """Counter of the batches of this stream."""
-        return 0 if _here.active is None else _here.active.batch_index
+        active = _here.active
+        while active is not None and active.batch_index is None:
+            active = active.outer
+        return 0 if active is None or active.batch_index is None else active.batch_index
 
-    def activate(self, stream: int, sample_index: int = 0, batch_index: int = 0) -> _Active:
+    def activate(self, stream: int, sample_index: int = 0, batch_index: int | None = None) -> _Active:
         """Make this configuration visible to hooks for the length of a ``with`` block."""
         return _Active(self, stream, sample_index, batch_index)
 

@@ -1,10 +1,9 @@
-"""User-composable operators on elements. Each has a frozen spec and a node with plain state."""
+"""Operators that users compose. Each is a description of a dataset, and builds nodes with plain state."""
 
 from energon_stream.pipeline.batch import BatchDataset
-from energon_stream.pipeline.bound import EpochizeDataset, LimitDataset
+from energon_stream.pipeline.bound import Ends, EpochizeDataset, EvenDataset, LimitDataset, with_ends
 from energon_stream.pipeline.combine import BlendDataset, ConcatDataset, MixBatchDataset, RepeatDataset
 from energon_stream.pipeline.dataset import SavableDataset
-from energon_stream.pipeline.ends import Ends, EvenDataset, with_ends
 from energon_stream.pipeline.failures import log_exception, reraise_exception
 from energon_stream.pipeline.group import GroupBatchDataset
 from energon_stream.pipeline.map import MapDataset

@@ -1,24 +1,33 @@
-"""Where a pass ends: virtual epochs, and limits."""
+"""Ends of passes: virtual epochs, limits, and passes of equal length on all streams."""
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from typing import Any, Literal, TypeAlias, get_args
 
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper, common_config
-from energon_stream.pipeline.node import END, Context, End, Item, Node, State
+from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["EpochizeDataset", "LimitDataset", "share_of_stream"]
+__all__ = ["Ends", "EpochizeDataset", "EvenDataset", "LimitDataset", "share_of_stream", "with_ends"]
+
+_log = logging.getLogger(__name__)
+
+Ends: TypeAlias = Literal["uneven", "drop", "pad"]
+"""End of a finite pass: as dealt, all streams cut to the shortest, or all filled up to the longest."""
 
 
 def share_of_stream(begin: int, end: int, num_streams: int, stream: int) -> int:
-    """How many of the job's elements ``begin`` to ``end`` come from a stream: element k is of stream k modulo their number."""
+    """Count the elements of a stream among elements ``begin`` to ``end`` of the job.
+
+    Element k of the job is of stream ``k % num_streams``.
+    """
     return (end - stream + num_streams - 1) // num_streams - (begin - stream + num_streams - 1) // num_streams
 
 
-class _BoundNode:
-    """State: ``in`` (inner state), ``at`` (elements given out in this pass), ``pass`` (passes that ended)."""
+class _BoundNode(WrapperNode):
+    """State: ``in``, ``at`` (elements returned in this pass), ``pass`` (passes that ended)."""
 
     def __init__(self, dataset: _Bounded, context: Context, state: State | None) -> None:
         saved = state or {"in": None, "at": 0, "pass": 0}
@@ -48,15 +57,15 @@ class _BoundNode:
     def state(self) -> State:
         return {"in": self._inner.state(), "at": self._at, "pass": self._pass}
 
-    def close(self) -> None:
-        self._inner.close()
-
 
 class _Bounded(Wrapper[Any]):
+    """Base of the operators that end a pass after a number of elements of the whole job."""
+
+    node_type = _BoundNode
     restart: bool
-    """Whether the inner dataset begins anew after the bound, instead of going on."""
+    """True if the inner dataset begins anew after the bound; else it goes on."""
     over_end: bool
-    """Whether a pass goes on over the end of the inner pass."""
+    """True if a pass goes on over the end of the inner pass."""
 
     def __init__(
         self, dataset: SavableDataset[Any], global_length: int, worker_config: WorkerConfig | None
@@ -69,31 +78,32 @@ class _Bounded(Wrapper[Any]):
         self.global_length = global_length
 
     def share(self, stream: int, number: int) -> int:
-        """Elements of a stream in a pass, of which ``number`` have gone before."""
+        """Return the elements of a stream in pass ``number``, counted from 0."""
         begin = number * self.pass_length
-        end = begin + self.global_length
-        return share_of_stream(begin, end, self.worker_config.num_streams, stream)
-
-    def build(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream."""
-        return _BoundNode(self, context, state)
+        return share_of_stream(begin, begin + self.global_length, self.worker_config.num_streams, stream)
 
     def options(self) -> dict[str, Any]:
-        """The length of a pass of all ranks together, which does not depend on their number."""
+        """Return the length of a pass of all ranks together, which does not depend on their number."""
         return {"global_length": self.global_length}
 
 
 class EpochizeDataset(_Bounded):
-    """Cuts an endless sequence in epochs; the next epoch goes on where the last one ended.
+    """Cuts an endless sequence into virtual epochs; each epoch goes on where the last one ended.
 
-    An epoch has ``length`` times the ranks elements of the whole job. Which stream gives how many of them follows from
-    that product, so it has to stay the same when a run is resumed on another number of ranks.
+    An epoch of the whole job has ``length * world_size`` elements. The share of each stream follows from that product,
+    so it has to stay the same when a run resumes on another number of ranks.
 
     Args:
         dataset: The inner dataset; when it ends, its next pass follows within the epoch.
         length: Elements of one epoch of one rank.
-        num_epochs: Instead of ``length``: passes over the inner dataset's data that make one epoch.
-        worker_config: Must agree with the inner dataset's where given.
+        num_epochs: Instead of ``length``: passes over the inner dataset's data in one epoch.
+        worker_config: Must agree with the inner dataset's, if given.
+
+    Example:
+        >>> from energon_stream import EpochizeDataset, RepeatDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> list(EpochizeDataset(RepeatDataset(NumbersDataset(3)), length=5))
+        [0, 1, 2, 0, 1]
     """
 
     kind = "Epochize"
@@ -114,7 +124,9 @@ class EpochizeDataset(_Bounded):
         elif num_epochs is not None and length is None:
             global_length = num_epochs * _global_length(dataset)
         else:
-            raise ConfigError("EpochizeDataset needs either length or num_epochs")
+            raise ConfigError(
+                "EpochizeDataset needs either length or num_epochs", hint="pass exactly one of the two"
+            )
         super().__init__(dataset, global_length, worker_config)
 
     @property
@@ -123,12 +135,12 @@ class EpochizeDataset(_Bounded):
         return self.global_length
 
     def len_stream(self, stream: int) -> int | None:
-        """The stream's share of the first epoch."""
+        """Return the stream's share of the first epoch."""
         return self.share(stream, 0)
 
 
 def _global_length(dataset: SavableDataset[Any]) -> int:
-    """Elements of a pass of the whole job; of endless datasets those of one pass over the data."""
+    """Return the elements of one pass of the whole job; for endless datasets, of one pass over the data."""
     config = dataset.worker_config
     lengths = [dataset.len_stream(stream) for stream in range(config.num_streams)]
     known = [length for length in lengths if length is not None]
@@ -136,13 +148,19 @@ def _global_length(dataset: SavableDataset[Any]) -> int:
 
 
 class LimitDataset(_Bounded):
-    """At most so many elements in each pass of a rank.
+    """Ends each pass of a rank after at most ``length`` elements.
 
     Args:
         dataset: The inner dataset.
         length: Elements of one pass of one rank.
-        reset_after_epoch: Whether the next pass begins the inner dataset anew (else it goes on).
-        worker_config: Must agree with the inner dataset's where given.
+        reset_after_epoch: Begin the inner dataset anew in the next pass; else it goes on.
+        worker_config: Must agree with the inner dataset's, if given.
+
+    Example:
+        >>> from energon_stream import LimitDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> list(LimitDataset(NumbersDataset(10), 3))
+        [0, 1, 2]
     """
 
     kind = "Limit"
@@ -161,6 +179,142 @@ class LimitDataset(_Bounded):
         self.restart = reset_after_epoch
 
     def len_stream(self, stream: int) -> int | None:
-        """The smaller of the limit's share and the inner length."""
+        """Return the smaller of the limit's share and the inner length."""
         share, inner = self.share(stream, 0), self.dataset.len_stream(stream)
         return share if inner is None else min(share, inner)
+
+
+class _EvenNode(WrapperNode):
+    """State: ``in``, ``at`` (elements returned in this pass), ``last`` (key of the last one), ``end`` (inner pass over).
+
+    A repeated element is made again from its key, because the receiver may have changed the one that it got.
+    """
+
+    def __init__(self, dataset: EvenDataset, context: Context, state: State | None) -> None:
+        saved = state or {"in": None, "at": 0, "last": None, "end": False}
+        self._dataset = dataset
+        self._context = context
+        self._at: int = saved["at"]
+        self._last: RestoreKey | None = saved["last"]
+        self._ended: bool = saved["end"]
+        self._inner = dataset.dataset.build(context, saved["in"])
+
+    def next(self) -> Item | End:
+        if self._at < self._dataset.length:
+            item = self._from_inner() or self._repeated()
+            self._at += 1
+            self._last = item.key
+            return item
+        surplus = 0
+        while self._from_inner() is not None:
+            surplus += 1
+        if surplus:
+            _log.info("stream %d dropped %d elements at the end of its pass", self._context.stream, surplus)
+        self._at, self._last, self._ended = 0, None, False
+        return END
+
+    def _from_inner(self) -> Item | None:
+        if self._ended:
+            return None
+        item = self._inner.next()
+        if isinstance(item, Item):
+            return item
+        self._ended = True
+        missing = self._dataset.length - self._at
+        if missing > 0:
+            _log.warning(
+                "stream %d repeats its last element %d times to end with the others",
+                self._context.stream,
+                missing,
+            )
+        return None
+
+    def _repeated(self) -> Item:
+        if self._last is None:
+            raise EmptyStreamError(
+                f"stream {self._context.stream} has nothing to repeat: its pass had no element",
+                hint="use fewer ranks and workers, or skip fewer samples",
+            )
+        self._dataset.dataset.assert_can_restore()
+        return self._dataset.dataset.restore_many([self._last], self._context)[0]
+
+    def state(self) -> State:
+        return {"in": self._inner.state(), "at": self._at, "last": self._last, "end": self._ended}
+
+
+class EvenDataset(Wrapper[Any]):
+    """Gives every stream, and so every rank, the same number of elements in a pass.
+
+    Collective operations of a training or validation step then never wait for a rank that has no batch left.
+    Streams are cut to the shortest, or filled up to the longest, by their lengths. A stream that a filter made shorter
+    is filled up as well. Filling up repeats the stream's last element, and a warning says how often.
+
+    Args:
+        dataset: The inner dataset, whose passes end.
+        ends: ``"drop"`` cuts all streams to the shortest; ``"pad"`` fills all up to the longest.
+        worker_config: Must agree with the inner dataset's, if given.
+
+    Raises:
+        ConfigError: The inner dataset never ends, or an element would have to be repeated and cannot be made again.
+
+    Example:
+        >>> from energon_stream import EvenDataset, WorkerConfig
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> two_streams = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
+        >>> list(EvenDataset(NumbersDataset(5, two_streams), "drop"))
+        [0, 1, 2, 3]
+        >>> list(EvenDataset(NumbersDataset(5, two_streams), "pad"))
+        [0, 1, 2, 3, 4, 3]
+    """
+
+    kind = "Even"
+    node_type = _EvenNode
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        ends: Literal["drop", "pad"],
+        *,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        lengths = [dataset.len_stream(stream) for stream in range(self.worker_config.num_streams)]
+        known = [length for length in lengths if length is not None]
+        if len(known) < len(lengths):
+            raise ConfigError(
+                f'ends="{ends}" needs passes that end, and this dataset goes on for ever',
+                hint='leave ends="uneven", pass repeat=False, or use virtual_epoch_length',
+            )
+        self.ends = ends
+        self.length = min(known) if ends == "drop" else max(known)
+        if self.length < 1:
+            raise EmptyStreamError(
+                "some stream has no element, so no stream would have one",
+                hint='use fewer ranks and workers, or ends="pad"',
+            )
+        if self.length > min(known):
+            dataset.assert_can_restore()
+
+    def len_stream(self, stream: int) -> int | None:
+        """Return the length that all streams have."""
+        return self.length
+
+    def options(self) -> dict[str, Any]:
+        """Return how passes end."""
+        return {"ends": self.ends, "length": self.length}
+
+
+def with_ends(dataset: SavableDataset[Any], ends: Ends, *, even: bool) -> SavableDataset[Any]:
+    """Add an :class:`EvenDataset` if ``ends`` asks for one.
+
+    Args:
+        dataset: The dataset.
+        ends: How its passes are to end.
+        even: True if its passes have the same length on all ranks already.
+
+    Raises:
+        ConfigError: ``ends`` is an unknown word, or the dataset cannot end so.
+    """
+    if ends not in get_args(Ends):
+        raise ConfigError(f"ends is {ends!r}", hint=f"use one of {', '.join(get_args(Ends))}")
+    return dataset if ends == "uneven" or even else EvenDataset(dataset, ends)

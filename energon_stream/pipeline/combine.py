@@ -1,4 +1,4 @@
-"""Several datasets to one: blend, mix, concatenate; and one dataset many times."""
+"""Combinations of datasets: blend, mix, concatenate; and repetitions of one dataset."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.batch import BatchDataset
 from energon_stream.pipeline.dataset import MultiInput, SavableDataset, Wrapper
-from energon_stream.pipeline.node import END, Context, End, Item, Node, State
+from energon_stream.pipeline.node import END, Context, End, Item, Node, State, WrapperNode
 from energon_stream.rng import uniform
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["BlendDataset", "ConcatDataset", "MixBatchDataset", "RepeatDataset"]
 
 
-class _ConcatNode:
-    """State: ``i`` (the current one), ``in`` (a state for each, None where not begun)."""
+class _ConcatNode(WrapperNode):
+    """State: ``i`` (number of the current dataset), ``in`` (a state for each, None where not begun)."""
 
     def __init__(self, dataset: ConcatDataset, context: Context, state: State | None) -> None:
         self._dataset = dataset
@@ -49,30 +49,30 @@ class _ConcatNode:
         states[self._number] = self._inner.state()
         return {"i": self._number, "in": states}
 
-    def close(self) -> None:
-        self._inner.close()
-
 
 class ConcatDataset(MultiInput[Any]):
-    """One dataset after the other; for finite datasets, as in validation.
+    """Reads one dataset after the other; for finite datasets, as in validation.
 
     Args:
         *datasets: The inner datasets.
-        worker_config: Must agree with the inner datasets' where given.
+        worker_config: Must agree with the inner datasets', if given.
+
+    Example:
+        >>> from energon_stream import ConcatDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> list(ConcatDataset(NumbersDataset(2), NumbersDataset(2, offset=10)))
+        [0, 1, 10, 11]
     """
 
     kind = "Concat"
+    node_type = _ConcatNode
 
     def __init__(self, *datasets: SavableDataset[Any], worker_config: WorkerConfig | None = None) -> None:
         super().__init__(datasets, worker_config=worker_config)
 
-    def build(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream."""
-        return _ConcatNode(self, context, state)
-
 
 class _BlendNode:
-    """State: ``t`` (draws), ``in`` (a state for each), ``end`` (numbers of those that ended)."""
+    """State: ``t`` (draws), ``in`` (a state for each), ``end`` (numbers of the datasets that ended)."""
 
     def __init__(self, dataset: BlendDataset, context: Context, state: State | None) -> None:
         self._dataset = dataset
@@ -106,21 +106,34 @@ class _BlendNode:
 
 
 class BlendDataset(MultiInput[Any]):
-    """A weighted draw for each element; ends when all inner datasets have ended.
+    """Draws the dataset of each element by weight; a pass ends when all inner datasets have ended.
 
     Args:
-        *datasets: Pairs of dataset and weight. Weights are positive and need not sum to one; one that
-            has ended has weight 0 for the rest of the pass.
-        worker_config: Must agree with the inner datasets' where given.
+        *datasets: Pairs of dataset and weight. Weights are positive and need not sum to one. A dataset that has ended
+            has weight 0 for the rest of the pass.
+        worker_config: Must agree with the inner datasets', if given.
+
+    Example:
+        >>> from energon_stream import BlendDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> blend = BlendDataset((NumbersDataset(3), 0.7), (NumbersDataset(3, offset=100), 0.3))
+        >>> sorted(blend)
+        [0, 1, 2, 100, 101, 102]
+        >>> blend
+        BlendDataset(0.7: NumbersDataset(size=3), 0.3: NumbersDataset(size=3, offset=100))
     """
 
     kind = "Blend"
+    node_type = _BlendNode
 
     def __init__(
         self, *datasets: tuple[SavableDataset[Any], float], worker_config: WorkerConfig | None = None
     ) -> None:
         if any(len(tuple(pair)) != 2 for pair in datasets):
-            raise ConfigError("a blend is made of pairs of a dataset and its weight")
+            raise ConfigError(
+                "a blend is made of pairs of a dataset and a weight",
+                hint="pass BlendDataset((dataset, weight), (dataset, weight))",
+            )
         super().__init__([dataset for dataset, _ in datasets], worker_config=worker_config)
         self.weights = tuple(float(weight) for _, weight in datasets)
         if not all(weight > 0 and math.isfinite(weight) for weight in self.weights):
@@ -128,12 +141,8 @@ class BlendDataset(MultiInput[Any]):
                 f"blend weights {list(self.weights)}", hint="every weight must be positive and finite"
             )
 
-    def build(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream."""
-        return _BlendNode(self, context, state)
-
     def choose(self, draw: float, ended: set[int]) -> int:
-        """The dataset that a draw in ``[0, 1)`` falls on, among those that have not ended."""
+        """Return the number of the dataset that a draw in ``[0, 1)`` falls on, among those that have not ended."""
         alive = [(number, weight) for number, weight in enumerate(self.weights) if number not in ended]
         left = draw * sum(weight for _, weight in alive)
         for number, weight in alive:
@@ -143,21 +152,31 @@ class BlendDataset(MultiInput[Any]):
         return alive[-1][0]
 
     def options(self) -> dict[str, Any]:
-        """The weights."""
+        """Return the weights."""
         return {"weights": list(self.weights)}
+
+    def __repr__(self) -> str:
+        weighted = zip(self.weights, self.inputs, strict=True)
+        return f"{type(self).__name__}({', '.join(f'{weight:g}: {inner!r}' for weight, inner in weighted)})"
 
 
 class MixBatchDataset(BatchDataset):
-    """Batches whose elements come from several datasets.
+    """Makes batches whose elements come from several datasets.
 
     Args:
-        *datasets: Pairs of dataset and weight; the inner datasets give single samples, or batches of
-            one sample.
-        batch_size: Elements of a batch.
+        *datasets: Pairs of dataset and weight; the inner datasets yield single samples, or batches of one sample.
+        batch_size: Elements of a batch, 1 or more.
         batch_mix_fn: Makes a batch of a list of elements of any of the inner types.
-        drop_last: Whether a last batch that is not full is dropped.
-        batch_mix_stateless: Whether ``batch_mix_fn`` depends on its argument only.
-        worker_config: Must agree with the inner datasets' where given.
+        drop_last: Drop the last batch of a pass if it is not full.
+        batch_mix_stateless: True if the result of ``batch_mix_fn`` depends on its argument only.
+        worker_config: Must agree with the inner datasets', if given.
+
+    Example:
+        >>> from energon_stream import MixBatchDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> pairs = (NumbersDataset(2), 1), (NumbersDataset(2, offset=10), 1)
+        >>> [len(batch) for batch in MixBatchDataset(*pairs, batch_size=2, batch_mix_fn=list)]
+        [2, 2]
     """
 
     def __init__(
@@ -175,8 +194,8 @@ class MixBatchDataset(BatchDataset):
         )
 
 
-class _RepeatNode:
-    """State: ``in``, ``pass`` (inner passes that ended), ``at`` (elements of this one), ``done``."""
+class _RepeatNode(WrapperNode):
+    """State: ``in``, ``pass`` (inner passes that ended), ``at`` (elements of the current one), ``done``."""
 
     def __init__(self, dataset: RepeatDataset, context: Context, state: State | None) -> None:
         saved = state or {"in": None, "pass": 0, "at": 0, "done": False}
@@ -199,7 +218,7 @@ class _RepeatNode:
             empty = self._at == 0
             self._passes, self._at = self._passes + 1, 0
             if empty:
-                break  # for ever nothing
+                break  # an empty dataset would repeat for ever without an element
         self._done = not self._dataset.restart
         self._passes = self._at = 0
         return END
@@ -207,22 +226,25 @@ class _RepeatNode:
     def state(self) -> State:
         return {"in": self._inner.state(), "pass": self._passes, "at": self._at, "done": self._done}
 
-    def close(self) -> None:
-        self._inner.close()
-
 
 class RepeatDataset(Wrapper[Any]):
-    """Pass after pass of a finite dataset, as one pass.
+    """Joins several passes of a finite dataset to one pass.
 
     Args:
         dataset: The inner dataset.
-        repeats: Number of passes; of a fraction, the floor of that share of a pass comes last; None for
-            ever.
-        restart: Whether a pass of this dataset can be followed by another one.
-        worker_config: Must agree with the inner dataset's where given.
+        repeats: Number of passes; None repeats for ever. The last pass of ``2.5`` has half the elements, rounded down.
+        restart: Allow another pass of this dataset after the first; else it stays empty.
+        worker_config: Must agree with the inner dataset's, if given.
+
+    Example:
+        >>> from energon_stream import RepeatDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> list(RepeatDataset(NumbersDataset(4), 1.5))
+        [0, 1, 2, 3, 0, 1]
     """
 
     kind = "Repeat"
+    node_type = _RepeatNode
 
     def __init__(
         self,
@@ -241,10 +263,10 @@ class RepeatDataset(Wrapper[Any]):
         self.restart = restart
 
     def part_of_last_pass(self, stream: int) -> int:
-        """Elements of the last, fractional pass.
+        """Return the elements of the last, fractional pass of a stream; 0 if there is none.
 
         Raises:
-            ConfigError: There is a fraction, but a pass has no known length.
+            ConfigError: ``repeats`` has a fraction, but a pass has no known length.
         """
         fraction = 0.0 if self.repeats is None else self.repeats - math.floor(self.repeats)
         if not fraction:
@@ -256,17 +278,13 @@ class RepeatDataset(Wrapper[Any]):
             )
         return math.floor(length * fraction)
 
-    def build(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream."""
-        return _RepeatNode(self, context, state)
-
     def len_stream(self, stream: int) -> int | None:
-        """Elements of all passes."""
+        """Return the elements of all passes."""
         length = self.dataset.len_stream(stream)
         if length is None or self.repeats is None:
             return 0 if length == 0 else None
         return length * math.floor(self.repeats) + self.part_of_last_pass(stream)
 
     def options(self) -> dict[str, Any]:
-        """Number of passes."""
+        """Return the number of passes."""
         return {"repeats": self.repeats, "restart": self.restart}

@@ -1,9 +1,11 @@
-"""What every dataset node is, and what runs one stream of it.
+"""Datasets that users compose, and the base classes of operators.
 
-A *dataset* describes: it is built by the user, holds no position, and may be sent to other processes.
-A *node* runs one stream of a dataset: ``next()`` gives an item or ``END``, ``state()`` says in plain
-values where it stands. A node is built from a state or from None, so restoring is starting. After
-``END`` the next call begins the next pass.
+A *dataset* is a description: the user builds it, it has no position, and it may be sent to other processes.
+A *node* runs one stream of a dataset: ``next()`` returns an item or ``END``, ``state()`` returns its position.
+
+To write an operator on one dataset, derive from :class:`Wrapper` and set ``kind`` and ``node_type``; on several
+datasets, derive from :class:`MultiInput`. :class:`~energon_stream.pipeline.shuffle_buffer.ShuffleBufferDataset` is
+a short example. Then run ``energon_stream.testing.operator_suite.assert_exact_resume`` on it.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from energon_stream.errors import ConfigError, StateMismatchError
 from energon_stream.pipeline.engine import Engine
-from energon_stream.pipeline.node import Context, Item, Node, RestoreKey, State
+from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["SavableDataset", "MultiInput", "Wrapper", "common_config"]
+__all__ = ["MultiInput", "SavableDataset", "Wrapper", "common_config", "foreign_key"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -27,7 +29,14 @@ class SavableDataset(ABC, Generic[T_co]):
 
     Attributes:
         worker_config: The configuration of the job.
-        inputs: The datasets this one is made of.
+        inputs: The datasets that this one reads from.
+
+    Example:
+        >>> from energon_stream import MapDataset, SavableDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> squares = MapDataset(NumbersDataset(4), lambda number: number**2)
+        >>> isinstance(squares, SavableDataset), len(squares), list(squares)
+        (True, 4, [0, 1, 4, 9])
     """
 
     worker_config: WorkerConfig
@@ -35,34 +44,55 @@ class SavableDataset(ABC, Generic[T_co]):
 
     @property
     def pass_length(self) -> int:
-        """Elements of a pass of the whole job, where pass is sure to follow pass, as virtual epochs do; 0 elsewhere.
+        """Elements of one pass of the whole job, where passes follow each other without a gap; else 0.
 
-        Workers may read on into the next pass then, and the streams' turns go on from one to the next.
+        Virtual epochs do. Workers then read on into the next pass, and the rotation of the streams goes on.
         """
         return 0
 
     @abstractmethod
     def build(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream, at the start or where ``state`` says."""
+        """Make the node of one stream, at the start or at ``state``."""
 
     @abstractmethod
     def len_stream(self, stream: int) -> int | None:
-        """Elements of one pass of a stream; None where it never ends or cannot be known."""
+        """Return the elements of one pass of a stream; None if it never ends or the length is unknown."""
 
     @abstractmethod
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
-        """Make elements again from their keys, reading all they need at once."""
+        """Make elements again from their keys. All keys come in one call, so that few requests read them."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """The dataset and what it is made of as plain values; describes, and is fingerprinted."""
+        """Describe the dataset and its inputs in plain values.
+
+        The description is fingerprinted: a state is restored only where it is the same. It contains the ``config()``
+        of each input, in the order of ``inputs``. Where it has both ``"datasets"`` and ``"weights"``, the weights may
+        be others when a run continues with ``on_change="continue"``.
+        """
+
+    def inner_states(self, state: State) -> list[State]:
+        """Return the states of the inner nodes from a node's state, one for each of ``inputs``.
+
+        The default reads :data:`~energon_stream.pipeline.node.INNER_STATE`. An operator whose node keeps them elsewhere
+        overrides this and :meth:`with_inner_states`.
+        """
+        return [state[INNER_STATE]] if self.inputs else []
+
+    def with_inner_states(self, state: State, inner: Sequence[State]) -> State:
+        """Return a node's state with other states of the inner nodes; the inverse of :meth:`inner_states`."""
+        return {**state, INNER_STATE: inner[0]} if self.inputs else state
+
+    def input_path(self, path: str, number: int) -> str:
+        """Return the ``Context.path`` of an input's node; operators on several datasets number their inputs."""
+        return path
 
     def can_restore_sample(self) -> bool:
-        """Whether every function on the way is stateless, so that keys can be turned into elements."""
+        """Return True if every function on the way is stateless, so that keys can be turned into elements."""
         return all(dataset.can_restore_sample() for dataset in self.inputs)
 
     def assert_can_restore(self) -> None:
-        """Raise where :meth:`can_restore_sample` is False."""
+        """Raise a ConfigError if :meth:`can_restore_sample` is False."""
         if not self.can_restore_sample():
             raise ConfigError(
                 f"{type(self).__name__} cannot make samples again from their keys",
@@ -70,11 +100,11 @@ class SavableDataset(ABC, Generic[T_co]):
             )
 
     def len_worker(self, worker: int = 0) -> int:
-        """Elements of one pass of all streams of one worker."""
+        """Return the elements of one pass of all streams of one worker."""
         return self._sum(self.worker_config.worker_streams(worker))
 
     def len_rank(self) -> int:
-        """Elements of one pass of this rank."""
+        """Return the elements of one pass of this rank."""
         return self._sum(self.worker_config.streams)
 
     def _sum(self, streams: Sequence[int]) -> int:
@@ -84,11 +114,11 @@ class SavableDataset(ABC, Generic[T_co]):
         return sum(length for length in lengths if length is not None)
 
     def nominal_length(self) -> int:
-        """A length to show for datasets that never end: that of one pass over what they repeat."""
+        """Return the length to show for a dataset that never ends: one pass over the data that it repeats."""
         return max([dataset.nominal_length() for dataset in self.inputs], default=1)
 
     def count_readers(self) -> int:
-        """Source datasets below, each of which reads ahead on its own."""
+        """Count the reader datasets below; each reads ahead on its own."""
         return max(1, sum(dataset.count_readers() for dataset in self.inputs))
 
     def __len__(self) -> int:
@@ -97,8 +127,11 @@ class SavableDataset(ABC, Generic[T_co]):
     def __bool__(self) -> bool:
         return True
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.inputs))})"
+
     def __iter__(self) -> Iterator[T_co]:
-        """Iterate in this process, as a loader without workers does; each call begins anew."""
+        """Iterate over one pass in this process, without workers. Each call begins anew."""
         engine = Engine(self, list(self.worker_config.streams))
         try:
             while (step := engine.step()) is not None:
@@ -107,16 +140,45 @@ class SavableDataset(ABC, Generic[T_co]):
             engine.close()
 
 
-class Wrapper(SavableDataset[T_co]):
-    """A dataset made of one other, element by element.
-
-    Args:
-        dataset: The inner dataset.
-        worker_config: Must agree with the inner dataset's where given.
-    """
+class Operator(SavableDataset[T_co]):
+    """Base of operators: the node type and the options decide, the rest follows."""
 
     kind: ClassVar[str]
     """Name of the operator in restore keys."""
+    node_type: ClassVar[type[Any]]
+    """Class of the nodes, made with the dataset, the context and the state."""
+
+    def build(self, context: Context, state: State | None) -> Node:
+        """Make the node of one stream."""
+        node: Node = self.node_type(self, context, state)
+        return node
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that decide the elements, in plain values; a part of ``config()``."""
+        return {}
+
+    def check_keys(self, keys: Sequence[RestoreKey]) -> None:
+        """Check that all keys are of this operator.
+
+        Raises:
+            StateMismatchError: Some key is of another one.
+        """
+        for key in keys:
+            if key[0] != self.kind:
+                raise foreign_key(self, key)
+
+    def __repr__(self) -> str:
+        options = [f"{name}={value}" for name, value in self.options().items()]
+        return f"{type(self).__name__}({', '.join([*map(repr, self.inputs), *options])})"
+
+
+class Wrapper(Operator[T_co]):
+    """Base of operators on one dataset. By default, elements pass one by one, with the keys they have.
+
+    Args:
+        dataset: The inner dataset.
+        worker_config: Must agree with the inner dataset's, if given.
+    """
 
     def __init__(self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None) -> None:
         self.dataset = dataset
@@ -124,31 +186,27 @@ class Wrapper(SavableDataset[T_co]):
         self.worker_config = common_config(self.inputs, worker_config)
 
     def len_stream(self, stream: int) -> int | None:
-        """As many as the inner dataset."""
+        """Return the inner dataset's length."""
         return self.dataset.len_stream(stream)
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
-        """Elements pass through unchanged."""
+        """Have the inner dataset make the elements again."""
         return self.dataset.restore_many(keys, context)
 
     def config(self) -> dict[str, Any]:
-        """This operator and its inner dataset."""
+        """Describe this operator and its inner dataset."""
         return {"type": type(self).__name__, **self.options(), "dataset": self.dataset.config()}
 
-    def options(self) -> dict[str, Any]:
-        """The operator's own options as plain values."""
-        return {}
 
+class MultiInput(Operator[T_co]):
+    """Base of operators on several datasets, each element of which comes from one of them.
 
-class MultiInput(SavableDataset[T_co]):
-    """A dataset made of several others, one element of one of them at a time.
+    A node of it builds inner node ``n`` with ``context.child(n)``, and its state has a list of all inner states.
 
     Args:
         datasets: The inner datasets.
-        worker_config: Must agree with the inner datasets' where given.
+        worker_config: Must agree with the inner datasets', if given.
     """
-
-    kind: ClassVar[str]
 
     def __init__(
         self, datasets: Sequence[SavableDataset[Any]], *, worker_config: WorkerConfig | None = None
@@ -156,52 +214,67 @@ class MultiInput(SavableDataset[T_co]):
         self.inputs = tuple(datasets)
         self.worker_config = common_config(self.inputs, worker_config)
 
+    def inner_states(self, state: State) -> list[State]:
+        """Return the states of the inner nodes; None for those that have not begun."""
+        return list(state[INNER_STATE])
+
+    def with_inner_states(self, state: State, inner: Sequence[State]) -> State:
+        """Return a node's state with other states of the inner nodes."""
+        return {**state, INNER_STATE: list(inner)}
+
+    def input_path(self, path: str, number: int) -> str:
+        """Return the path of ``Context.child(number)``."""
+        return f"{path}/{number}"
+
     def len_stream(self, stream: int) -> int | None:
-        """Elements of all together."""
+        """Return the elements of all inner datasets together."""
         lengths = [dataset.len_stream(stream) for dataset in self.inputs]
         return None if None in lengths else sum(length for length in lengths if length is not None)
 
     def nominal_length(self) -> int:
-        """Nominal elements of all together."""
+        """Return the nominal elements of all inner datasets together."""
         return sum(dataset.nominal_length() for dataset in self.inputs)
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
-        """Elements of each inner dataset, all of one at once."""
+        """Make the elements of each inner dataset again, with one call for each."""
+        self.check_keys(keys)
         found: dict[int, Item] = {}
         for number, dataset in enumerate(self.inputs):
-            places = [place for place, key in enumerate(keys) if key[0] == self.kind and key[1] == number]
+            places = [place for place, key in enumerate(keys) if key[1] == number]
             if places:
                 items = dataset.restore_many([keys[place][2] for place in places], context.child(number))
                 found.update(zip(places, (self.label(number, item) for item in items), strict=True))
-        if len(found) != len(keys):
-            raise StateMismatchError(
-                f"some key does not belong to this {type(self).__name__}",
-                hint="restore with the pipeline of then",
-            )
+        for place, key in enumerate(keys):
+            if place not in found:
+                raise foreign_key(self, key)
         return [found[place] for place in range(len(keys))]
 
     def label(self, number: int, item: Item) -> Item:
-        """An inner dataset's item as one of this dataset's."""
+        """Turn an item of an inner dataset into one of this dataset."""
         return Item(item.value, (self.kind, number, item.key))
 
     def config(self) -> dict[str, Any]:
-        """This operator and its inner datasets."""
+        """Describe this operator and its inner datasets."""
         datasets = [dataset.config() for dataset in self.inputs]
         return {"type": type(self).__name__, **self.options(), "datasets": datasets}
 
-    def options(self) -> dict[str, Any]:
-        """The operator's own options as plain values."""
-        return {}
+
+def foreign_key(dataset: SavableDataset[Any], key: RestoreKey) -> StateMismatchError:
+    """Return the error for a restore key that is not of a dataset."""
+    return StateMismatchError(
+        f"the restore key {key!r:.100} does not belong to this {type(dataset).__name__}",
+        hint="restore with the pipeline that made the key",
+    )
 
 
 def common_config(datasets: Sequence[SavableDataset[Any]], given: WorkerConfig | None) -> WorkerConfig:
-    """The one configuration of several datasets.
+    """Return the one configuration of several datasets.
 
     Raises:
-        ConfigError: They differ, or there is no dataset.
+        ConfigError: The configurations differ, or there is no dataset.
     """
     if not datasets:
-        raise ConfigError("a dataset made of other datasets needs at least one of them")
+        raise ConfigError("an operator needs at least one dataset", hint="pass the datasets to combine")
     found = given or datasets[0].worker_config
     for dataset in datasets:
         if dataset.worker_config != found:

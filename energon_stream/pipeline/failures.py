@@ -1,17 +1,27 @@
-"""What happens to samples that fail: handlers, tolerance, and what is never tolerated."""
+"""Calls of user functions on samples: failure handlers, the tolerance, and errors that always end the run."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from types import GeneratorType
+from typing import Any, Final
 
-from energon_stream.errors import EnergonStreamError, FatalSampleError, SampleError, StorageError
-from energon_stream.worker import WorkerConfig
+from energon_stream.errors import (
+    EnergonStreamError,
+    FatalSampleError,
+    SampleError,
+    SkipSample,
+    StorageError,
+)
+from energon_stream.pipeline.node import Context
 
-__all__ = ["FailureGuard", "log_exception", "reraise_exception"]
+__all__ = ["SKIPPED", "FailureGuard", "first_of", "log_exception", "reraise_exception"]
 
 _log = logging.getLogger(__name__)
+
+SKIPPED: Final[Any] = object()
+"""Returned by :meth:`FailureGuard.call` where there is no result, because the sample is left out."""
 
 _ALWAYS_RAISED = (
     SystemError,
@@ -23,53 +33,104 @@ _ALWAYS_RAISED = (
     RecursionError,
     ReferenceError,
     NameError,
+    FatalSampleError,
 )
-"""Errors that no other sample will cure. They end the run whatever the handler says."""
+"""Errors that the next sample would meet as well. They end the run, and no handler sees them."""
 
 
 def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
-    """Log the error with the sample's key and sources; the sample is skipped."""
+    """Log the error with the sample's key and sources; the sample is skipped.
+
+    It is the handler where ``WorkerConfig.global_error_handler`` is None.
+
+    Example:
+        >>> from energon_stream import log_exception
+        >>> log_exception(ValueError("no caption"), {"__key__": "a.tar/7"})
+    """
     key = getattr(sample, "__key__", None) or (sample.get("__key__") if isinstance(sample, dict) else None)
     _log.warning("skipping sample %s (%s): %s: %s", key, sources, type(error).__name__, error, exc_info=error)
 
 
 def reraise_exception(error: Exception, sample: Any, sources: Any = None) -> None:
-    """Raise the error again; it ends the run."""
+    """Raise the error again; it ends the run.
+
+    Example:
+        >>> from energon_stream import WorkerConfig, reraise_exception
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=reraise_exception)
+    """
     raise error
 
 
+def first_of(values: Any) -> Any:
+    """Return the first of the samples that a function was called with; None if there are none."""
+    return values[0] if values else None
+
+
 class FailureGuard:
-    """Counts failures in a row and calls the job's handler.
+    """Calls a user's function on samples, counts failures in a row, and calls the job's handler.
 
     Args:
         name: The function that may fail, for messages.
-        config: Whose ``global_error_handler`` is called.
+        context: Where its node runs; hooks see its configuration and stream, and it has the error handler.
         tolerance: Failures in a row that end the run; 0 tolerates any number.
+        describe: Makes the sample that handlers see from the value that the function was called with.
 
     Attributes:
         in_a_row: Failures since the last success.
     """
 
-    def __init__(self, name: str, config: WorkerConfig, tolerance: int) -> None:
+    def __init__(
+        self, name: str, context: Context, tolerance: int, describe: Callable[[Any], Any] | None = None
+    ) -> None:
         self._name = name
-        self._handler: Callable[..., None] | None = config.global_error_handler
+        self._handler: Callable[..., None] | None = context.config.global_error_handler
         self._tolerance = tolerance
+        self._describe = describe
+        self._active = context.config.activate(context.stream)
         self.in_a_row = 0
 
+    def call(self, function: Callable[[Any], Any], value: Any, number: int, batch: int | None = None) -> Any:
+        """Return ``function(value)``, or ``SKIPPED`` where it raises ``SkipSample`` or fails within the tolerance.
+
+        Args:
+            function: The user's function.
+            value: A sample, or a list of samples.
+            number: Counter of the function's calls in this stream; hooks see it, and seeds follow from it.
+            batch: Counter of the batches, where the function makes one; else that of the batch under way.
+
+        Raises:
+            FatalSampleError: Too many failures in a row.
+            Exception: The function's error, where it is not about this sample or the handler raises.
+        """
+        active = self._active
+        active.sample_index = number
+        active.batch_index = batch
+        try:
+            with active:
+                result = function(value)
+        except SkipSample:
+            return SKIPPED
+        except Exception as error:
+            self.failed(error, value if self._describe is None else self._describe(value))
+            return SKIPPED
+        if self.in_a_row and result is not SKIPPED and not isinstance(result, GeneratorType):
+            self.in_a_row = 0
+        return result
+
     def succeeded(self) -> None:
-        """Note a sample that did not fail."""
+        """Count a sample that did not fail."""
         self.in_a_row = 0
 
     def failed(self, error: Exception, sample: Any) -> None:
-        """Handle an error; returns when the sample is to be skipped.
+        """Handle an error; returns if the sample is to be skipped.
 
         Raises:
             FatalSampleError: Too many failures in a row.
             Exception: The error itself, where it is not about this sample or the handler raises.
         """
-        if isinstance(error, (*_ALWAYS_RAISED, FatalSampleError)):
+        if isinstance(error, _ALWAYS_RAISED):
             raise error
-        # A store's error is for the user's handler only: skipping lost data must be their decision.
+        # Only a user's own handler may skip data that a store failed to deliver.
         tolerable = isinstance(error, (SampleError, StorageError) if self._handler else SampleError)
         if isinstance(error, EnergonStreamError) and not tolerable:
             raise error
@@ -82,5 +143,5 @@ class FailureGuard:
             raise FatalSampleError(
                 f"{self.in_a_row} samples in a row failed, the last with {type(error).__name__}: {error}",
                 where=f"{self._name}, sources {sources}",
-                hint="mend the function or the data, or raise its failure_tolerance",
+                hint="fix the function or the data, or raise its failure_tolerance",
             ) from error

@@ -1,4 +1,4 @@
-"""What runs one stream of a dataset: nodes, their items and their states."""
+"""Nodes, which run one stream of a dataset, with their items, keys, states and context."""
 
 from __future__ import annotations
 
@@ -11,13 +11,32 @@ from energon_stream.read.allowance import Allowance
 from energon_stream.rng import derive_key
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["END", "Context", "End", "Item", "Node", "RestoreKey", "Runnable", "State", "new_item"]
+__all__ = [
+    "END",
+    "INNER_STATE",
+    "Context",
+    "End",
+    "Item",
+    "Node",
+    "RestoreKey",
+    "Runnable",
+    "State",
+    "WrapperNode",
+    "new_item",
+]
 
 State = Any
-"""Nested dict, list, tuple, str, int, float, bool, bytes and None."""
+"""Plain values: nested dict, list, tuple, str, int, float, bool, bytes and None."""
+
+INNER_STATE: Final = "in"
+"""Key of a node's state that holds the state of its inner node, or a list with the state of each inner node.
+
+``SavableDataset.inner_states`` reads it. A run that continues on a dataset that grew (``on_change="continue"``)
+finds the readers' states by it.
+"""
 
 RestoreKey = tuple[Any, ...]
-"""How an element was made: operator, its counters, and the keys of what it was made of."""
+"""Recipe of an element: operator, counters of its calls, and the keys of the elements that it was made of."""
 
 
 class End:
@@ -28,7 +47,7 @@ class End:
 
 
 END: Final = End()
-"""What ``next()`` gives at the end of a pass."""
+"""Returned by ``next()`` at the end of a pass."""
 
 
 class Item(NamedTuple):
@@ -39,19 +58,19 @@ class Item(NamedTuple):
 
 
 new_item: Callable[[tuple[Any, RestoreKey]], Item] = partial(tuple.__new__, Item)
-"""An item of its two fields; a fraction of the time of a call of the class, for what is done for every sample."""
+"""Make an item from a tuple of its two fields. Faster than calling the class, for code that runs for every sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where a node runs.
+    """The place where a node runs.
 
     Attributes:
         config: The job's configuration.
-        stream: The stream that is served.
-        readers: Source nodes in this process; they share its byte budget.
-        path: Place of the node among the inputs of datasets with several; part of its random keys.
-        allowances: By dataset, what the source nodes of all streams of this process read ahead with.
+        stream: Number of the stream, among all streams of the job.
+        readers: Reader nodes in this process; they share its byte budget.
+        path: Place of the node among the inputs of datasets with several inputs; part of its random keys.
+        allowances: Look-ahead of each dataset, by ``id``; the reader nodes of all streams of this process share it.
     """
 
     config: WorkerConfig
@@ -61,38 +80,51 @@ class Context:
     allowances: dict[int, Allowance] = field(default_factory=dict, compare=False)
 
     def child(self, number: int) -> Context:
-        """The context of one of several inputs."""
+        """Return the context for one of several inputs."""
         return replace(self, path=f"{self.path}/{number}")
 
     def key(self, name: str) -> int:
-        """Key for the random draws of a node here."""
+        """Return the key for a node's random draws; ``name`` says what they are for."""
         return derive_key(self.config.seed_offset, self.stream, self.path, name)
 
 
 class Node(Protocol):
-    """One stream of one dataset."""
+    """One stream of one dataset. A node is built from a state or from None, so restoring is starting."""
 
     def next(self) -> Item | End:
-        """The next item, or ``END``; the call after ``END`` begins the next pass."""
+        """Return the next item, or ``END``. The call after ``END`` begins the next pass."""
 
     def state(self) -> State:
-        """Where the node stands after the last item given out, in plain values."""
+        """Return the position after the last item, in plain values.
+
+        A node with inner nodes returns a dict with their states at :data:`INNER_STATE`.
+        """
 
     def close(self) -> None:
-        """Let go of readers and buffers."""
+        """Release readers and buffers, and close the inner nodes."""
+
+
+class WrapperNode:
+    """Base for the nodes of operators on one dataset: holds the inner node and closes it."""
+
+    _inner: Node
+
+    def close(self) -> None:
+        """Close the inner node."""
+        self._inner.close()
 
 
 class Runnable(Protocol):
-    """What an engine needs of a dataset."""
+    """The part of a dataset that an engine uses."""
 
     worker_config: WorkerConfig
 
     @property
     def pass_length(self) -> int:
-        """Elements of a pass of the whole job, where pass follows pass; 0 elsewhere."""
+        """Elements of one pass of the whole job, where passes follow each other without a gap; else 0."""
 
     def build(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream, at the start or where ``state`` says."""
+        """Make the node of one stream, at the start or at ``state``."""
 
     def count_readers(self) -> int:
-        """Source datasets below, each of which reads ahead on its own."""
+        """Count the reader datasets below; each reads ahead on its own."""

@@ -1,4 +1,4 @@
-"""Several elements packed into one."""
+"""Packs, each made of several elements."""
 
 from __future__ import annotations
 
@@ -7,35 +7,39 @@ from collections.abc import Callable, Iterator, Sequence
 from inspect import isgenerator
 from typing import Any
 
-from energon_stream.errors import ConfigError, SkipSample, StateMismatchError
+from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
-from energon_stream.pipeline.failures import FailureGuard
-from energon_stream.pipeline.map import function_label, function_name
-from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
+from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
+from energon_stream.pipeline.map import function_label, function_name, is_stateless, nth_element
+from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["PackingDataset"]
 
 
 def _as_key(value: Any) -> Any:
-    """Turn the lists of a deserialised key back into tuples."""
+    """Convert the lists of a deserialised key back to tuples."""
     return tuple(_as_key(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 
-class _PackingNode:
+class _PackingNode(WrapperNode):
     """State: ``in``, ``n`` (packs, selections, encodings made), ``groups`` (keys), ``open``, ``end``.
 
-    The buffer is filled only when no group is left, so between two packs all that is held are the
-    groups that were selected and not yet packed.
+    The buffer is filled only when no group is left. So between two packs the node holds only the groups that were
+    selected and are not packed yet.
     """
 
     def __init__(self, dataset: PackingDataset, context: Context, state: State | None) -> None:
         saved = state or {"in": None, "n": [0, 0, 0], "groups": [], "open": None, "end": False}
         self._dataset = dataset
-        self._context = context
-        self._guard = FailureGuard(
-            function_name(dataset.pre_packer), context.config, dataset.failure_tolerance
+        tolerance = dataset.failure_tolerance
+        self._selector = FailureGuard(
+            function_name(dataset.pre_packer), context, tolerance, lambda items: items[0].value
         )
+        self._encoder = FailureGuard(
+            function_name(dataset.sample_encoder or dataset.encode), context, tolerance
+        )
+        self._packer = FailureGuard(function_name(dataset.final_packer), context, tolerance, first_of)
         self._packs, self._selections, self._encodings = saved["n"]
         self._ended: bool = saved["end"]
         sizes = [len(keys) for keys in saved["groups"]]
@@ -55,17 +59,15 @@ class _PackingNode:
     def next(self) -> Item | End:
         while True:
             made = self._next_of_generator()
-            if made is not None:
-                return made
-            if self._groups:
+            if made is None and self._groups:
                 made = self._pack(self._groups.popleft())
-                if made is not None:
-                    return made
-                continue
-            if self._ended:
+            elif made is None and self._ended:
                 self._ended = False
                 return END
-            self._fill()
+            elif made is None:
+                self._fill()
+            if made is not None:
+                return made
 
     def _fill(self) -> None:
         items: list[Item] = []
@@ -79,64 +81,43 @@ class _PackingNode:
             return
         call = self._selections
         self._selections += 1
-        try:
-            with self._context.config.activate(self._context.stream, call):
-                groups = self._dataset.select(items)
-        except SkipSample:
-            return
-        except Exception as error:
-            self._guard.failed(error, items[0].value)
-            return
-        self._groups.extend(groups)
+        groups = self._selector.call(self._dataset.select, items, call)
+        if groups is not SKIPPED:
+            self._groups.extend(groups)
 
     def _pack(self, items: list[Item]) -> Item | None:
-        config, stream = self._context.config, self._context.stream
         encoded: list[Any] = []
         keys: list[tuple[RestoreKey, int]] = []
         for item in items:
             call = self._encodings
             self._encodings += 1
-            try:
-                with config.activate(stream, call):
-                    encoded.append(self._dataset.encode(item.value))
-            except SkipSample:
-                continue
-            except Exception as error:
-                self._guard.failed(error, item.value)
-                continue
-            keys.append((item.key, call))
+            value = self._encoder.call(self._dataset.encode, item.value, call)
+            if value is not SKIPPED:
+                encoded.append(value)
+                keys.append((item.key, call))
         if not encoded:
             return None
         call = self._packs
         self._packs += 1
         key = (PackingDataset.kind, call, tuple(keys))
-        try:
-            with config.activate(stream, call):
-                value = self._dataset.final_packer(encoded)
-        except SkipSample:
+        value = self._packer.call(self._dataset.final_packer, encoded, call)
+        if value is SKIPPED:
             return None
-        except Exception as error:
-            self._guard.failed(error, encoded[0])
-            return None
-        self._guard.succeeded()
         if not isgenerator(value):
             return Item(value, key)
         self._generator, self._open = value, (key, 0)
         return self._next_of_generator()
 
+    def _advance(self, _: Any) -> Any:
+        return SKIPPED if self._generator is None else next(self._generator, SKIPPED)
+
     def _next_of_generator(self) -> Item | None:
-        if self._generator is None or self._open is None:
+        if self._open is None:
             return None
         key, place = self._open
-        try:
-            with self._context.config.activate(self._context.stream, key[1]):
-                value = next(self._generator)
-        except (StopIteration, SkipSample):
+        value = self._packer.call(self._advance, None, key[1])
+        if value is SKIPPED:
             self._generator = self._open = None
-            return None
-        except Exception as error:
-            self._generator = self._open = None
-            self._guard.failed(error, None)
             return None
         self._open = (key, place + 1)
         return Item(value, (*key, place))
@@ -152,24 +133,31 @@ class _PackingNode:
 
     def close(self) -> None:
         self._groups.clear()
-        self._inner.close()
+        super().close()
 
 
 class PackingDataset(Wrapper[Any]):
-    """Fills a buffer, has its elements selected into groups, and makes one element of each group.
+    """Fills a buffer, selects its elements into groups, and makes one element (a pack) of each group.
 
     Args:
         dataset: The inner dataset.
-        buffer_size: Elements that are selected from at a time; the last buffer of a pass may be smaller.
+        buffer_size: Elements to select from at a time; the last buffer of a pass may be smaller.
         pre_packer: Deals a list of elements into lists; each element must be in exactly one of them.
         final_packer: Makes an element (or, as a generator, several) of a group.
         sample_encoder: Applied to each element of a group before ``final_packer``; None for nothing.
-        stateless: Whether the functions depend on their arguments (and the seeds) only.
-        failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
-        worker_config: Must agree with the inner dataset's where given.
+        stateless: True if the functions' results depend on their arguments (and the seeds) only.
+        failure_tolerance: Failures in a row of one of the functions that end the run; 0 tolerates any number.
+        worker_config: Must agree with the inner dataset's, if given.
+
+    Example:
+        >>> from energon_stream import PackingDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> list(PackingDataset(NumbersDataset(5), 4, lambda buffer: [buffer[::2], buffer[1::2]], tuple))
+        [(0, 2), (1, 3), (4,)]
     """
 
     kind = "Pack"
+    node_type = _PackingNode
 
     def __init__(
         self,
@@ -193,14 +181,14 @@ class PackingDataset(Wrapper[Any]):
         self.final_packer = final_packer
         self.sample_encoder = sample_encoder
         functions = [final_packer] if sample_encoder is None else [final_packer, sample_encoder]
-        self.stateless = stateless or all(getattr(function, "__stateless__", False) for function in functions)
+        self.stateless = stateless or all(map(is_stateless, functions))
         self.failure_tolerance = failure_tolerance
 
     def select(self, items: list[Item]) -> list[list[Item]]:
-        """Call ``pre_packer`` and check what it returns.
+        """Call ``pre_packer`` and check its groups.
 
         Raises:
-            ConfigError: It lost, repeated or made up elements.
+            ConfigError: ``pre_packer`` lost, repeated or made up elements.
         """
         groups = self.pre_packer([item.value for item in items])
         found = Counter(id(value) for group in groups for value in group)
@@ -221,7 +209,7 @@ class PackingDataset(Wrapper[Any]):
         """Apply the sample encoder.
 
         Raises:
-            ConfigError: It is a generator.
+            ConfigError: The encoder is a generator.
         """
         encoded = value if self.sample_encoder is None else self.sample_encoder(value)
         if isgenerator(encoded):
@@ -231,16 +219,12 @@ class PackingDataset(Wrapper[Any]):
             )
         return encoded
 
-    def build(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream."""
-        return _PackingNode(self, context, state)
-
     def can_restore_sample(self) -> bool:
-        """True when the packer, and all before it, are stateless."""
+        """Return True if the packer, and all before it, are stateless."""
         return self.stateless and super().can_restore_sample()
 
     def pack_again(self, key: RestoreKey, context: Context) -> Any:
-        """Make the elements of a pack again, encode and pack them with the counters of then."""
+        """Make the elements of a pack again, and encode and pack them with the counters in the key."""
         items = self.dataset.restore_many([inner for inner, _ in key[2]], context)
         encoded = []
         for item, (_, call) in zip(items, key[2], strict=True):
@@ -251,19 +235,18 @@ class PackingDataset(Wrapper[Any]):
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Make packs again."""
-        if any(key[0] != self.kind for key in keys):
-            raise StateMismatchError("some key does not belong to a PackingDataset", hint="see config()")
+        self.check_keys(keys)
         restored = []
         for key in keys:
             value = self.pack_again(key, context)
             if len(key) > 3:
                 with context.config.activate(context.stream, key[1]):
-                    value = next(made for place, made in enumerate(value) if place == key[3])
+                    value = nth_element(value, key[3], self, key)
             restored.append(Item(value, _as_key(key)))
         return restored
 
     def options(self) -> dict[str, Any]:
-        """What decides the packs."""
+        """Return the options that decide the packs."""
         return {
             "buffer_size": self.buffer_size,
             "pre_packer": function_label(self.pre_packer),

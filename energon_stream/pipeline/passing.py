@@ -1,4 +1,4 @@
-"""Operators that let elements pass: filter, stream functions, garbage collection, logging."""
+"""Operators whose elements pass unchanged: filter, garbage collection, logging; and functions on the stream."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from energon_stream.errors import ConfigError, SkipSample
+from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.map import function_label
-from energon_stream.pipeline.node import END, Context, End, Item, Node, State
+from energon_stream.pipeline.node import END, Context, End, Item, Node, State, WrapperNode
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["FilterDataset", "GcDataset", "IterMapDataset", "LogSampleDataset"]
@@ -20,14 +20,13 @@ __all__ = ["FilterDataset", "GcDataset", "IterMapDataset", "LogSampleDataset"]
 _log = logging.getLogger(__name__)
 
 
-class _PassThroughNode:
+class _PassThroughNode(WrapperNode):
     """State: ``in`` and ``n`` (elements taken from the inner node)."""
 
     def __init__(self, dataset: PassThrough, context: Context, state: State | None) -> None:
         saved = state or {"in": None, "n": 0}
         self._dataset = dataset
-        self._context = context
-        self._guard = FailureGuard(type(dataset).__name__, context.config, dataset.failure_tolerance)
+        self._guard = FailureGuard(type(dataset).__name__, context, dataset.failure_tolerance)
         self._taken: int = saved["n"]
         self._inner = dataset.dataset.build(context, saved["in"])
 
@@ -35,55 +34,51 @@ class _PassThroughNode:
         while True:
             item = self._inner.next()
             if isinstance(item, End):
-                return END
+                return item
             call = self._taken
             self._taken += 1
-            try:
-                with self._context.config.activate(self._context.stream, call):
-                    passes = self._dataset.look(item.value, call)
-            except SkipSample:
-                continue
-            except Exception as error:
-                self._guard.failed(error, item.value)
-                continue
-            self._guard.succeeded()
-            if passes:
+            if self._guard.call(self._look, item.value, call) is True:
                 return item
+
+    def _look(self, value: Any) -> bool:
+        return self._dataset.look(value, self._taken - 1)
 
     def state(self) -> State:
         return {"in": self._inner.state(), "n": self._taken}
 
-    def close(self) -> None:
-        self._inner.close()
-
 
 class PassThrough(Wrapper[Any]):
+    """Base of operators that look at each element and pass it on unchanged, or drop it."""
+
+    node_type = _PassThroughNode
     failure_tolerance: int = 100
 
     @property
     def pass_length(self) -> int:
-        """That of the inner dataset: elements pass one by one."""
+        """The inner dataset's: elements pass one by one."""
         return self.dataset.pass_length
 
     def look(self, value: Any, number: int) -> bool:
-        """Look at an element; False drops it."""
+        """Look at element ``number`` of the stream; return False to drop it."""
         raise NotImplementedError
-
-    def build(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream."""
-        return _PassThroughNode(self, context, state)
 
 
 class FilterDataset(PassThrough):
-    """Drops the elements that a function says no to.
+    """Drops the elements for which a function returns False.
 
     Lengths are those before filtering.
 
     Args:
         dataset: The inner dataset.
-        filter_fn: True for elements to keep.
+        filter_fn: Returns True for the elements to keep.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
-        worker_config: Must agree with the inner dataset's where given.
+        worker_config: Must agree with the inner dataset's, if given.
+
+    Example:
+        >>> from energon_stream import FilterDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> list(FilterDataset(NumbersDataset(6), lambda number: number % 2 == 1))
+        [1, 3, 5]
     """
 
     kind = "Filter"
@@ -101,22 +96,28 @@ class FilterDataset(PassThrough):
         self.failure_tolerance = failure_tolerance
 
     def look(self, value: Any, number: int) -> bool:
-        """Ask the function."""
+        """Call the function."""
         return bool(self.filter_fn(value))
 
     def options(self) -> dict[str, Any]:
-        """Name of the function."""
+        """Return the function's name."""
         return {"filter_fn": function_label(self.filter_fn)}
 
 
 class GcDataset(PassThrough):
-    """Collects garbage every so many elements.
+    """Runs Python's garbage collector every ``every_n_iter`` elements, so that all ranks pause together.
 
     Args:
         dataset: The inner dataset.
-        every_n_iter: Elements between two collections.
-        freeze: Whether what exists at the start is left out of collections from then on.
-        worker_config: Must agree with the inner dataset's where given.
+        every_n_iter: Elements between two collections, 1 or more.
+        freeze: Exclude the objects that exist at the start from later collections.
+        worker_config: Must agree with the inner dataset's, if given.
+
+    Example:
+        >>> from energon_stream import GcDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> list(GcDataset(NumbersDataset(3), every_n_iter=2, freeze=False))
+        [0, 1, 2]
     """
 
     kind = "Gc"
@@ -144,20 +145,28 @@ class GcDataset(PassThrough):
         return node
 
     def look(self, value: Any, number: int) -> bool:
-        """Collect when it is time."""
+        """Collect if it is time."""
         if (number + 1) % self.every_n_iter == 0:
             gc.collect()
         return True
 
 
 class LogSampleDataset(PassThrough):
-    """Logs the keys of elements, as JSON lines, through the ``energon_stream`` logger.
+    """Logs the keys of elements as JSON lines, at level INFO of the ``energon_stream`` logger.
+
+    A line has ``t`` (the mode), ``r`` (the rank), ``stream``, ``n`` (the element's number in the stream) and ``keys``.
 
     Args:
         dataset: The inner dataset.
         mode: A word for the lines, such as ``"train"``.
-        get_keys_fn: Gives an element's keys; None takes ``__key__``.
-        worker_config: Must agree with the inner dataset's where given.
+        get_keys_fn: Returns an element's keys; None takes ``__key__``.
+        worker_config: Must agree with the inner dataset's, if given.
+
+    Example:
+        >>> from energon_stream import LogSampleDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> list(LogSampleDataset(NumbersDataset(2), get_keys_fn=str))
+        [0, 1]
     """
 
     kind = "Log"
@@ -175,7 +184,7 @@ class LogSampleDataset(PassThrough):
         self.get_keys_fn = get_keys_fn
 
     def look(self, value: Any, number: int) -> bool:
-        """Log it."""
+        """Log the element's keys."""
         if self.get_keys_fn is not None:
             keys = self.get_keys_fn(value)
         else:
@@ -185,17 +194,16 @@ class LogSampleDataset(PassThrough):
         return True
 
 
-class _IterMapNode:
-    """State: ``in`` (inner state at the start of the pass), ``n`` (elements given out in it), ``end``.
+class _IterMapNode(WrapperNode):
+    """State: ``in`` (inner state at the start of the pass) and ``n`` (elements of the pass that were returned).
 
-    What a stream function holds between its elements cannot be seen, so a restore runs it again from the
-    start of the pass and drops what was given out before.
+    The state of a stream function between two elements is out of reach. So a restore runs the function again from the
+    start of the pass, and drops the elements that were returned before.
     """
 
     def __init__(self, dataset: IterMapDataset, context: Context, state: State | None) -> None:
         saved = state or {"in": None, "n": 0}
         self._dataset = dataset
-        self._context = context
         self._inner = dataset.dataset.build(context, saved["in"])
         self._begin()
         for _ in range(saved["n"]):
@@ -203,7 +211,7 @@ class _IterMapNode:
 
     def _begin(self) -> None:
         self._start = self._inner.state()
-        self._given = 0
+        self._returned = 0
         self._stream = iter(self._dataset.iter_map_fn(self._values()))
 
     def _values(self) -> Iterator[Any]:
@@ -212,16 +220,13 @@ class _IterMapNode:
 
     def next(self) -> Item | End:
         for value in self._stream:
-            self._given += 1
-            return Item(value, (IterMapDataset.kind, self._given - 1))
+            self._returned += 1
+            return Item(value, (IterMapDataset.kind, self._returned - 1))
         self._begin()
         return END
 
     def state(self) -> State:
-        return {"in": self._start, "n": self._given}
-
-    def close(self) -> None:
-        self._inner.close()
+        return {"in": self._start, "n": self._returned}
 
 
 class IterMapDataset(Wrapper[Any]):
@@ -232,11 +237,19 @@ class IterMapDataset(Wrapper[Any]):
     Args:
         dataset: The inner dataset.
         iter_map_fn: Takes an iterator and returns an iterator.
-        len_map_fn: Makes the outer length of the inner one; None for equal lengths.
-        worker_config: Must agree with the inner dataset's where given.
+        len_map_fn: Returns the outer length for the inner one; None if they are equal.
+        worker_config: Must agree with the inner dataset's, if given.
+
+    Example:
+        >>> from itertools import accumulate
+        >>> from energon_stream import IterMapDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> list(IterMapDataset(NumbersDataset(5), accumulate))
+        [0, 1, 3, 6, 10]
     """
 
     kind = "IterMap"
+    node_type = _IterMapNode
 
     def __init__(
         self,
@@ -250,19 +263,15 @@ class IterMapDataset(Wrapper[Any]):
         self.iter_map_fn = iter_map_fn
         self.len_map_fn = len_map_fn
 
-    def build(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream."""
-        return _IterMapNode(self, context, state)
-
     def len_stream(self, stream: int) -> int | None:
-        """The inner length through ``len_map_fn``."""
+        """Return the inner length through ``len_map_fn``."""
         length = self.dataset.len_stream(stream)
         return length if length is None or self.len_map_fn is None else self.len_map_fn(length)
 
     def can_restore_sample(self) -> bool:
-        """False: an element depends on the stream, not on a key."""
+        """Return False: an element depends on the stream, not on a key."""
         return False
 
     def options(self) -> dict[str, Any]:
-        """Name of the function."""
+        """Return the function's name."""
         return {"iter_map_fn": function_label(self.iter_map_fn)}

@@ -1,34 +1,34 @@
-"""Where elements come from: source datasets in the order of a plan."""
+"""The dataset at the bottom of each pipeline: reads samples of prepared datasets in the order of a plan."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypedDict, TypeGuard
 
 import numpy as np
 
 from energon_stream.errors import EmptyStreamError, SkipSample, StateMismatchError, StorageError
 from energon_stream.index.dataset_index import DatasetIndex
-from energon_stream.media import AuxStores
-from energon_stream.pipeline.dataset import SavableDataset
+from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.failures import FailureGuard
+from energon_stream.pipeline.leaf import Leaf
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
 from energon_stream.read.allowance import Allowance
 from energon_stream.read.open import open_source
 from energon_stream.read.options import ReadOptions
-from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.reader import SampleReader, fetch_samples
 from energon_stream.read.source import OffsetCache, RawSample
 from energon_stream.rng import derive_key
-from energon_stream.samples import CrudeSample, SourceInfo
+from energon_stream.samples import CrudeSample
 from energon_stream.schedule import (
+    BlendPlan,
     ConcatPlan,
     CursorCodec,
     LeafPlan,
     Plan,
     Refs,
+    RepeatPlan,
     Schedule,
     build_schedule,
     describe_plan,
@@ -36,112 +36,23 @@ from energon_stream.schedule import (
     leaves,
     stream_shares,
 )
-from energon_stream.storage import shared_fetcher
+from energon_stream.storage import shared_fetcher, strip_credentials
 from energon_stream.storage.fork import PerProcess
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["Leaf", "SampleBuilder", "ReaderDataset", "DatasetLeaf"]
+__all__ = [
+    "ReaderConfig",
+    "ReaderDataset",
+    "find_readers",
+    "is_reader_config",
+]
 
-
-class SampleBuilder(Protocol):
-    """Turns a sample's parts into an element; made from a ``dataset.yaml``."""
-
-    @property
-    def is_crude(self) -> bool:
-        """Whether it makes crude samples."""
-
-    @property
-    def selection(self) -> PartSelection | None:
-        """Parts that it looks at; None where it may look at any."""
-
-    def build(
-        self,
-        key: str,
-        parts: Mapping[str, memoryview],
-        *,
-        restore_key: RestoreKey,
-        subflavors: dict[str, Any] | None,
-        source: SourceInfo,
-    ) -> Any:
-        """Decode and assemble one sample.
-
-        Raises:
-            SampleError: The parts cannot be made into a sample.
-        """
-
-
-class Leaf(Protocol):
-    """One source of a plan: what is read, and what is made of it; a value that travels to other processes."""
-
-    @property
-    def index(self) -> DatasetIndex:
-        """What is read."""
-
-    @property
-    def subflavors(self) -> dict[str, Any] | None:
-        """Put on each sample."""
-
-    @property
-    def is_crude(self) -> bool:
-        """Whether all samples are crude."""
-
-    @property
-    def selection(self) -> PartSelection | None:
-        """Parts that are needed; None for all."""
-
-    @property
-    def stores(self) -> AuxStores:
-        """What crude samples may be completed with."""
-
-    def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
-        """Turn a raw sample into an element.
-
-        Raises:
-            SampleError: It cannot be made into one.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetLeaf:
-    """One source dataset of a plan.
-
-    Attributes:
-        index: The opened dataset.
-        builder: Makes its samples.
-        subflavors: Put on each sample.
-        stores: What crude samples may be completed with.
-    """
-
-    index: DatasetIndex
-    builder: SampleBuilder
-    subflavors: dict[str, Any] | None = None
-    stores: AuxStores = field(default_factory=AuxStores)
-
-    @property
-    def is_crude(self) -> bool:
-        """Whether all samples are crude."""
-        return self.builder.is_crude
-
-    @property
-    def selection(self) -> PartSelection | None:
-        """Parts that are needed; None for all."""
-        return self.builder.selection
-
-    def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
-        """Turn a raw sample into an element; see :meth:`Leaf.make`. The parts that are needed are its source."""
-        selection = self.builder.selection
-        parts = raw.parts if selection is None else [part for part in raw.parts if part in selection]
-        begin = raw.key + "."
-        source = SourceInfo(
-            self.index.spec.url, raw.index, raw.shard, tuple([begin + part for part in parts])
-        )
-        return self.builder.build(
-            raw.name, raw.parts, restore_key=restore_key, subflavors=self.subflavors, source=source
-        )
+_SHOWN = 4
+"""Inputs of a mixture that ``repr`` names."""
 
 
 def _identity(index: DatasetIndex, shards: int) -> dict[str, Any]:
-    """What the data of the first shards is, wherever it lies: split part, and a hash over shard names and counts."""
+    """Identify the data of the first shards, wherever it is stored: split part, and a hash of shard names and counts."""
     counts = np.ascontiguousarray(index.shard_counts[:shards])
     digest = hashlib.blake2b("\0".join(index.shard_paths[:shards]).encode(), digest_size=8)
     digest.update(counts.tobytes())
@@ -150,10 +61,10 @@ def _identity(index: DatasetIndex, shards: int) -> dict[str, Any]:
 
 
 class _Resources:
-    """What one process shares between the nodes of a source dataset: open stores and the fetcher."""
+    """Open stores and the fetcher, which the nodes of a reader dataset share in one process."""
 
     def __init__(self, dataset: ReaderDataset) -> None:
-        self.fetcher = shared_fetcher(dataset.options.in_flight)  # one, however many datasets are mixed
+        self.fetcher = shared_fetcher(dataset.options.in_flight)  # one for all datasets of a mixture
         offsets = OffsetCache()
         self.sources = [
             open_source(number, leaf.index, offsets, leaf.selection, dataset.options.max_gap)
@@ -175,7 +86,7 @@ class _ReaderNode:
         self._epoch: int = 0 if state is None else state["epoch"]
         self._cursors = CursorCodec(self._schedule)
         cursor = self._schedule.begin() if state is None else self._cursors.unpack(state["at"])
-        self._guard = FailureGuard("reading samples", context.config, dataset.failure_tolerance)
+        self._guard = FailureGuard("reading samples", context, dataset.failure_tolerance)
         self._reader = self._open(cursor)
 
     def _open(self, cursor: Any) -> SampleReader:
@@ -215,7 +126,7 @@ class _ReaderNode:
 
 
 def _describe(raw: RawSample) -> dict[str, Any]:
-    """A failed sample for handlers: its key, source and the names of its parts, without the bytes."""
+    """Describe a failed sample for handlers: its key, source and the names of its parts, without the bytes."""
     return {
         "__key__": raw.name,
         "__sources__": (raw.shard, raw.index),
@@ -230,14 +141,14 @@ def _is_one_pass(plan: Plan) -> bool:
 
 
 class ReaderDataset(SavableDataset[Any]):
-    """Samples of one or more prepared datasets, in the order of a plan.
+    """Reads samples of one or more prepared datasets, in the order of a plan.
 
     Args:
-        leaves: Source datasets; a plan names them by their place.
-        plan: Which sample comes next.
+        leaves: The datasets; the plan names them by their place.
+        plan: The order of the samples.
         worker_config: The job's configuration.
         options: Limits of the look-ahead.
-        failure_tolerance: Undecodable samples in a row that end the run.
+        failure_tolerance: Undecodable samples in a row that end the run; 0 tolerates any number.
     """
 
     def __init__(
@@ -257,29 +168,32 @@ class ReaderDataset(SavableDataset[Any]):
         self._resources: PerProcess[_Resources] = PerProcess(drop_inherited=True)
 
     def resources(self) -> _Resources:
-        """Stores and fetcher of this process; made at first use, never carried over a fork."""
+        """Return the stores and the fetcher of this process; made at first use, never carried over a fork."""
         return self._resources.map(None, lambda: _Resources(self))
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """How many shards each source has."""
+        """Number of shards of each leaf."""
         return tuple(len(leaf.index.shard_paths) for leaf in self.leaves)
 
     def plan_of(self, shards: Sequence[int]) -> Plan:
-        """The plan when the sources had so many of their first shards; it may have been fewer sources, too.
+        """Return the plan of an earlier time, when the leaves had fewer shards, or there were fewer leaves.
+
+        Args:
+            shards: Number of shards of each leaf at that time.
 
         Raises:
-            TypeError: What that plan was is not known.
+            TypeError: The earlier plan cannot be derived from this one.
         """
         return self.plan if tuple(shards) == self.shards else earlier_plan(self.plan, shards)
 
     def schedule(self, stream: int, path: str = "", shards: Sequence[int] | None = None) -> Schedule:
-        """The schedule of one stream.
+        """Return the schedule of one stream.
 
         Args:
             stream: The stream.
-            path: The node's place in a larger pipeline.
-            shards: How many shards each source has; None for those of now. See :meth:`plan_of`.
+            path: Place of the node in the pipeline, as in ``Context.path``.
+            shards: Number of shards of each leaf; None for the current ones. See :meth:`plan_of`.
         """
         config = self.worker_config
         plan = self.plan if shards is None else self.plan_of(shards)
@@ -287,7 +201,7 @@ class ReaderDataset(SavableDataset[Any]):
         return build_schedule(plan, num_streams=config.num_streams, stream=stream, key=key)
 
     def count_readers(self) -> int:
-        """One: the look-ahead spans all leaves."""
+        """Return 1: one look-ahead spans all leaves."""
         return 1
 
     def require_samples_in_every_stream(self) -> None:
@@ -311,7 +225,7 @@ class ReaderDataset(SavableDataset[Any]):
         return _ReaderNode(self, context, state)
 
     def make(self, raw: RawSample) -> Item:
-        """Turn a raw sample into an item."""
+        """Convert a raw sample into an item."""
         restore_key = ("Source", raw.leaf, raw.index)
         leaf = self.leaves[raw.leaf]
         value = leaf.make(raw, restore_key)
@@ -323,9 +237,7 @@ class ReaderDataset(SavableDataset[Any]):
         """Read samples by their keys, with as few requests as possible."""
         for key in keys:
             if key[0] != "Source" or not 0 <= key[1] < len(self.leaves):
-                raise StateMismatchError(
-                    f"no source has the sample {key!r}", hint="was it saved with other data?"
-                )
+                raise foreign_key(self, key)
         refs = Refs(
             np.array([key[1] for key in keys], dtype=np.int32),
             np.array([key[2] for key in keys], dtype=np.int64),
@@ -336,16 +248,17 @@ class ReaderDataset(SavableDataset[Any]):
         for key, raw in zip(keys, raws, strict=True):
             if raw is None:
                 raise StateMismatchError(
-                    f"sample {key!r} is excluded now", hint="restore with the split of then"
+                    f"the dataset excludes sample {key!r}",
+                    hint="restore with the split.yaml that it was saved with",
                 )
             items.append(self.make(raw))
         return items
 
     def len_stream(self, stream: int) -> int | None:
-        """Samples of one pass of a stream.
+        """Return the samples of one pass of a stream.
 
-        Excluded samples are left out where that can be known without reading: in shards that belong to
-        the stream as a whole, of datasets that are passed over once.
+        Excluded samples are not counted where that is known without reading: in shards that belong to the stream as a
+        whole, of datasets with one pass.
         """
         length = self.schedule(stream).length
         if length is None or not _is_one_pass(self.plan):
@@ -362,19 +275,67 @@ class ReaderDataset(SavableDataset[Any]):
         return count
 
     def nominal_length(self) -> int:
-        """Samples of this rank in one pass over all sources."""
+        """Return the samples of this rank in one pass over all leaves."""
         return max(1, sum(leaf.num_samples for leaf in leaves(self.plan)) // self.worker_config.world_size)
 
     def config(self, shards: Sequence[int] | None = None) -> dict[str, Any]:
-        """Plan and identities of the data.
+        """Describe the plan and identify the data.
 
         Args:
-            shards: How many shards each source has; None for those of now. See :meth:`plan_of`.
+            shards: Number of shards of each leaf; None for the current ones. See :meth:`plan_of`.
         """
         counted = self.shards if shards is None else shards
-        described = zip(self.leaves, counted, strict=False)  # the last ones may be new
-        return {
-            "type": "SourceDataset",  # its name when the first states were saved
+        described = zip(self.leaves, counted, strict=False)  # the last leaves may be new
+        config: ReaderConfig = {
+            "type": "ReaderDataset",
             "plan": describe_plan(self.plan_of(counted)),
             "leaves": [_identity(leaf.index, number) for leaf, number in described],
         }
+        return {**config}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({_show(self.plan, self.leaves)})"
+
+
+def _show(plan: Plan, datasets: Sequence[Leaf]) -> str:
+    """Show a plan in one line: ``0.75: captions [train], 0.25: texts [train]``."""
+    if isinstance(plan, LeafPlan):
+        index = datasets[plan.leaf].index
+        return f"{strip_credentials(index.spec.url)} [{index.split_part}]"
+    if isinstance(plan, RepeatPlan):
+        return f"{'' if plan.repeats is None else f'{plan.repeats:g} x '}{_show(plan.child, datasets)}"
+    weights = [f"{weight:g}: " for weight in plan.weights] if isinstance(plan, BlendPlan) else []
+    shown = [
+        f"{weights[number] if weights else ''}{'(' if nested else ''}{_show(child, datasets)}{')' if nested else ''}"
+        for number, child in enumerate(plan.children[:_SHOWN])
+        for nested in [not isinstance(child, (LeafPlan, RepeatPlan))]
+    ]
+    more = len(plan.children) - _SHOWN
+    return ", ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
+
+
+def find_readers(dataset: SavableDataset[Any], path: str = "") -> Iterator[tuple[str, ReaderDataset]]:
+    """Iterate over the reader datasets of a pipeline with the ``Context.path`` of their nodes, in the order of ``config()``."""
+    if isinstance(dataset, ReaderDataset):
+        yield path, dataset
+    for number, inner in enumerate(dataset.inputs):
+        yield from find_readers(inner, dataset.input_path(path, number))
+
+
+class ReaderConfig(TypedDict):
+    """``config()`` of a :class:`ReaderDataset`. States hold hashes of it, which tell a dataset that grew from another.
+
+    Attributes:
+        type: ``"ReaderDataset"``.
+        plan: The order, see ``schedule.describe_plan``.
+        leaves: The identity of each leaf's data; ``"shards"`` is the number of its shards.
+    """
+
+    type: str
+    plan: dict[str, Any]
+    leaves: list[dict[str, Any]]
+
+
+def is_reader_config(config: Any) -> TypeGuard[ReaderConfig]:
+    """Return True if a part of a pipeline's ``config()`` is that of a :class:`ReaderDataset`."""
+    return isinstance(config, Mapping) and config.get("type") == "ReaderDataset"

@@ -1,9 +1,9 @@
 """A shuffle buffer for elements.
 
-The states of operators that hold elements have the *keys* of these, never the elements. A restore makes all
-of them again in one call, which reads them with as few requests as their places allow. Functions that are
-not marked as stateless are called again with the counters of then; that is exact for functions that depend
-on their argument and the seeds only.
+States of operators that hold elements contain the *keys* of these, never the elements. A restore makes all of them
+again in one call, which reads them with as few requests as their places allow. It calls functions without the mark
+``@stateless`` again too, with the same counters; that is exact for functions that depend on their argument and the
+seeds only.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
-from energon_stream.pipeline.node import END, Context, End, Item, Node, State
+from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode
 from energon_stream.rng import uniform
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["ShuffleBufferDataset"]
 
 
-class _ShuffleNode:
+class _ShuffleNode(WrapperNode):
     """State: ``in``, ``t`` (draws), ``held`` (keys), ``end`` (the inner pass is over)."""
 
     def __init__(self, dataset: ShuffleBufferDataset, context: Context, state: State | None) -> None:
@@ -57,22 +57,29 @@ class _ShuffleNode:
 
     def close(self) -> None:
         self._held = []
-        self._inner.close()
+        super().close()
 
 
 class ShuffleBufferDataset(Wrapper[Any]):
     """Shuffles elements through a buffer.
 
-    ``get_train_dataset`` shuffles references instead, which costs no memory; this operator is for
-    elements that have no references, such as batches of a blend.
+    ``get_train_dataset`` shuffles references instead, which costs no memory. This operator is for elements without
+    references, such as the batches of a blend.
 
     Args:
         dataset: The inner dataset.
-        size: Elements held.
-        worker_config: Must agree with the inner dataset's where given.
+        size: Elements in the buffer, 1 or more.
+        worker_config: Must agree with the inner dataset's, if given.
+
+    Example:
+        >>> from energon_stream import ShuffleBufferDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> list(ShuffleBufferDataset(NumbersDataset(6), size=4))
+        [...]
     """
 
     kind = "Shuffle"
+    node_type = _ShuffleNode
 
     def __init__(
         self, dataset: SavableDataset[Any], size: int, *, worker_config: WorkerConfig | None = None
@@ -82,10 +89,6 @@ class ShuffleBufferDataset(Wrapper[Any]):
             raise ConfigError(f"size of the shuffle buffer is {size}", hint="use 1 or more")
         self.size = size
 
-    def build(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream."""
-        return _ShuffleNode(self, context, state)
-
     def options(self) -> dict[str, Any]:
-        """The size."""
+        """Return the size."""
         return {"size": self.size}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_stream.cache import BlockCache, CacheConfig, CachedStore, CacheLayer, shared_cache
 from energon_stream.errors import ConfigError
 from energon_stream.index.join_index import JoinIndex
-from energon_stream.pipeline import SavableDataset
-from energon_stream.pipeline.reader_dataset import ReaderDataset
+from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.prewarming.amount import Amount, node_ranks, samples_of_streams
 from energon_stream.prewarming.fill import Verified, fill, look, read_back
 from energon_stream.prewarming.progress import byte_bar, estimated, shown
@@ -193,9 +192,8 @@ class _Job:
         """Open the dataset as training does, but without workers."""
         config = replace(self.config, num_workers=0, rank=self.ranks[0])
         cache = False if self.cache is None else self.cache
-        found = list(
-            _sources(get_train_dataset(self.path, worker_config=config, cache=cache, **self.training))
-        )
+        dataset = get_train_dataset(self.path, worker_config=config, cache=cache, **self.training)
+        found = [reader for _, reader in find_readers(dataset)]
         if len(found) != 1:
             raise ConfigError(
                 "the task encoder composes several datasets itself, so the order of the samples is not known",
@@ -215,13 +213,6 @@ class _Job:
     def _is_kept(self, store: Store) -> bool:
         """Whether a store's bytes are to be in a cache; all that are remote, where none is named."""
         return not store.is_local if self.cache is None else isinstance(store, CachedStore)
-
-
-def _sources(dataset: SavableDataset[Any]) -> Iterator[ReaderDataset]:
-    if isinstance(dataset, ReaderDataset):
-        yield dataset
-    for inner in dataset.inputs:
-        yield from _sources(inner)
 
 
 def _specs(dataset: ReaderDataset) -> list[StoreSpec]:

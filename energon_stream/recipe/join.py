@@ -11,7 +11,7 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.dataset_index import DatasetIndex
 from energon_stream.index.join_index import JoinIndex, JoinMember, open_join_index
 from energon_stream.media import AuxStores, FileStore
-from energon_stream.pipeline.reader_dataset import DatasetLeaf
+from energon_stream.pipeline.leaf import DatasetLeaf
 from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.source import RawSample
 from energon_stream.recipe.named_code import import_class, is_own_module

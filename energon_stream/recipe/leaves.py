@@ -23,7 +23,7 @@ from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import find_tars, list_tars, open_plain
 from energon_stream.media import AuxStores, DecodeFileStore, FileStore
-from energon_stream.pipeline.reader_dataset import DatasetLeaf, Leaf
+from energon_stream.pipeline.leaf import DatasetLeaf, Leaf
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.file_stores import FolderFileStore, WebdatasetFileStore
 from energon_stream.recipe.dataset_yaml import DatasetYamlOptions, make_sample_factory

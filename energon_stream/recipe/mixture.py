@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.reader_dataset import Leaf, ReaderDataset
+from energon_stream.pipeline.leaf import Leaf
+from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.read.options import ReadOptions
 from energon_stream.recipe.leaves import DatasetLocation, SampleOptions, open_leaf, read_leaves
 from energon_stream.recipe.tree import MixtureItem

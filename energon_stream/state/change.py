@@ -13,8 +13,7 @@ from typing import Any
 
 from energon_stream.errors import StateError, StateMismatchError
 from energon_stream.pipeline import ConcatDataset, IterMapDataset, RepeatDataset, SavableDataset
-from energon_stream.pipeline.dataset import MultiInput
-from energon_stream.pipeline.reader_dataset import ReaderDataset
+from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.schedule import (
     BlendPlan,
     ConcatPlan,
@@ -83,7 +82,7 @@ def continue_state(
     check_topology(read, dataset.worker_config, dataset.pass_length)
     if read["fingerprint"] == now.prints:
         return read, None
-    found = list(_sources(dataset))
+    found = list(find_readers(dataset))
     then = read_sources(read.get("sources"))
     if len(then) != len(found):
         raise _refused(f"the pipeline had {len(then)} datasets of sources and has {len(found)}")
@@ -108,14 +107,6 @@ def _refused(
     why: str, hint: str = "build the dataset of then, or start without a state"
 ) -> StateMismatchError:
     return StateMismatchError(f'on_change="continue" cannot go on: {why}', hint=hint)
-
-
-def _sources(dataset: SavableDataset[Any], path: str = "") -> Iterator[tuple[str, ReaderDataset]]:
-    """Datasets of sources, in the order in which they are described, with their places."""
-    if isinstance(dataset, ReaderDataset):
-        yield path, dataset
-    for number, inner in enumerate(dataset.inputs):
-        yield from _sources(inner, f"{path}/{number}" if isinstance(dataset, MultiInput) else path)
 
 
 def _has_concat(plan: Plan) -> bool:
@@ -150,7 +141,7 @@ def _check_can_have_grown(changed: _Changed) -> None:
 
 def _check_operators(dataset: SavableDataset[Any], changed: set[int]) -> None:
     """Check that no operator relies on what its inner dataset was."""
-    has_changed = any(id(source) in changed for _, source in _sources(dataset))
+    has_changed = any(id(source) in changed for _, source in find_readers(dataset))
     if isinstance(dataset, IterMapDataset):
         raise _refused("IterMapDataset makes a pass again from its start, which would be another one now")
     if has_changed and isinstance(dataset, RepeatDataset) and not float(dataset.repeats or 1).is_integer():
@@ -202,17 +193,17 @@ def _replaced(dataset: SavableDataset[Any], state: Any, path: str, change: Calla
         return None
     if isinstance(dataset, ReaderDataset):
         return change(path, state)
-    if not dataset.inputs:
-        return state
     try:
-        inside = state["in"]
-        each = list(zip(dataset.inputs, inside if isinstance(dataset, MultiInput) else [inside], strict=True))
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"the state is damaged: {type(dataset).__name__} has no inner state") from error
-    if isinstance(dataset, MultiInput):
-        inner = [_replaced(one, at, f"{path}/{number}", change) for number, (one, at) in enumerate(each)]
-        return {**state, "in": inner}
-    return {**state, "in": _replaced(*each[0], path, change)}
+        each = list(zip(dataset.inputs, dataset.inner_states(state), strict=True))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise StateError(
+            f"the state is damaged, or {type(dataset).__name__}.inner_states does not read it: {error!r}",
+            hint="run assert_exact_resume of energon_stream.testing.operator_suite on an operator of your own",
+        ) from error
+    inner = [
+        _replaced(one, at, dataset.input_path(path, number), change) for number, (one, at) in enumerate(each)
+    ]
+    return dataset.with_inner_states(state, inner)
 
 
 def _carrier(stream: int, changed: Sequence[_Changed]) -> Callable[[str, Any], Any]:

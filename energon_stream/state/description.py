@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from energon_stream.errors import StateError
+from energon_stream.pipeline.reader_dataset import ReaderConfig, is_reader_config
 from energon_stream.schedule import pack_columns, unpack_columns
 from energon_stream.schedule.packed_v2 import is_packed_v2, unpack_columns_v2
 
@@ -65,12 +66,8 @@ def _hash(value: Any, size: int = 8) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 
-def _is_source(node: Any) -> bool:
-    return isinstance(node, Mapping) and "plan" in node and "leaves" in node
-
-
-def _source_nodes(node: Any) -> list[Mapping[str, Any]]:
-    if _is_source(node):
+def _source_nodes(node: Any) -> list[ReaderConfig]:
+    if is_reader_config(node):
         return [node]
     values = node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ()
     return [found for value in values for found in _source_nodes(value)]
@@ -90,10 +87,11 @@ def fingerprint(config: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] 
 
     def strip(node: Any) -> Any:
         nonlocal met
-        if _is_source(node):
+        if is_reader_config(node):
             met += 1
             return {"source": met}
         if isinstance(node, Mapping):
+            # The contract of config(): weights beside these keys may be others when a run continues.
             if "weights" in node and ("blend" in node or "datasets" in node):
                 weights.append(node["weights"])
                 node = {key: value for key, value in node.items() if key != "weights"}

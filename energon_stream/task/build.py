@@ -16,8 +16,9 @@ from energon_stream.pipeline import (
     PackingDataset,
     SavableDataset,
 )
+from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.samples import CrudeSample
-from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, dataset_leaves, select_cooker
+from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, select_cooker
 from energon_stream.task.loaded import DatasetBlendMode, LoadedDataset
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
 from energon_stream.worker import WorkerConfig
@@ -129,7 +130,9 @@ class PipelineBuilder:
                 some that it asks for.
         """
         if not self._hook_overridden("cook_crude_sample"):
-            check_cookers(self.cookers, dataset_leaves(dataset))
+            check_cookers(
+                self.cookers, (leaf for _, reader in find_readers(dataset) for leaf in reader.leaves)
+            )
         if not self.cookers:
             return dataset
         hook = self._hook_function("cook_crude_sample")

@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.media import AuxStores, PrimaryFileStore, active_pool
-from energon_stream.pipeline import SavableDataset
-from energon_stream.pipeline.reader_dataset import Leaf, ReaderDataset
+from energon_stream.pipeline.leaf import Leaf
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, SourceInfo
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "cooker_arguments",
     "cooker_parts",
     "select_cooker",
-    "dataset_leaves",
 ]
 
 _NO_STORES = AuxStores()
@@ -97,13 +95,6 @@ def cooker_parts(
     """The parts that crude samples with these subflavors are cooked from; None where these may be any."""
     chosen = next((candidate for candidate in cookers if candidate.is_match(subflavors)), None)
     return None if chosen is None else getattr(chosen.cook, "__cooker_parts__", None)
-
-
-def dataset_leaves(dataset: SavableDataset[Any]) -> list[Leaf]:
-    """The sources that a dataset is made of."""
-    if isinstance(dataset, ReaderDataset):
-        return list(dataset.leaves)
-    return [leaf for inner in dataset.inputs for leaf in dataset_leaves(inner)]
 
 
 def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> None:

@@ -8,7 +8,7 @@ Use it on any dataset, also your own::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Rotation, Step
-from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State
+from energon_stream.pipeline.node import END, INNER_STATE, Context, End, Item, Node, RestoreKey, State
 from energon_stream.state import dumps, loads
 from energon_stream.worker import WorkerConfig
 
@@ -83,6 +83,9 @@ class NumbersDataset(SavableDataset[int]):
         """A key holds its number."""
         return [Item(key[1], ("Number", key[1])) for key in keys]
 
+    def __repr__(self) -> str:
+        return f"NumbersDataset(size={self.size}{f', offset={self.offset}' if self.offset else ''})"
+
     def config(self) -> dict[str, Any]:
         """Size and offset."""
         return {"type": "NumbersDataset", "size": self.size, "offset": self.offset}
@@ -132,8 +135,9 @@ def assert_equal_values(left: Any, right: Any, where: str = "value") -> None:
 def assert_exact_resume(make: Callable[[], SavableDataset[Any]], steps: int = 40, tail: int = 12) -> None:
     """Check that a dataset, restored after every one of its first steps, goes on identically.
 
-    Each state goes through msgpack, and is restored into a new dataset. The state of a running stream
-    must not change its kind over time.
+    Each state goes through msgpack, and is restored into a new dataset. The state of a running stream must not change
+    its kind over time. The contract of ``config()`` and ``inner_states()`` is checked too: a run that continues on a
+    dataset that grew relies on it.
 
     Args:
         make: Makes the dataset anew.
@@ -141,14 +145,22 @@ def assert_exact_resume(make: Callable[[], SavableDataset[Any]], steps: int = 40
         tail: Steps compared after each restore.
 
     Raises:
-        AssertionError: Some continuation differs; the message says after which step.
+        AssertionError: A continuation differs, and the message says after which step; or the contract is broken, and
+            the message says which method to fix.
+
+    Example:
+        >>> from energon_stream import MapDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset, assert_exact_resume
+        >>> assert_exact_resume(lambda: MapDataset(NumbersDataset(9), lambda number: -number))
     """
     dataset = make()
+    _assert_config(dataset)
     reference = run_steps(dataset, steps)
     states: dict[int, Any] = {}
     rotation = Rotation.start(dataset, dataset.worker_config.streams)
     for cut, step in enumerate(reference[:-1], start=1):
         states[step.stream] = step.state
+        _assert_inner_states(dataset, step.state["node"])
         rotation.current()
         if step.ended:
             rotation.end()
@@ -163,6 +175,54 @@ def assert_exact_resume(make: Callable[[], SavableDataset[Any]], steps: int = 40
                 raise AssertionError(f"{where}: stream or end differ: {one} and {other}")
             assert_equal_values(one.value, other.value, where)
             assert_equal_values(loads(dumps(one.state)), loads(dumps(other.state)), f"state at {where}")
+
+
+def _assert_config(dataset: SavableDataset[Any]) -> None:
+    """Check that each ``config()`` has plain values, among them those of the inputs in order."""
+    config, name = dataset.config(), type(dataset).__name__
+    try:
+        plain = loads(dumps(config))
+    except Exception as error:
+        raise AssertionError(f"{name}.config() does not return plain values: {error}") from error
+    assert_equal_values(plain, loads(dumps(dataset.config())), f"{name}.config(), called twice")
+    found = iter(_parts(config))
+    for number, inner in enumerate(dataset.inputs):
+        _assert_config(inner)
+        if inner.config() not in found:
+            raise AssertionError(
+                f"{name}.config() does not contain config() of input {number}, a {type(inner).__name__}, behind those "
+                "of the inputs before it: return {**own options, 'dataset': self.dataset.config()}, or 'datasets' with "
+                "a list"
+            )
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    for value in config.values() if isinstance(config, dict) else config:
+        if isinstance(value, (dict, list, tuple)):
+            yield value
+            yield from _parts(value)
+
+
+def _assert_inner_states(dataset: SavableDataset[Any], state: State) -> None:
+    """Check that ``inner_states`` and ``with_inner_states`` read and write the states of all inputs."""
+    name = type(dataset).__name__
+    advice = (
+        f"have the node's state() return {{{INNER_STATE!r}: inner.state(), …}} (with several inputs, derive from "
+        f"MultiInput and return a list), or override {name}.inner_states and {name}.with_inner_states"
+    )
+    try:
+        inner = dataset.inner_states(state)
+        again = dataset.with_inner_states(state, inner)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise AssertionError(f"{name} does not say where the inner state is ({error!r}): {advice}") from error
+    if len(inner) != len(dataset.inputs):
+        raise AssertionError(
+            f"{name} has {len(dataset.inputs)} inputs and {len(inner)} inner states: {advice}"
+        )
+    assert_equal_values(again, state, f"{name}.with_inner_states(state, {name}.inner_states(state))")
+    for one, at in zip(dataset.inputs, inner, strict=True):
+        if at is not None:
+            _assert_inner_states(one, at)
 
 
 def assert_restores_by_key(make: Callable[[], SavableDataset[Any]], steps: int = 20) -> None:

@@ -9,7 +9,8 @@ from energon_stream import WorkerConfig, get_savable_loader
 from energon_stream.errors import StateError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.pipeline import BatchDataset, BlendDataset
-from energon_stream.pipeline.reader_dataset import DatasetLeaf, ReaderDataset
+from energon_stream.pipeline.leaf import DatasetLeaf
+from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.schedule import BlendPlan, CursorCodec, LeafPlan, OrderSpec, RepeatPlan
 from energon_stream.state import describe, dumps, loads
 from energon_stream.state.description import fingerprint, read_sources, runs

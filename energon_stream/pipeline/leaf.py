@@ -1,0 +1,113 @@
+"""Leaves of a pipeline: prepared datasets, and how their samples are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from energon_stream.index.dataset_index import DatasetIndex
+from energon_stream.media import AuxStores
+from energon_stream.pipeline.node import RestoreKey
+from energon_stream.read.part_selection import PartSelection
+from energon_stream.read.source import RawSample
+from energon_stream.samples import SourceInfo
+
+__all__ = ["DatasetLeaf", "Leaf", "SampleBuilder"]
+
+
+class SampleBuilder(Protocol):
+    """Converts a sample's parts into an element; made from a ``dataset.yaml``."""
+
+    @property
+    def is_crude(self) -> bool:
+        """True if it makes crude samples."""
+
+    @property
+    def selection(self) -> PartSelection | None:
+        """Parts that it reads; None if it may read any."""
+
+    def build(
+        self,
+        key: str,
+        parts: Mapping[str, memoryview],
+        *,
+        restore_key: RestoreKey,
+        subflavors: dict[str, Any] | None,
+        source: SourceInfo,
+    ) -> Any:
+        """Decode and assemble one sample.
+
+        Raises:
+            SampleError: The parts cannot be made into a sample.
+        """
+
+
+class Leaf(Protocol):
+    """One dataset of a plan: its index, and how its samples are made; a value that travels to other processes."""
+
+    @property
+    def index(self) -> DatasetIndex:
+        """The opened dataset."""
+
+    @property
+    def subflavors(self) -> dict[str, Any] | None:
+        """Subflavors of each sample."""
+
+    @property
+    def is_crude(self) -> bool:
+        """True if all samples are crude."""
+
+    @property
+    def selection(self) -> PartSelection | None:
+        """Parts to read; None for all."""
+
+    @property
+    def stores(self) -> AuxStores:
+        """Stores of auxiliary data, from which cookers complete crude samples."""
+
+    def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
+        """Convert a raw sample into an element.
+
+        Raises:
+            SampleError: The parts cannot be made into a sample.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetLeaf:
+    """One prepared dataset of a plan.
+
+    Attributes:
+        index: The opened dataset.
+        builder: Makes its samples.
+        subflavors: Subflavors of each sample.
+        stores: Stores of auxiliary data, from which cookers complete crude samples.
+    """
+
+    index: DatasetIndex
+    builder: SampleBuilder
+    subflavors: dict[str, Any] | None = None
+    stores: AuxStores = field(default_factory=AuxStores)
+
+    @property
+    def is_crude(self) -> bool:
+        """True if all samples are crude."""
+        return self.builder.is_crude
+
+    @property
+    def selection(self) -> PartSelection | None:
+        """Parts to read; None for all."""
+        return self.builder.selection
+
+    def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
+        """Convert a raw sample into an element; its ``__sources__`` name the selected parts. See :meth:`Leaf.make`."""
+        selection = self.builder.selection
+        parts = raw.parts if selection is None else [part for part in raw.parts if part in selection]
+        begin = raw.key + "."
+        source = SourceInfo(
+            self.index.spec.url, raw.index, raw.shard, tuple([begin + part for part in parts])
+        )
+        return self.builder.build(
+            raw.name, raw.parts, restore_key=restore_key, subflavors=self.subflavors, source=source
+        )
