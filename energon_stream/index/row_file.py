@@ -12,7 +12,7 @@ from energon_stream.storage import ByteRange, Store, StoreSpec
 
 __all__ = ["RowFile"]
 
-_BLOCK_BYTES = 16 << 10  # a shuffled slice of samples reads one or two blocks of a large file
+_PAGE_BYTES = 16 << 10  # a shuffled slice of samples reads one or two pages of a large file
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,21 @@ class RowFile:
     rows: int
 
     @property
-    def block_rows(self) -> int:
+    def page_rows(self) -> int:
         """Rows that are read together."""
-        return max(1, _BLOCK_BYTES // (8 * self.width))
+        return max(1, _PAGE_BYTES // (8 * self.width))
 
     def read_block(self, store: Store, block: int) -> Int64Array:
-        """Read the rows from ``block * block_rows``.
+        """Read the rows from ``block * page_rows``.
 
         Returns:
-            ``int64 [n, width]``; ``n`` is ``block_rows``, or what is left.
+            ``int64 [n, width]``; ``n`` is ``page_rows``, or what is left.
 
         Raises:
             IndexMismatchError: The file is shorter than it was.
         """
-        first = block * self.block_rows
-        last = min(first + self.block_rows, self.rows)
+        first = block * self.page_rows
+        last = min(first + self.page_rows, self.rows)
         size = 8 * self.width
         try:
             body = store.get_range("", ByteRange(self.header + first * size, self.header + last * size))

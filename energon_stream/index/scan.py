@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from energon_stream.errors import CorruptTarError
-from energon_stream.index.tar_format import BLOCK, Member, Read, split_name, walk_members
+from energon_stream.index.tar_format import TAR_RECORD, Member, Read, split_name, walk_members
 from energon_stream.storage import Body, ByteRange, ListEntry, Store, shared_fetcher
 
 __all__ = ["ShardScan", "peek_parts", "scan_shard"]
@@ -123,7 +123,7 @@ def _named(store: Store, entry: ListEntry) -> Iterator[None]:
 
 def _check_end(read: Read, end: int, size: int) -> None:
     """An archive ends with zeros only; anything else is damage that would hide samples."""
-    if end + BLOCK > size:
+    if end + TAR_RECORD > size:
         raise CorruptTarError(f"the archive is cut off at byte {size}: its end mark is missing")
     while end < size:
         piece = bytes(read(end, min(_TAIL_PIECE, size - end)))

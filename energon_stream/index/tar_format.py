@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from energon_stream.errors import CorruptTarError
 
 __all__ = [
-    "BLOCK",
+    "TAR_RECORD",
     "Member",
     "Read",
     "SampleParts",
@@ -28,7 +28,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-BLOCK = 512
+TAR_RECORD = 512
 """Unit of tar archives in bytes."""
 
 Read = Callable[[int, int], memoryview]
@@ -160,7 +160,7 @@ def _read_member(read: Read, first: int, stop: int, defaults: dict[str, str]) ->
             defaults.update(_pax_records(payload, header.position))
         elif header.kind != _LONG_LINK:
             records = _pax_records(payload, header.position)
-        position = header.position + BLOCK + _padded(header.size)
+        position = header.position + TAR_RECORD + _padded(header.size)
         header = _read_header(read, position)
         if header is None:
             raise CorruptTarError(f"the archive ends at byte {position}, where a header was announced")
@@ -171,8 +171,8 @@ def _read_member(read: Read, first: int, stop: int, defaults: dict[str, str]) ->
 
 def _read_header(read: Read, position: int) -> _Header | None:
     """The header block at ``position``; None for a block of zeros."""
-    block = bytes(read(position, BLOCK))
-    if len(block) < BLOCK:
+    block = bytes(read(position, TAR_RECORD))
+    if len(block) < TAR_RECORD:
         raise CorruptTarError(f"the archive ends inside the header at byte {position}")
     if not block.strip(b"\0"):
         return None
@@ -186,7 +186,7 @@ def _extension(read: Read, header: _Header) -> bytes:
     """Payload of a header that describes the next one."""
     if header.size > _MAX_EXTENSION:
         raise CorruptTarError(f"the extended header at byte {header.position} claims {header.size} bytes")
-    payload = bytes(read(header.position + BLOCK, header.size))
+    payload = bytes(read(header.position + TAR_RECORD, header.size))
     if len(payload) < header.size:
         raise CorruptTarError(f"the archive ends inside the extended header at byte {header.position}")
     return payload
@@ -203,7 +203,7 @@ def _member(header: _Header, first: int, stop: int, long_name: str | None, recor
         size = _number(records["size"].encode(), header.position, base=10)
     if kind in _NO_PAYLOAD:
         size = 0
-    data = header.position + BLOCK
+    data = header.position + TAR_RECORD
     if data + _padded(size) > stop:
         raise CorruptTarError(
             f"the payload of {name!r} (header at byte {header.position}) needs bytes up to "
@@ -213,7 +213,7 @@ def _member(header: _Header, first: int, stop: int, long_name: str | None, recor
 
 
 def _padded(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK
+    return -(-size // TAR_RECORD) * TAR_RECORD
 
 
 def _verify_checksum(header: bytes, field: bytes, position: int) -> None:
@@ -304,7 +304,7 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> SampleParts:
             stops.append(data + size)
     except (ValueError, struct.error):
         return _walk_sample(buffer, start, stop)
-    if not names or position - stops[-1] >= BLOCK:  # nothing, or a PAX header without its member
+    if not names or position - stops[-1] >= TAR_RECORD:  # nothing, or a PAX header without its member
         return _walk_sample(buffer, start, stop)
     return SampleParts(key, names, starts, stops)
 

@@ -16,10 +16,10 @@ from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError, NotPreparedError, ObjectNotFoundError, RangeError
 from energon_stream.storage import ByteRange, Store
 
-__all__ = ["OffsetWindow", "block_bounds", "decode_offsets", "encode_offsets", "index_path", "read_offsets"]
+__all__ = ["OffsetWindow", "page_bounds", "decode_offsets", "encode_offsets", "index_path", "read_offsets"]
 
 _ENTRY = 8
-_BLOCK_ENTRIES = (64 << 10) // _ENTRY  # 64 KiB are hardly slower to get than one entry
+_PAGE_ENTRIES = (64 << 10) // _ENTRY  # 64 KiB are hardly slower to get than one entry
 _HINT = "The tar was changed after it was indexed; run `energon-stream prepare` again."
 
 
@@ -77,7 +77,7 @@ def decode_offsets(data: memoryview | bytes, first: int, where: str) -> OffsetWi
     return OffsetWindow(first, offsets)
 
 
-def block_bounds(first: Int64Array, last: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
+def page_bounds(first: Int64Array, last: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Entries that are read together: all of a small index, else whole blocks.
 
     Args:
@@ -88,14 +88,14 @@ def block_bounds(first: Int64Array, last: Int64Array, counts: Int64Array) -> tup
     Returns:
         The first and the last (inclusive) entry to read of each.
     """
-    small = (counts + 1) <= _BLOCK_ENTRIES
-    lower = np.where(small, 0, first // _BLOCK_ENTRIES * _BLOCK_ENTRIES)
-    upper = np.where(small, counts, (last // _BLOCK_ENTRIES + 1) * _BLOCK_ENTRIES - 1)
+    small = (counts + 1) <= _PAGE_ENTRIES
+    lower = np.where(small, 0, first // _PAGE_ENTRIES * _PAGE_ENTRIES)
+    upper = np.where(small, counts, (last // _PAGE_ENTRIES + 1) * _PAGE_ENTRIES - 1)
     return lower, np.minimum(upper, counts)
 
 
 def read_offsets(store: Store, shard_path: str, count: int, first: int, last: int) -> OffsetWindow:
-    """Read entries of a tar's index; see :func:`block_bounds`.
+    """Read entries of a tar's index; see :func:`page_bounds`.
 
     Args:
         store: The dataset's root.

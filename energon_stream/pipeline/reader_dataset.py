@@ -15,10 +15,10 @@ from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.leaf import Leaf
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
 from energon_stream.read.allowance import Allowance
-from energon_stream.read.open import open_source
+from energon_stream.read.locator import OffsetCache, RawSample
+from energon_stream.read.open import open_locator
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.reader import SampleReader, fetch_samples
-from energon_stream.read.source import OffsetCache, RawSample
 from energon_stream.rng import derive_key
 from energon_stream.samples import CrudeSample
 from energon_stream.schedule import (
@@ -67,7 +67,7 @@ class _Resources:
         self.fetcher = shared_fetcher(dataset.options.in_flight)  # one for all datasets of a mixture
         offsets = OffsetCache()
         self.sources = [
-            open_source(number, leaf.index, offsets, leaf.selection, dataset.options.max_gap)
+            open_locator(number, leaf.index, offsets, leaf.selection, dataset.options.max_gap)
             for number, leaf in enumerate(dataset.leaves)
         ]
 

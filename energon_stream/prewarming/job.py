@@ -129,7 +129,7 @@ class _Job:
         begin, before = time.monotonic(), default_counters().snapshot()
         dataset = self._open()
         limits = dataset.options
-        in_flight = max(1, min(limits.in_flight, limits.block_bytes // USUAL_BYTES))
+        in_flight = max(1, min(limits.in_flight, limits.fetch_bytes // USUAL_BYTES))
         samples = samples_of_streams(dataset, self.ranks, self.amount)
         amount = self.amount
         wanted = WantedBytes(

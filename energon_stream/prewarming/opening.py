@@ -14,7 +14,7 @@ import numpy as np
 
 from energon_stream.arrays import Int64Array
 from energon_stream.read.options import CHUNK, ReadOptions
-from energon_stream.read.parts import PartSource
+from energon_stream.read.parts import PartLocator
 from energon_stream.schedule import Refs
 
 __all__ = ["Opening", "opening_length", "opening_of"]
@@ -40,7 +40,7 @@ def opening_length(options: ReadOptions) -> int:
     return options.exact_samples + options.second_take + CHUNK
 
 
-def opening_of(refs: Refs, source: PartSource, options: ReadOptions, alone: bool) -> Opening:
+def opening_of(refs: Refs, source: PartLocator, options: ReadOptions, alone: bool) -> Opening:
     """What is read of one source in the opening of a stream.
 
     Args:

@@ -15,10 +15,10 @@ from energon_stream.arrays import Int64Array
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.prewarming.opening import opening_length, opening_of
 from energon_stream.prewarming.spans import Spans
-from energon_stream.read.open import open_source
+from energon_stream.read.locator import OffsetCache
+from energon_stream.read.open import open_locator
 from energon_stream.read.options import cut_generation
-from energon_stream.read.parts import PartSource
-from energon_stream.read.source import OffsetCache
+from energon_stream.read.parts import PartLocator
 from energon_stream.read.window import Window
 from energon_stream.schedule import Cursor, Refs, Schedule
 from energon_stream.storage import Fetcher, Store
@@ -132,8 +132,8 @@ class WantedBytes:
     ) -> None:
         options = self._options = dataset.options
         offsets = OffsetCache(_INDEX_BYTES)
-        self._sources = [
-            open_source(number, leaf.index, offsets, leaf.selection, options.max_gap)
+        self._locators = [
+            open_locator(number, leaf.index, offsets, leaf.selection, options.max_gap)
             for number, leaf in enumerate(dataset.leaves)
         ]
         self._step = step_samples
@@ -157,7 +157,7 @@ class WantedBytes:
         """The ranges, a stream's window at a time; in the order of the turns from one round of windows to the next."""
         yield from self._openings()
         # First one chunk of each stream, as soon as it is located; then more, so that requests are large.
-        budget, streams = self._options.block_bytes, max(1, len(self._walks))
+        budget, streams = self._options.fetch_bytes, max(1, len(self._walks))
         size, chunks = max(2 * self._options.generation, budget // streams), 1
         ahead = max(1, min(_FIRST_CHUNKS_AHEAD, _CHUNKS_AHEAD // streams))
         for number in range(ahead):
@@ -181,7 +181,7 @@ class WantedBytes:
             loads = [
                 self._run(load)
                 for leaf in np.unique(refs.leaf).tolist()
-                for load in self._sources[leaf].missing_offsets(refs.index[refs.leaf == leaf])
+                for load in self._locators[leaf].missing_offsets(refs.index[refs.leaf == leaf])
             ]
             walk.asked.append((refs, loads))
 
@@ -203,7 +203,7 @@ class WantedBytes:
             chunks -= 1
             refs, loads = walk.asked.popleft()
             _wait(loads)
-            window.append(self._sources, refs)
+            window.append(self._locators, refs)
             self._ask(walk, ahead)
         count = len(window)
         if walk.asked:
@@ -242,8 +242,8 @@ class WantedBytes:
         return Wanted(spans[chosen], turns[chosen], samples, ahead)
 
     def _number(self, leaf: int, object_number: int) -> int:
-        """Number of an object, the same for all sources that have it; -1 where its store is not looked at."""
-        store, path = self._sources[leaf].place(object_number)
+        """Number of an object, the same for all locators that have it; -1 where its store is not looked at."""
+        store, path = self._locators[leaf].place(object_number)
         if not self._chosen(store):
             return -1
         number = self._numbers.setdefault((store.url, path), len(self._places))
@@ -254,10 +254,10 @@ class WantedBytes:
     def _openings(self) -> Iterator[Wanted]:
         """What is read before it is known that parts are enough; settles that for the windows."""
         options = self._options
-        parts = {n: source for n, source in enumerate(self._sources) if isinstance(source, PartSource)}
+        parts = {n: source for n, source in enumerate(self._locators) if isinstance(source, PartLocator)}
         if not parts:
             return
-        whole = [source.whole if isinstance(source, PartSource) else source for source in self._sources]
+        whole = [source.whole if isinstance(source, PartLocator) else source for source in self._locators]
         for walk in self._walks:
             refs, _ = walk.schedule.take(walk.schedule.begin(), opening_length(options))
             places = []

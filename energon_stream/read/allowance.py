@@ -1,10 +1,10 @@
 """What the readers of one process may hold together, and whose request is next.
 
 The streams of a process consume in turn, so what a reader wants in ``n`` samples is wanted by all at about the same
-time. Blocks are requested in that order, whichever reader planned them, as far ahead as the byte budget allows.
+time. Fetches are requested in that order, whichever reader planned them, as far ahead as the byte budget allows.
 
-A reader alone keeps a block until its last sample is consumed: two plans fit in the budget. Of many readers each
-has a small part of it, so plans must be large to hold neighbours at all. Their blocks are taken apart as they come:
+A reader alone keeps a fetch until its last sample is consumed: two plans fit in the budget. Of many readers each
+has a small part of it, so plans must be large to hold neighbours at all. Their fetches are taken apart as they come:
 each sample is copied out, and its bytes count until it is consumed, so that one plan fits and the next one moves in as
 the old one is used up.
 """
@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import Protocol
 
 from energon_stream.errors import StorageError
-from energon_stream.read.blocks import Block
 from energon_stream.read.options import ReadOptions
+from energon_stream.read.range_fetch import RangeFetch
 from energon_stream.storage import Fetcher
 
 __all__ = ["Allowance", "SharingReader"]
@@ -39,8 +39,8 @@ class SharingReader(Protocol):
     """Ranges that were given out, by which deadlines are counted."""
 
     @property
-    def queue(self) -> deque[Block]:
-        """Planned blocks that are to be requested, the most urgent first."""
+    def queue(self) -> deque[RangeFetch]:
+        """Planned fetches that are to be requested, the most urgent first."""
 
     def begin(self, exact: bool) -> None:
         """Plan the first samples, if that was not done."""
@@ -74,9 +74,9 @@ class Allowance:
         self.look_again = True
         self._outstanding = 0
         self._freed = 0
-        self._first: list[Block] = []
+        self._first: list[RangeFetch] = []
         self._first_asked = 0.0
-        self._under_way: deque[Block] = deque()
+        self._under_way: deque[RangeFetch] = deque()
         self._arrived = 0
         self._slow_start: int | None = None
 
@@ -86,7 +86,7 @@ class Allowance:
         self.look_again = True
 
     def leave(self, reader: SharingReader, left: int) -> None:
-        """A reader is closed; ``left`` bytes of requested blocks are dropped with it."""
+        """A reader is closed; ``left`` bytes of requested fetches are dropped with it."""
         self._readers = [other for other in self._readers if other is not reader]
         self._outstanding -= left
 
@@ -96,9 +96,9 @@ class Allowance:
         return len(self._readers) > 1
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes that blocks may hold together."""
-        whole = self._options.block_bytes * max(1, len(self._readers))
+    def fetch_bytes(self) -> int:
+        """Bytes that fetches may hold together."""
+        whole = self._options.fetch_bytes * max(1, len(self._readers))
         return whole * 15 // 16 if self.is_shared else whole  # single samples leave gaps in memory
 
     @property
@@ -109,12 +109,12 @@ class Allowance:
         """
         if not self.is_shared:
             return self._options.generation
-        share = self.block_bytes // len(self._readers)
+        share = self.fetch_bytes // len(self._readers)
         return max(1, share // 2, min(share * 9 // 10, _SMALL_PLAN))
 
     @property
     def request_bytes(self) -> int:
-        """Largest block. Many small ones fill what the samples of others leave, as soon as they leave it."""
+        """Largest fetch. Many small ones fill what the samples of others leave, as soon as they leave it."""
         most = self._options.max_request
         return most if not self.is_shared else min(most, max(_SMALL_REQUEST, self.plan_bytes // 4))
 
@@ -135,52 +135,52 @@ class Allowance:
                     planned |= other.fill(wait=False)
             if not planned:
                 break
-        # Without freed bytes there is room for no other block; but what is being located may be there soon.
+        # Without freed bytes there is room for no other fetch; but what is being located may be there soon.
         waiting = [one.waits() for one in self._readers]
         starting = self._slow_start is not None and any(one.queue for one in self._readers)
         if self._first or starting or any(waiting):
             self.look_again = True
 
-    def request_first(self, blocks: Sequence[Block]) -> None:
+    def request_first(self, fetches: Sequence[RangeFetch]) -> None:
         """Request the first samples of all; nothing competes with them for the line."""
         self._first_asked, self._arrived = time.monotonic(), 0
         self._request()
-        self._first = [block for block in blocks if block.is_requested]
+        self._first = [fetch for fetch in fetches if fetch.is_requested]
 
-    def request_now(self, reader: SharingReader, block: Block) -> None:
-        """Request a block that is needed now, whatever the budget: one larger than a plan can be so."""
-        while not block.is_requested:
+    def request_now(self, reader: SharingReader, fetch: RangeFetch) -> None:
+        """Request a fetch that is needed now, whatever the budget: one larger than a plan can be so."""
+        while not fetch.is_requested:
             self._send(reader)
 
-    def consume(self, block: Block, number: int) -> None:
-        """One range of a block is consumed."""
-        freed = block.leave(number)
+    def consume(self, fetch: RangeFetch, number: int) -> None:
+        """One range of a fetch is consumed."""
+        freed = fetch.leave(number)
         if freed:
             self._outstanding -= freed
             self._freed += freed
-            if not self.is_shared or self._freed * _QUANTA >= self.block_bytes:
+            if not self.is_shared or self._freed * _QUANTA >= self.fetch_bytes:
                 self.look_again = True
 
     def _request(self) -> None:
-        """Request blocks, the most urgent first, within the budget; a larger one when it is alone.
+        """Request fetches, the most urgent first, within the budget; a larger one when it is alone.
 
         Nothing competes with the first samples for the line: what comes after them waits for their answers. Nor
-        do the blocks after these all compete with each other, or the most urgent of them would come when all have
+        do the fetches after these all compete with each other, or the most urgent of them would come when all have
         come: no more are under way than the line holds, and as much more as has arrived (a slow start).
         """
         if self._first:
-            if not all(block.has_arrived for block in self._first):
+            if not all(fetch.has_arrived for fetch in self._first):
                 return
             self._slow_start = self._options.slow_start_bytes(time.monotonic() - self._first_asked)
             self._first = []
         while (reader := self._most_urgent()) is not None:
             size = reader.queue[0].size
-            if self._outstanding and self._outstanding + size > self.block_bytes:
+            if self._outstanding and self._outstanding + size > self.fetch_bytes:
                 return
             if self._slow_start is not None and not self._may_start(size):
                 return
-            if self.is_shared and sum(block.size for block in self._under_way) + size > self.block_bytes // 3:
-                return  # the client's memory for blocks under way is not given back
+            if self.is_shared and sum(fetch.size for fetch in self._under_way) + size > self.fetch_bytes // 3:
+                return  # the client's memory for fetches under way is not given back
             self._send(reader)
 
     def _most_urgent(self) -> SharingReader | None:
@@ -190,15 +190,15 @@ class Allowance:
         return min(waiting, key=lambda reader: reader.queue[0].deadline - reader.consumed)
 
     def _send(self, reader: SharingReader) -> None:
-        block = reader.queue.popleft()
-        self._outstanding += block.size
-        block.request(self._fetcher)
-        if self.is_shared and not block.source.index_is_local:  # local files are views
-            block.may_be_taken_apart()
-            block.answer.add_done_callback(self._on_arrived)
+        fetch = reader.queue.popleft()
+        self._outstanding += fetch.size
+        fetch.request(self._fetcher)
+        if self.is_shared and not fetch.locator.index_is_local:  # local files are views
+            fetch.may_be_taken_apart()
+            fetch.answer.add_done_callback(self._on_arrived)
         elif self._slow_start is None:
             return
-        self._under_way.append(block)
+        self._under_way.append(fetch)
 
     def _on_arrived(self, _answer: object) -> None:
         """Called in the fetcher's threads."""
@@ -206,26 +206,26 @@ class Allowance:
 
     def _may_start(self, size: int) -> bool:
         """Whether the slow start lets some more bytes be requested; it ends where only the budget limits."""
-        waiting = [block for block in self._under_way if not block.has_arrived]
+        waiting = [fetch for fetch in self._under_way if not fetch.has_arrived]
         if not self.is_shared:
-            self._arrived += sum(block.size for block in self._under_way) - sum(
-                block.size for block in waiting
+            self._arrived += sum(fetch.size for fetch in self._under_way) - sum(
+                fetch.size for fetch in waiting
             )
             self._under_way = deque(waiting)
         allowed = (self._slow_start or 0) + self._arrived
-        if allowed >= self.block_bytes:
+        if allowed >= self.fetch_bytes:
             self._slow_start = None
             if not self.is_shared:
                 self._under_way.clear()
-        return not waiting or sum(block.size for block in waiting) + size <= allowed
+        return not waiting or sum(fetch.size for fetch in waiting) + size <= allowed
 
     def _take_apart(self) -> None:
-        """Copy the samples out of the blocks that have arrived, and drop these."""
-        waiting: deque[Block] = deque()
-        for block in self._under_way:
-            if block.has_arrived:
-                self._arrived += block.size
-                self._outstanding -= block.take_apart()
+        """Copy the samples out of the fetches that have arrived, and drop these."""
+        waiting: deque[RangeFetch] = deque()
+        for fetch in self._under_way:
+            if fetch.has_arrived:
+                self._arrived += fetch.size
+                self._outstanding -= fetch.take_apart()
             else:
-                waiting.append(block)
+                waiting.append(fetch)
         self._under_way = waiting

@@ -14,7 +14,7 @@ from energon_stream.index.tar_format import split_name
 from energon_stream.media import FileStore, SystemFileStore, open_once
 from energon_stream.media.file_store import missing_file
 from energon_stream.read.index_database import index_database
-from energon_stream.read.source import VersionGuard
+from energon_stream.read.locator import VersionGuard
 from energon_stream.samples import SourceInfo
 from energon_stream.storage import ByteRange, Store, StoreSpec, strip_credentials
 from energon_stream.storage.buffers import as_bytes

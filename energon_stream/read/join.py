@@ -11,20 +11,20 @@ import numpy as np
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.join_index import JoinIndex
+from energon_stream.read.locator import Cutter, OffsetCache, RawSample
 from energon_stream.read.range_stream import RangeStream
-from energon_stream.read.row_blocks import RowBlocks
-from energon_stream.read.source import Cutter, OffsetCache, RawSample
-from energon_stream.read.tar_source import TarSource
+from energon_stream.read.row_pages import RowPages
+from energon_stream.read.tar import TarLocator
 from energon_stream.storage import Store
 
-__all__ = ["JoinSource"]
+__all__ = ["JoinLocator"]
 
 _HINT = "Run `energon-stream prepare` for the metadataset again."
 
 
 @dataclass(slots=True)
-class JoinSource:
-    """Reads the rows of one join in this process; see :class:`Source` for the methods.
+class JoinLocator:
+    """Reads the rows of one join in this process; see :class:`Locator` for the methods.
 
     The objects are the shards of all members, member after member. Places come from the join's index
     alone, so no ``.tar.idx`` is read.
@@ -38,17 +38,17 @@ class JoinSource:
     leaf: int
     index: JoinIndex
     offsets: OffsetCache = field(default_factory=OffsetCache)
-    _members: list[TarSource] = field(init=False)
+    _members: list[TarLocator] = field(init=False)
     _first: Int64Array = field(init=False)
     _first_list: list[int] = field(init=False)
-    _rows: RowBlocks = field(init=False)
+    _rows: RowPages = field(init=False)
 
     def __post_init__(self) -> None:
-        self._members = [TarSource(self.leaf, member, self.offsets) for member in self.index.members]
+        self._members = [TarLocator(self.leaf, member, self.offsets) for member in self.index.members]
         counts = [len(member.shard_paths) for member in self.index.members]
         self._first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self._first_list = self._first.tolist()
-        self._rows = RowBlocks(self.leaf, self.index.rows, self.offsets)
+        self._rows = RowPages(self.leaf, self.index.rows, self.offsets)
 
     @property
     def width(self) -> int:
@@ -61,7 +61,7 @@ class JoinSource:
         return self._rows.store.is_local
 
     def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
-        """Loads of the index's blocks."""
+        """Loads of the index's pages."""
         return self._rows.missing(samples)
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -81,7 +81,7 @@ class JoinSource:
             )
         return np.where(there, shards + self._first[:-1], -1), starts, starts + sizes
 
-    def _member(self, number: int) -> tuple[int, TarSource, int]:
+    def _member(self, number: int) -> tuple[int, TarLocator, int]:
         """Number of the member that has an object, the member, and the object's number there."""
         at = bisect_right(self._first_list, number) - 1
         return at, self._members[at], number - self._first_list[at]
@@ -104,7 +104,7 @@ class JoinSource:
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
     ) -> Cutter:
-        """What the member makes of a block of its own."""
+        """What the member makes of a page of its own."""
         _, member, shard = self._member(number)
         return member.split(shard, data, start, starts, stops)
 

@@ -10,17 +10,17 @@ import numpy as np
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.jsonl import JsonlIndex
+from energon_stream.read.locator import Cutter, OffsetCache, RawSample, VersionGuard
 from energon_stream.read.range_stream import RangeStream
-from energon_stream.read.row_blocks import RowBlocks
-from energon_stream.read.source import Cutter, OffsetCache, RawSample, VersionGuard
+from energon_stream.read.row_pages import RowPages
 from energon_stream.storage import Store
 
-__all__ = ["JsonlSource"]
+__all__ = ["JsonlLocator"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Records:
-    """Records of a block, whitespace around them included."""
+    """Records of a page, whitespace around them included."""
 
     leaf: int
     records: list[memoryview]
@@ -31,8 +31,8 @@ class _Records:
 
 
 @dataclass(slots=True)
-class JsonlSource:
-    """Reads one JSONL file in this process; see :class:`Source` for the methods.
+class JsonlLocator:
+    """Reads one JSONL file in this process; see :class:`Locator` for the methods.
 
     The key of a sample is its number, its only part ``json``.
 
@@ -46,12 +46,12 @@ class JsonlSource:
     index: JsonlIndex
     offsets: OffsetCache = field(default_factory=OffsetCache)
     store: Store = field(init=False)
-    _rows: RowBlocks = field(init=False)
+    _rows: RowPages = field(init=False)
     _versions: VersionGuard = field(init=False)
 
     def __post_init__(self) -> None:
         self.store = self.index.spec.open()
-        self._rows = RowBlocks(self.leaf, self.index.offsets, self.offsets)
+        self._rows = RowPages(self.leaf, self.index.offsets, self.offsets)
         self._versions = VersionGuard(self.index.spec.url)
 
     @property
@@ -65,7 +65,7 @@ class JsonlSource:
         return self._rows.store.is_local
 
     def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
-        """Loads of the index's blocks."""
+        """Loads of the index's pages."""
         return self._rows.missing(np.concatenate([samples, samples + 1]))
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -104,7 +104,7 @@ class JsonlSource:
         return found[0][1]
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """One record; see :meth:`Source.cut_streams`."""
+        """One record; see :meth:`Locator.cut_streams`."""
         stream = streams[0][1]
         whole = memoryview(stream.read(stream.stop - stream.start))
         return _Records(self.leaf, [whole]).cut(sample, 0)

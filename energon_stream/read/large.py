@@ -1,4 +1,4 @@
-"""Samples that are too large to be fetched as one block: streamed, each part to its own bytes.
+"""Samples that are too large to be fetched as one fetch: streamed, each part to its own bytes.
 
 A range is requested in pieces, several ahead, and copied in order to where its bytes belong, so that there is
 the sample once, and a small set of pieces besides.
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 
+from energon_stream.read.locator import Locator, RawSample
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.range_stream import RangeStream, piece_sizes
-from energon_stream.read.source import RawSample, Source
 from energon_stream.storage import ByteRange, Fetcher
 
 __all__ = ["read_large_sample"]
 
 
 def read_large_sample(
-    source: Source,
+    locator: Locator,
     sample: int,
     ranges: Sequence[tuple[int, int, int]],
     *,
@@ -32,9 +32,9 @@ def read_large_sample(
     Memory: the sample, and :func:`piece_sizes` besides. Each part is all of a ``bytes`` object.
 
     Args:
-        source: The dataset.
+        locator: The dataset.
         sample: Sample number.
-        ranges: Object, first byte, and one past the last byte, as :meth:`Source.locate` gave them.
+        ranges: Object, first byte, and one past the last byte, as :meth:`Locator.locate` gave them.
         fetcher: Runs the requests.
         options: Limits.
         deadline: Rank of the requests in the fetcher's queue.
@@ -49,15 +49,15 @@ def read_large_sample(
     pieces = piece_sizes(sum(stop - start for _, start, stop in ranges), options)
 
     def opened(number: int, start: int, stop: int) -> RangeStream:
-        store, path = source.place(number)
+        store, path = locator.place(number)
         return RangeStream(
             store,
             path,
             ByteRange(start, stop),
             pieces=pieces,
             fetcher=fetcher,
-            etag=partial(source.etag, number),
-            observe=partial(source.observe, number),
+            etag=partial(locator.etag, number),
+            observe=partial(locator.observe, number),
             deadline=deadline,
         )
 
@@ -65,4 +65,4 @@ def read_large_sample(
         streams = [
             (number, stack.enter_context(closing(opened(number, *place)))) for number, *place in ranges
         ]
-        return source.cut_streams(sample, streams)
+        return locator.cut_streams(sample, streams)

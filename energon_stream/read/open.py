@@ -6,29 +6,29 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.dataset_index import DatasetIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.jsonl import JsonlIndex
-from energon_stream.read.join import JoinSource
-from energon_stream.read.jsonl import JsonlSource
+from energon_stream.read.join import JoinLocator
+from energon_stream.read.jsonl import JsonlLocator
+from energon_stream.read.locator import Locator, OffsetCache
 from energon_stream.read.part_selection import PartSelection
-from energon_stream.read.parts import PartSource
-from energon_stream.read.source import OffsetCache, Source
-from energon_stream.read.tar_source import TarSource
+from energon_stream.read.parts import PartLocator
+from energon_stream.read.tar import TarLocator
 
-__all__ = ["open_source"]
+__all__ = ["open_locator"]
 
 
-def open_source(
+def open_locator(
     leaf: int,
     index: DatasetIndex,
     offsets: OffsetCache,
     selection: PartSelection | None = None,
     max_gap: int = 0,
-) -> Source:
+) -> Locator:
     """Make the source of an opened dataset.
 
     Args:
         leaf: Its number in sample references.
         index: The opened dataset.
-        offsets: Index entries at hand, shared by the sources of a pipeline.
+        offsets: Index entries at hand, shared by the locators of a pipeline.
         selection: Parts that are needed; None for all. Local files are mapped, so that nothing is saved there;
             neither joined datasets nor JSONL files can be read by parts.
         max_gap: Bytes that are read rather than skipped.
@@ -37,12 +37,12 @@ def open_source(
         TypeError: There is no reader for this kind of index.
     """
     if isinstance(index, WebDatasetIndex):
-        whole = TarSource(leaf, index, offsets)
+        whole = TarLocator(leaf, index, offsets)
         if selection is None or whole.index_is_local or index.shard_ids is None:
             return whole
-        return PartSource(whole, selection, max_gap)
+        return PartLocator(whole, selection, max_gap)
     if isinstance(index, JsonlIndex):
-        return JsonlSource(leaf, index, offsets)
+        return JsonlLocator(leaf, index, offsets)
     if isinstance(index, JoinIndex):
-        return JoinSource(leaf, index, offsets)
+        return JoinLocator(leaf, index, offsets)
     raise TypeError(f"nothing reads a {type(index).__name__}")

@@ -75,22 +75,22 @@ class ReadOptions:
     def generation(self) -> int:
         """Bytes that are planned together. A quarter of what blocks may hold: a plan may take in as much again
         of what comes after it, and two plans have to fit."""
-        return max(1, self.block_bytes // 4)
+        return max(1, self.fetch_bytes // 4)
 
     @property
-    def block_bytes(self) -> int:
+    def fetch_bytes(self) -> int:
         """Bytes that blocks may hold together."""
         return self.byte_budget * 3 // 4
 
     @property
     def in_flight(self) -> int:
         """Requests under way at once for which the budget has room."""
-        return max(1, min(self.max_in_flight, (self.byte_budget - self.block_bytes) // CONNECTION_BYTES))
+        return max(1, min(self.max_in_flight, (self.byte_budget - self.fetch_bytes) // CONNECTION_BYTES))
 
     @property
     def largest_shared(self) -> int:
         """Bytes of a sample up to which it is fetched beside others; a larger one is read alone."""
-        return self.block_bytes // 4
+        return self.fetch_bytes // 4
 
     @property
     def second_take(self) -> int:
@@ -108,7 +108,7 @@ class ReadOptions:
     def most_ahead_bytes(self) -> int:
         """Bytes of those of them that blocks may lie between: what blocks hold, a plan, and what it may take in, which
         is as much again and one more reference."""
-        return self.block_bytes + 2 * self.generation + self.largest_shared
+        return self.fetch_bytes + 2 * self.generation + self.largest_shared
 
     def slow_start_bytes(self, latency: float) -> int:
         """Bytes that may be under way at first: what a fast line holds, given the seconds of a round trip."""

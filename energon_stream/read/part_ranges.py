@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_stream.arrays import Int64Array
-from energon_stream.index.tar_format import BLOCK
+from energon_stream.index.tar_format import TAR_RECORD
 
 __all__ = ["PartRanges", "find_part_ranges"]
 
@@ -57,10 +57,10 @@ def find_part_ranges(
     Raises:
         ValueError: No tar has its parts at such places.
     """
-    stops = starts + -(-sizes // BLOCK) * BLOCK
+    stops = starts + -(-sizes // TAR_RECORD) * TAR_RECORD
     headers = np.concatenate([[begin], stops[:-1]])
     steps = np.diff(samples, prepend=-1)
-    if (starts - headers < BLOCK).any() or (sizes < 0).any() or ((steps != 0) & (steps != 1)).any():
+    if (starts - headers < TAR_RECORD).any() or (sizes < 0).any() or ((steps != 0) & (steps != 1)).any():
         raise ValueError("the parts do not follow each other")
     count = int(samples[-1]) + 1
     wanted = wanted.copy()

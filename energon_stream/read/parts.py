@@ -1,9 +1,9 @@
 """Reading some parts of the samples only, where that saves bytes.
 
-``index.sqlite`` says where each part lies. It is asked for blocks of samples, through the VFS that fetches the
+``index.sqlite`` says where each part lies. It is asked for pages of samples, through the VFS that fetches the
 file in lines, and only where bytes can be expected to be saved: where the user says which parts are wanted; else,
 as with the parts of a field map, where the headers of one sample show that large parts are read in vain. They are
-looked at while the first samples, whole ones, are under way. The first block of the index settles it: if no more
+looked at while the first samples, whole ones, are under way. The first page of the index settles it: if no more
 than ``max_gap`` bytes a sample can be skipped, which the planner would read over anyway, or if there is no usable
 index, whole samples are read.
 
@@ -24,21 +24,21 @@ import numpy as np
 
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import EnergonStreamError, IndexMismatchError, MetadataError
-from energon_stream.index.tar_format import BLOCK, split_name, walk_members
+from energon_stream.index.tar_format import TAR_RECORD, split_name, walk_members
 from energon_stream.index.tar_index import OffsetWindow
 from energon_stream.read.index_database import IndexDatabase, index_database
+from energon_stream.read.locator import Cutter, RawSample
 from energon_stream.read.part_ranges import PartRanges, find_part_ranges
 from energon_stream.read.part_selection import PartSelection
 from energon_stream.read.range_stream import RangeStream
-from energon_stream.read.source import Cutter, RawSample
-from energon_stream.read.tar_source import TarSource
+from energon_stream.read.tar import TarLocator
 from energon_stream.storage import ByteRange, Store
 
-__all__ = ["PartSource"]
+__all__ = ["PartLocator"]
 
 _log = logging.getLogger(__name__)
 
-_BLOCK_SAMPLES = 1024
+_PAGE_SAMPLES = 1024
 """Samples whose places are asked for together."""
 
 _LOOK_BYTES = 4 << 10
@@ -63,8 +63,8 @@ class _Way(Enum):
 
 
 @dataclass(slots=True)
-class PartSource:
-    """Reads some parts of a prepared WebDataset in this process; see :class:`Source` for the methods.
+class PartLocator:
+    """Reads some parts of a prepared WebDataset in this process; see :class:`Locator` for the methods.
 
     Args:
         whole: Reads whole samples.
@@ -72,11 +72,11 @@ class PartSource:
         max_gap: Bytes of a sample that are read rather than looked up to be skipped.
     """
 
-    whole: TarSource
+    whole: TarLocator
     selection: PartSelection
     max_gap: int
     _ids: Int64Array = field(init=False)
-    _first_block: Int64Array = field(init=False)
+    _first_page: Int64Array = field(init=False)
     _way: _Way = field(init=False)
     _asked: dict[str, bool] = field(init=False, default_factory=dict)
     _database: IndexDatabase | None = field(init=False, default=None)
@@ -88,8 +88,8 @@ class PartSource:
         if index.shard_ids is None:
             raise TypeError("the numbers of the shards in index.sqlite are not known")
         self._ids = index.shard_ids
-        blocks = -(-index.shard_counts // _BLOCK_SAMPLES)
-        self._first_block = np.concatenate([[0], np.cumsum(blocks)]).astype(np.int64)
+        pages = -(-index.shard_counts // _PAGE_SAMPLES)
+        self._first_page = np.concatenate([[0], np.cumsum(pages)]).astype(np.int64)
         self._way = _Way.TRY if self.selection.declared else _Way.BEGIN
 
     @property
@@ -108,7 +108,7 @@ class PartSource:
         return self._way is _Way.PARTS
 
     def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
-        """Loads of the index's blocks; of ``.tar.idx`` where whole samples are read."""
+        """Loads of the index's pages; of ``.tar.idx`` where whole samples are read."""
         if self._way is _Way.BEGIN:  # the first samples wait for nothing
             self._way = _Way.LOOK
             return self.whole.missing_offsets(samples)
@@ -117,17 +117,17 @@ class PartSource:
             return [*self.whole.missing_offsets(samples), partial(self._look, samples)]
         if self._way not in (_Way.TRY, _Way.PARTS):
             return self.whole.missing_offsets(samples)
-        blocks = self._block_of(samples)
+        pages = self._page_of(samples)
         return [
-            partial(self._load, block, samples[blocks == block])
-            for block in np.unique(blocks).tolist()
-            if self.whole.offsets.claim(*self._place(block))
+            partial(self._load, page, samples[pages == page])
+            for page in np.unique(pages).tolist()
+            if self.whole.offsets.claim(*self._place(page))
         ]
 
     def index_reads(self, samples: Int64Array) -> list[Callable[[], object]]:
-        """Reads of the index's blocks that have some samples, even where whole samples are read: to find that out,
+        """Reads of the index's pages that have some samples, even where whole samples are read: to find that out,
         every process asks for one of them."""
-        return [partial(self._fetch, block) for block in np.unique(self._block_of(samples)).tolist()]
+        return [partial(self._fetch, page) for page in np.unique(self._page_of(samples)).tolist()]
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Shard, first byte, and one past the last byte of each range; -1 where a sample has fewer."""
@@ -140,35 +140,35 @@ class PartSource:
 
     def _locate_parts(self, samples: Int64Array, found: Int64Array) -> bool:
         """Fill in the ranges of parts; False where whole samples are to be read instead."""
-        blocks = self._block_of(samples)
-        for block in np.unique(blocks).tolist():
-            mine = blocks == block
-            # Other sources may have pushed it out; or another reader has settled meanwhile what is read.
-            window = self._cached(block) or self._load(block, samples[mine])
+        pages = self._page_of(samples)
+        for page in np.unique(pages).tolist():
+            mine = pages == page
+            # Other locators may have pushed it out; or another reader has settled meanwhile what is read.
+            window = self._cached(page) or self._load(page, samples[mine])
             if window is None:
                 return False
             rows = window.offsets[samples[mine] - window.first]
             found[:, mine] = rows.reshape(len(rows), 2, self.width).transpose(1, 0, 2)
         return True
 
-    def _block_of(self, samples: Int64Array) -> Int64Array:
-        """Number of the block that has each sample: blocks are counted through the shards."""
+    def _page_of(self, samples: Int64Array) -> Int64Array:
+        """Number of the page that has each sample: pages are counted through the shards."""
         shards = self.whole.shard_of(samples)
         local = samples - self.whole.index.shard_starts[shards]
-        return self._first_block[shards] + local // _BLOCK_SAMPLES
+        return self._first_page[shards] + local // _PAGE_SAMPLES
 
-    def _place(self, block: int) -> tuple[int, int, int, int]:
-        """Where the cache has a block: beside the entries of ``.tar.idx``, which have the numbers of the shards."""
-        first = self._samples_of(block)[1]
-        return self.whole.leaf, len(self._ids) + block, first, first
+    def _place(self, page: int) -> tuple[int, int, int, int]:
+        """Where the cache has a page: beside the entries of ``.tar.idx``, which have the numbers of the shards."""
+        first = self._samples_of(page)[1]
+        return self.whole.leaf, len(self._ids) + page, first, first
 
-    def _cached(self, block: int) -> OffsetWindow | None:
-        return self.whole.offsets.get(*self._place(block))
+    def _cached(self, page: int) -> OffsetWindow | None:
+        return self.whole.offsets.get(*self._place(page))
 
-    def _samples_of(self, block: int) -> tuple[int, int, int]:
-        """Shard of a block, its first sample, and the number of samples before that in the shard."""
-        shard = int(np.searchsorted(self._first_block, block, side="right")) - 1
-        before = (block - int(self._first_block[shard])) * _BLOCK_SAMPLES
+    def _samples_of(self, page: int) -> tuple[int, int, int]:
+        """Shard of a page, its first sample, and the number of samples before that in the shard."""
+        shard = int(np.searchsorted(self._first_page, page, side="right")) - 1
+        before = (page - int(self._first_page[shard])) * _PAGE_SAMPLES
         return shard, int(self.whole.index.shard_starts[shard]) + before, before
 
     def _look(self, samples: Int64Array) -> None:
@@ -178,9 +178,9 @@ class PartSource:
         except EnergonStreamError:  # whoever reads the sample will be told
             self._way = _Way.WHOLE
         if self._way is _Way.TRY:
-            blocks = self._block_of(samples)
-            for block in np.unique(blocks).tolist():
-                self._load(block, samples[blocks == block])
+            pages = self._page_of(samples)
+            for page in np.unique(pages).tolist():
+                self._load(page, samples[pages == page])
 
     def _reads_in_vain(self, sample: Int64Array) -> bool:
         """Whether more than half of ``max_gap`` bytes of a sample are not needed; there may be larger ones."""
@@ -205,16 +205,16 @@ class PartSource:
                     break
         return in_vain > limit
 
-    def _load(self, block: int, samples: Int64Array) -> OffsetWindow | None:
-        """Get a block; None where whole samples are to be read, and then what they need is at hand."""
+    def _load(self, page: int, samples: Int64Array) -> OffsetWindow | None:
+        """Get a page; None where whole samples are to be read, and then what they need is at hand."""
         if self._way is _Way.TRY:
             with self._lock:  # the first one settles it for all
                 if self._way is _Way.TRY:
-                    window = self._fetch(block)
+                    window = self._fetch(page)
                     self._way = _Way.WHOLE if window is None else _Way.PARTS
-        window = self._cached(block)
+        window = self._cached(page)
         if window is None and self._way is _Way.PARTS:
-            window = self._fetch(block)
+            window = self._fetch(page)
             if window is None:
                 self._way = _Way.WHOLE
         if window is None:
@@ -222,19 +222,19 @@ class PartSource:
                 load()
         return window
 
-    def _fetch(self, block: int) -> OffsetWindow | None:
-        """Read a block of the index and keep it; None where that is impossible, or of no use."""
+    def _fetch(self, page: int) -> OffsetWindow | None:
+        """Read a page of the index and keep it; None where that is impossible, or of no use."""
         try:
-            return self.whole.offsets.load(*self._place(block), partial(self._read, block))
+            return self.whole.offsets.load(*self._place(page), partial(self._read, page))
         except _NothingSavedError:
             return None
         except (EnergonStreamError, apsw.Error) as error:
             _log.warning("%s is read by whole samples: %s", self.whole.index.spec.url, error)
             return None
 
-    def _read(self, block: int) -> OffsetWindow:
-        shard, first, before = self._samples_of(block)
-        count = min(_BLOCK_SAMPLES, int(self.whole.index.shard_counts[shard]) - before)
+    def _read(self, page: int) -> OffsetWindow:
+        shard, first, before = self._samples_of(page)
+        count = min(_PAGE_SAMPLES, int(self.whole.index.shard_counts[shard]) - before)
         found = self._ranges(int(self._ids[shard]), before, count)
         if self._way is _Way.TRY and found.skipped <= self.max_gap * count:
             raise _NothingSavedError
@@ -255,7 +255,7 @@ class PartSource:
             if not mine.any() or samples[-1] != before + count - 1:
                 raise ValueError(f"there are not {count} samples")
             earlier = np.flatnonzero(~mine)
-            begin = -(-int((starts + sizes)[earlier].max()) // BLOCK) * BLOCK if len(earlier) else 0
+            begin = -(-int((starts + sizes)[earlier].max()) // TAR_RECORD) * TAR_RECORD if len(earlier) else 0
             return find_part_ranges(
                 samples[mine] - before,
                 starts[mine],
@@ -296,7 +296,7 @@ class PartSource:
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
     ) -> Cutter:
-        """Read the headers of a block; each range has those of its parts."""
+        """Read the headers of a fetch; each range has those of its parts."""
         return self.whole.split(number, data, start, starts, stops)
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:

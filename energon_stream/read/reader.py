@@ -1,14 +1,14 @@
 """Sample references to raw samples, read ahead of their use.
 
 The reader knows the future, because the schedule is a pure function. It works in *generations*: some
-references are located by the index, and their byte ranges are merged to blocks by the pure planner. Generation
-0 holds the first batch as exact ranges, generation 1 some more in small blocks, the later ones a quarter of the
-byte budget each. A block may take in samples that lie between two wanted ones and are due in the next generation;
+references are located by the index, and their byte ranges are merged to fetches by the pure planner. Generation
+0 holds the first batch as exact ranges, generation 1 some more in small fetches, the later ones a quarter of the
+byte budget each. A fetch may take in samples that lie between two wanted ones and are due in the next generation;
 their bytes are kept, not fetched again.
 
-Blocks are requested in the order in which their first sample is wanted, as far ahead as the byte budget allows:
-bytes count from the request until the last sample of their block is consumed. Two generations fit in the budget, so
-a sample's block has always been requested when its turn comes.
+Fetches are requested in the order in which their first sample is wanted, as far ahead as the byte budget allows:
+bytes count from the request until the last sample of their fetch is consumed. Two generations fit in the budget, so
+a sample's fetch has always been requested when its turn comes.
 
 Nothing here runs in a thread of its own: the consumer's calls drive the planning, the fetcher's
 threads the requests.
@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from energon_stream.read.allowance import Allowance
-from energon_stream.read.blocks import Block, PlannedSample, plan_blocks
 from energon_stream.read.large import read_large_sample
+from energon_stream.read.locator import Locator, RawSample
 from energon_stream.read.options import CHUNK, LOADING, ReadOptions, cut_generation
-from energon_stream.read.source import RawSample, Source
+from energon_stream.read.range_fetch import PlannedSample, RangeFetch, plan_range_fetches
 from energon_stream.read.window import Window
 from energon_stream.schedule import Cursor, Refs, Schedule
 from energon_stream.storage import Fetcher
@@ -55,14 +55,14 @@ class _Locating:
 
 
 def _request_offsets(
-    sources: Sequence[Source], refs: Refs, fetcher: Fetcher, deadline: int
+    locators: Sequence[Locator], refs: Refs, fetcher: Fetcher, deadline: int
 ) -> list[Future[object]]:
     return [
         fetcher.call(
-            load, deadline=deadline, inline=sources[leaf].index_is_local, repeatable_bytes=_INDEX_BYTES
+            load, deadline=deadline, inline=locators[leaf].index_is_local, repeatable_bytes=_INDEX_BYTES
         )
         for leaf in np.unique(refs.leaf).tolist()
-        for load in sources[leaf].missing_offsets(refs.index[refs.leaf == leaf])
+        for load in locators[leaf].missing_offsets(refs.index[refs.leaf == leaf])
     ]
 
 
@@ -72,7 +72,7 @@ class SampleReader:
     Args:
         schedule: Which samples, in which order.
         cursor: Where to begin.
-        sources: Source datasets by leaf number, opened in this process.
+        locators: Locators by leaf number, opened in this process.
         fetcher: Runs the requests.
         options: Limits of one reader.
         allowance: The budget that it shares with other readers; None for one of its own.
@@ -82,18 +82,18 @@ class SampleReader:
         self,
         schedule: Schedule,
         cursor: Cursor,
-        sources: Sequence[Source],
+        locators: Sequence[Locator],
         fetcher: Fetcher,
         options: ReadOptions,
         allowance: Allowance | None = None,
     ) -> None:
         self._schedule = schedule
-        self._sources = sources
+        self._locators = locators
         self._fetcher = fetcher
         self._options = options
         self._allowance = allowance or Allowance(options, fetcher)
         self._allowance.join(self)
-        self.queue: deque[Block] = deque()
+        self.queue: deque[RangeFetch] = deque()
         self.consumed = 0
         self._consumed_cursor = cursor
         self._consumed = 0
@@ -123,7 +123,7 @@ class SampleReader:
             if allowance.look_again or not self._ready:
                 allowance.look_ahead(self)
             if self._ready:
-                sample = self._next_of_block()
+                sample = self._next_planned()
             elif self._large is not None:
                 sample = self._next_large(*self._large)
             else:
@@ -131,27 +131,27 @@ class SampleReader:
             if sample is not None:
                 return sample
 
-    def _next_of_block(self) -> RawSample | None:
+    def _next_planned(self) -> RawSample | None:
         planned = self._ready.popleft()
         self._consumed += 1
-        self._leave(planned.block, planned.number)
-        for block, number in planned.more:
-            self._leave(block, number)
-        return planned.cut(self._sources[planned.leaf])
+        self._leave(planned.fetch, planned.number)
+        for fetch, number in planned.more:
+            self._leave(fetch, number)
+        return planned.cut(self._locators[planned.leaf])
 
-    def _leave(self, block: Block, number: int) -> None:
-        """One range of a block is consumed."""
+    def _leave(self, fetch: RangeFetch, number: int) -> None:
+        """One range of a fetch is consumed."""
         self._ahead -= 1
         self.consumed += 1
-        if not block.is_requested:
-            self._allowance.request_now(self, block)
-        self._allowance.consume(block, number)
+        if not fetch.is_requested:
+            self._allowance.request_now(self, fetch)
+        self._allowance.consume(fetch, number)
 
     def _next_large(self, leaf: int, index: int, ranges: list[tuple[int, int, int]]) -> RawSample | None:
         self._consumed += 1
         self._large = None
         return read_large_sample(
-            self._sources[leaf], index, ranges, fetcher=self._fetcher, options=self._options
+            self._locators[leaf], index, ranges, fetcher=self._fetcher, options=self._options
         )
 
     def cursor(self) -> Cursor:
@@ -163,9 +163,9 @@ class SampleReader:
 
     def close(self) -> None:
         """Cancel what is queued and let go of all buffers."""
-        left = sum(block.drop() for block in self._window.blocks if block is not None)
+        left = sum(fetch.drop() for fetch in self._window.fetches if fetch is not None)
         for planned in self._ready:
-            left += planned.block.drop() + sum(block.drop() for block, _ in planned.more)
+            left += planned.fetch.drop() + sum(fetch.drop() for fetch, _ in planned.more)
         self._allowance.leave(self, left)
         self._ready.clear()
         self._large = None
@@ -239,12 +239,12 @@ class SampleReader:
         must = min(window.whole(fitting), self._before_large())
         if not must:
             return
-        self._plan_blocks(must, 0, 0)
+        self._plan_fetches(must, 0, 0)
         self._exact = must
-        blocks = list(self.queue)
-        self._allowance.request_first(blocks)
+        fetches = list(self.queue)
+        self._allowance.request_first(fetches)
         self._take(options.second_take)
-        first = blocks[0]
+        first = fetches[0]
         while not first.has_arrived and not self._append_located(wait=False):
             awaited: list[Future[Any]] = [first.answer]
             awaited += [load for load in self._locating[0].loads or [] if not load.done()]
@@ -253,7 +253,7 @@ class SampleReader:
     def _before_large(self) -> int:
         """Ranges before the first reference that has to be read alone. Local files are views: none has to be."""
         window = self._window
-        remote = np.array([not source.index_is_local for source in self._sources], dtype=np.bool_)
+        remote = np.array([not locator.index_is_local for locator in self._locators], dtype=np.bool_)
         alone = np.flatnonzero(window.larger_than(self._options.largest_shared) & remote[window.leaf])
         return int(alone[0]) if len(alone) else len(window)
 
@@ -263,7 +263,7 @@ class SampleReader:
         if not len(refs):
             self._exhausted = True
             return
-        loads = _request_offsets(self._sources, refs, self._fetcher, self._taken)
+        loads = _request_offsets(self._locators, refs, self._fetcher, self._taken)
         self._locating.append(_Locating(refs, self._taken, loads))
         self._taken += len(refs)
 
@@ -279,13 +279,13 @@ class SampleReader:
         while self._locating:
             first = self._locating[0]
             if first.loads is None:
-                first.loads = _request_offsets(self._sources, first.refs, self._fetcher, first.before)
+                first.loads = _request_offsets(self._locators, first.refs, self._fetcher, first.before)
             if not wait and not all(load.done() for load in first.loads):
                 return False
             loads, first.loads = first.loads, None
             for load in loads:
                 load.result()
-            self._window.append(self._sources, first.refs)
+            self._window.append(self._locators, first.refs)
             self._locating.popleft()
             wait = False
         return True
@@ -323,7 +323,7 @@ class SampleReader:
         must, may = self._cut(wanted, shared)
         if must == len(window) and self._ready and (self._locating or not self._exhausted):
             return False
-        self._plan_blocks(must, min(window.whole(must + may), shared) - must, options.max_gap)
+        self._plan_fetches(must, min(window.whole(must + may), shared) - must, options.max_gap)
         return True
 
     def _cut(self, wanted: int, shared: int) -> tuple[int, int]:
@@ -339,10 +339,12 @@ class SampleReader:
         room = max(0, 2 * wanted - int(window.sizes()[:must].sum()))
         return must, cut_generation(keys[after], window.starts[after], window.stops[after], room)
 
-    def _plan_blocks(self, must: int, may: int, max_gap: int) -> None:
+    def _plan_fetches(self, must: int, may: int, max_gap: int) -> None:
         most = self._allowance.request_bytes
-        blocks, planned = plan_blocks(self._sources, self._window, must, may, max_gap, most, self._planned)
-        self.queue.extend(blocks)
+        fetches, planned = plan_range_fetches(
+            self._locators, self._window, must, may, max_gap, most, self._planned
+        )
+        self.queue.extend(fetches)
         self._ready.extend(planned)
         self._planned += must
         self._ahead += must
@@ -350,20 +352,20 @@ class SampleReader:
 
 
 def fetch_samples(
-    sources: Sequence[Source], refs: Refs, fetcher: Fetcher, options: ReadOptions
+    locators: Sequence[Locator], refs: Refs, fetcher: Fetcher, options: ReadOptions
 ) -> list[RawSample | None]:
     """Read some samples at once, with as few requests as their places allow.
 
     Returns:
         One raw sample for each reference, in the same order; None for an excluded one.
     """
-    for load in _request_offsets(sources, refs, fetcher, deadline=0):
+    for load in _request_offsets(locators, refs, fetcher, deadline=0):
         load.result()
     window = Window()
-    window.append(sources, refs)
-    blocks, planned = plan_blocks(
-        sources, window, len(window), 0, options.max_gap, options.max_request, deadline=0
+    window.append(locators, refs)
+    fetches, planned = plan_range_fetches(
+        locators, window, len(window), 0, options.max_gap, options.max_request, deadline=0
     )
-    for block in blocks:
-        block.request(fetcher)
-    return [sample.cut(sources[sample.leaf]) for sample in planned]
+    for fetch in fetches:
+        fetch.request(fetcher)
+    return [sample.cut(locators[sample.leaf]) for sample in planned]

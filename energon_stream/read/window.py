@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_stream.arrays import Int64Array
-from energon_stream.read.source import Source
+from energon_stream.read.locator import Locator
 from energon_stream.schedule import Refs
 
 __all__ = ["Window"]
@@ -25,14 +25,14 @@ class Window:
     """Located byte ranges that are not planned yet. A reference has one, or several that follow each other.
 
     Attributes:
-        leaf: ``int64``, number of the source of each range.
+        leaf: ``int64``, number of the locator of each range.
         index: ``int64``, sample that it belongs to.
         objects: ``int64``, object that holds it.
         starts: ``int64``, first byte.
         stops: ``int64``, one past the last byte.
         begins: ``bool``, whether a reference begins with this range.
-        blocks: Block of a range that lies in one of earlier ranges; else None.
-        numbers: Its number within that block.
+        fetches: RangeFetch of a range that lies in one of earlier ranges; else None.
+        numbers: Its number within that fetch.
     """
 
     leaf: Int64Array = field(default_factory=_no_ints)
@@ -41,21 +41,21 @@ class Window:
     starts: Int64Array = field(default_factory=_no_ints)
     stops: Int64Array = field(default_factory=_no_ints)
     begins: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    blocks: list[Any] = field(default_factory=list)
+    fetches: list[Any] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return len(self.fetches)
 
-    def append(self, sources: Sequence[Source], refs: Refs) -> None:
+    def append(self, locators: Sequence[Locator], refs: Refs) -> None:
         """Locate references whose index entries are at hand, and add their ranges at the end."""
         leaves = np.unique(refs.leaf).tolist()
-        most = max((sources[leaf].width for leaf in leaves), default=1)
+        most = max((locators[leaf].width for leaf in leaves), default=1)
         objects = np.full((len(refs), most), -1, dtype=np.int64)
         starts, stops = (np.empty((len(refs), most), dtype=np.int64) for _ in range(2))
         for leaf in leaves:
-            mine, its = refs.leaf == leaf, slice(0, sources[leaf].width)
-            objects[mine, its], starts[mine, its], stops[mine, its] = sources[leaf].locate(refs.index[mine])
+            mine, its = refs.leaf == leaf, slice(0, locators[leaf].width)
+            objects[mine, its], starts[mine, its], stops[mine, its] = locators[leaf].locate(refs.index[mine])
         there = objects >= 0
         counts = there.sum(axis=1)
         begins = np.zeros_like(there)
@@ -66,7 +66,7 @@ class Window:
         self.starts = np.concatenate([self.starts, starts[there]])
         self.stops = np.concatenate([self.stops, stops[there]])
         self.begins = np.concatenate([self.begins, begins[there]])
-        self.blocks += [None] * int(counts.sum())
+        self.fetches += [None] * int(counts.sum())
         self.numbers += [0] * int(counts.sum())
 
     def sizes(self) -> Int64Array:
@@ -95,13 +95,13 @@ class Window:
         return found
 
     def is_free(self, count: int) -> npt.NDArray[np.bool_]:
-        """Which of the first ``count`` ranges have no block yet."""
-        return np.fromiter((block is None for block in self.blocks[:count]), dtype=np.bool_)
+        """Which of the first ``count`` ranges have no fetch yet."""
+        return np.fromiter((fetch is None for fetch in self.fetches[:count]), dtype=np.bool_)
 
     def forget(self, count: int) -> tuple[list[Any], list[int]]:
-        """Drop the first ``count`` ranges; returns their blocks, and their numbers within these."""
+        """Drop the first ``count`` ranges; returns their fetches, and their numbers within these."""
         self.leaf, self.index, self.objects = self.leaf[count:], self.index[count:], self.objects[count:]
         self.starts, self.stops, self.begins = self.starts[count:], self.stops[count:], self.begins[count:]
-        dropped = self.blocks[:count], self.numbers[:count]
-        del self.blocks[:count], self.numbers[:count]
+        dropped = self.fetches[:count], self.numbers[:count]
+        del self.fetches[:count], self.numbers[:count]
         return dropped

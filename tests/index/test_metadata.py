@@ -22,10 +22,10 @@ from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.metadata import encode_info, encode_split, parse_info, parse_split
 from energon_stream.index.split import split_by_patterns, split_by_ratio
 from energon_stream.index.tar_index import (
-    block_bounds,
     decode_offsets,
     encode_offsets,
     index_path,
+    page_bounds,
     read_offsets,
 )
 from energon_stream.index.yaml_io import load_yaml
@@ -183,9 +183,7 @@ def test_index_entries_are_read_as_needed(tmp_path, count):
     store.put(index_path("d/a.tar"), encode_offsets(offsets))
     offsets[0] = 0
     for first, last in ((0, 1), (count - 1, count), (count // 2, count)):
-        lower, upper = (
-            bound.item() for bound in block_bounds(*(np.array([n]) for n in (first, last, count)))
-        )
+        lower, upper = (bound.item() for bound in page_bounds(*(np.array([n]) for n in (first, last, count))))
         assert 0 <= lower <= first <= last <= upper <= count
         assert (lower, upper) == (0, count) if count < 8192 else upper - lower < last - first + 2 * 8192
         for begin, end in ((lower, upper), (first, last)):

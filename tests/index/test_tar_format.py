@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from energon_stream.errors import CorruptTarError
-from energon_stream.index import tar_block
-from energon_stream.index.tar_block import AlikeSamples, split_samples
+from energon_stream.index import tar_headers
 from energon_stream.index.tar_format import SampleParts, iter_members, sample_parts, split_name
+from energon_stream.index.tar_headers import AlikeSamples, split_samples
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 CHECKSUM = range(148, 156)  # the same number can be written in several ways
@@ -86,7 +86,7 @@ def test_a_sample_is_cut_into_its_parts(tar_format, contents, data):
 
 
 def split_all(view, places):
-    with mock.patch.object(tar_block, "_FEW", 0):
+    with mock.patch.object(tar_headers, "_FEW", 0):
         found = split_samples(view, places[:-1], places[1:])
     if not isinstance(found, AlikeSamples):
         return found
@@ -145,7 +145,7 @@ def test_what_is_no_plain_tar_is_left_to_the_general_way(monkeypatch):
     buffer, end = build([("a.jpg", b"1"), ("a.txt", b"2")], tarfile.USTAR_FORMAT)
     starts = np.array([0, 0, 100, 512, end])
     stops = np.array([end, 512, end, end, end])
-    monkeypatch.setattr(tar_block, "_FEW", 0)
+    monkeypatch.setattr(tar_headers, "_FEW", 0)
     found = split_samples(buffer[:end], starts, stops)
     assert [parts is None for parts in found] == [False, True, True, True, True]
     assert split_samples(buffer[:end], starts[:1], stops[:1] + 512) == [None]

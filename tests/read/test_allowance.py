@@ -8,7 +8,7 @@ from energon_stream.index.dataset import open_webdataset
 from energon_stream.read.allowance import Allowance
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.reader import SampleReader
-from energon_stream.read.tar_source import TarSource
+from energon_stream.read.tar import TarLocator
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, RepeatPlan, build_schedule
 from energon_stream.storage import Fetcher, StoreSpec
@@ -34,8 +34,8 @@ def folder(tmp_path_factory):
 
 
 def open_readers(url, options, storage_options=None, repeat=None):
-    """Source and readers of all streams, with one allowance."""
-    source = TarSource(0, open_webdataset(StoreSpec(str(url), storage_options), split_part="train"))
+    """Locator and readers of all streams, with one allowance."""
+    source = TarLocator(0, open_webdataset(StoreSpec(str(url), storage_options), split_part="train"))
     fetcher = Fetcher(8)
     share = options.share(STREAMS)
     allowance = Allowance(share, fetcher)
@@ -69,7 +69,7 @@ def test_each_gives_its_samples_within_one_budget(remote, budget):
     options = ReadOptions(byte_budget=budget, first_samples=4)
     allowance, schedules, readers = open_readers("s3://bucket/data", options, remote.storage_options)
     most = (
-        options.share(STREAMS).block_bytes * STREAMS + 5 * 10_000
+        options.share(STREAMS).fetch_bytes * STREAMS + 5 * 10_000
     )  # the first samples, and one that is larger
     seen = []
     count = 2 * SAMPLES // STREAMS
@@ -107,7 +107,7 @@ def test_one_that_stands_still_does_not_stop_the_others(remote):
 
 def test_a_sample_that_cannot_be_cut_is_met_in_its_turn(folder, tmp_path):
     """Also where its block was taken apart before."""
-    source = TarSource(0, open_webdataset(StoreSpec(str(folder)), split_part="train"))
+    source = TarLocator(0, open_webdataset(StoreSpec(str(folder)), split_part="train"))
     path = source.index.shard_paths[0]
     data = bytearray((folder / path).read_bytes())
     broken = 5

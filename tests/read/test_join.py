@@ -205,7 +205,7 @@ def test_a_joined_batch_costs_the_round_trips_of_a_plain_one(lake, s3_server, tm
 def test_large_indices_are_read_in_blocks(lake, monkeypatch):
     path = write(lake, [{"path": "a"}, {"path": "c"}])
     prepare_metadataset(path)
-    monkeypatch.setattr(row_file, "_BLOCK_BYTES", 100)  # two rows
+    monkeypatch.setattr(row_file, "_PAGE_BYTES", 100)  # two rows
     assert [sample["texts"] for sample in in_order(path)] == texts(range(40), "a", "c")
 
 

@@ -15,7 +15,7 @@ from energon_stream.index.dataset import open_webdataset
 from energon_stream.read.large import read_large_sample
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.range_stream import piece_sizes
-from energon_stream.read.tar_source import TarSource
+from energon_stream.read.tar import TarLocator
 from energon_stream.storage import Fetcher, StoreSpec
 from energon_stream.storage.buffers import as_bytes
 from energon_stream.storage.into import get_into
@@ -48,7 +48,7 @@ def remote(folder):
 
 @pytest.fixture
 def source(remote):
-    return open_source("s3://bucket/data", remote)
+    return open_locator("s3://bucket/data", remote)
 
 
 @pytest.fixture
@@ -58,9 +58,9 @@ def fetcher():
     fetcher.close()
 
 
-def open_source(url, server, transport="auto"):
+def open_locator(url, server, transport="auto"):
     spec = StoreSpec(url, server.storage_options, transport)
-    source = TarSource(0, open_webdataset(spec, split_part="train"))
+    source = TarLocator(0, open_webdataset(spec, split_part="train"))
     for load in source.missing_offsets(np.arange(2)):
         load()
     server.reset_counters()
@@ -86,7 +86,7 @@ def check(raw, sample):
 
 @pytest.mark.parametrize("transport", ["obstore", "fsspec"])
 def test_each_byte_is_read_once_in_a_bounded_number_of_pieces(remote, fetcher, transport):
-    source = open_source("s3://bucket/data", remote, transport)
+    source = open_locator("s3://bucket/data", remote, transport)
     for sample in (1, 0):
         check(read(source, sample, fetcher), sample)
     sizes = [stop - start for sample in (0, 1) for _, start, stop in ranges_of(source, sample)]
@@ -105,7 +105,7 @@ def in_memory(folder):
 
     memory = fsspec.filesystem("memory")
     memory.put(str(folder), "/large", recursive=True)
-    source = TarSource(0, open_webdataset(StoreSpec("memory://large"), split_part="train"))
+    source = TarLocator(0, open_webdataset(StoreSpec("memory://large"), split_part="train"))
     for load in source.missing_offsets(np.arange(2)):
         load()
     yield source
@@ -150,7 +150,7 @@ def test_faults_are_retried(source, remote, fetcher):
 def test_an_object_that_is_replaced_meanwhile_is_an_error(folder, fetcher):
     with S3Server() as server:
         server.upload_folder(folder, "s3://bucket/data")
-        source = open_source("s3://bucket/data", server)
+        source = open_locator("s3://bucket/data", server)
         url = f"s3://bucket/data/{source.index.shard_paths[0]}"
         content = server.get(url)
         asked = itertools.count()
@@ -197,7 +197,7 @@ def test_a_stream_is_cut_like_a_block(tmp_path, tar_format, piece):
         tar_format=tar_format,
     )
     write_reference_dataset(tmp_path, tars, split={"train": [tars[0].name]}, exclude=[])
-    source = TarSource(0, open_webdataset(StoreSpec(str(tmp_path)), split_part="train"))
+    source = TarLocator(0, open_webdataset(StoreSpec(str(tmp_path)), split_part="train"))
     options = ReadOptions(byte_budget=1, max_request=piece)
     for sample in range(3):
         raw = read(source, sample, Fetcher(1), options)

@@ -17,10 +17,10 @@ from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.jsonl import open_jsonl, prepare_jsonl
 from energon_stream.read.decode import SampleDecoder
-from energon_stream.read.jsonl import JsonlSource
+from energon_stream.read.jsonl import JsonlLocator
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.reader import SampleReader
-from energon_stream.read.tar_source import TarSource
+from energon_stream.read.tar import TarLocator
 from energon_stream.recipe.sample_factory import SampleFactory
 from energon_stream.rng import derive_key
 from energon_stream.samples import SourceInfo
@@ -86,7 +86,7 @@ def built(source, factory, **options):
         factory.build(
             raw.key,
             raw.parts,
-            restore_key=("Source", 0, raw.index),
+            restore_key=("Locator", 0, raw.index),
             subflavors=None,
             source=SourceInfo("d", raw.index, raw.shard, ()),
         )
@@ -100,7 +100,7 @@ def built(source, factory, **options):
 def test_what_is_made_of_a_sample_keeps_no_block_alive(tmp_path, decoder):
     tars = write_shards(tmp_path, shards=2, samples_per_shard=SAMPLES // 2, parts=parts)
     write_reference_dataset(tmp_path, tars, split={"train": [tar.name for tar in tars]}, exclude=[])
-    source = TarSource(0, open_webdataset(StoreSpec(str(tmp_path)), split_part="train"))
+    source = TarLocator(0, open_webdataset(StoreSpec(str(tmp_path)), split_part="train"))
     source.store = tracking = Tracking(source.store)
     samples = built(source, SampleFactory(decoder))
     assert len(samples) == SAMPLES
@@ -114,7 +114,7 @@ def test_a_record_keeps_no_block_alive(tmp_path):
     path.write_text("".join(json.dumps({"number": i, "text": "x" * 5000}) + "\n" for i in range(SAMPLES)))
     prepare_jsonl(str(path))
     for decoder in (None, SampleDecoder()):
-        source = JsonlSource(0, open_jsonl(StoreSpec(str(path))))
+        source = JsonlLocator(0, open_jsonl(StoreSpec(str(path))))
         source.store = tracking = Tracking(source.store)
         samples = built(source, SampleFactory(decoder))
         assert len(samples) == SAMPLES
@@ -144,7 +144,7 @@ import numpy as np
 from energon_stream import *
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.read.large import read_large_sample
-from energon_stream.read.tar_source import TarSource
+from energon_stream.read.tar import TarLocator
 from energon_stream.storage import Fetcher, StoreSpec
 from energon_stream.storage.buffers import as_bytes
 
@@ -159,7 +159,7 @@ def peak():
 """
 
 LARGE = """
-source = TarSource(0, open_webdataset(StoreSpec(url, options), split_part="train"))
+source = TarLocator(0, open_webdataset(StoreSpec(url, options), split_part="train"))
 fetcher, limits = Fetcher(32), ReadOptions(byte_budget=32 << 20)
 
 def read(sample):

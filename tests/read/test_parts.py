@@ -22,7 +22,7 @@ from energon_stream import (
     get_train_dataset,
     stateless,
 )
-from energon_stream.index.tar_format import BLOCK
+from energon_stream.index.tar_format import TAR_RECORD
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.read.index_database import _SLOTS
 from energon_stream.read.part_ranges import find_part_ranges
@@ -48,7 +48,7 @@ def _nothing_left_open():
 
 
 def padded(size):
-    return -(-size // BLOCK) * BLOCK
+    return -(-size // TAR_RECORD) * TAR_RECORD
 
 
 @st.composite
@@ -57,10 +57,12 @@ def tars(draw):
     counts = draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
     sizes = [draw(st.sampled_from([0, 1, 80, 511, 512, 513, 5_000, 40_000])) for _ in range(sum(counts))]
     wanted = draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
-    begin = draw(st.integers(0, 3)) * BLOCK
+    begin = draw(st.integers(0, 3)) * TAR_RECORD
     starts, at = [], begin
     for size in sizes:
-        starts.append(at + BLOCK * draw(st.sampled_from([1, 1, 3])))  # long names take headers of their own
+        starts.append(
+            at + TAR_RECORD * draw(st.sampled_from([1, 1, 3]))
+        )  # long names take headers of their own
         at = starts[-1] + padded(size)
     samples = np.repeat(np.arange(len(counts)), counts)
     return samples, np.array(starts), np.array(sizes), np.array(wanted), begin, at
@@ -257,7 +259,7 @@ def test_a_state_goes_on_the_other_way(server, ways, workers):
 
 
 def test_shards_of_many_samples_are_looked_up_block_by_block(folder, server, monkeypatch):
-    monkeypatch.setattr("energon_stream.read.parts._BLOCK_SAMPLES", 7)
+    monkeypatch.setattr("energon_stream.read.parts._PAGE_SAMPLES", 7)
     assert read_all(URL, server, parts=["json"]) == read_all(folder, parts=["json"])
 
 

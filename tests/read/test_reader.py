@@ -18,7 +18,7 @@ from energon_stream.errors import (
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.read.options import ReadOptions, cut_generation
 from energon_stream.read.reader import SampleReader, fetch_samples
-from energon_stream.read.tar_source import TarSource
+from energon_stream.read.tar import TarLocator
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, Refs, RepeatPlan, build_schedule
 from energon_stream.storage import Fetcher, RetryPolicy, StoreSpec
@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
 
 
 def open_sources(url, options=None):
-    return [TarSource(0, open_webdataset(StoreSpec(str(url), options), split_part="train"))]
+    return [TarLocator(0, open_webdataset(StoreSpec(str(url), options), split_part="train"))]
 
 
 def schedule_of(source, order=None, repeat=None):
@@ -51,9 +51,9 @@ def schedule_of(source, order=None, repeat=None):
     return build_schedule(RepeatPlan(leaf, repeat), num_streams=1, stream=0, key=derive_key(3))
 
 
-def make_reader(sources, schedule, cursor=None, in_flight=8, **options):
+def make_reader(locators, schedule, cursor=None, in_flight=8, **options):
     cursor = schedule.begin() if cursor is None else cursor
-    return SampleReader(schedule, cursor, sources, Fetcher(in_flight), ReadOptions(**options))
+    return SampleReader(schedule, cursor, locators, Fetcher(in_flight), ReadOptions(**options))
 
 
 def read(reader, count):
@@ -73,8 +73,8 @@ def test_samples_come_in_the_schedules_order_with_their_bytes(folder, remote, or
     local, s3 = open_sources(folder), open_sources("s3://bucket/data", remote.storage_options)
     schedule = schedule_of(local[0], order, repeat=1)
     expected = schedule.take(schedule.begin(), 10**6)[0].index.tolist()
-    for sources in (local, s3):
-        reader = make_reader(sources, schedule, byte_budget=budget, first_samples=8)
+    for locators in (local, s3):
+        reader = make_reader(locators, schedule, byte_budget=budget, first_samples=8)
         for index in expected:
             check(reader.next(), index)
         assert reader.next() is None
@@ -82,23 +82,23 @@ def test_samples_come_in_the_schedules_order_with_their_bytes(folder, remote, or
 
 
 def test_a_cursor_taken_anywhere_continues_there(folder):
-    sources = open_sources(folder)
-    schedule = schedule_of(sources[0])
-    expected = [sample.index for sample in read(make_reader(sources, schedule), 500)]
-    reader = make_reader(sources, schedule, byte_budget=300_000)
+    locators = open_sources(folder)
+    schedule = schedule_of(locators[0])
+    expected = [sample.index for sample in read(make_reader(locators, schedule), 500)]
+    reader = make_reader(locators, schedule, byte_budget=300_000)
     for at in range(0, 480, 37):
-        again = make_reader(sources, schedule, reader.cursor())
+        again = make_reader(locators, schedule, reader.cursor())
         assert [sample.index for sample in read(again, 20)] == expected[at : at + 20]
         read(reader, 37)
 
 
 def test_requests_grow_from_exact_ranges_to_blocks_and_nothing_is_fetched_twice(remote):
     """P4, P7, P8 in counters: a first batch costs its bytes, an epoch few requests, and no HEAD ever."""
-    sources = open_sources("s3://bucket/data", remote.storage_options)
+    locators = open_sources("s3://bucket/data", remote.storage_options)
     assert remote.counters().requests == {"GET": 3}
-    schedule = schedule_of(sources[0], OrderSpec(40, 30, 3, 1), repeat=1)
+    schedule = schedule_of(locators[0], OrderSpec(40, 30, 3, 1), repeat=1)
     total = SHARDS * PER_SHARD
-    reader = make_reader(sources, schedule, in_flight=1, first_samples=8)  # the log is in order of urgency
+    reader = make_reader(locators, schedule, in_flight=1, first_samples=8)  # the log is in order of urgency
     first = read(reader, 8)
     sizes = [entry.bytes for entry in remote.log() if entry.key.endswith(".tar")]
     exact = sum(-(-len(view) // 512) * 512 + 512 for sample in first for view in sample.parts.values())
@@ -106,7 +106,7 @@ def test_requests_grow_from_exact_ranges_to_blocks_and_nothing_is_fetched_twice(
     read(reader, total - 8)
     counters = remote.counters()
     payload = sum(entry.bytes for entry in remote.log() if entry.key.endswith(".tar"))
-    stored = sum(sources[0].locate(np.arange(total))[2] - sources[0].locate(np.arange(total))[1])
+    stored = sum(locators[0].locate(np.arange(total))[2] - locators[0].locate(np.arange(total))[1])
     assert payload - exact <= 1.02 * stored  # gaps that the first batch has left may be read over, once
     assert set(counters.requests) == {"GET"}
     assert counters.requests["GET"] <= 3 + SHARDS + 8 + 16
@@ -116,15 +116,15 @@ def test_requests_grow_from_exact_ranges_to_blocks_and_nothing_is_fetched_twice(
 @given(st.integers(1, 600_000), st.integers(1, 100_000), st.integers(1, 64), st.integers(0, 5000))
 def test_the_byte_budget_holds(folder, budget, request, first, gap):
     """Requested and unconsumed bytes stay within the budget; only what must be larger alone may exceed it."""
-    sources = open_sources(folder)
-    schedule = schedule_of(sources[0], OrderSpec(10, 40, 5, 1), repeat=1)
+    locators = open_sources(folder)
+    schedule = schedule_of(locators[0], OrderSpec(10, 40, 5, 1), repeat=1)
     reader = make_reader(
-        sources, schedule, byte_budget=budget, max_request=request, first_samples=first, max_gap=gap
+        locators, schedule, byte_budget=budget, max_request=request, first_samples=first, max_gap=gap
     )
     first_batch = (
         sum(
             int((stop - start).sum())
-            for _, start, stop in [sources[0].locate(schedule.take(schedule.begin(), first)[0].index)]
+            for _, start, stop in [locators[0].locate(schedule.take(schedule.begin(), first)[0].index)]
         )
         if reader.next() is not None
         else 0
@@ -136,17 +136,17 @@ def test_the_byte_budget_holds(folder, budget, request, first, gap):
 
 
 def test_a_replaced_shard_is_an_error_not_a_wrong_sample(remote):
-    sources = open_sources("s3://bucket/data", remote.storage_options)
-    schedule = schedule_of(sources[0], OrderSpec(None, 0, 1, None), repeat=1)
-    reader = make_reader(sources, schedule, byte_budget=40_000, first_samples=2)
+    locators = open_sources("s3://bucket/data", remote.storage_options)
+    schedule = schedule_of(locators[0], OrderSpec(None, 0, 1, None), repeat=1)
+    reader = make_reader(locators, schedule, byte_budget=40_000, first_samples=2)
     read(reader, 3)
-    key = f"data/{sources[0].index.shard_paths[0]}"
+    key = f"data/{locators[0].index.shard_paths[0]}"
     remote.replace(f"s3://bucket/{key}", remote.get(f"s3://bucket/{key}")[::-1])
     with pytest.raises(ObjectChangedError, match=r"replaced|changed|version"):
         read(reader, PER_SHARD)
 
 
-class GatedSource(TarSource):
+class GatedSource(TarLocator):
     """Holds back the index of shard 2; notes which were asked for."""
 
     def __post_init__(self):
@@ -209,10 +209,10 @@ def test_few_blocks_are_under_way_until_the_line_is_known(folder, remote, monkey
     """A slow start: as much as a fast line holds, and what has arrived besides. Then the budget alone counts."""
     first = 64_000
     monkeypatch.setattr(ReadOptions, "slow_start_bytes", lambda self, latency: first)
-    sources = open_sources("s3://bucket/data", remote.storage_options)
-    schedule = schedule_of(sources[0], OrderSpec(10, 20, 4, 1), repeat=2)
+    locators = open_sources("s3://bucket/data", remote.storage_options)
+    schedule = schedule_of(locators[0], OrderSpec(10, 20, 4, 1), repeat=2)
     fetcher, options = HeldFetcher(8), ReadOptions(byte_budget=1_000_000, max_request=16_000, first_samples=2)
-    reader = SampleReader(schedule, schedule.begin(), sources, fetcher, options)
+    reader = SampleReader(schedule, schedule.begin(), locators, fetcher, options)
     read(reader, 2)
     fetcher.held, given, arrived, most = [], 2, 0, 0
     assert fetcher.early <= 2 * first
@@ -221,11 +221,11 @@ def test_few_blocks_are_under_way_until_the_line_is_known(folder, remote, monkey
         under_way = sum(size for size, _, _ in fetcher.held)
         most = max(most, under_way)
         assert under_way <= first + fetcher.early + arrived
-        if reader._ready and not reader._ready[0].block.has_arrived:
+        if reader._ready and not reader._ready[0].fetch.has_arrived:
             arrived += fetcher.release()
         else:
             given += reader.next() is not None
-    assert 5 * first < most <= options.block_bytes
+    assert 5 * first < most <= options.fetch_bytes
 
 
 def test_an_index_that_does_not_fit_its_tar_is_named(folder, tmp_path):
@@ -235,33 +235,35 @@ def test_an_index_that_does_not_fit_its_tar_is_named(folder, tmp_path):
     offsets = np.frombuffer(index.read_bytes(), dtype="<u8").copy()
     offsets[3] += 512
     index.write_bytes(offsets.tobytes())
-    sources = open_sources(copy)
-    reader = make_reader(sources, schedule_of(sources[0], repeat=1))
+    locators = open_sources(copy)
+    reader = make_reader(locators, schedule_of(locators[0], repeat=1))
     with pytest.raises(IndexMismatchError, match=rf"{index.stem}.*prepare"):
         read(reader, SHARDS * PER_SHARD)
     index.unlink()
-    sources = open_sources(copy.rename(tmp_path / "other"))
+    locators = open_sources(copy.rename(tmp_path / "other"))
     with pytest.raises(NotPreparedError, match="no index"):
-        read(make_reader(sources, schedule_of(sources[0], repeat=1)), SHARDS * PER_SHARD)
+        read(make_reader(locators, schedule_of(locators[0], repeat=1)), SHARDS * PER_SHARD)
 
 
 def test_faults_are_retried_and_nothing_is_lost(remote):
-    sources = open_sources("s3://bucket/data", remote.storage_options)
-    schedule = schedule_of(sources[0], repeat=1)
+    locators = open_sources("s3://bucket/data", remote.storage_options)
+    schedule = schedule_of(locators[0], repeat=1)
     remote.shape(share_503=0.2, share_reset=0.05, share_truncate=0.05, seed=5)
     expected = schedule.take(schedule.begin(), 10**6)[0].index.tolist()
-    reader = make_reader(sources, schedule, byte_budget=400_000, max_request=30_000)
+    reader = make_reader(locators, schedule, byte_budget=400_000, max_request=30_000)
     for index in expected:
         check(reader.next(), index)
     assert sum(remote.counters().faults.values()) > 10
 
 
 def test_a_permanent_fault_is_an_error_and_the_next_sample_can_be_read(remote):
-    sources = open_sources("s3://bucket/data", remote.storage_options)
-    schedule = schedule_of(sources[0], OrderSpec(None, 0, 1, None), repeat=1)
-    victim = sources[0].index.shard_paths[1]
-    sources[0].store = sources[0].index.spec.open(policy=RetryPolicy(attempts=3, sleep=lambda seconds: None))
-    reader = make_reader(sources, schedule, first_samples=1, max_request=1, byte_budget=100_000)
+    locators = open_sources("s3://bucket/data", remote.storage_options)
+    schedule = schedule_of(locators[0], OrderSpec(None, 0, 1, None), repeat=1)
+    victim = locators[0].index.shard_paths[1]
+    locators[0].store = locators[0].index.spec.open(
+        policy=RetryPolicy(attempts=3, sleep=lambda seconds: None)
+    )
+    reader = make_reader(locators, schedule, first_samples=1, max_request=1, byte_budget=100_000)
     remote.add_rule(Rule("status", pattern=f"*{victim}", status=503))
     read(reader, PER_SHARD)
     with pytest.raises(TransientStorageError, match=victim):
@@ -278,15 +280,15 @@ def test_a_permanent_fault_is_an_error_and_the_next_sample_can_be_read(remote):
 
 
 def test_samples_by_number_take_one_request_for_each_neighbourhood(remote):
-    sources = open_sources("s3://bucket/data", remote.storage_options)
-    fetch_samples(sources, Refs(np.zeros(2, dtype=np.int32), np.array([0, 99])), Fetcher(4), ReadOptions())
+    locators = open_sources("s3://bucket/data", remote.storage_options)
+    fetch_samples(locators, Refs(np.zeros(2, dtype=np.int32), np.array([0, 99])), Fetcher(4), ReadOptions())
     remote.reset_counters()  # the indices are at hand
     wanted = [5, 3, 4, 100, 101, 5]
     refs = Refs(np.zeros(6, dtype=np.int32), np.array(wanted))
-    for index, sample in zip(wanted, fetch_samples(sources, refs, Fetcher(4), ReadOptions()), strict=True):
+    for index, sample in zip(wanted, fetch_samples(locators, refs, Fetcher(4), ReadOptions()), strict=True):
         check(sample, index)
     assert remote.counters().requests == {"GET": 2}
-    assert fetch_samples(sources, Refs.concatenate([]), Fetcher(1), ReadOptions()) == []
+    assert fetch_samples(locators, Refs.concatenate([]), Fetcher(1), ReadOptions()) == []
 
 
 def test_excluded_samples_are_skipped(folder, tmp_path):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_stream.arrays import Int64Array
-from energon_stream.index.tar_format import BLOCK, SampleParts, pax_matters, split_name
+from energon_stream.index.tar_format import TAR_RECORD, SampleParts, pax_matters, split_name
 
 __all__ = ["AlikeSamples", "split_samples"]
 
@@ -24,7 +24,7 @@ _HEADER = np.dtype(
         "names": ["name", "size", "kind", "magic", "prefix"],
         "formats": ["S100", ("u1", 12), "S1", "S5", "u1"],
         "offsets": [0, 124, 156, 257, 345],
-        "itemsize": BLOCK,
+        "itemsize": TAR_RECORD,
     }
 )
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
@@ -91,16 +91,16 @@ def split_samples(
     found: list[SampleParts | None] = [None] * len(starts)
     if len(starts) < _FEW:
         return found
-    whole = len(data) // BLOCK * BLOCK
-    usable = ((starts | stops) % BLOCK == 0) & (starts < stops) & (stops <= whole)
+    whole = len(data) // TAR_RECORD * TAR_RECORD
+    usable = ((starts | stops) % TAR_RECORD == 0) & (starts < stops) & (stops <= whole)
     if usable.all():
-        blocks = np.frombuffer(data, np.uint8, count=whole).reshape(-1, BLOCK)
-        alike = _split_alike(blocks, starts // BLOCK, stops // BLOCK)
+        blocks = np.frombuffer(data, np.uint8, count=whole).reshape(-1, TAR_RECORD)
+        alike = _split_alike(blocks, starts // TAR_RECORD, stops // TAR_RECORD)
         if alike is not None:
             return alike
     rows = np.flatnonzero(usable)
-    at, end = starts[rows] // BLOCK, stops[rows] // BLOCK
-    headers: npt.NDArray[Any] = np.frombuffer(data, _HEADER, count=whole // BLOCK)
+    at, end = starts[rows] // TAR_RECORD, stops[rows] // TAR_RECORD
+    headers: npt.NDArray[Any] = np.frombuffer(data, _HEADER, count=whole // TAR_RECORD)
     for row, parts in zip(rows.tolist(), _split_any(data, headers, at, end), strict=True):
         found[row] = parts
     return found
@@ -110,19 +110,19 @@ def _members(data: memoryview, headers: npt.NDArray[Any], at: Int64Array, end: I
     header = headers[at]
     digits = header["size"][:, :11] - _ZERO
     size = digits.astype(np.int64) @ _OCTAL
-    following = at + 1 + (size + BLOCK - 1) // BLOCK
+    following = at + 1 + (size + TAR_RECORD - 1) // TAR_RECORD
     last = header["size"][:, 11]
     plain = (digits < 8).all(axis=1) & ((last == 0) | (last == _SPACE))
     plain &= (header["magic"] == b"ustar") & (header["prefix"] == 0) & (following <= end)
     is_file = plain & (header["kind"] == b"0")
-    is_pax = plain & (header["kind"] == b"x") & (size > 0) & (size < BLOCK)
+    is_pax = plain & (header["kind"] == b"x") & (size > 0) & (size < TAR_RECORD)
     if is_pax.any():
-        records = [data[(place + 1) * BLOCK : (place + 2) * BLOCK] for place in at[is_pax].tolist()]
+        records = [data[(place + 1) * TAR_RECORD : (place + 2) * TAR_RECORD] for place in at[is_pax].tolist()]
         if pax_matters(b"".join(records)):
             is_pax[:] = False
     names = b"\0".join(header["name"][is_file].tolist()).decode("utf-8", "surrogateescape").split("\0")
     known = len(names) == np.count_nonzero(is_file)  # else there are bytes after the end of a name
-    starts = (at + 1) * BLOCK
+    starts = (at + 1) * TAR_RECORD
     return _Members(is_file, is_pax, names if known else None, starts, starts + size, following)
 
 
@@ -143,14 +143,14 @@ def _split_alike(blocks: npt.NDArray[np.uint8], at: Int64Array, end: Int64Array)
             return None
         size = differs[:, :11] @ _OCTAL
         begin = at + 1
-        at = begin + (size + BLOCK - 1 >> 9)
+        at = begin + (size + TAR_RECORD - 1 >> 9)
         left = end - at
         least = left.min()
         if least < 0:
             return None
         if is_pax:
             longest = size.max()
-            if not least or not 0 < size.min() <= longest < BLOCK:
+            if not least or not 0 < size.min() <= longest < TAR_RECORD:
                 return None
             if pax_matters(blocks[begin, :longest].tobytes()):
                 return None
@@ -166,7 +166,7 @@ def _split_alike(blocks: npt.NDArray[np.uint8], at: Int64Array, end: Int64Array)
         if not part or b"\0" in part or [key + suffix for key in keys] != found:
             return None
         names.append(part.decode("utf-8", "surrogateescape"))
-        begin = begin * BLOCK
+        begin = begin * TAR_RECORD
         starts.append(begin)
         stops.append(begin + size)
         if not least:

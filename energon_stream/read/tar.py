@@ -11,29 +11,29 @@ import numpy as np
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import CorruptTarError, IndexMismatchError
 from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.index.tar_block import AlikeSamples, split_samples
 from energon_stream.index.tar_format import SampleParts, sample_parts, walk_sample
-from energon_stream.index.tar_index import OffsetWindow, block_bounds
+from energon_stream.index.tar_headers import AlikeSamples, split_samples
+from energon_stream.index.tar_index import OffsetWindow, page_bounds
+from energon_stream.read.locator import Cutter, OffsetCache, RawSample, VersionGuard
 from energon_stream.read.range_stream import RangeStream
-from energon_stream.read.source import Cutter, OffsetCache, RawSample, VersionGuard
 from energon_stream.storage.base import Store
 
-__all__ = ["TarSource"]
+__all__ = ["TarLocator"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AlikeCutter:
-    """A block of samples with the same parts; the inner loop of training.
+    """Received bytes of samples with the same parts; the inner loop of training.
 
     Attributes:
-        source: Whose block it is.
+        locator: Whose block it is.
         path: Path of the shard.
         shard: Its number.
-        part: Gives the bytes of a slice of the block.
+        part: Gives the bytes of a slice of the fetch.
         found: What lies where.
     """
 
-    source: TarSource
+    locator: TarLocator
     path: str
     shard: int
     part: Callable[[slice], memoryview]
@@ -41,33 +41,33 @@ class _AlikeCutter:
 
     def cut(self, sample: int, number: int) -> RawSample | None:
         """Cut one sample; see :meth:`Cutter.cut`."""
-        source, found = self.source, self.found
+        locator, found = self.locator, self.found
         key, names = found.keys[number], found.names
-        if source.index.excluded and source.index.is_excluded(self.shard, key):
+        if locator.index.excluded and locator.index.is_excluded(self.shard, key):
             return None
         first = number * len(names)
         last = first + len(names)
         places = map(slice, found.starts[first:last], found.stops[first:last])
         parts = dict(zip(names, map(self.part, places), strict=True))
-        return RawSample(source.leaf, sample, key, self.path, parts)
+        return RawSample(locator.leaf, sample, key, self.path, parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TarCutter:
-    """A block of any samples; ``found`` has None for those whose headers are still to be read.
+    """Received bytes of any samples; ``found`` has None for those whose headers are still to be read.
 
     Attributes:
-        source: Whose block it is.
+        locator: Whose block it is.
         path: Path of the shard.
         shard: Its number.
-        data: Bytes of the block.
+        data: Bytes of the fetch.
         start: Where it begins in the shard.
         starts: ``int64``, first byte of each sample in the shard.
         stops: ``int64``, one past the last byte of each.
         found: What lies where.
     """
 
-    source: TarSource
+    locator: TarLocator
     path: str
     shard: int
     data: memoryview
@@ -84,21 +84,21 @@ class _TarCutter:
                 data, first - self.start, int(self.stops[number]) - self.start
             )
         except CorruptTarError as error:
-            raise self.source.mismatch(error, self.path, first) from error
-        if self.source.index.excluded and self.source.index.is_excluded(self.shard, key):
+            raise self.locator.mismatch(error, self.path, first) from error
+        if self.locator.index.excluded and self.locator.index.is_excluded(self.shard, key):
             return None
         parts = {name: data[start:stop] for name, start, stop in zip(names, starts, stops, strict=True)}
-        return RawSample(self.source.leaf, sample, key, self.path, parts)
+        return RawSample(self.locator.leaf, sample, key, self.path, parts)
 
 
 @dataclass(slots=True)
-class TarSource:
+class TarLocator:
     """Reads one prepared WebDataset in this process.
 
     Args:
-        leaf: Number of this source in sample references.
+        leaf: Number of this leaf in sample references.
         index: The opened dataset.
-        offsets: Index entries at hand; may be shared by the sources of a pipeline.
+        offsets: Index entries at hand; may be shared by the locators of a pipeline.
     """
 
     leaf: int
@@ -149,7 +149,7 @@ class TarSource:
         starts = np.flatnonzero(np.diff(ordered, prepend=-1))
         local = (samples - self.index.shard_starts[shards])[order]
         counts = self.index.shard_counts[ordered[starts]]
-        firsts, lasts = block_bounds(
+        firsts, lasts = page_bounds(
             np.minimum.reduceat(local, starts), np.maximum.reduceat(local, starts) + 1, counts
         )
         return list(zip(ordered[starts].tolist(), firsts.tolist(), lasts.tolist(), strict=True))
@@ -162,7 +162,7 @@ class TarSource:
         stops = np.empty(len(samples), dtype=np.int64)
         for shard, first, last in self._spans(samples):
             window = self.offsets.get(self.leaf, shard, first, last)
-            if window is None:  # pushed out by other sources meanwhile
+            if window is None:  # pushed out by other locators meanwhile
                 window = self._load(shard, first, last)
             mine = shards == shard
             starts[mine] = window.offsets[local[mine] - window.first]
@@ -178,13 +178,13 @@ class TarSource:
         return self._versions.etag(self.index.shard_paths[shard])
 
     def observe(self, shard: int, etag: str | None) -> None:
-        """Note the version of a shard; see :meth:`Source.observe`."""
+        """Note the version of a shard; see :meth:`Locator.observe`."""
         self._versions.observe(self.index.shard_paths[shard], etag)
 
     def split(
         self, shard: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
     ) -> Cutter:
-        """Read the headers of all samples of a block; see :meth:`Source.split`."""
+        """Read the headers of all samples of a fetch; see :meth:`Locator.split`."""
         path = self.index.shard_paths[shard]
         found = split_samples(data, starts - start, stops - start)
         if isinstance(found, AlikeSamples):
@@ -196,7 +196,7 @@ class TarSource:
         return found[0][1]
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """Cut a sample's bytes into its parts as they come; see :meth:`Source.cut_streams`."""
+        """Cut a sample's bytes into its parts as they come; see :meth:`Locator.cut_streams`."""
         shard, stream = streams[0]
         path = self.index.shard_paths[shard]
 

@@ -1,4 +1,4 @@
-"""What the reader asks of a source dataset: where samples lie, how to cut them out."""
+"""What the reader asks of a leaf: where samples lie, how to cut them out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energon_stream.index.tar_index import OffsetWindow
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.storage.base import Store
 
-__all__ = ["Cutter", "OffsetCache", "RawSample", "Source", "VersionGuard"]
+__all__ = ["Cutter", "OffsetCache", "RawSample", "Locator", "VersionGuard"]
 
 
 @dataclass(slots=True)
@@ -22,8 +22,8 @@ class RawSample:
     """A sample's parts as they lie in the dataset.
 
     Attributes:
-        leaf: Number of the source dataset.
-        index: Sample within the source's split part.
+        leaf: Number of the leaf.
+        index: Sample within the leaf's split part.
         key: Sample key without the shard.
         shard: Path of the tar, relative to the dataset; None where there are no shards.
         parts: Part name to bytes. The views keep the fetched block alive: copy what is kept.
@@ -45,14 +45,14 @@ class RawSample:
 
 
 class Cutter(Protocol):
-    """Cuts the ranges of one block."""
+    """Cuts the ranges of one fetch."""
 
     def cut(self, sample: int, number: int, /) -> RawSample | None:
         """Cut a range into the parts that it holds.
 
         Args:
             sample: Sample number.
-            number: Number of the range within the block.
+            number: Number of the range within the fetch.
 
         Returns:
             The sample; None when it is excluded.
@@ -62,8 +62,8 @@ class Cutter(Protocol):
         """
 
 
-class Source(Protocol):
-    """One source dataset of a plan, opened in this process.
+class Locator(Protocol):
+    """One leaf of a plan, opened in this process.
 
     Its bytes lie in objects (shards, as a rule), which it numbers from 0.
     """
@@ -103,10 +103,10 @@ class Source(Protocol):
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
     ) -> Cutter:
-        """Prepare a block to be cut: what can be done for many samples at once is done here.
+        """Prepare a fetch to be cut: what can be done for many samples at once is done here.
 
         Args:
-            number: Object that the block is of.
+            number: Object that the fetch is of.
             data: Its bytes.
             start: Where it begins in the object.
             starts: ``int64``, first byte of each range, in the object.
@@ -140,7 +140,7 @@ class Source(Protocol):
 
 
 class OffsetCache:
-    """Parts of index files by source and number (of the shard, or the block), bounded in bytes."""
+    """Parts of index files by source and number (of the shard, or the fetch), bounded in bytes."""
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
         self._max_bytes = max_bytes

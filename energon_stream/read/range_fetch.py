@@ -1,4 +1,4 @@
-"""Blocks: requests that serve the byte ranges of several samples."""
+"""Fetches: requests that serve the byte ranges of several samples."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
-from energon_stream.read.source import Cutter, RawSample, Source
+from energon_stream.read.locator import Cutter, Locator, RawSample
 from energon_stream.read.window import Window
 from energon_stream.storage import Body, ByteRange, Fetcher, plan_fetches
 
-__all__ = ["Block", "PlannedSample", "plan_blocks"]
+__all__ = ["RangeFetch", "PlannedSample", "plan_range_fetches"]
 
 _GIVEN: Future[Any] = Future()
 """Stands for an answer whose bytes are not needed any more."""
@@ -26,7 +26,7 @@ _GIVEN.set_result(None)
 
 @dataclass(slots=True, eq=False)
 class _Apart:
-    """Samples of a block, each with bytes of its own; an error stands for one that cannot be cut."""
+    """Samples of a fetch, each with bytes of its own; an error stands for one that cannot be cut."""
 
     samples: list[RawSample | None | IndexMismatchError]
 
@@ -39,11 +39,11 @@ class _Apart:
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class RangeFetch:
     """Neighbouring bytes of an object, and the ranges within them that are wanted.
 
     Attributes:
-        source: Whose object it is.
+        locator: Whose object it is.
         object: Number of the object.
         start: First byte.
         size: Length in bytes.
@@ -54,7 +54,7 @@ class Block:
         users: Ranges that are still wanted.
     """
 
-    source: Source
+    locator: Locator
     object: int
     start: int
     size: int
@@ -86,17 +86,17 @@ class Block:
             RuntimeError: Nothing was requested.
         """
         if self._answer is None:
-            raise RuntimeError("a block was used before it was requested; please report this")
+            raise RuntimeError("a fetch was used before it was requested; please report this")
         return self._answer
 
     def request(self, fetcher: Fetcher) -> None:
         """Ask for the bytes."""
-        store, path = self.source.place(self.object)
+        store, path = self.locator.place(self.object)
         self._answer = fetcher.submit(
             store,
             path,
             ByteRange(self.start, self.start + self.size),
-            etag=self.source.etag(self.object),
+            etag=self.locator.etag(self.object),
             deadline=self.deadline,
         )
 
@@ -121,7 +121,7 @@ class Block:
         return sum(self._sizes) - sum(self._sizes[number] for number in self._left or ())
 
     def leave(self, number: int) -> int:
-        """A range is consumed; returns how many bytes less the block takes."""
+        """A range is consumed; returns how many bytes less the fetch takes."""
         self.users -= 1
         if self._left is not None:
             self._left.append(number)
@@ -134,7 +134,7 @@ class Block:
         self._left = []
 
     def take_apart(self) -> int:
-        """Give each sample bytes of its own where the block has arrived; returns how many bytes less it takes.
+        """Give each sample bytes of its own where the fetch has arrived; returns how many bytes less it takes.
 
         An error stays where it is, for whoever wants the first sample.
         """
@@ -157,7 +157,7 @@ class Block:
         return before - self.held
 
     def drop(self) -> int:
-        """Forget the block, and take the request back if it has not begun; returns the bytes that it took."""
+        """Forget the fetch, and take the request back if it has not begun; returns the bytes that it took."""
         held, self.users = self.held, 0
         if self._answer is not None:
             self._answer.cancel()
@@ -174,8 +174,8 @@ class Block:
                 where=error.where,
                 hint="Put it back, or run `energon-stream prepare` again.",
             ) from error
-        self.source.observe(self.object, body.etag)
-        return self.source.split(self.object, body.data, self.start, self.starts, self.stops)
+        self.locator.observe(self.object, body.etag)
+        return self.locator.split(self.object, body.data, self.start, self.starts, self.stops)
 
 
 def _own(cutter: Cutter, sample: int, number: int) -> RawSample | None | IndexMismatchError:
@@ -192,20 +192,20 @@ class PlannedSample(NamedTuple):
     """A sample to come.
 
     Attributes:
-        leaf: Number of its source.
+        leaf: Number of its locator.
         sample: Its number there.
-        block: Block that holds its range, or the first of several.
-        number: Number of the range within the block.
-        more: Block and number of its further ranges.
+        fetch: RangeFetch that holds its range, or the first of several.
+        number: Number of the range within the fetch.
+        more: RangeFetch and number of its further ranges.
     """
 
     leaf: int
     sample: int
-    block: Block
+    fetch: RangeFetch
     number: int
-    more: tuple[tuple[Block, int], ...] = ()
+    more: tuple[tuple[RangeFetch, int], ...] = ()
 
-    def cut(self, source: Source) -> RawSample | None:
+    def cut(self, locator: Locator) -> RawSample | None:
         """Wait for the bytes, and cut the sample out of them.
 
         Returns:
@@ -215,41 +215,41 @@ class PlannedSample(NamedTuple):
             StorageError: They could not be read.
             IndexMismatchError: They are not the sample.
         """
-        if source.width == 1:
-            return self.block.cutter().cut(self.sample, self.number)
-        ranges = ((self.block, self.number), *self.more)
-        found = [(block.object, block.cutter().cut(self.sample, number)) for block, number in ranges]
-        return source.merge(self.sample, found)
+        if locator.width == 1:
+            return self.fetch.cutter().cut(self.sample, self.number)
+        ranges = ((self.fetch, self.number), *self.more)
+        found = [(fetch.object, fetch.cutter().cut(self.sample, number)) for fetch, number in ranges]
+        return locator.merge(self.sample, found)
 
 
 _planned: Callable[[tuple[Any, ...]], PlannedSample] = partial(tuple.__new__, PlannedSample)  # there are many
 
 
-def plan_blocks(
-    sources: Sequence[Source],
+def plan_range_fetches(
+    locators: Sequence[Locator],
     window: Window,
     must: int,
     may: int,
     max_gap: int,
     max_bytes: int,
     deadline: int,
-) -> tuple[list[Block], list[PlannedSample]]:
+) -> tuple[list[RangeFetch], list[PlannedSample]]:
     """Plan requests for the next ``must`` ranges of a window, which forgets them.
 
-    Ranges of the ``may`` after them that lie between two of these are served too; they get their block now, and
+    Ranges of the ``may`` after them that lie between two of these are served too; they get their fetch now, and
     their turn later.
 
     Args:
-        sources: Source datasets by leaf number.
+        locators: Locators by leaf number.
         window: Located ranges.
         must: Ranges to serve, at the window's head; they hold whole references.
         may: Ranges after these that may be served as well.
         max_gap: Unwanted bytes between two ranges that are read rather than split a request.
-        max_bytes: Largest block, but for a single larger range.
+        max_bytes: Largest fetch, but for a single larger range.
         deadline: What the fetcher is told for the first range; it counts on from there.
 
     Returns:
-        The blocks, the most urgent first, and the samples in their order.
+        The fetches, the most urgent first, and the samples in their order.
     """
     reach = must + may
     free = np.flatnonzero(window.is_free(reach))
@@ -259,14 +259,14 @@ def plan_blocks(
         leaf << 32 | objects, starts, stops, free < must, max_gap=max_gap, max_bytes=max_bytes
     )
     served = np.flatnonzero(plan.fetch_of >= 0)
-    by_block = served[np.argsort(plan.fetch_of[served], kind="stable")]
-    bounds = np.searchsorted(plan.fetch_of[by_block], np.arange(len(plan.starts) + 1)).tolist()
-    blocks = []
+    by_fetch = served[np.argsort(plan.fetch_of[served], kind="stable")]
+    bounds = np.searchsorted(plan.fetch_of[by_fetch], np.arange(len(plan.starts) + 1)).tolist()
+    fetches = []
     first_byte, last_byte = plan.starts.tolist(), plan.stops.tolist()
     for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        rows = by_block[begin:end]
-        block = Block(
-            sources[int(leaf[rows[0]])],
+        rows = by_fetch[begin:end]
+        fetch = RangeFetch(
+            locators[int(leaf[rows[0]])],
             int(objects[rows[0]]),
             first_byte[number],
             last_byte[number] - first_byte[number],
@@ -276,25 +276,25 @@ def plan_blocks(
             deadline + int(free[rows[0]]),  # rows are in order: the first is the most urgent
             len(rows),
         )
-        blocks.append(block)
+        fetches.append(fetch)
         for place, row in enumerate(free[rows].tolist()):
-            window.blocks[row] = block
+            window.fetches[row] = fetch
             window.numbers[row] = place
-    blocks.sort(key=lambda block: block.deadline)
+    fetches.sort(key=lambda fetch: fetch.deadline)
     heads = np.flatnonzero(window.begins[:must])
     columns = window.leaf[heads].tolist(), window.index[heads].tolist()
     planned = _samples(*columns, heads.tolist(), *window.forget(must))
-    return blocks, planned
+    return fetches, planned
 
 
 def _samples(
-    leaves: list[int], indices: list[int], heads: list[int], blocks: list[Block], numbers: list[int]
+    leaves: list[int], indices: list[int], heads: list[int], fetches: list[RangeFetch], numbers: list[int]
 ) -> list[PlannedSample]:
     """Samples of the ranges in columns; each has those from its head to the next one's."""
-    if len(heads) == len(blocks):
-        columns = zip(leaves, indices, blocks, numbers, itertools.repeat(()), strict=False)
+    if len(heads) == len(fetches):
+        columns = zip(leaves, indices, fetches, numbers, itertools.repeat(()), strict=False)
         return list(map(_planned, columns))
-    ranges = list(zip(blocks, numbers, strict=True))
+    ranges = list(zip(fetches, numbers, strict=True))
     return [
         PlannedSample(leaf, index, *ranges[head], tuple(ranges[head + 1 : end]))
         for leaf, index, head, end in zip(leaves, indices, heads, [*heads[1:], len(ranges)], strict=True)

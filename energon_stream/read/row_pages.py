@@ -1,0 +1,57 @@
+"""Rows of an index file, by pages that are read once and kept within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from energon_stream.arrays import Int64Array
+from energon_stream.index.row_file import RowFile
+from energon_stream.index.tar_index import OffsetWindow
+from energon_stream.read.locator import OffsetCache
+
+__all__ = ["RowPages"]
+
+
+class RowPages:
+    """Looks up rows.
+
+    Args:
+        leaf: Number of the source that the file is the index of.
+        file: The file.
+        cache: Where pages are kept.
+    """
+
+    def __init__(self, leaf: int, file: RowFile, cache: OffsetCache) -> None:
+        self._leaf, self._file, self._cache = leaf, file, cache
+        self.store = file.spec.open()
+
+    def missing(self, rows: Int64Array) -> list[Callable[[], object]]:
+        """What has to be run before :meth:`take`: one load for each page that is not at hand."""
+        pages = np.unique(rows // self._file.page_rows).tolist()
+        return [partial(self._load, page) for page in pages if self._cache.claim(*self._place(page))]
+
+    def take(self, rows: Int64Array) -> Int64Array:
+        """Some rows: ``int64 [len(rows), width]``."""
+        pages = rows // self._file.page_rows
+        found = np.empty((len(rows), self._file.width), dtype=np.int64)
+        for page in np.unique(pages).tolist():
+            window = self._cached(page) or self._load(page)  # another source may have pushed it out
+            mine = pages == page
+            found[mine] = window.offsets[rows[mine] - window.first]
+        return found
+
+    def _place(self, page: int) -> tuple[int, int, int, int]:
+        first = page * self._file.page_rows
+        return self._leaf, page, first, first
+
+    def _cached(self, page: int) -> OffsetWindow | None:
+        return self._cache.get(*self._place(page))
+
+    def _load(self, page: int) -> OffsetWindow:
+        return self._cache.load(*self._place(page), lambda: self._read(page))
+
+    def _read(self, page: int) -> OffsetWindow:
+        return OffsetWindow(page * self._file.page_rows, self._file.read_block(self.store, page))
