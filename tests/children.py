@@ -1,0 +1,598 @@
+"""Child processes that start in milliseconds: forks of a process that has imported torch and the library.
+
+``python -c "import torch"`` costs two CPU-seconds. Tests whose point is "another process", and not "a fresh
+interpreter", therefore start programs here::
+
+    done = children.run("-c", program, "argument", cwd=folder)     # as subprocess.run([sys.executable, ...])
+    with children.start(path, "argument") as child:                # as subprocess.Popen
+        child.send_signal(signal.SIGINT)
+    digests = children.call(function, argument, timeout=60)        # a function of a test module
+
+In such a child ``sys.executable`` is a launcher, which does the same for the processes that the child starts:
+those of ``subprocess``, of torchrun, and of multiprocessing's ``spawn``. ``children.launcher()`` is its path.
+
+Such a process differs from a fresh interpreter in this: modules are imported already, and the hash seed is that of
+its siblings. Variables that are read when an interpreter starts (``STARTUP_VARIABLES``) are refused here, and make
+the launcher execute the real interpreter. A test that is about any of these starts ``sys.executable``.
+
+The server is this file, run as a script once per pytest process. It has no threads, and opens nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import IO, Any, NoReturn
+
+HERE = Path(__file__).resolve().parent
+PRELOADED = (
+    "torch",
+    "numpy",
+    "PIL.Image",
+    "fsspec",
+    "obstore",
+    "pytest",
+    "hypothesis",
+    "energon_stream.loader",
+    "energon_stream.prewarming",
+    "energon_stream.recipe.datasets",
+    "energon_stream.cli.main",
+    "energon_stream.testing.datasets",
+    "energon_stream.testing.s3server",
+)
+STARTUP_VARIABLES = (
+    "PYTHONHASHSEED",
+    "PYTHONWARNINGS",
+    "LD_PRELOAD",
+    "GLIBC_TUNABLES",
+    "MALLOC_ARENA_MAX",
+    "ENERGON_STREAM_ALIAS",
+)
+FINALIZE = "CHILDREN_FINALIZE"
+"""Processes of the launcher free all objects at their end where this variable is set; see :func:`start`."""
+
+_SERVER = "CHILDREN_SERVER"  # path of the server's socket
+_HEADER = struct.Struct("!I")
+_STARTED = struct.Struct("!I")
+_ENDED = struct.Struct("!id")
+_SECONDS = 600.0  # as long as a busy machine might need
+_CALL = """
+import os, pickle, sys
+answer = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)  # what the function prints is no part of the answer
+sys.path[:] = pickle.load(sys.stdin.buffer)
+function, arguments = pickle.load(sys.stdin.buffer)
+pickle.dump(function(*arguments), answer)
+answer.close()
+"""
+
+
+# Plain: it starts in ten milliseconds because it imports nearly nothing.
+_LAUNCHER = r"""#!{python} -IS
+import json, os, resource, signal, socket, sys
+
+def real():
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+
+environment = dict(os.environ)
+arguments = sys.argv[1:]
+while arguments and arguments[0] in ("-u", "-B"):
+    del arguments[0]
+if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-c", "-m")):
+    real()
+if any(environment.get(name) != value for name, value in {startup!r}.items()):
+    real()
+connection = socket.socket(socket.AF_UNIX)
+try:
+    connection.connect(environment[{server!r}])
+except (KeyError, OSError):
+    real()
+files = []
+for number in map(int, os.listdir("/dev/fd")):
+    try:
+        if number < 3 or os.get_inheritable(number):
+            files.append(number)
+    except OSError:  # the listing's own
+        pass
+request = dict(arguments=arguments, cwd=os.getcwd(), env=environment, numbers=files)
+request["finalize"] = {finalize!r} in environment
+payload = json.dumps(request).encode()
+socket.send_fds(connection, [len(payload).to_bytes(4, "big")], files)
+connection.sendall(payload)
+pid = int.from_bytes(connection.recv(4), "big")
+# What is sent to a whole group, by a terminal for example, reaches the group there as well.
+target = -pid if os.getpgrp() == os.getpid() else pid
+def forward(number, frame):
+    try:
+        os.kill(target, number)
+    except ProcessLookupError:
+        pass
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+    if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, forward)
+ended = connection.recv(12)
+code = int.from_bytes(ended[:4], "big", signed=True) if ended else 255
+if code < 0:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if -code not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+class Child:
+    """A process that :func:`start` started; the like of :class:`subprocess.Popen`.
+
+    Attributes:
+        pid: Its number.
+        returncode: Its exit status, minus the signal that ended it, or None while it runs.
+        cpu_seconds: CPU time of it and of those of its children that it waited for, once it has ended.
+    """
+
+    def __init__(self, arguments: tuple[str, ...], status: socket.socket) -> None:
+        self.arguments = arguments
+        self.returncode: int | None = None
+        self.cpu_seconds = 0.0
+        self._status = status
+        self.pid: int = _STARTED.unpack(_receive(status, _STARTED.size))[0]
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = _SECONDS) -> int:
+        """Wait until it ends; returns its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: It did not end in time.
+        """
+        if self.returncode is None:
+            with selectors.DefaultSelector() as ready:
+                ready.register(self._status, selectors.EVENT_READ)
+                if not ready.select(timeout):
+                    raise subprocess.TimeoutExpired(list(self.arguments), timeout or 0.0)
+            self.returncode, self.cpu_seconds = _ENDED.unpack(_receive(self._status, _ENDED.size))
+            self._status.close()
+            _Server.cpu_seconds += self.cpu_seconds
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it with SIGKILL, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        self.wait()
+
+
+def start(
+    *arguments: object,
+    stdin: IO[Any] | int | None = None,
+    stdout: IO[Any] | int | None = None,
+    stderr: IO[Any] | int | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    finalize: bool = False,
+) -> Child:
+    """Start a Python program.
+
+    Args:
+        arguments: What follows ``python`` on a command line: ``-c`` and source text, ``-m`` and a module, or a
+            file; then arguments of the program.
+        stdin: A file, ``subprocess.DEVNULL``, or None for this process' own; likewise ``stdout`` and ``stderr``.
+        cwd: Working folder; None is this process'.
+        env: Environment; None is this process'.
+        finalize: Free all objects and modules at the end, as interpreters do. Otherwise the child ends after
+            its threads and ``atexit`` callbacks, as children of multiprocessing do.
+    """
+    environment = dict(os.environ if env is None else env)
+    for name in STARTUP_VARIABLES:
+        if environment.get(name) != _Server.environment.get(name):
+            raise ValueError(f"{name} is read when an interpreter starts: use sys.executable")
+    words = tuple(map(str, arguments))
+    server = _server()
+    environment.setdefault(_SERVER, server.address)
+    request = {
+        "arguments": words,
+        "cwd": os.fspath(cwd or os.getcwd()),
+        "env": environment,
+        "finalize": finalize,
+        "numbers": [0, 1, 2],
+    }
+    with open(os.devnull, "r+b") as nothing:
+        streams = []
+        for number, stream in enumerate((stdin, stdout, stderr)):
+            if stream is None:
+                streams.append(number)
+            elif isinstance(stream, int):
+                streams.append(nothing.fileno() if stream == subprocess.DEVNULL else stream)
+            else:
+                streams.append(stream.fileno())
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        return Child(words, server.send(request, streams))
+
+
+def run(
+    *arguments: object,
+    input: str | None = None,
+    timeout: float | None = _SECONDS,
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    finalize: bool = False,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program to its end; returns its status and what it wrote.
+
+    Args:
+        arguments: As for :func:`start`.
+        input: What the program reads from its standard input.
+        timeout: Seconds after which it is killed.
+        cwd: Working folder; None is this process'.
+        env: Environment; None is this process'.
+        finalize: As for :func:`start`.
+        check: Raise if the status is not 0.
+
+    Raises:
+        subprocess.TimeoutExpired: It did not end in time.
+        subprocess.CalledProcessError: The status is not 0, and ``check`` is true.
+    """
+    with (
+        tempfile.TemporaryFile() as stdin,
+        tempfile.TemporaryFile() as stdout,
+        tempfile.TemporaryFile() as stderr,
+    ):
+        stdin.write((input or "").encode())
+        stdin.seek(0)
+        child = start(
+            *arguments, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, finalize=finalize
+        )
+        try:
+            code = child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            raise
+        written = []
+        for file in (stdout, stderr):
+            file.seek(0)
+            written.append(file.read().decode())
+    done = subprocess.CompletedProcess(["python", *child.arguments], code, *written)
+    if check and code:
+        sys.stderr.write(done.stderr)
+        done.check_returncode()
+    return done
+
+
+class Call:
+    """A function that runs in a child; see :func:`submit`."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._files = contextlib.ExitStack()
+        self._errors, self._answer, stdin = (self._files.enter_context(_file()) for _ in range(3))
+        for message in (sys.path, (function, arguments)):
+            pickle.dump(message, stdin)
+        stdin.seek(0)
+        self.process = start("-c", _CALL, stdin=stdin, stdout=self._answer, stderr=self._errors)
+
+    def result(self, timeout: float | None = _SECONDS) -> Any:
+        """Wait for the function; returns what it returns.
+
+        Raises:
+            AssertionError: The child failed; the message is what it wrote to stderr.
+        """
+        with self._files:
+            try:
+                code = self.process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise
+            self._errors.seek(0)
+            assert code == 0, self._errors.read().decode()
+            self._answer.seek(0)
+            return pickle.load(self._answer)
+
+
+def submit(function: Callable[..., Any], *arguments: Any) -> Call:
+    """Start a function of an importable module in a child."""
+    return Call(function, arguments)
+
+
+def call(function: Callable[..., Any], *arguments: Any, timeout: float | None = _SECONDS) -> Any:
+    """Run a function of an importable module in a child; returns what it returns."""
+    return submit(function, *arguments).result(timeout)
+
+
+def launcher() -> str:
+    """Path of a program that behaves as ``python`` and starts forks of the server."""
+    server = _server()
+    os.environ[_SERVER] = server.address
+    return server.launcher
+
+
+def cpu_seconds() -> float:
+    """CPU time of all children that ended."""
+    return _Server.cpu_seconds
+
+
+class _Server:
+    """This process' end of the server."""
+
+    environment: Mapping[str, str] = dict(os.environ)
+    cpu_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._folder = tempfile.TemporaryDirectory(prefix="children-")
+        self.address = os.path.join(self._folder.name, "socket")
+        self.launcher = os.path.join(self._folder.name, "python")
+        values = {
+            "python": sys.executable,
+            "startup": {name: self.environment.get(name) for name in STARTUP_VARIABLES},
+            "server": _SERVER,
+            "finalize": FINALIZE,
+        }
+        Path(self.launcher).write_text(_LAUNCHER.format(**values))
+        os.chmod(self.launcher, 0o755)
+        ours, theirs = socket.socketpair()
+        self._life = ours  # the server ends when this is closed
+        with theirs, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen(64)
+            numbers = (listener.fileno(), theirs.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, *map(str, numbers), self.launcher],
+                pass_fds=numbers,
+                # OpenBLAS starts threads when it is imported.
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        atexit.register(self.close)
+
+    def send(self, request: Mapping[str, Any], streams: list[int]) -> socket.socket:
+        """Send a request; returns the connection, on which the child's number and status come."""
+        payload = json.dumps(request).encode()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self.address)
+        socket.send_fds(connection, [_HEADER.pack(len(payload))], streams)
+        connection.sendall(payload)
+        return connection
+
+    def close(self) -> None:
+        """End the server, which kills children that still run."""
+        if self.pid == os.getpid():
+            self._life.close()
+            self._process.wait()
+            self._folder.cleanup()
+
+
+_servers: dict[int, _Server] = {}
+_starting = threading.Lock()
+
+
+def _server() -> _Server:
+    with _starting:
+        if os.getpid() not in _servers:
+            _servers[os.getpid()] = _Server()
+        return _servers[os.getpid()]
+
+
+def _file() -> IO[bytes]:
+    return tempfile.TemporaryFile()
+
+
+def _receive(stream: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = stream.recv(size - len(data))
+        if not more:
+            raise EOFError("the server of child processes ended")
+        data += more
+    return data
+
+
+# From here on: the server.
+
+
+class _Forker:
+    """The server's loop.
+
+    A child whose connection is closed is killed: its starter is gone, or does not want it any more.
+    """
+
+    def __init__(self, listener: socket.socket, life: socket.socket) -> None:
+        self._listener, self._life = listener, life
+        self._signals, writing = socket.socketpair()
+        self._children: dict[int, socket.socket] = {}
+        self._ready = selectors.DefaultSelector()
+        for end in (self._signals, writing):
+            end.setblocking(False)
+        for end in (listener, life, self._signals):
+            self._ready.register(end, selectors.EVENT_READ)
+        signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._own = [listener, life, self._signals, writing]
+
+    def serve(self) -> dict[str, Any]:
+        """Fork for each request; returns the request in the child, and never in the server."""
+        while True:
+            for key, _ in self._ready.select():
+                if key.fileobj is self._listener:
+                    request = self._fork()
+                    if request is not None:
+                        return request
+                elif key.fileobj is self._signals:
+                    with contextlib.suppress(BlockingIOError):
+                        self._signals.recv(4096)
+                    self._report()
+                elif key.fileobj is self._life:
+                    self._end()
+                elif key.data in self._children:
+                    self._ready.unregister(key.fileobj)
+                    os.kill(key.data, signal.SIGKILL)
+
+    def _fork(self) -> dict[str, Any] | None:
+        connection, _ = self._listener.accept()
+        header, streams, _, _ = socket.recv_fds(connection, _HEADER.size, 200)
+        if not header:  # the launcher was killed
+            connection.close()
+            return None
+        request: dict[str, Any] = json.loads(_receive(connection, _HEADER.unpack(header)[0]))
+        pid = os.fork()
+        if pid == 0:
+            self._ready.close()
+            for other in (*self._own, connection, *self._children.values()):
+                other.close()
+            request["streams"] = streams
+            return request
+        for stream in streams:
+            os.close(stream)
+        self._children[pid] = connection
+        self._ready.register(connection, selectors.EVENT_READ, pid)
+        with contextlib.suppress(OSError):
+            connection.sendall(_STARTED.pack(pid))
+        return None
+
+    def _report(self) -> None:
+        for pid, connection in list(self._children.items()):
+            found, code, usage = os.wait4(pid, os.WNOHANG)
+            if found:
+                del self._children[pid]
+                with contextlib.suppress(KeyError):
+                    self._ready.unregister(connection)
+                with contextlib.suppress(OSError), connection:
+                    seconds = usage.ru_utime + usage.ru_stime
+                    connection.sendall(_ENDED.pack(os.waitstatus_to_exitcode(code), seconds))
+
+    def _end(self) -> NoReturn:
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+        os._exit(0)
+
+
+def _become(request: dict[str, Any], path: list[str], executable: str) -> None:
+    """Turn a fork of the server into what a fresh interpreter is; runs the program."""
+    os.setpgid(0, 0)
+    sys.executable = executable
+    multiprocessing.set_executable(executable)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _place(dict(zip(request["numbers"], request["streams"], strict=True)))
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    time.tzset()
+    tempfile.tempdir = None
+    sys.modules["numpy"].random.seed()
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        sys.modules["torch"].set_num_threads(int(threads))
+    own = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    path = [*own, *(entry for entry in path if entry not in own)]
+    gc.enable()
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    if request["finalize"]:
+        _execute(main, path, *request["arguments"])
+        return
+    code: object = 0
+    try:
+        _execute(main, path, *request["arguments"])
+    except SystemExit as exit:
+        code = exit.code
+    except KeyboardInterrupt:
+        raise  # the interpreter ends by the signal
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    # As multiprocessing ends its children. Freeing torch's modules one by one would cost a quarter of a second.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:
+            stream.flush()
+    os._exit(int(code or 0) & 0xFF)
+
+
+def _place(files: dict[int, int]) -> None:
+    """Give open files the numbers that they have in the process that asked."""
+    above = max([*files, *files.values()]) + 1
+    moved = {number: fcntl.fcntl(file, fcntl.F_DUPFD, above) for number, file in files.items()}
+    for file in files.values():
+        os.close(file)
+    for number, file in moved.items():
+        os.dup2(file, number)
+        os.close(file)
+
+
+def _execute(main: ModuleType, path: list[str], kind: str, *arguments: str) -> None:
+    """Run what a command line names as ``__main__``."""
+    if kind == "-m":
+        sys.argv, sys.path[:] = list(arguments), [os.getcwd(), *path]
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv, sys.path[:] = ["-c", *arguments[1:]], ["", *path]
+        exec(compile(arguments[0], "<string>", "exec"), main.__dict__)
+    else:
+        file = os.path.abspath(kind)
+        main.__file__ = file
+        sys.argv, sys.path[:] = [kind, *arguments], [os.path.dirname(os.path.realpath(file)), *path]
+        exec(compile(Path(file).read_bytes(), file, "exec"), main.__dict__)
+
+
+def _main() -> None:
+    listener, life = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    executable, path = sys.argv[3], sys.path[1:]
+    for name in PRELOADED:
+        __import__(name)
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    _become(_Forker(listener, life).serve(), path, executable)
+
+
+if __name__ == "__main__":
+    _main()
