@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test unit lint types bench peers interop megatron stores test-floor clean
+.PHONY: demo test test-all unit lint types bench peers interop megatron stores test-floor clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -24,6 +24,10 @@ demo: $(VENV)/core
 
 test: lint unit
 
+# The same with all of hypothesis' examples; it takes an hour.
+test-all: PROFILE = --hypothesis-profile nightly
+test-all: lint unit
+
 types: $(VENV)/installed
 	$(BIN)/mypy
 
@@ -37,7 +41,7 @@ lint: $(VENV)/installed
 unit: $(VENV)/installed
 	$(BIN)/python -m compileall -q energon_stream tests
 	$(BIN)/python localstack/run.py --install-only
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PROFILE)
 
 bench: $(VENV)/installed
 	$(PIP) -e '.[bench]'

@@ -11,16 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from repetitions import register_profiles
+from shared_servers import shared_server
 
 from energon_stream.testing.s3server import S3Server
 from energon_stream.testing.servers import LocalStack, SeaweedFS
 
-# Tests compare counters, not clocks.
-settings.register_profile(
-    "no clocks", settings.get_profile(settings.get_current_profile_name()), deadline=None
-)
-settings.load_profile("no clocks")
+register_profiles()
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -71,16 +68,28 @@ def tmp_bucket(s3_server: S3Server) -> str:
 
 
 @pytest.fixture(scope="session")
-def localstack() -> Iterator[LocalStack]:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the processes of this run of pytest share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def localstack(run_folder: Path) -> Iterator[LocalStack]:
     """LocalStack, installed on first use; shared, so take a bucket of your own."""
-    installer = [sys.executable, str(ROOT / "localstack" / "run.py"), "--install-only"]
-    python = subprocess.run(installer, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    with LocalStack(python) as server:
+
+    def make() -> LocalStack:
+        installer = [sys.executable, str(ROOT / "localstack" / "run.py"), "--install-only"]
+        return LocalStack(
+            subprocess.run(installer, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+        )
+
+    with shared_server(run_folder, "localstack", make) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def seaweedfs() -> Iterator[SeaweedFS]:
+def seaweedfs(run_folder: Path) -> Iterator[SeaweedFS]:
     """SeaweedFS, which checks signatures; shared, so take a bucket of your own."""
-    with SeaweedFS() as server:
+    with shared_server(run_folder, "seaweedfs", SeaweedFS) as server:
         yield server

@@ -7,9 +7,10 @@ import threading
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from origins import BLOCK, Origin, block_files, counted, disk_bytes
+from repetitions import examples
 
 from energon_stream.cache import BlockCache, CacheSnapshot
 from energon_stream.cache.block_file import BlockFile
@@ -271,7 +272,7 @@ def test_records_do_not_grow_for_ever(cache, config, monkeypatch):
 ranges = st.tuples(st.integers(0, 2 * BLOCK), st.integers(0, BLOCK)).map(lambda pair: (pair[0], sum(pair)))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(ranges, max_size=12))
 def test_any_reads_in_any_order(config, wanted):
     shutil.rmtree(config.directory, ignore_errors=True)

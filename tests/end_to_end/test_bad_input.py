@@ -29,8 +29,6 @@ from energon_stream.errors import (
     WorkerError,
 )
 
-pytestmark = pytest.mark.timeout(30)
-
 SHARD, INDEX = "data-000001.tar", "data-000001.tar.idx"
 SMALL = ReadOptions(first_samples=3, max_request=4096, byte_budget=16_384)  # reads little ahead
 

@@ -5,8 +5,9 @@ import struct
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream.cli.main import main
 from energon_stream.errors import (
@@ -60,7 +61,7 @@ LINES = st.sampled_from(
 )
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LINES, max_size=12), st.integers(1, 60), st.booleans())
 def test_pieces_of_any_size_give_the_same_index(tmp_path, lines, piece, ended):
     data = b"".join([*lines, b'{"last": 0}', b"\n" * ended])

@@ -5,8 +5,9 @@ import tarfile
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream.errors import StorageError
 from energon_stream.index import scan
@@ -52,7 +53,7 @@ def walk(s3_server, tmp_path):
     return walk
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(
         st.one_of(st.integers(0, 600), st.integers(2000, 9000), st.just(40_000)), min_size=1, max_size=40

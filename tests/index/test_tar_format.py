@@ -7,8 +7,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream.errors import CorruptTarError
 from energon_stream.index import tar_headers
@@ -58,7 +59,7 @@ def expected(buffer):
 )
 @example("gnu", [("d" * 60 + "/" + "e" * 60 + "/", "name.jpg", b"1")])
 @example("pax", [("d" * 60 + "/" + "e" * 60 + "/", "name.jpg", b"1"), ("", "link", None)])
-@settings(max_examples=150)
+@examples(150)
 def test_members_are_those_of_tarfile(tar_format, members):
     if tar_format == "ustar":
         members = [(f[:40].rpartition("/")[0], n, c) for f, n, c in members]
@@ -71,7 +72,7 @@ def test_members_are_those_of_tarfile(tar_format, members):
     st.lists(st.tuples(components, payloads), min_size=1, max_size=4),
     st.data(),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_a_sample_is_cut_into_its_parts(tar_format, contents, data):
     key = data.draw(st.sampled_from(["k", "a.b/c", "long" * 20, "x" * 120 if tar_format != "ustar" else "y"]))
     members = [(f"{key}.{index}{part}", content) for index, (part, content) in enumerate(contents)]
@@ -115,7 +116,7 @@ def contents_of(buffer, found):
     ),
     st.data(),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_many_samples_at_once_are_cut_like_each_alone(tar_format, samples, data):
     """And whatever bytes are damaged, what is found at once is what is found one by one."""
     buffer, starts = b"", [0]
@@ -152,7 +153,7 @@ def test_what_is_no_plain_tar_is_left_to_the_general_way(monkeypatch):
 
 
 @given(st.sampled_from(sorted(FORMATS)), st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_a_cut_tar_is_never_silently_shorter(tar_format, data):
     name = "n" * data.draw(st.sampled_from([5, 90, 130 if tar_format != "ustar" else 90])) + ".jpg"
     buffer, end = build([(f"{i}{name}", bytes(700)) for i in range(3)], FORMATS[tar_format])
@@ -167,7 +168,7 @@ def test_a_cut_tar_is_never_silently_shorter(tar_format, data):
 
 
 @given(st.integers(0, 511).filter(lambda place: place not in CHECKSUM), st.integers(1, 255), st.booleans())
-@settings(max_examples=200)
+@examples(200)
 def test_a_damaged_header_is_an_error_with_its_offset(place, change, second):
     buffer, end = build([("a.jpg", b"1" * 600), ("a.txt", b"2")], tarfile.USTAR_FORMAT)
     at = list(iter_members(buffer, 0, end))[second].header_offset

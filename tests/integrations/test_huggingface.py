@@ -384,7 +384,6 @@ def test_without_the_packages_the_error_names_the_extra(run):
 TWO_RANKS = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 
 
-@pytest.mark.timeout(400)
 def test_the_accelerate_example_goes_on_with_any_number_of_ranks(run, data, tmp_path):
     example = Example(run, "accelerate_train.py", "--checkpoint", data / "coco", tmp_path)
     whole = example.whole()
@@ -392,7 +391,6 @@ def test_the_accelerate_example_goes_on_with_any_number_of_ranks(run, data, tmp_
     example.check_other_ranks(whole, 2, launcher=TWO_RANKS)
 
 
-@pytest.mark.timeout(400)
 def test_the_trainer_example_goes_on_with_any_number_of_ranks(run, data, tmp_path):
     example = Example(run, "trainer_train.py", "--output", data / "coco", tmp_path)
     example.check_other_ranks(example.whole(), 0, launcher=TWO_RANKS)

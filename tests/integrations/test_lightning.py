@@ -367,7 +367,6 @@ def test_without_lightning_the_error_names_the_extra(run):
     assert run("-c", MISSING) == "True pip install 'energon-stream[lightning]'\n"
 
 
-@pytest.mark.timeout(400)
 def test_the_example_goes_on_in_the_middle_of_an_epoch_with_any_number_of_ranks(run, data, tmp_path):
     example = Example(run, "lightning_train.py", "--checkpoints", data / "coco", tmp_path)
     whole = example.whole()

@@ -19,7 +19,6 @@ PYTHON = Path(
 
 pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason="no Python with megatron-core (make megatron)"),
-    pytest.mark.timeout(400),
 ]
 
 

@@ -13,7 +13,6 @@ from energon_stream.testing.datasets import write_shards
 
 pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason="no Python with megatron-energon"),
-    pytest.mark.timeout(600),
 ]
 
 TEXT = {"__module__": "megatron.energon", "__class__": "TextSample"}

@@ -38,7 +38,6 @@ PYTHON = Path(os.environ.get("ENERGON_STREAM_INTEROP_PYTHON", ROOT / ".venv-ener
 
 pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason="no Python with megatron-energon"),
-    pytest.mark.timeout(600),
 ]
 
 READ = """

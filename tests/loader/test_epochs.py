@@ -4,8 +4,9 @@ import itertools
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream import WorkerConfig, get_savable_loader
 from energon_stream.errors import SkipSample, StateMismatchError
@@ -98,7 +99,7 @@ def unbroken(make, length, count):
 
 
 @given(st.data())
-@settings(max_examples=200)
+@examples(200)
 def test_shares_are_those_of_the_job(data):
     streams = data.draw(st.integers(1, 9))
     begin, length = data.draw(st.integers(0, 40)), data.draw(st.integers(0, 40))
@@ -119,7 +120,7 @@ def test_batch_k_comes_from_stream_k_in_epochs_of_any_length():
 
 @pytest.mark.parametrize("make", [epochs, wrapped, nested, limits, anew])
 @given(st.data())
-@settings(max_examples=12)
+@examples(12)
 def test_any_changes_of_ranks_in_and_between_epochs(make, data):
     length = data.draw(st.sampled_from([4, 6, 12, 18, 30, 36, 50]), "batches of an epoch of all ranks")
     expected = unbroken(make, length, 150)

@@ -101,7 +101,6 @@ def under_torchrun(folder, steps):
     dist.destroy_process_group()
 
 
-@pytest.mark.timeout(240)
 def test_torchrun_with_one_to_four_processes(tmp_path):
     """Each number of ranks goes on where the one before it stood."""
     begin, expected = 0, on_one_rank(60)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream.errors import (
     ConfigError,
@@ -74,7 +75,7 @@ def take(loader, count):
     return found
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(
     st.sampled_from([0, 1, 2, 3]),
     st.integers(1, 40),

@@ -6,9 +6,10 @@ from collections import Counter
 from itertools import islice
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mixtures import TEXT, text_dataset, v2, write
+from repetitions import examples
 
 from energon_stream import (
     BlendDataset,
@@ -132,7 +133,7 @@ def shares(plan, streams, stream):
     return [last - first for _, first, last in stream_shares(plan, streams, stream)]
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.data())
 def test_streams_end_their_passes_and_deal_all_samples_of_now(tmp_path_factory, data):
     """A nested mixture, saved anywhere: all passes under way have each sample of then once, the next ones each of now."""

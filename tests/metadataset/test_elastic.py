@@ -5,9 +5,10 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mixtures import text_dataset, v2, write
+from repetitions import examples
 
 from energon_stream import (
     DefaultTaskEncoder,
@@ -134,7 +135,7 @@ def test_every_topology_goes_on_where_another_stood(blend, unbroken):
     st.lists(st.tuples(st.sampled_from(WORLDS), st.sampled_from(WORKERS[:3])), min_size=4, max_size=5),
     st.data(),
 )
-@settings(max_examples=5)
+@examples(5)
 def test_any_changes_anywhere(blend, unbroken, topologies, data):
     counts = [data.draw(st.integers(0, 40)) for _ in topologies]
     assert same_as_unbroken(blend, unbroken, topologies, counts)

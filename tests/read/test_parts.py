@@ -9,8 +9,9 @@ import sqlite3
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream import (
     Cooker,
@@ -204,7 +205,7 @@ def read_all(*where, **how):
 URL, BARE = "s3://bucket/data", "s3://bucket/bare"
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(
     st.lists(st.sampled_from(["txt", "bin", "json", "left.json", "jpg", "none"]), unique=True, max_size=5),
     st.sampled_from([None, 1, 5, 40]),

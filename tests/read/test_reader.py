@@ -6,8 +6,9 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream.errors import (
     IndexMismatchError,
@@ -112,7 +113,7 @@ def test_requests_grow_from_exact_ranges_to_blocks_and_nothing_is_fetched_twice(
     assert counters.requests["GET"] <= 3 + SHARDS + 8 + 16
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(1, 600_000), st.integers(1, 100_000), st.integers(1, 64), st.integers(0, 5000))
 def test_the_byte_budget_holds(folder, budget, request, first, gap):
     """Requested and unconsumed bytes stay within the budget; only what must be larger alone may exceed it."""

@@ -4,8 +4,9 @@ import dataclasses
 from collections import Counter
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream.schedule import (
     BlendPlan,
@@ -75,7 +76,7 @@ def indices(source, cursor, count):
 ALL = 10**6
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(grown_plans(), st.integers(1, 4), st.data())
 def test_passes_under_way_end_as_they_were_and_the_next_ones_have_all(planned, streams, data):
     plan, shards = planned
@@ -112,7 +113,7 @@ def test_passes_under_way_end_as_they_were_and_the_next_ones_have_all(planned, s
         assert found == Counter(dict.fromkeys(range(described[leaf].num_samples), copies))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(grown_plans(), st.integers(1, 3), st.integers(0, 120), st.data())
 def test_cursor_laws_hold_after_a_change(planned, streams, steps, data):
     """As in test_schedules; a second change comes on top of the first."""

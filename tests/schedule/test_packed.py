@@ -7,8 +7,9 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream.errors import StateError
 from energon_stream.schedule import (
@@ -90,7 +91,7 @@ def plain(cursor):
     return [plain(field) if isinstance(field, tuple) else field for field in cursor]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(blends(), st.lists(st.integers(0, 60), min_size=1, max_size=5), st.data())
 def test_every_cursor_comes_back(schedule, steps, data):
     codec, cursor = CursorCodec(schedule), schedule.begin(data.draw(st.integers(0, 2)))
@@ -108,7 +109,7 @@ def test_every_cursor_comes_back(schedule, steps, data):
                 assert reader.unpack(loads(dumps(plain(place)))) == place
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.integers(1, 40), st.data())
 def test_columns_come_back(length, data):
     numbers = st.one_of(st.just(0), st.integers(-300, 300), st.integers(-(2**63), 2**63 - 1))

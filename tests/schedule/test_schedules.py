@@ -4,8 +4,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream.errors import ConfigError
 from energon_stream.schedule.base import LeafCursor
@@ -64,7 +65,7 @@ def _combine(inner):
 schedules = st.one_of(leaves, _combine(leaves), _combine(_combine(leaves)))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(schedules, st.integers(0, 3), st.data())
 def test_cursor_laws(schedule, epoch, data):
     """Taking in pieces, advancing, and a cursor that went through lists all give the same sequence."""

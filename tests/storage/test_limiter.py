@@ -4,8 +4,9 @@ import heapq
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream.storage.limiter import ConcurrencyLimit
 
@@ -52,7 +53,7 @@ def test_a_store_that_takes_everything_is_asked_with_all():
     assert (attempts, mean, limit.limit) == (500, pytest.approx(32), 32)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     largest=st.integers(2, 64),
     share_taken=st.floats(0.02, 0.9),

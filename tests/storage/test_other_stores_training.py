@@ -15,7 +15,6 @@ from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import prepared_captioning_dataset
 from energon_stream.testing.s3server import S3Server
 
-pytestmark = pytest.mark.timeout(400)  # one process trains from all places: half a minute on a quiet machine
 URL = "s3://box/captions"
 PLACES = (
     "http-obstore",

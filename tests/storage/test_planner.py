@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream.errors import ConfigError
 from energon_stream.storage import plan_fetches
@@ -48,7 +49,7 @@ def naive(ranges, max_gap, max_bytes):
     return [tuple(fetch) for fetch in fetches]
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(RANGES, st.integers(0, 30), st.integers(1, 120))
 def test_agrees_with_the_naive_model_and_serves_every_required_range(ranges, max_gap, max_bytes):
     if not ranges:
