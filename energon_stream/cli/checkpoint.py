@@ -51,7 +51,7 @@ def _describe(state: Mapping[str, Any]) -> str:
     return (
         f"rank {topology['rank']} of {topology['world_size']}, {topology['num_streams']} streams, "
         f"seed offset {topology['seed_offset']}\n"
-        f"  {sum(batches.values())} batches, {turn.given} of them in this pass, {turn.passes} passes before it; "
+        f"  {sum(batches.values())} batches, {turn.consumed} of them in this pass, {turn.passes} passes before it; "
         f"by stream {by_stream}{ended}"
     )
 

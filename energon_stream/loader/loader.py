@@ -65,10 +65,10 @@ class BasicDataLoader(Generic[T]):
                 raise
             self._states[stream] = step.state
             if step.ended:
-                if self._rotation.end():
+                if self._rotation.end_stream():
                     return
                 continue
-            self._rotation.done()
+            self._rotation.advance()
             batch = [self._pinned(step.value)]
             del step
             yield batch.pop()  # so that nothing here keeps it alive while the next one is read

@@ -135,7 +135,7 @@ class _Workers:
             wire = Wire(parent, child, shared, options.prefetch_factor * len(streams))
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
-                args=(wire, dataset, streams, states, rotation.part(streams), options.cache_pool),
+                args=(wire, dataset, streams, states, rotation.of_streams(streams), options.cache_pool),
                 daemon=True,
             )
             with forking() if options.start_method == "fork" else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""Runs the streams of one process in turn, and says after each element where its stream stands."""
+"""The engine: runs the streams of one process in rotation, and reports each stream's state after each element."""
 
 from __future__ import annotations
 
@@ -15,70 +15,71 @@ __all__ = ["Engine", "Rotation", "Step", "with_restore_key"]
 
 @dataclass(slots=True)
 class Rotation:
-    """Whose turn it is: streams take turns, an ended one is left out until the pass is over.
+    """Round-robin of the streams of a process; a stream that has ended is left out until the pass is over.
 
-    Where pass follows pass, as virtual epochs do, the turn goes on from one to the next: element k of the job, counted over all
-    passes, comes from stream k modulo their number, whoever serves it. Elsewhere each pass begins with the first stream.
+    Where passes follow each other without a gap, as virtual epochs do, the rotation goes on from one to the next:
+    element k of the job, counted over all passes, comes from stream ``k % num_streams``, on whatever process. Elsewhere
+    each pass begins with the first stream.
 
     Attributes:
-        streams: The streams that take turns here, ascending.
+        streams: The streams of this process, ascending.
         num_streams: Streams of the whole job.
-        pass_length: Elements of a pass of the whole job, where pass follows pass; 0 elsewhere.
+        pass_length: Elements of a pass of the whole job, where passes follow each other without a gap; else 0.
         passes: Passes that are over.
-        at: Of the job's streams, the one whose turn is next; it may be another process's.
+        next_stream: The job's stream that comes next; it may be another process's.
         ended: Streams that have ended in this pass.
-        given: Elements given out in this pass, by all of the streams.
+        consumed: Elements of this pass that all streams together have returned.
     """
 
     streams: tuple[int, ...]
     num_streams: int
     pass_length: int = 0
     passes: int = 0
-    at: int = 0
+    next_stream: int = 0
     ended: frozenset[int] = frozenset()
-    given: int = 0
+    consumed: int = 0
 
     @classmethod
     def start(cls, dataset: Runnable, streams: Sequence[int]) -> Rotation:
-        """The turn before the first element of some of a dataset's streams."""
+        """Make the rotation before the first element of some of a dataset's streams."""
         return cls(tuple(streams), dataset.worker_config.num_streams, dataset.pass_length)
 
     @property
-    def begin(self) -> int:
-        """The stream that the pass began with."""
+    def first_stream(self) -> int:
+        """The stream with which the pass began."""
         return self.passes * self.pass_length % self.num_streams
 
-    def part(self, streams: Sequence[int]) -> Rotation:
-        """The turn as the process sees it that serves some of the streams."""
-        part = replace(self, streams=tuple(streams), ended=self.ended.intersection(streams))
-        if len(part.ended) == len(part.streams):
-            part._next_pass()
-        return part
+    def of_streams(self, streams: Sequence[int]) -> Rotation:
+        """Return the rotation of a process that serves only some of the streams."""
+        rotation = replace(self, streams=tuple(streams), ended=self.ended.intersection(streams))
+        if len(rotation.ended) == len(rotation.streams):
+            rotation._next_pass()
+        return rotation
 
     def current(self) -> int:
-        """The stream whose turn it is."""
-        place = bisect_left(self.streams, self.at) % len(self.streams)
+        """Return the stream of this process that comes next."""
+        place = bisect_left(self.streams, self.next_stream) % len(self.streams)
         while self.streams[place] in self.ended:
             place = (place + 1) % len(self.streams)
-        self.at = self.streams[place]
-        return self.at
+        self.next_stream = self.streams[place]
+        return self.next_stream
 
-    def done(self) -> None:
-        """The current stream gave an element."""
-        self.given += 1
-        self.at = (self.at + 1) % self.num_streams
+    def advance(self) -> None:
+        """Count an element of the current stream, and go on to the next stream."""
+        self.consumed += 1
+        self.next_stream = (self.next_stream + 1) % self.num_streams
 
-    def end(self) -> bool:
-        """The current stream has ended; True when that ended the pass, and the next one begins."""
-        self.ended |= {self.at}
+    def end_stream(self) -> bool:
+        """Leave the current stream out of this pass; return True if that ended the pass, and the next one begins."""
+        self.ended |= {self.next_stream}
         if len(self.ended) < len(self.streams):
             return False
         self._next_pass()
         return True
 
     def _next_pass(self) -> None:
-        self.passes, self.ended, self.given = self.passes + 1, frozenset(), 0
-        self.at = self.begin
+        self.passes, self.ended, self.consumed = self.passes + 1, frozenset(), 0
+        self.next_stream = self.first_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +87,10 @@ class Step:
     """One element, or the end of a stream's pass.
 
     Attributes:
-        stream: The stream it came from.
+        stream: The stream that it came from.
         value: The element; None at an end.
-        ended: Whether the stream's pass has ended.
-        state: Where the stream stands now.
+        ended: True if the stream's pass has ended.
+        state: The stream's state after it.
     """
 
     stream: int
@@ -99,7 +100,7 @@ class Step:
 
 
 def with_restore_key(value: Any, key: RestoreKey) -> Any:
-    """Write the key into an element that has a place for it."""
+    """Write the key into an element that has a field or an item ``__restore_key__``."""
     if isinstance(value, dict):
         if "__restore_key__" in value:
             value["__restore_key__"] = key
@@ -109,13 +110,13 @@ def with_restore_key(value: Any, key: RestoreKey) -> Any:
 
 
 class Engine:
-    """Some streams of a dataset, run in turn.
+    """Runs some streams of a dataset in rotation.
 
     Args:
-        dataset: What to run.
-        streams: The streams that this process serves, in the order of their turns.
-        states: Where each stream stands; a stream that is not in it begins at the start.
-        rotation: Where the rotation of the streams stands, when a saved run continues.
+        dataset: The dataset.
+        streams: The streams that this process serves, ascending.
+        states: The state of each stream; a stream without one begins at the start.
+        rotation: The rotation of the streams, when a saved run continues.
     """
 
     def __init__(
@@ -139,21 +140,21 @@ class Engine:
                 self._nodes[stream] = dataset.build(context, None if saved is None else saved["node"])
 
     def step_any(self) -> Step:
-        """The next element or end, of whatever stream's turn it is."""
+        """Return the next element or end, of the stream that the rotation names."""
         stream = self.rotation.current()
         node, batches = self._nodes[stream], self._batches[stream]
         with self._config.activate(stream, batch_index=batches):
             item = node.next()
         if isinstance(item, End):
-            self.rotation.end()
+            self.rotation.end_stream()
             return Step(stream, None, True, {"batches": batches, "node": node.state()})
         self._batches[stream] = batches + 1
-        self.rotation.done()
+        self.rotation.advance()
         value = with_restore_key(item.value, ("Stream", stream, item.key))
         return Step(stream, value, False, {"batches": batches + 1, "node": node.state()})
 
     def step(self) -> Step | None:
-        """The next element; None when the pass of all streams has ended."""
+        """Return the next element; None at the end of the pass of all streams."""
         while True:
             step = self.step_any()
             if not step.ended:

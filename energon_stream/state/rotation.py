@@ -17,7 +17,13 @@ __all__ = ["following", "read_rotation", "rotation_at", "write_rotation"]
 
 def write_rotation(rotation: Rotation) -> list[Any]:
     """A rank's turn as plain values."""
-    return [rotation.at, sorted(rotation.ended), rotation.given, rotation.passes, rotation.pass_length]
+    return [
+        rotation.next_stream,
+        sorted(rotation.ended),
+        rotation.consumed,
+        rotation.passes,
+        rotation.pass_length,
+    ]
 
 
 def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
@@ -43,9 +49,9 @@ def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
         frozenset(int(stream) for stream in ended),
         int(given),
     )
-    if not rotation.ended < set(streams) or not 0 <= rotation.at < num_streams:
+    if not rotation.ended < set(streams) or not 0 <= rotation.next_stream < num_streams:
         raise ValueError(f"a turn {saved!r} of the streams {list(streams)}")
-    if min(rotation.given, rotation.passes, rotation.pass_length) < 0:
+    if min(rotation.consumed, rotation.passes, rotation.pass_length) < 0:
         raise ValueError(f"a turn {saved!r}, whose counts are negative")
     return rotation
 
@@ -54,7 +60,9 @@ def following(rotation: Rotation, rank: int, world_size: int) -> int:
     """The element of the job that a rank gives next: a number that is greater, by the same for all ranks of the pass, than
     that of its stream.
     """
-    return rotation.begin + (rank - rotation.begin) % world_size + rotation.given * world_size
+    return (
+        rotation.first_stream + (rank - rotation.first_stream) % world_size + rotation.consumed * world_size
+    )
 
 
 def rotation_at(like: Rotation, element: int, rank: int, world_size: int) -> Rotation:
@@ -71,6 +79,6 @@ def rotation_at(like: Rotation, element: int, rank: int, world_size: int) -> Rot
         like.num_streams,
         like.pass_length,
         like.passes,
-        at=element % like.num_streams,
-        given=share_of_stream(like.begin, element, world_size, rank),
+        next_stream=element % like.num_streams,
+        consumed=share_of_stream(like.first_stream, element, world_size, rank),
     )

@@ -174,10 +174,10 @@ def _dealt(
     for stream, state, rotation in zip(streams, states, rotations, strict=True):
         ranks = state["topology"]["rank"], state["topology"]["world_size"]
         given.append(
-            share_of_stream(rotation.begin, following(rotation, *ranks), rotation.num_streams, stream)
+            share_of_stream(rotation.first_stream, following(rotation, *ranks), rotation.num_streams, stream)
         )
-    found = replace(first, given=sum(given))
+    found = replace(first, consumed=sum(given))
     element = following(found, rank, world_size)
-    expected = [share_of_stream(first.begin, element, first.num_streams, stream) for stream in streams]
+    expected = [share_of_stream(first.first_stream, element, first.num_streams, stream) for stream in streams]
     together = given == expected and all(rotation.passes == first.passes for rotation in rotations)
     return write_rotation(rotation_at(first, element, rank, world_size)), together

@@ -163,9 +163,9 @@ def assert_exact_resume(make: Callable[[], SavableDataset[Any]], steps: int = 40
         _assert_inner_states(dataset, step.state["node"])
         rotation.current()
         if step.ended:
-            rotation.end()
+            rotation.end_stream()
         else:
-            rotation.done()
+            rotation.advance()
         restored = {stream: loads(dumps(state)) for stream, state in states.items()}
         expected = reference[cut : cut + tail]
         found = run_steps(make(), len(expected), restored, replace(rotation))

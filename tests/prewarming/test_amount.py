@@ -24,10 +24,10 @@ class Dataset:
 
 def steps_of_rank(dataset, rank):
     config = dataset.worker_config
-    turn = Rotation.start(dataset, range(rank, config.num_streams, config.world_size))
+    rotation = Rotation.start(dataset, range(rank, config.num_streams, config.world_size))
     while True:
-        yield turn.current()
-        turn.done()
+        yield rotation.current()
+        rotation.advance()
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 30), st.integers(1, 8), st.data())
