@@ -1,4 +1,4 @@
-"""What all samples have in common, and where they came from."""
+"""The base of all samples, samples without a type, and where samples came from."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from typing import Any, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.samples.edataclass import edataclass
-from energon_stream.samples.tensors import map_tensors
 
 __all__ = ["CrudeSample", "Sample", "SourceInfo", "fields_of"]
 
 SampleT = TypeVar("SampleT", bound="Sample")
 
 
-@dataclass(
-    slots=True, unsafe_hash=True
-)  # a frozen one takes three times as long to make: one for each sample
+# Not frozen: a frozen dataclass takes three times as long to construct, and each sample has one.
+@dataclass(slots=True, unsafe_hash=True)
 class SourceInfo:
-    """Where a sample was read; a value, not to be changed.
+    """Place from which a sample was read. Treat it as immutable.
 
     Attributes:
         dataset_path: URL or path of the dataset.
         index: Number of the sample within its split part.
-        shard_name: Path of the shard, relative to the dataset; None where there is none.
+        shard_name: Path of the shard, relative to the dataset; None for datasets without shards.
         file_names: Full names of the members that were read.
     """
 
@@ -35,7 +33,7 @@ class SourceInfo:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Fields of a dataclass instance by name, not copied."""
+    """Return the fields of a dataclass instance by name, without copying them."""
     return {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
 
 
@@ -44,10 +42,18 @@ class Sample:
     """Base of all samples. Derive with ``@edataclass`` (or ``@dataclass``) and add fields.
 
     Attributes:
-        __key__: Shard and name: unique within a dataset.
-        __restore_key__: How the element was made; the library fills it in.
-        __subflavors__: What the dataset's metadata says about where the sample belongs.
-        __sources__: Where all data of the sample was read.
+        __key__: Shard and name, unique within a dataset.
+        __restore_key__: Recipe for making the sample again; the library fills it in.
+        __subflavors__: Labels from the dataset's metadata.
+        __sources__: Places from which the sample's data was read.
+
+    Example:
+        >>> from energon_stream import Sample, edataclass
+        >>> @edataclass
+        ... class Caption(Sample):
+        ...     text: str
+        >>> Caption(__key__="a.tar/1", __restore_key__=(), text="a dog").text
+        'a dog'
     """
 
     __key__: str
@@ -57,24 +63,24 @@ class Sample:
 
     @classmethod
     def derive_from(cls: type[SampleT], base_sample: Sample, **fields: Any) -> SampleT:
-        """Make a sample of this type with the metadata of another and the given fields."""
+        """Make a sample of this type from another one's metadata and the given fields."""
         metadata = {entry.name: getattr(base_sample, entry.name) for entry in dataclasses.fields(Sample)}
         return cls(**{**metadata, **fields})
 
     @classmethod
     def extend(cls: type[SampleT], src: Sample, **fields: Any) -> SampleT:
-        """Make a sample of this type with all fields of another; the given ones are added or replaced."""
+        """Make a sample of this type from all fields of another one, with the given fields added or replaced."""
         return cls(**{**fields_of(src), **fields})
 
     @classmethod
     def from_joined(cls: type[SampleT], *samples: Sample | None, **named_samples: Sample | None) -> SampleT:
-        """Join samples that belong together; a missing partner is None.
+        """Join samples with the same key; None stands for a missing one.
 
-        Key, restore key and subflavors come from the first sample, the sources are those of all in
-        order. Of the other fields, those that this type has are taken; a later sample's wins.
+        Key, restore key and subflavors come from the first sample, the sources from all in order. Of the
+        other fields, this type's are taken; if several samples have one, the last wins.
 
         Raises:
-            ConfigError: There is no sample to join.
+            ConfigError: All samples are missing.
         """
         found = [sample for sample in (*samples, *named_samples.values()) if sample is not None]
         if not found:
@@ -88,7 +94,9 @@ class Sample:
         return cls.derive_from(found[0], **{k: v for k, v in joined.items() if k not in _FROM_PRIMARY})
 
     def pin_memory(self: SampleT) -> SampleT:
-        """A copy with all tensors in page-locked memory, wherever they are nested."""
+        """Return a copy with all tensors, also nested ones, in page-locked memory."""
+        from energon_stream.samples.tensors import map_tensors  # imports torch
+
         return map_tensors(lambda tensor: tensor.pin_memory(), self)
 
 
@@ -96,13 +104,19 @@ _FROM_PRIMARY = ("__key__", "__restore_key__", "__subflavors__")
 
 
 class CrudeSample(dict[str, Any]):
-    """A sample without a type: its decoded parts by name.
+    """A sample without a type: a dict of its decoded parts.
 
     Besides the parts it holds ``__key__``, ``__shard__``, ``__restore_key__``, ``__subflavors__`` and
     ``__sources__``.
 
     Attributes:
-        stores: What a cooker may look up for the sample. It stays in the process that read the sample.
+        stores: File stores that a cooker may use for the sample. They stay in the process that read the sample.
+
+    Example:
+        >>> from energon_stream import CrudeSample
+        >>> sample = CrudeSample(__key__="a.tar/1", txt="a dog")
+        >>> sample["txt"]
+        'a dog'
     """
 
     stores: Any = None

@@ -1,17 +1,17 @@
-"""What all batches have in common."""
+"""The base of all batches, and batching of metadata fields."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.samples.base import SourceInfo, fields_of
 from energon_stream.samples.edataclass import edataclass
-from energon_stream.samples.tensors import map_tensors, pad_stack
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["METADATA_FIELDS", "Batch", "batch_metadata"]
 
@@ -33,14 +33,14 @@ _METADATA: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 METADATA_FIELDS = tuple(_METADATA)
-"""Fields that every sample and every batch has, in their order."""
+"""Metadata fields of every sample and every batch, in order."""
 
 
 def batch_metadata(name: str, values: list[Any]) -> Any:
-    """Batch a metadata field: lists of keys and subflavors, a tuple of restore keys, all sources flat.
+    """Batch a metadata field: keys and subflavors become lists, restore keys a tuple, sources one flat tuple.
 
     Raises:
-        KeyError: No metadata field has this name.
+        KeyError: ``name`` is no metadata field.
     """
     return _METADATA[name](values)
 
@@ -51,9 +51,19 @@ class Batch:
 
     Attributes:
         __key__: Keys of the samples.
-        __restore_key__: How the batch was made; the library fills it in.
+        __restore_key__: Recipe for making the batch again; the library fills it in.
         __subflavors__: Subflavors of each sample.
         __sources__: Sources of all samples, in one flat tuple.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import Batch, edataclass
+        >>> @edataclass
+        ... class Tokens(Batch):
+        ...     tokens: torch.Tensor
+        >>> sample = {"__key__": "a", "__restore_key__": (), "tokens": torch.tensor([1, 2])}
+        >>> Tokens.from_samples([sample, sample]).tokens.shape
+        torch.Size([2, 2])
     """
 
     __key__: list[str]
@@ -63,17 +73,17 @@ class Batch:
 
     @classmethod
     def derive_from(cls: type[BatchT], base_batch: Batch, **fields: Any) -> BatchT:
-        """Make a batch of this type with the metadata of another and the given fields."""
+        """Make a batch of this type from another one's metadata and the given fields."""
         metadata = {name: getattr(base_batch, name) for name in _METADATA}
         return cls(**{**metadata, **fields})
 
     @classmethod
     def from_samples(cls: type[BatchT], samples: Sequence[Any], **fields: Any) -> BatchT:
-        """Batch samples: tensors are zero-padded and stacked, everything else becomes a list.
+        """Batch samples: pad tensors with zeros and stack them; make lists of everything else.
 
         Args:
             samples: At least one sample or dict, all with the fields that this type needs.
-            **fields: Fields that are batched already.
+            **fields: Fields of the batch that need no batching.
 
         Raises:
             ConfigError: The samples lack a field that is required.
@@ -99,21 +109,25 @@ class Batch:
 
     @classmethod
     def extend(cls: type[BatchT], src: Batch, **fields: Any) -> BatchT:
-        """Make a batch of this type with all fields of another; the given ones are added or replaced."""
+        """Make a batch of this type from all fields of another one, with the given fields added or replaced."""
         return cls(**{**fields_of(src), **fields})
 
     def pin_memory(self: BatchT) -> BatchT:
-        """A copy with all tensors in page-locked memory, wherever they are nested."""
+        """Return a copy with all tensors, also nested ones, in page-locked memory."""
+        from energon_stream.samples.tensors import map_tensors  # imports torch
+
         return map_tensors(lambda tensor: tensor.pin_memory(), self)
 
     def to_device(self: BatchT, device: torch.device | str | int, non_blocking: bool = True) -> BatchT:
-        """A copy with all tensors on a device; asynchronous where their memory is page-locked."""
+        """Return a copy with all tensors on a device. From page-locked memory the copy is asynchronous."""
+        from energon_stream.samples.tensors import map_tensors  # imports torch
+
         return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), self)
 
 
 def _batch_field(name: str, values: list[Any]) -> Any:
     if name in _METADATA:
         return batch_metadata(name, values)
-    if all(isinstance(value, torch.Tensor) for value in values):
-        return pad_stack(values)
-    return values
+    from energon_stream.samples.tensors import batch_values  # imports torch
+
+    return batch_values(values)

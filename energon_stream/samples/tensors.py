@@ -1,4 +1,4 @@
-"""What samples and batches do to the tensors they hold, and how tensors are joined."""
+"""Nested tensors of samples and batches, and joining tensors of unequal shapes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 
 from energon_stream.errors import SampleError
 
-__all__ = ["is_namedtuple", "map_tensors", "pad_concat", "pad_stack"]
+__all__ = ["batch_values", "is_namedtuple", "map_tensors", "pad_concat", "pad_stack"]
 
 T = TypeVar("T")
 
 
 def is_namedtuple(value: Any) -> bool:
-    """Whether a value is an instance of a NamedTuple."""
+    """Return whether a value is an instance of a NamedTuple."""
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:
     """Apply a function to all tensors within dicts, lists, tuples and dataclasses.
 
-    Containers are copied, everything else is kept as it is.
+    Containers are copied; other values are kept.
     """
     mapped: Any = value
     if isinstance(value, torch.Tensor):
@@ -46,7 +46,7 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: T) -> T
 
 
 def _largest(tensors: Sequence[torch.Tensor], first_dimension: int) -> list[int]:
-    """Largest extent of each dimension from ``first_dimension`` on.
+    """Return the largest extent of each dimension from ``first_dimension`` on.
 
     Raises:
         SampleError: The tensors differ in dtype or in their number of dimensions.
@@ -62,8 +62,13 @@ def _largest(tensors: Sequence[torch.Tensor], first_dimension: int) -> list[int]
     return [max(extents) for extents in shapes]
 
 
+def batch_values(values: list[Any]) -> Any:
+    """Batch the values of a field: pad and stack tensors, keep a list of anything else."""
+    return pad_stack(values) if all(isinstance(value, torch.Tensor) for value in values) else values
+
+
 def pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack tensors of shapes ``(d1, …)`` to ``(n, max d1, …)``; what is missing is zero.
+    """Stack tensors of shapes ``(d1, …)`` to ``(n, max d1, …)``, padded with zeros.
 
     Raises:
         SampleError: The tensors differ in dtype or in their number of dimensions.
@@ -78,7 +83,7 @@ def pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def pad_concat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join tensors of shapes ``(n_i, d1, …)`` to ``(sum n_i, max d1, …)``; what is missing is zero.
+    """Join tensors of shapes ``(n_i, d1, …)`` to ``(sum n_i, max d1, …)``, padded with zeros.
 
     Raises:
         SampleError: The tensors differ in dtype or in their number of dimensions, or have none.

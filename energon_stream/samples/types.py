@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.samples.base import Sample
 from energon_stream.samples.edataclass import edataclass
+
+if TYPE_CHECKING:
+    import torch
+else:
+
+    class _Torch:
+        """Stands for torch in annotations, so that metadata can be read without importing it."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(importlib.import_module("torch"), name)
+
+    torch = _Torch()
 
 __all__ = [
     "CaptioningSample",
@@ -26,7 +37,15 @@ __all__ = [
 
 @edataclass
 class CaptioningSample(Sample):
-    """An image and its caption."""
+    """An image, float ``[3, height, width]`` in 0 to 1 by default, and its caption.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import CaptioningSample
+        >>> sample = CaptioningSample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8), caption="a dog")
+        >>> sample.caption
+        'a dog'
+    """
 
     image: torch.Tensor
     caption: str
@@ -34,14 +53,30 @@ class CaptioningSample(Sample):
 
 @edataclass
 class ImageSample(Sample):
-    """An image."""
+    """An image, float ``[3, height, width]`` in 0 to 1 by default.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import ImageSample
+        >>> sample = ImageSample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8))
+        >>> sample.image.shape
+        torch.Size([3, 8, 8])
+    """
 
     image: torch.Tensor
 
 
 @edataclass
 class ImageClassificationSample(Sample):
-    """An image and its class, by number, by name, or both."""
+    """An image and its class, by number, by name, or both.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import ImageClassificationSample
+        >>> sample = ImageClassificationSample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8), label=7)
+        >>> sample.label
+        7
+    """
 
     image: torch.Tensor
     label: int | None = None
@@ -50,14 +85,30 @@ class ImageClassificationSample(Sample):
 
 @edataclass
 class InterleavedSample(Sample):
-    """Texts and images in their order."""
+    """Texts and images in the order of a page.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import InterleavedSample
+        >>> sample = InterleavedSample(__key__="0", __restore_key__=(), sequence=["a dog", torch.zeros(3, 8, 8)])
+        >>> sample.sequence[0]
+        'a dog'
+    """
 
     sequence: list[torch.Tensor | str]
 
 
 @edataclass
 class MultiChoiceVQASample(Sample):
-    """A question on an image with answers to choose from."""
+    """A question about an image, with answers to choose from.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import MultiChoiceVQASample
+        >>> sample = MultiChoiceVQASample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8), context="Color?", choices=["red", "blue"])
+        >>> sample.choices
+        ['red', 'blue']
+    """
 
     image: torch.Tensor
     context: str
@@ -67,7 +118,14 @@ class MultiChoiceVQASample(Sample):
 
 @edataclass
 class OCRSample(Sample):
-    """An image of text. Boxes have shape ``(n, 4)`` (x, y, w, h) or ``(n, 4, 2)`` (corners)."""
+    """An image of text. Boxes have shape ``(n, 4)`` (x, y, width, height) or ``(n, 4, 2)`` (corners).
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import OCRSample
+        >>> OCRSample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8), text="EXIT").text
+        'EXIT'
+    """
 
     image: torch.Tensor
     text: str
@@ -84,9 +142,16 @@ class OCRSample(Sample):
 
 @edataclass
 class SimilarityInterleavedSample(Sample):
-    """Texts and images of a page, and how well they match.
+    """Texts and images of a page, and scores of how well they match.
 
-    ``similarity_matrix`` has shape ``(images, texts)``; ``matched_text_indices`` names a text for each image.
+    ``similarity_matrix`` has shape ``(images, texts)``; ``matched_text_indices`` has one text for each image.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import SimilarityInterleavedSample
+        >>> images = [torch.zeros(3, 8, 8)]
+        >>> SimilarityInterleavedSample(__key__="0", __restore_key__=(), images=images, texts=["a dog"]).texts
+        ['a dog']
     """
 
     images: list[torch.Tensor]
@@ -99,14 +164,28 @@ class SimilarityInterleavedSample(Sample):
 
 @edataclass
 class TextSample(Sample):
-    """A text."""
+    """A text.
+
+    Example:
+        >>> from energon_stream import TextSample
+        >>> sample = TextSample(__key__="0", __restore_key__=(), text="a dog")
+        >>> sample.text
+        'a dog'
+    """
 
     text: str
 
 
 @edataclass
 class VidQASample(Sample):
-    """A question on a video, possible answers, and their weights of shape ``(answers,)``."""
+    """A question about a video, possible answers, and their weights of shape ``(answers,)``.
+
+    Example:
+        >>> from energon_stream import VidQASample
+        >>> sample = VidQASample(__key__="0", __restore_key__=(), video=b"", context="Who?", answers=["a dog"])
+        >>> sample.answers
+        ['a dog']
+    """
 
     video: Any
     context: str
@@ -116,7 +195,15 @@ class VidQASample(Sample):
 
 @edataclass
 class VQASample(Sample):
-    """A question on an image, possible answers, and their weights of shape ``(answers,)``."""
+    """A question about an image, possible answers, and their weights of shape ``(answers,)``.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import VQASample
+        >>> sample = VQASample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8), context="Who?", answers=["a dog"])
+        >>> sample.answers
+        ['a dog']
+    """
 
     image: torch.Tensor
     context: str
@@ -126,7 +213,15 @@ class VQASample(Sample):
 
 @edataclass
 class VQAOCRSample(Sample):
-    """A question on an image of text, with the words and their boxes."""
+    """A question about an image of text, with the words and their boxes.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import VQAOCRSample
+        >>> sample = VQAOCRSample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8), context="Who?", text="EXIT")
+        >>> sample.text
+        'EXIT'
+    """
 
     image: torch.Tensor
     context: str
