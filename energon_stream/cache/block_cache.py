@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from energon_stream.cache.config import CacheConfig
 from energon_stream.cache.counters import CacheCounters, CacheSnapshot
@@ -20,10 +20,7 @@ from energon_stream.errors import RangeError
 from energon_stream.storage import ByteRange
 from energon_stream.storage.fork import PerProcess
 
-__all__ = ["BlockCache", "GetInto"]
-
-GetInto: TypeAlias = Callable[[int, int, memoryview], object]
-"""Fetches bytes ``start`` to ``stop`` of an object to memory that is given: all of them, or raises."""
+__all__ = ["BlockCache"]
 
 _OPEN_BLOCKS = 64  # two file descriptors and 32 MiB of addresses each
 
@@ -148,22 +145,6 @@ class BlockCache:
             Exception: What ``get`` raises.
         """
         return join_chunks(self._collect(identity, start, stop, get, wait))
-
-    def fetch_into(
-        self, identity: ObjectIdentity, start: int, into: memoryview, get: GetInto, *, wait: bool = True
-    ) -> None:
-        """The same, to memory of the caller's: as many bytes from ``start`` as it holds."""
-        in_place = set()
-
-        def fetch(first: int, last: int) -> memoryview:
-            part = into[first - start : last - start]
-            get(first, last, part)
-            in_place.add(first)
-            return part
-
-        for chunk in self._collect(identity, start, start + len(into), fetch, wait):
-            if chunk.start not in in_place:
-                into[chunk.start - start : chunk.start - start + len(chunk.data)] = chunk.data
 
     def keep(self, identity: ObjectIdentity, start: int, stop: int, get: Get, *, wait: bool = True) -> bool:
         """Have bytes of an object in the cache: what is there is not read, what there is no room for is not fetched.

@@ -13,7 +13,6 @@ from energon_stream.errors import ObjectChangedError, UnsupportedStoreError
 from energon_stream.logs import log_once
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.attempts import attempt_listener, release_slot
-from energon_stream.storage.into import get_into
 
 __all__ = ["CachedStore"]
 
@@ -93,23 +92,6 @@ class CachedStore:
             return self._fetch(known, max(0, known.size - length), known.size)
         body = self._store.get_suffix(path, length, etag=etag)
         return self._learn(path, (body.total_size or 0) - len(body.data), body)
-
-    def get_into(
-        self, path: str, byte_range: ByteRange, into: memoryview, *, etag: str | None = None
-    ) -> Body:
-        """Read a byte range; see :func:`energon_stream.storage.into.get_into`."""
-        known = self._version(path, etag)
-        if known is None or not 0 <= byte_range.start < byte_range.stop <= known.size:
-            return self._learn(
-                path, byte_range.start, get_into(self._store, path, byte_range, into, etag=etag)
-            )
-
-        def fetch(start: int, stop: int, part: memoryview) -> None:
-            self._check(known, get_into(self._store, path, ByteRange(start, stop), part, etag=known.etag))
-            release_slot()  # for as long as the bytes are written
-
-        self.cache.fetch_into(known, byte_range.start, into, fetch, wait=_may_wait())
-        return Body(into, known.etag, known.size)
 
     def get_at_hand(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
         """Read a byte range if the system has it in memory; see :func:`energon_stream.storage.at_hand.get_at_hand`."""

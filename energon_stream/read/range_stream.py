@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,9 +9,8 @@ from functools import partial
 from typing import NamedTuple
 
 from energon_stream.read.options import CONNECTION_BYTES, ReadOptions
-from energon_stream.storage import ByteRange, Fetcher, Store
+from energon_stream.storage import Body, ByteRange, Fetcher, Store
 from energon_stream.storage.buffers import BytesBuilder
-from energon_stream.storage.into import get_into
 
 __all__ = ["PieceSizes", "RangeStream", "piece_sizes"]
 
@@ -46,13 +44,6 @@ def piece_sizes(sample: int, options: ReadOptions) -> PieceSizes:
     size = max(room // _PIECES, min(_GOOD_PIECE, room // 4), _MIN_PIECE)
     size = min(size, options.max_request)
     return PieceSizes(size, max(1, min(room // (size + CONNECTION_BYTES), _PIECES, options.max_in_flight)))
-
-
-class _Piece(NamedTuple):
-    """A request, and which slab it fills."""
-
-    bytes: ByteRange
-    slab: int
 
 
 class RangeStream:
@@ -90,9 +81,7 @@ class RangeStream:
         self._pieces, self._deadline = pieces, deadline
         self._etag, self._observe = etag, observe
         self._requested = self._position = self.start
-        self._waiting: deque[tuple[_Piece, Future[str | None]]] = deque()
-        self._slabs: list[memoryview] = []
-        self._current: _Piece | None = None
+        self._waiting: deque[tuple[ByteRange, Future[Body]]] = deque()
         self._block = memoryview(b"")
 
     def seek(self, offset: int) -> None:
@@ -116,8 +105,7 @@ class RangeStream:
         for _, future in self._waiting:
             future.cancel()
         self._waiting.clear()
-        self._slabs.clear()
-        self._current, self._block = None, memoryview(b"")
+        self._block = memoryview(b"")
         self._requested = self.stop
 
     def _next(self, most: int) -> memoryview:
@@ -129,31 +117,20 @@ class RangeStream:
         return piece
 
     def _take(self) -> memoryview:
-        free = None if self._current is None else self._current.slab
-        self._request(free)
-        self._current, future = self._waiting.popleft()
-        etag = self._fetch(self._current) if future.cancel() else future.result()
-        self._observe(etag)
-        return self._slabs[self._current.slab][: len(self._current.bytes)]
+        self._request()
+        piece, future = self._waiting.popleft()
+        body = self._fetch(piece) if future.cancel() else future.result()
+        self._observe(body.etag)
+        return body.data
 
-    def _request(self, slab: int | None) -> None:
-        """Request as many pieces as there are slabs for; one is free, or new ones are made."""
+    def _request(self) -> None:
+        """Request as many pieces as may be under way."""
         while self._requested < self.stop and len(self._waiting) < self._pieces.ahead:
-            if slab is None:
-                slab = len(self._slabs)
-                self._slabs.append(_new_slab(self._pieces.size))
             stop = min(self._requested + self._pieces.size, self.stop)
-            piece, slab = _Piece(ByteRange(self._requested, stop), slab), None
+            piece = ByteRange(self._requested, stop)
             future = self._fetcher.call(partial(self._fetch, piece), deadline=self._deadline)
             self._waiting.append((piece, future))
             self._requested = stop
 
-    def _fetch(self, piece: _Piece) -> str | None:
-        """Fill a slab. Neither call nor answer refers to it, so that nobody who keeps them keeps it."""
-        into = self._slabs[piece.slab][: len(piece.bytes)]
-        return get_into(self._store, self._path, piece.bytes, into, etag=self._etag()).etag
-
-
-def _new_slab(size: int) -> memoryview:
-    """Memory that goes back to the system with its last view; malloc's, of that size, mostly would not."""
-    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    def _fetch(self, piece: ByteRange) -> Body:
+        return self._store.get_range(self._path, piece, etag=self._etag())

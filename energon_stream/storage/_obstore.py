@@ -25,7 +25,7 @@ from energon_stream.storage.fork import PerProcess, before_forks, mark_obstore_u
 from energon_stream.storage.url import strip_credentials
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, GetResult
+    from obstore import GetOptions
 
 __all__ = ["ObstoreStore", "open_obstore"]
 
@@ -34,9 +34,6 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 # What errors name when the search for credentials ended without any: the metadata services, our provider.
 _CREDENTIAL_SIGNS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "credential provider")
-
-_CHUNK = 64 << 10
-"""Fewest bytes that are worth a call; what the connection has at hand, some 400 KB, comes at once."""
 
 _clients: PerProcess[Any] = PerProcess()
 
@@ -81,13 +78,10 @@ class ObstoreStore:
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
         """Read a byte range."""
-        return self._get_range(path, byte_range, etag)
-
-    def get_into(
-        self, path: str, byte_range: ByteRange, into: memoryview, *, etag: str | None = None
-    ) -> Body:
-        """Read a byte range as it comes; see :func:`energon_stream.storage.into.get_into`."""
-        return self._get_range(path, byte_range, etag, into)
+        body = self._get(path, {"range": (byte_range.start, byte_range.stop)}, etag)
+        if len(body.data) != len(byte_range):  # the store clips at the end of the object
+            raise short_body(byte_range, f"{body.total_size} bytes", self._where(path))
+        return body
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
         """Read the last bytes."""
@@ -143,15 +137,7 @@ class ObstoreStore:
     def close(self) -> None:
         """Nothing: the client is shared, and its idle connections end by themselves."""
 
-    def _get_range(
-        self, path: str, byte_range: ByteRange, etag: str | None, into: memoryview | None = None
-    ) -> Body:
-        body = self._get(path, {"range": (byte_range.start, byte_range.stop)}, etag, into)
-        if len(body.data) != len(byte_range):  # the store clips at the end of the object
-            raise short_body(byte_range, f"{body.total_size} bytes", self._where(path))
-        return body
-
-    def _get(self, path: str, options: GetOptions, etag: str | None, into: memoryview | None = None) -> Body:
+    def _get(self, path: str, options: GetOptions, etag: str | None) -> Body:
         import obstore
 
         if etag is not None:
@@ -164,7 +150,7 @@ class ObstoreStore:
             del result  # which closes the connection
             raise AnswerUnwanted
         try:
-            data = memoryview(result.bytes()) if into is None else _fill(into, result)
+            data = memoryview(result.bytes())
             meta = result.meta
         except Exception as error:
             raise self._name(error, path) from error
@@ -232,15 +218,6 @@ class ObstoreStore:
         if "redirect" in text:
             return answer_error(301, "", text.rpartition(" - ")[2], where=where, endpoint=endpoint)
         return StorageError(f"the request failed: {strip_credentials(text)}", where=where)
-
-
-def _fill(into: memoryview, result: GetResult) -> memoryview:
-    """Copy a body as it comes, so that there is never more of it in memory than one chunk."""
-    filled = 0
-    for chunk in result.stream(min_chunk_size=_CHUNK):
-        into[filled : filled + len(chunk)] = memoryview(chunk)
-        filled += len(chunk)
-    return into[:filled]
 
 
 def _load_fallback() -> None:

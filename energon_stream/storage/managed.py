@@ -12,7 +12,6 @@ from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, att
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.counters import StorageCounters, default_counters
 from energon_stream.storage.fork import PerProcess
-from energon_stream.storage.into import get_into
 from energon_stream.storage.retry import RetryPolicy
 
 __all__ = ["ManagedStore"]
@@ -55,12 +54,6 @@ class ManagedStore:
                 return Body(memoryview(b""), etag, None)
             raise RangeError(f"no such byte range: {byte_range}", where=f"{self.url}/{path}")
         return self._read(path, lambda store: store.get_range(path, byte_range, etag=etag), etag)
-
-    def get_into(
-        self, path: str, byte_range: ByteRange, into: memoryview, *, etag: str | None = None
-    ) -> Body:
-        """Read a byte range; see :func:`energon_stream.storage.into.get_into`."""
-        return self._read(path, lambda store: get_into(store, path, byte_range, into, etag=etag), etag)
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
         """Read the last ``length`` bytes (all of a shorter object)."""

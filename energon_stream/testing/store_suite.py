@@ -21,7 +21,6 @@ import pytest
 
 from energon_stream.errors import ObjectChangedError, ObjectNotFoundError, RangeError
 from energon_stream.storage import ByteRange, Store, StoreSpec, run_isolated
-from energon_stream.storage.into import get_into
 
 __all__ = ["StoreConformance"]
 
@@ -92,20 +91,6 @@ class StoreConformance:
         """Never fewer bytes in silence."""
         with pytest.raises(RangeError):
             store.get_range("digits", ByteRange(*bounds))
-
-    def test_reads_into_memory_of_the_callers(self, store: Store) -> None:
-        """To its place; with the same errors as other reads."""
-        memory = bytearray(12)
-        body = get_into(store, "digits", ByteRange(2, 7), memoryview(memory)[4:9])
-        assert memory == bytes(4) + b"23456" + bytes(3)
-        assert bytes(body.data) == b"23456"
-        with pytest.raises(RangeError):
-            get_into(store, "digits", ByteRange(7, 12), memoryview(memory)[:5])
-        with pytest.raises(ObjectNotFoundError, match="absent"):
-            get_into(store, "absent", ByteRange(0, 1), memoryview(memory)[:1])
-        if self.has_versions:
-            with pytest.raises(ObjectChangedError, match="digits"):
-                get_into(store, "digits", ByteRange(0, 1), memoryview(memory)[:1], etag='"other"')
 
     def test_missing_object_and_root(self, store: Store, missing_root: StoreSpec) -> None:
         """A named error that says where."""

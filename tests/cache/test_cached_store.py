@@ -12,7 +12,6 @@ from energon_stream.cache import BlockCache, CacheConfig, CachedStore, CacheSnap
 from energon_stream.errors import ObjectChangedError, UnsupportedStoreError
 from energon_stream.storage import Body, ByteRange, Fetcher, ObjectMeta, StorageCounters, StoreSpec
 from energon_stream.storage.at_hand import get_at_hand
-from energon_stream.storage.into import get_into
 from energon_stream.testing.s3server import Rule
 from energon_stream.testing.store_suite import StoreConformance
 
@@ -89,15 +88,14 @@ def test_the_first_answer_tells_the_version_and_is_kept(s3_server, store, cache)
     assert dict(s3_server.counters().requests) == {"GET": 1}  # no HEAD
 
 
-@pytest.mark.parametrize("how", ["get", "suffix", "into"])
+@pytest.mark.parametrize("how", ["get", "suffix", "range"])
 def test_every_way_of_reading_is_cached(s3_server, remote, cache, how):
     def read(store):
         if how == "get":
             return store.get("key").data
         if how == "suffix":
             return store.get_suffix("key", 5000).data
-        into = memoryview(bytearray(5000))
-        return get_into(store, "key", ByteRange(len(OBJECT) - 5000, len(OBJECT)), into).data
+        return store.get_range("key", ByteRange(len(OBJECT) - 5000, len(OBJECT))).data
 
     expected = OBJECT if how == "get" else OBJECT[-5000:]
     meta = remote.head("key")
@@ -134,7 +132,6 @@ def test_a_replaced_object_is_noticed_and_never_mixed(s3_server, tmp_bucket, rem
         lambda store: store.get_range("key", ByteRange(500, 2000)),
         lambda store: store.get_range("key", ByteRange(500, 2000), etag=old),
         lambda store: store.get("key"),
-        lambda store: get_into(store, "key", ByteRange(500, 2000), memoryview(bytearray(1500))),
         lambda store: store.keep("key", ByteRange(500, 2000)),
     ]
     for read in reads:

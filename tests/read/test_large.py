@@ -18,7 +18,6 @@ from energon_stream.read.range_stream import piece_sizes
 from energon_stream.read.tar import TarLocator
 from energon_stream.storage import Fetcher, StoreSpec
 from energon_stream.storage.buffers import as_bytes
-from energon_stream.storage.into import get_into
 from energon_stream.testing.datasets import random_bytes, write_shards
 from energon_stream.testing.reference import write_reference_dataset
 from energon_stream.testing.s3server import S3Server
@@ -160,10 +159,10 @@ def test_an_object_that_is_replaced_meanwhile_is_an_error(folder, fetcher):
 
             is_local = False
 
-            def get_into(self, path, byte_range, into, *, etag=None):
+            def get_range(self, path, byte_range, *, etag=None):
                 if next(asked) == 20:
                     server.replace(url, content[::-1])
-                return get_into(store, path, byte_range, into, etag=etag)
+                return store.get_range(path, byte_range, etag=etag)
 
         store, source.store = source.store, Replacing()
         with pytest.raises(ObjectChangedError, match=r"data-000000\.tar"):
