@@ -19,7 +19,7 @@ from energon_stream.prewarming.report import PrewarmPlan, PrewarmResult
 from energon_stream.prewarming.requests import USUAL_BYTES, Requests
 from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.recipe import get_train_dataset
-from energon_stream.recipe.arguments import CacheOption, cache_layer
+from energon_stream.recipe.options import CacheOption, cache_layer
 from energon_stream.storage import (
     Store,
     StoreSpec,

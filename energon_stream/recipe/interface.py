@@ -1,26 +1,16 @@
-"""Loader objects: what a path names, to be opened later; and the flat list of what it names."""
+"""Loader objects: a dataset or metadataset that is opened later; and the flat list of a metadataset's datasets."""
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from energon_stream.recipe.arguments import (
-    CacheOption,
-    Shuffling,
-    cache_layer,
-    declared_samples,
-    prepare,
-    reading_options,
-)
-from energon_stream.recipe.leaves import DatasetLocation, isolated, read_items
+from energon_stream.recipe.location import DatasetLocation, PathOption, root_of
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.mixture import open_mixture
+from energon_stream.recipe.options import CacheOption, DatasetOptions, Shuffling, SubsetOption
 from energon_stream.recipe.sample_types import SampleType
-from energon_stream.recipe.subset import parse_subset
 from energon_stream.recipe.tree import JoinRef, LeafRef
 from energon_stream.storage import Transport
 from energon_stream.task import DatasetBlendMode, LoadedDataset, TaskEncoder
@@ -42,22 +32,35 @@ class LoadedDatasetList:
     """Datasets to be mixed.
 
     Attributes:
-        datasets: One for each source, with its share.
-        blend_mode: What the shares are.
+        datasets: One dataset of samples for each dataset of the mixture, with its share.
+        blend_mode: Meaning of the shares.
+
+    Example:
+        >>> loaded = load_dataset("mix.yaml").get_datasets(training=True)
+        >>> loaded.blend_mode.name, [entry.weight for entry in loaded.datasets]
+        ('DATASET_WEIGHT', [0.75, 0.25])
     """
 
     datasets: list[LoadedDataset]
     blend_mode: DatasetBlendMode
 
 
-class DatasetLoaderInterface(ABC):
-    """Something that can be loaded for training or validation."""
+class DatasetLoaderInterface:
+    """Base of the loader objects that :func:`load_dataset` returns.
 
-    @abstractmethod
-    def location(self, split_part: str, **options: Any) -> DatasetLocation:
-        """What is loaded; ``options`` are fields of :class:`DatasetLocation`."""
+    Attributes:
+        path: The dataset or metadataset.
 
-    def get_datasets(
+    Example:
+        >>> isinstance(load_dataset("captions"), DatasetLoaderInterface)
+        True
+    """
+
+    def __init__(self, path: PathOption, **options: Any) -> None:
+        self.path = root_of(path)
+        self._options = options
+
+    def get_datasets(  # noqa: D417 # DatasetOptions describes the other arguments
         self,
         *,
         training: bool,
@@ -67,68 +70,66 @@ class DatasetLoaderInterface(ABC):
         max_samples_per_sequence: int | None = None,
         shuffle_over_epochs_multiplier: int | None = 1,
         parallel_shard_iters: int | None = None,
-        subset: Any = None,
+        subset: SubsetOption = None,
         parts: Sequence[str] | None = None,
         task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
         cache: CacheOption = None,
         trust_dataset_code: bool | None = None,
         **decoding: Any,
     ) -> LoadedDatasetList:
-        """Open a dataset of samples for each source.
+        """Open each dataset as a dataset of single samples.
+
+        The arguments are those of :func:`get_train_dataset`, except for these.
 
         Args:
             training: Whether samples are shuffled and repeated.
             split_part: Default: ``train`` or ``val``.
-            worker_config: Ranks, workers and seed. Default: from ``torch.distributed``, with 4 workers.
-            shuffle_buffer_size: As for ``get_train_dataset``, as the following ones.
-            max_samples_per_sequence: See there.
-            shuffle_over_epochs_multiplier: See there.
-            parallel_shard_iters: See there.
-            subset: See there.
-            parts: See there.
-            task_encoder: Says how parts are decoded; nothing else of it is used here.
-            cache: See there.
-            trust_dataset_code: See there.
-            **decoding: See there.
+            task_encoder: Its decoder is used, and nothing else of it.
+            **decoding: Arguments that programs for older versions pass; see ``DatasetOptions.decoding``.
 
         Raises:
-            EnergonStreamError: What ``get_train_dataset`` raises.
+            EnergonStreamError: What :func:`get_train_dataset` raises.
         """
-        config, _, samples = prepare(worker_config, task_encoder, trust_dataset_code, decoding, parts)
-        location = self.location(
-            split_part or ("train" if training else "val"),
-            subset=parse_subset(subset, "subset"),
-            multiplier=shuffle_over_epochs_multiplier,
-            through=cache_layer(cache),
+        shuffling = Shuffling(
+            max_samples_per_sequence,
+            shuffle_buffer_size,
+            parallel_shard_iters,
+            shuffle_over_epochs_multiplier,
         )
-        shuffling = Shuffling(max_samples_per_sequence, shuffle_buffer_size, parallel_shard_iters)
-        mixture = open_mixture(
-            location,
-            config,
-            replace(samples, cookers=()),  # the datasets may be for another task
-            reading_options(None, None, None),
-            shuffling.order if training else None,
+        options = DatasetOptions(
+            path=self.path,
+            split_part=split_part or ("train" if training else "val"),
+            worker_config=worker_config,
+            task_encoder=task_encoder,
+            subset=subset,
+            parts=parts,
+            cache=cache,
+            trust_dataset_code=trust_dataset_code,
+            decoding=decoding,
+            shuffling=shuffling if training else None,
+            with_cookers=False,  # the datasets may be for another task
+            **self._options,
         )
+        mixture = open_mixture(options)
         datasets = mixture.train_datasets() if training else mixture.val_datasets()
         return LoadedDatasetList(datasets, mixture.blend_mode)
 
 
 class DatasetLoader(DatasetLoaderInterface):
-    """A folder, a ``.jsonl`` file, or tars.
+    """A single dataset: a folder, a ``.jsonl`` file, or tars.
 
-    Args:
-        path: Where it lies.
-        split_config: File in ``.nv-meta`` that defines the parts.
-        dataset_config: File in ``.nv-meta`` that says how samples are made.
-        storage_options: Credentials and the like.
-        transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
-        sample_type: What the samples are, where there is no such file; see ``get_train_dataset``.
-        field_map: Which part becomes which field then.
+    Takes ``split_config``, ``dataset_config``, ``storage_options``, ``transport``, ``sample_type`` and ``field_map``
+    of :class:`~energon_stream.recipe.options.DatasetOptions`.
+
+    Example:
+        >>> loaded = DatasetLoader("captions").get_datasets(training=False, split_part="train")
+        >>> len(loaded.datasets)
+        1
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: PathOption,
         *,
         split_config: str = "split.yaml",
         dataset_config: str = "dataset.yaml",
@@ -137,108 +138,114 @@ class DatasetLoader(DatasetLoaderInterface):
         sample_type: SampleType | None = None,
         field_map: Mapping[str, str] | None = None,
     ) -> None:
-        self.path = os.fspath(path)
-        self._options: dict[str, Any] = {
-            "split_config": split_config,
-            "dataset_config": dataset_config,
-            "storage_options": storage_options,
-            "transport": transport,
-            "declared": declared_samples(sample_type, field_map),
-        }
-
-    def location(self, split_part: str, **options: Any) -> DatasetLocation:
-        """The dataset."""
-        return DatasetLocation(self.path, split_part, **self._options, **options)
+        super().__init__(
+            path,
+            split_config=split_config,
+            dataset_config=dataset_config,
+            storage_options=storage_options,
+            transport=transport,
+            sample_type=sample_type,
+            field_map=field_map,
+        )
 
 
 class Metadataset(DatasetLoaderInterface):
-    """A metadataset file of version 1.
+    """A metadataset of version 1: a file, or its parsed content.
 
-    Args:
-        path: Where it lies, or its parsed content.
-        storage_options: Credentials and the like.
-        transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
+    Example:
+        >>> document = {"splits": {"train": {"datasets": [{"path": "captions", "weight": 1}]}}}
+        >>> len(Metadataset(document).get_datasets(training=True).datasets)
+        1
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | Mapping[str, Any],
+        path: PathOption,
         *,
         storage_options: Mapping[str, Any] | None = None,
         transport: Transport = "auto",
     ) -> None:
-        self.path = path if isinstance(path, Mapping) else os.fspath(path)
-        self._options: dict[str, Any] = {"storage_options": storage_options, "transport": transport}
-
-    def location(self, split_part: str, **options: Any) -> DatasetLocation:
-        """A split of the metadataset."""
-        return DatasetLocation(self.path, split_part, **self._options, **options)
+        super().__init__(path, storage_options=storage_options, transport=transport)
 
 
 class MetadatasetV2(Metadataset):
-    """A metadataset file of version 2."""
+    """A metadataset of version 2: a file, or its parsed content.
+
+    Example:
+        >>> len(MetadatasetV2("mix.yaml").get_datasets(training=True).datasets)
+        2
+    """
 
 
 def load_dataset(
-    path: str | os.PathLike[str] | Mapping[str, Any],
+    path: PathOption,
     *,
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport = "auto",
     **options: Any,
 ) -> DatasetLoaderInterface:
-    """Find out what a path names.
+    """Find out whether a path names a dataset or a metadataset, and return an object that opens it.
 
     Args:
-        path: Folder, ``.jsonl``, tars, or metadataset file (or its parsed content).
+        path: Dataset or metadataset; see :class:`~energon_stream.recipe.options.DatasetOptions`.
         storage_options: Credentials and the like.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
-        **options: ``split_config``, ``dataset_config``, ``sample_type`` and ``field_map`` of a dataset.
+        **options: Other arguments of :class:`DatasetLoader`.
 
     Returns:
         A :class:`DatasetLoader`, :class:`Metadataset` or :class:`MetadatasetV2`.
 
     Raises:
         StorageError: The metadataset file cannot be reached.
-        MetadataError: It is wrong.
+        MetadataError: The metadataset file is wrong.
+
+    Example:
+        >>> from energon_stream import load_dataset
+        >>> type(load_dataset("mix.yaml")).__name__, type(load_dataset("captions")).__name__
+        ('MetadatasetV2', 'DatasetLoader')
     """
-    root = path if isinstance(path, Mapping) else os.fspath(path)
-    location = DatasetLocation(root, "", storage_options, transport)
+    location = DatasetLocation(root_of(path), "", storage_options, transport)
     if not location.is_metadataset:
-        return DatasetLoader(str(root), storage_options=storage_options, transport=transport, **options)
+        return DatasetLoader(path, storage_options=storage_options, transport=transport, **options)
 
     def read_version() -> int:
-        return MetadatasetFiles(storage_options, transport).document(root).version
+        return MetadatasetFiles(storage_options, transport).document(location.root).version
 
-    kind = MetadatasetV2 if isolated(location, 1, read_version) == 2 else Metadataset
-    return kind(root, storage_options=storage_options, transport=transport, **options)
+    kind = MetadatasetV2 if location.read(read_version, forks=True) == 2 else Metadataset
+    return kind(path, storage_options=storage_options, transport=transport, **options)
 
 
 def traverse_metadataset(
-    path: str | os.PathLike[str] | Mapping[str, Any],
+    path: PathOption,
     *,
     split_part: str,
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport = "auto",
 ) -> list[LeafRef]:
-    """All datasets that a split of a metadataset names, without touching them; they need not exist.
+    """List all datasets that a split of a metadataset names. The datasets need not exist.
 
     Args:
         path: The metadataset file, or its parsed content.
-        split_part: Which split.
+        split_part: The split.
         storage_options: Credentials and the like.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
 
     Returns:
-        References with ``path``, ``split_part``, ``subflavors`` and ``aux``; of a join, its members.
+        References with ``path``, ``split_part``, ``subflavors`` and ``aux``; of a join, those of its members.
 
     Raises:
         StorageError: A metadataset file cannot be reached.
-        ConfigError: There is no such split.
-        MetadataError: A file is wrong.
+        ConfigError: The split does not exist.
+        MetadataError: A metadataset file is wrong.
+
+    Example:
+        >>> from energon_stream import traverse_metadataset
+        >>> [(ref.path, ref.split_part) for ref in traverse_metadataset("mix.yaml", split_part="train")]
+        [('.../captions', 'train'), ('.../texts', 'train')]
     """
-    root = path if isinstance(path, Mapping) else os.fspath(path)
+    location = DatasetLocation(root_of(path), split_part, storage_options, transport)
     found: list[LeafRef] = []
-    for item in read_items(DatasetLocation(root, split_part, storage_options, transport)):
+    for item in location.read(location.items, forks=True):
         ref = item.ref
         found += [member.leaf for member in ref.members] if isinstance(ref, JoinRef) else [ref]
     return found

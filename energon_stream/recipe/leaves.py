@@ -1,12 +1,12 @@
-"""What a user names, to opened sources. All that is read before the samples is read here, at once."""
+"""Opens the datasets of a mixture: their indices, and how their samples are made and ordered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import (
@@ -28,114 +28,28 @@ from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.file_stores import FolderFileStore, WebdatasetFileStore
 from energon_stream.recipe.dataset_yaml import DatasetYamlOptions, make_sample_factory
 from energon_stream.recipe.join import join_leaf, open_join
-from energon_stream.recipe.metadataset_files import MetadatasetFiles
+from energon_stream.recipe.location import DatasetLocation
 from energon_stream.recipe.sample_factory import SampleFactory
-from energon_stream.recipe.sample_types import DeclaredSamples
-from energon_stream.recipe.subset import Subset, parse_subset
+from energon_stream.recipe.subset import parse_subset
 from energon_stream.recipe.tree import (
     AnyLeafRef,
     AuxRef,
     JoinRef,
     LeafRef,
-    MetadatasetRef,
     MixtureItem,
-    Reference,
-    inherit,
 )
 from energon_stream.schedule import LeafPlan, OrderSpec
 from energon_stream.storage import (
-    StoreLayer,
-    StoreSpec,
-    Transport,
-    is_local,
-    run_isolated,
     strip_credentials,
 )
 from energon_stream.task.cooking import Cooker, cooker_parts
 
-__all__ = [
-    "SampleOptions",
-    "DatasetLocation",
-    "isolated",
-    "open_all",
-    "open_leaf",
-    "read_items",
-    "read_leaves",
-]
+__all__ = ["SampleOptions", "open_all", "open_leaf", "open_location"]
 
 _OPENERS = 32
-"""Sources that are opened at the same time; the fetcher bounds the requests."""
+"""Datasets that are opened at the same time; the fetcher bounds the requests."""
 
-T = TypeVar("T")
 _MetadataKey = tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetLocation:
-    """What a user names, and how to reach it.
-
-    Attributes:
-        root: Path or URL of a dataset or metadataset, or a metadataset's parsed document.
-        split_part: Split of the metadataset, or part of the dataset.
-        storage_options: Credentials and the like.
-        transport: How to read what is not local.
-        split_config: File in ``.nv-meta`` that defines the parts; datasets only.
-        dataset_config: File in ``.nv-meta`` that says how samples are made; datasets only.
-        subset: Which share of everything.
-        multiplier: ``shuffle_over_epochs_multiplier`` of everything.
-        through: What is between the readers and stores that are not local.
-        declared: What the samples are; single datasets only.
-    """
-
-    root: str | Mapping[str, Any]
-    split_part: str
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    transport: Transport = "auto"
-    split_config: str = SPLIT_CONFIG
-    dataset_config: str = DATASET_CONFIG
-    subset: Subset = field(default_factory=Subset)
-    multiplier: int | None = 1
-    through: StoreLayer | None = None
-    declared: DeclaredSamples | None = None
-
-    @property
-    def is_metadataset(self) -> bool:
-        """Whether it names others."""
-        return not isinstance(self.root, str) or dataset_kind(self.root) == "metadataset"
-
-    def items(self) -> list[MixtureItem]:
-        """Its sources; reads metadataset files and nothing else.
-
-        Raises:
-            ConfigError: An option that only single datasets have.
-            EnergonStreamError: What :meth:`MetadatasetFiles.items` raises.
-        """
-        files = MetadatasetFiles(self.storage_options, self.transport, self.through)
-        return files.items(self._reference(files))
-
-    def _reference(self, files: MetadatasetFiles) -> Reference:
-        names = self.split_config, self.dataset_config
-        if self.is_metadataset and (
-            names != (SPLIT_CONFIG, DATASET_CONFIG) or self.subset.in_samples or self.declared is not None
-        ):
-            raise ConfigError(
-                "split_config, dataset_config, sample_type and sample numbers are for single datasets",
-                hint="set them in the metadataset, where the dataset is named",
-            )
-        if not isinstance(self.root, str):
-            return inherit(files.document(self.root).split(self.split_part), {}, self.subset, self.multiplier)
-        if self.is_metadataset:
-            spec = files.spec(self.root)
-            return MetadatasetRef(spec, self.split_part, subset=self.subset, multiplier=self.multiplier)
-        spec = StoreSpec(self.root, self.storage_options, self.transport, self.through)
-        return LeafRef(
-            spec,
-            self.split_part,
-            *names,
-            subset=self.subset,
-            multiplier=self.multiplier,
-            declared=self.declared,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +58,10 @@ class SampleOptions:
 
     Attributes:
         decoder: Decodes parts; None leaves bytes.
-        trust_dataset_code: Whether classes and files named by a dataset may be imported and run.
-        parts: The parts that are used; None for all.
-        cookers: What crude samples are for.
+        trust_dataset_code: Whether classes and files that a dataset names may be imported and run; None asks the
+            environment.
+        parts: Parts that are used; None for all.
+        cookers: Cookers that get the crude samples; they limit which parts are read.
     """
 
     decoder: FileStoreDecoder | None
@@ -155,22 +70,8 @@ class SampleOptions:
     cookers: Sequence[Cooker[Any]] = ()
 
 
-def isolated(location: DatasetLocation, num_workers: int, read: Callable[[], T]) -> T:
-    """Read for a location, in a short-lived child where this process is going to fork workers.
-
-    It must not start a client of its own. What a metadataset names is not known yet, and may be remote.
-    """
-    local = not location.is_metadataset and is_local(str(location.root))
-    return read() if local or not num_workers else run_isolated(read)
-
-
-def read_items(location: DatasetLocation) -> list[MixtureItem]:
-    """The sources that a location names, without touching them."""
-    return isolated(location, 1, location.items)
-
-
-def read_leaves(location: DatasetLocation, num_workers: int) -> list[tuple[MixtureItem, DatasetIndex]]:
-    """Open all sources of a location, concurrently and in one child.
+def open_location(location: DatasetLocation, num_workers: int) -> list[tuple[MixtureItem, DatasetIndex]]:
+    """Open all datasets of a location, concurrently.
 
     Raises:
         EnergonStreamError: What :meth:`DatasetLocation.items` and :func:`open_webdataset` raise.
@@ -180,11 +81,11 @@ def read_leaves(location: DatasetLocation, num_workers: int) -> list[tuple[Mixtu
         items = location.items()
         return list(zip(items, open_all([item.ref for item in items]), strict=True))
 
-    return isolated(location, num_workers, read)
+    return location.read(read, forks=num_workers > 0)
 
 
 def open_all(refs: Sequence[AnyLeafRef]) -> list[DatasetIndex]:
-    """Open sources, all at the same time; raises what :func:`read_leaves` does."""
+    """Open datasets and joins, all at the same time; raises what :func:`open_location` does."""
     metadata: dict[_MetadataKey, Future[DatasetMetadata]] = {}
     pool = ThreadPoolExecutor(min(_OPENERS, len(refs)))
     try:
@@ -196,10 +97,10 @@ def open_all(refs: Sequence[AnyLeafRef]) -> list[DatasetIndex]:
 def _begin(
     ref: AnyLeafRef, pool: ThreadPoolExecutor, metadata: dict[_MetadataKey, Future[DatasetMetadata]]
 ) -> Callable[[], DatasetIndex]:
-    """Begin to open a source, by its kind; what it returns waits for the result."""
+    """Begin to open a dataset; return a function that waits for the result."""
     if isinstance(ref, JoinRef):
         members = [_begin(member.leaf, pool, metadata) for member in ref.members]
-        # Waits in the pool for what was given to the pool before it, so there is always a thread that works.
+        # The join waits in the pool for its members. They were submitted first, so a thread is always at work on them.
         return pool.submit(lambda: open_join(ref, [finish() for finish in members])).result
     kind = dataset_kind(ref.spec.url)
     if kind == "jsonl":
@@ -210,7 +111,7 @@ def _begin(
     if ref.declared is not None:
         return pool.submit(_open_declared, ref).result
     key = ref.spec.url, ref.split_config, ref.dataset_config
-    if key not in metadata:  # several parts of one dataset are common
+    if key not in metadata:  # mixtures often name several split parts of one dataset
         metadata[key] = pool.submit(
             read_metadata, ref.spec, split_config=ref.split_config, dataset_config=ref.dataset_config
         )
@@ -223,7 +124,7 @@ def _open_tars(ref: LeafRef) -> WebDatasetIndex:
 
 
 def _open_declared(ref: LeafRef) -> WebDatasetIndex:
-    """A folder of which the user says what the samples are: it may be one of tars, and no more."""
+    """Open a folder with declared samples: one of plain tars, or a prepared one without ``dataset.yaml``."""
     tars = list_tars(ref.spec)
     if tars is None:
         files = {"split_config": ref.split_config, "dataset_config": ref.dataset_config}
@@ -247,7 +148,7 @@ def _select(ref: LeafRef, metadata: Callable[[], DatasetMetadata]) -> WebDataset
     found = metadata()
     names = {"split_part": ref.split_part, "split_config": ref.split_config}
     wanted = {name: str((found.dataset_yaml or {}).get(name, value)) for name, value in names.items()}
-    # What dataset.yaml says goes before what the caller says; it is known only now.
+    # dataset.yaml overrides the caller, and is known only now.
     if wanted["split_config"] != ref.split_config:
         return open_webdataset(ref.spec, dataset_config=ref.dataset_config, **wanted)
     return select_part(ref.spec, wanted["split_part"], found)
@@ -256,29 +157,30 @@ def _select(ref: LeafRef, metadata: Callable[[], DatasetMetadata]) -> WebDataset
 def open_leaf(
     number: int, ref: AnyLeafRef, index: DatasetIndex, order: OrderSpec | None, samples: SampleOptions
 ) -> tuple[Leaf, LeafPlan]:
-    """Make a source of an opened dataset.
+    """Make a leaf of the mixture from an opened dataset.
 
     Args:
-        number: Its number in the plan.
-        ref: Its reference.
-        index: The opened dataset.
-        order: How to shuffle; what ``dataset.yaml`` says goes before. None not to shuffle at all.
+        number: Number of the leaf in the plan.
+        ref: Reference to the dataset or join.
+        index: The opened dataset or join.
+        order: How to shuffle, unless ``dataset.yaml`` overrides it; None keeps the order of the samples.
         samples: How samples are made.
 
     Raises:
-        ConfigError: The subset is not one, or the dataset names code that is not trusted.
+        ConfigError: The subset does not fit the dataset.
         MetadataError: ``dataset.yaml`` is wrong.
+        UntrustedCodeError: The dataset names code, and is not trusted.
     """
     if isinstance(ref, JoinRef) and isinstance(index, JoinIndex):
-        uncooked = replace(samples, cookers=())  # cookers get what the joiner makes
+        uncooked = replace(samples, cookers=())  # cookers get the joined samples
         members = [
-            _source_leaf(member.leaf, own, uncooked)[0]
+            _dataset_leaf(member.leaf, own, uncooked)[0]
             for member, own in zip(ref.members, index.members, strict=True)
         ]
         return join_leaf(number, ref, index, members, order or OrderSpec(), samples.trust_dataset_code)
     if isinstance(ref, JoinRef):
         raise TypeError(f"a join cannot be made of a {type(index).__name__}")
-    leaf, options = _source_leaf(ref, index, samples)
+    leaf, options = _dataset_leaf(ref, index, samples)
     order = OrderSpec() if order is None else replace(order, **options.order_overrides())
     where = f"{index.spec.url} [{index.split_part}]"
     subset = parse_subset(options.overrides["subset"], where) if "subset" in options.overrides else ref.subset
@@ -286,10 +188,10 @@ def open_leaf(
     return leaf, LeafPlan(number, index.shard_starts, order, start, stop)
 
 
-def _source_leaf(
+def _dataset_leaf(
     ref: LeafRef, index: DatasetIndex, samples: SampleOptions
 ) -> tuple[DatasetLeaf, DatasetYamlOptions]:
-    if not isinstance(index, WebDatasetIndex):  # a JSONL file: crude, and always parsed
+    if not isinstance(index, WebDatasetIndex):  # a JSONL file: its records are crude, and always parsed
         stores = _stores(ref, None, samples.decoder)
         subflavors = dict(ref.subflavors)
         factory = _within(SampleFactory(SampleDecoder()), ref, samples, subflavors)
@@ -310,7 +212,7 @@ def _source_leaf(
 def _within(
     factory: SampleFactory, ref: LeafRef, samples: SampleOptions, subflavors: Mapping[str, Any]
 ) -> SampleFactory:
-    """Leave out the parts that the metadataset, the caller or the cooker does not name."""
+    """Leave out parts that the metadataset, the caller or the cooker does not name."""
     cooked = cooker_parts(samples.cookers, subflavors) if factory.is_crude else None
     for parts in (ref.parts, samples.parts, cooked):
         factory = factory if parts is None else factory.within(parts, ref.spec.url)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.leaf import Leaf
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.read.options import ReadOptions
-from energon_stream.recipe.leaves import DatasetLocation, SampleOptions, open_leaf, read_leaves
+from energon_stream.recipe.leaves import open_leaf, open_location
+from energon_stream.recipe.options import DatasetOptions
 from energon_stream.recipe.tree import MixtureItem
-from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, OrderSpec, Plan, RepeatPlan
+from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, Plan, RepeatPlan
 from energon_stream.task import DatasetBlendMode, LoadedDataset
 from energon_stream.worker import WorkerConfig
 
@@ -114,27 +114,13 @@ def _repeated(plan: Plan, repeats: float | None) -> Plan:
     return plan if repeats == 1 else RepeatPlan(plan, repeats)
 
 
-def open_mixture(
-    location: DatasetLocation,
-    config: WorkerConfig,
-    samples: SampleOptions,
-    options: ReadOptions,
-    order_of: Callable[[int | None], OrderSpec] | None = None,
-) -> Mixture:
-    """Open what a user names.
-
-    Args:
-        location: What it is.
-        config: The job's configuration.
-        samples: How samples are made.
-        options: Limits of the look-ahead.
-        order_of: The order of a source with a certain ``shuffle_over_epochs_multiplier``; None for
-            the order in which the samples lie.
+def open_mixture(options: DatasetOptions) -> Mixture:
+    """Open a dataset, or all datasets of a metadataset.
 
     Raises:
         EnergonStreamError: What reading metadata raises.
     """
-    found = read_leaves(location, config.num_workers)
+    found = open_location(options.location, options.config.num_workers)
     items = tuple(item for item, _ in found)
     if any("__subflavor__" in item.ref.subflavors for item in items):
         warnings.warn(
@@ -142,13 +128,14 @@ def open_mixture(
             FutureWarning,
             stacklevel=3,
         )
+    shuffling = options.shuffling
     opened = [
         open_leaf(
             number,
             item.ref,
             index,
-            None if order_of is None else order_of(item.ref.multiplier),
-            samples,
+            None if shuffling is None else shuffling.order(item.ref.multiplier),
+            options.samples,
         )
         for number, (item, index) in enumerate(found)
     ]
@@ -156,6 +143,6 @@ def open_mixture(
         items,
         tuple(leaf for leaf, _ in opened),
         tuple(plan for _, plan in opened),
-        config,
-        options,
+        options.config,
+        options.limits,
     )

@@ -53,3 +53,16 @@ def test_a_number_of_first_samples_is_honoured(folder):
     assert read_options(dataset).first_samples == 5
     with pytest.raises(ConfigError, match="first_samples is 0"):
         ReadOptions(first_samples=0)
+
+
+def test_deprecated_arguments_warn_where_they_are_passed(folder):
+    with pytest.warns(FutureWarning, match="handler= is deprecated") as caught:
+        get_val_dataset(
+            folder, batch_size=1, split_part="train", worker_config=CONFIG, handler=lambda error, key: None
+        )
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_unknown_arguments_are_named(folder):
+    with pytest.raises(ConfigError, match=r"unknown arguments \['image_decoding'\].*image_decode"):
+        get_val_dataset(folder, batch_size=1, worker_config=CONFIG, image_decoding="pil")

@@ -1,0 +1,108 @@
+"""The place of a dataset or metadataset, and the datasets that it names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from energon_stream.errors import ConfigError
+from energon_stream.index.dataset import dataset_kind
+from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.recipe.metadataset_files import MetadatasetFiles
+from energon_stream.recipe.sample_types import DeclaredSamples
+from energon_stream.recipe.subset import Subset
+from energon_stream.recipe.tree import LeafRef, MetadatasetRef, MixtureItem, Reference, inherit
+from energon_stream.storage import StoreLayer, StoreSpec, Transport, is_local, run_isolated
+
+__all__ = ["DatasetLocation", "PathOption", "root_of"]
+
+PathOption = str | os.PathLike[str] | Mapping[str, Any]
+"""Path or URL of a dataset or metadataset, or a metadataset's parsed content."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetLocation:
+    """A dataset or metadataset, and how to reach it.
+
+    Attributes:
+        root: Path or URL, or a metadataset's parsed document.
+        split_part: Part of the dataset's split, or split of the metadataset.
+        storage_options: Credentials and the like.
+        transport: Client for remote data.
+        split_config: File in ``.nv-meta`` that defines the split parts; single datasets only.
+        dataset_config: File in ``.nv-meta`` that describes the samples; single datasets only.
+        subset: Range of the samples; of a metadataset, share of each dataset.
+        multiplier: ``shuffle_over_epochs_multiplier`` of all datasets.
+        through: Layer between the readers and remote stores, such as the disk cache.
+        declared: The user's declaration of the samples; single datasets only.
+    """
+
+    root: str | Mapping[str, Any]
+    split_part: str
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    transport: Transport = "auto"
+    split_config: str = SPLIT_CONFIG
+    dataset_config: str = DATASET_CONFIG
+    subset: Subset = field(default_factory=Subset)
+    multiplier: int | None = 1
+    through: StoreLayer | None = None
+    declared: DeclaredSamples | None = None
+
+    @property
+    def is_metadataset(self) -> bool:
+        """True for a metadataset, which names other datasets."""
+        return not isinstance(self.root, str) or dataset_kind(self.root) == "metadataset"
+
+    def read(self, function: Callable[[], T], *, forks: bool) -> T:
+        """Call a function that reads metadata of the location.
+
+        Args:
+            function: Reads.
+            forks: Whether this process may fork workers later. It must then not start a client of its own, so a
+                short-lived child process reads.
+        """
+        # A metadataset may name remote datasets; that is not known before it is read.
+        local = not self.is_metadataset and is_local(str(self.root))
+        return run_isolated(function) if forks and not local else function()
+
+    def items(self) -> list[MixtureItem]:
+        """Read the metadataset files, and return the datasets that they name. The datasets are not touched.
+
+        Raises:
+            ConfigError: An option is only for single datasets.
+            EnergonStreamError: What :meth:`MetadatasetFiles.items` raises.
+        """
+        files = MetadatasetFiles(self.storage_options, self.transport, self.through)
+        return files.items(self._reference(files))
+
+    def _reference(self, files: MetadatasetFiles) -> Reference:
+        names = self.split_config, self.dataset_config
+        if self.is_metadataset and (
+            names != (SPLIT_CONFIG, DATASET_CONFIG) or self.subset.in_samples or self.declared is not None
+        ):
+            raise ConfigError(
+                "split_config, dataset_config, sample_type and sample numbers are for single datasets",
+                hint="set them in the metadataset, where the dataset is named",
+            )
+        if not isinstance(self.root, str):
+            return inherit(files.document(self.root).split(self.split_part), {}, self.subset, self.multiplier)
+        if self.is_metadataset:
+            spec = files.spec(self.root)
+            return MetadatasetRef(spec, self.split_part, subset=self.subset, multiplier=self.multiplier)
+        return LeafRef(
+            StoreSpec(self.root, self.storage_options, self.transport, self.through),
+            self.split_part,
+            *names,
+            subset=self.subset,
+            multiplier=self.multiplier,
+            declared=self.declared,
+        )
+
+
+def root_of(path: PathOption) -> str | Mapping[str, Any]:
+    """Return a path as text, and a parsed metadataset unchanged."""
+    return path if isinstance(path, Mapping) else os.fspath(path)

@@ -1,0 +1,238 @@
+"""Options of all functions that open datasets, described once, and what follows from them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from energon_stream.cache import CacheConfig, CacheLayer
+from energon_stream.errors import ConfigError, MetadataError
+from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
+from energon_stream.read.options import ReadOptions
+from energon_stream.recipe.fields import parse_parts
+from energon_stream.recipe.leaves import SampleOptions
+from energon_stream.recipe.location import DatasetLocation, PathOption, root_of
+from energon_stream.recipe.sample_types import DeclaredSamples, SampleType, declare
+from energon_stream.recipe.subset import parse_subset
+from energon_stream.schedule import OrderSpec
+from energon_stream.storage import Transport
+from energon_stream.task import DefaultTaskEncoder, TaskEncoder
+from energon_stream.worker import WorkerConfig
+
+__all__ = ["CacheOption", "DatasetOptions", "Shuffling", "SubsetOption", "cache_layer"]
+
+CacheOption = CacheConfig | str | os.PathLike[str] | bool | None
+SubsetOption = Mapping[str, Any] | Sequence[Any] | None
+
+_FIRST_SAMPLES = 8
+_PARALLEL_SLICES = 16
+_DECODING = (
+    "image_decode",
+    "av_decode",
+    "video_decode_audio",
+    "guess_content",
+    "allow_pickle",
+    "auto_decode",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffling:
+    """The order of samples in training.
+
+    Attributes:
+        max_samples_per_sequence: Samples that are read in sequence before another place is read. Smaller is more
+            random, and costs more requests. None reads the shards whole.
+        shuffle_buffer_size: Samples among which each is shuffled; None or 1 for none. A large buffer costs no
+            memory, because it holds references and no samples.
+        parallel_shard_iters: Slices that are read side by side; None for 16, or 1 where order is kept.
+        shuffle_over_epochs_multiplier: k permutes the slices of k passes together; -1 draws slices with
+            replacement; None keeps the order of the dataset. In a metadataset it multiplies the datasets' own.
+    """
+
+    max_samples_per_sequence: int | None = None
+    shuffle_buffer_size: int | None = None
+    parallel_shard_iters: int | None = None
+    shuffle_over_epochs_multiplier: int | None = 1
+
+    def order(self, multiplier: int | None) -> OrderSpec:
+        """Return the order of a dataset, given the product of the multipliers that apply to it."""
+        parallel = self.parallel_shard_iters
+        if parallel is None:
+            parallel = 1 if multiplier is None else _PARALLEL_SLICES
+        return OrderSpec(self.max_samples_per_sequence, self.shuffle_buffer_size or 0, parallel, multiplier)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetOptions:
+    """Options that all functions and loaders share which open datasets.
+
+    Attributes:
+        path: Folder with ``.nv-meta``, or a metadataset: its ``.yaml`` file or parsed content. Also a ``.jsonl`` file,
+            and datasets that are not prepared: a ``.tar``, tars by braces (``train-{000..999}.tar``), or a
+            folder of tars (see ``sample_type``). Local paths and all URLs that fsspec knows.
+        split_part: Part of the dataset's split, or split of the metadataset. In a dataset that is not prepared,
+            ``train``, ``val`` and ``test`` all have all samples.
+        batch_size: Samples of a batch; None yields single samples.
+        packing_buffer_size: Samples to select packs from; None for no packing.
+        worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
+        task_encoder: Makes batches of samples. Default: a new ``DefaultTaskEncoder()``.
+        subset: Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a metadataset
+            the percentages apply to each dataset.
+        parts: Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that saves
+            bytes. None: all parts that ``dataset.yaml`` names.
+        sample_type: Type of the samples of a dataset without ``dataset.yaml``: a class derived from ``Sample``, the
+            name of one of the library's, or ``CrudeSample`` for parts by name, which cookers take. It is required
+            for a folder that is not prepared; tars that the path names are crude by default.
+        field_map: Part for each field, as in ``dataset.yaml``: ``{"image": "jpg"}``.
+        split_config: File in ``.nv-meta`` that defines the split parts. Default ``split.yaml``.
+        dataset_config: File in ``.nv-meta`` that describes the samples. Default ``dataset.yaml``.
+        storage_options: Credentials, endpoint and the like, in fsspec's names. Default: from the environment.
+        transport: Client for remote data: ``"obstore"``, ``"fsspec"``, or ``"auto"`` (default) for the faster of the
+            two that can read the URL.
+        read_options: Limits of the look-ahead.
+        cache: Disk cache of this node for remote data: a :class:`CacheConfig` or a directory; False for none. None:
+            as ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE`` say.
+        trust_dataset_code: Whether classes and files that the dataset names may be imported and run. None: whether
+            ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
+        decoding: Arguments that programs for older versions pass: ``handler``, called with the error and the key of a
+            sample that fails; ``auto_decode=False``, which leaves bytes; and the arguments of ``SampleDecoder``.
+        shuffling: The order of samples; None for the order of the dataset.
+        with_cookers: Whether the encoder's cookers decide which parts of crude samples are read.
+        config: ``worker_config`` or its default.
+        encoder: ``task_encoder`` or its default.
+        location: The dataset and how to reach it.
+        samples: How samples are made of parts.
+        limits: ``read_options`` with all values set.
+
+    Raises:
+        ConfigError: An option is unknown, or cannot work.
+    """
+
+    path: PathOption
+    split_part: str
+    batch_size: int | None = None
+    packing_buffer_size: int | None = None
+    worker_config: WorkerConfig | None = None
+    task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None
+    subset: SubsetOption = None
+    parts: Sequence[str] | None = None
+    sample_type: SampleType | None = None
+    field_map: Mapping[str, str] | None = None
+    split_config: str = "split.yaml"
+    dataset_config: str = "dataset.yaml"
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    transport: Transport = "auto"
+    read_options: ReadOptions | None = None
+    cache: CacheOption = None
+    trust_dataset_code: bool | None = None
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    shuffling: Shuffling | None = None
+    with_cookers: bool = True
+    config: WorkerConfig = field(init=False)
+    encoder: TaskEncoder[Any, Any, Any, Any] = field(init=False)
+    location: DatasetLocation = field(init=False)
+    samples: SampleOptions = field(init=False)
+    limits: ReadOptions = field(init=False)
+
+    def __post_init__(self) -> None:
+        decoding = dict(self.decoding)
+        encoder = self.task_encoder or DefaultTaskEncoder()
+        derived = {
+            "config": self._config(decoding.pop("handler", None)),
+            "encoder": encoder,
+            "samples": SampleOptions(
+                _decoder(encoder.decoder, decoding),
+                self.trust_dataset_code,
+                parse_parts(self.parts, "parts="),
+                encoder.cookers if self.with_cookers else (),
+            ),
+            "location": self._location(),
+            "limits": self._limits(),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+    def _config(self, handler: Callable[[Exception, Any], Any] | None) -> WorkerConfig:
+        config = self.worker_config or WorkerConfig.default_worker_config()
+        if handler is None:
+            return config
+
+        def call(error: Exception, sample: Any, sources: Any = None) -> None:
+            key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
+            handler(error, key)
+
+        warnings.warn(
+            "handler= is deprecated: use WorkerConfig(global_error_handler=…)",
+            FutureWarning,
+            stacklevel=5,  # whoever called the function that makes the options
+        )
+        return replace(config, global_error_handler=call)
+
+    def _location(self) -> DatasetLocation:
+        return DatasetLocation(
+            root_of(self.path),
+            self.split_part,
+            self.storage_options,
+            self.transport,
+            self.split_config,
+            self.dataset_config,
+            parse_subset(self.subset, str(self.path)),
+            1 if self.shuffling is None else self.shuffling.shuffle_over_epochs_multiplier,
+            cache_layer(self.cache),
+            _declared(self.sample_type, self.field_map),
+        )
+
+    def _limits(self) -> ReadOptions:
+        for name in ("batch_size", "packing_buffer_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}", hint="use 1 or more, or None")
+        limits = self.read_options or ReadOptions()
+        if limits.first_samples is not None:
+            return limits
+        # The first batch is fetched as exact ranges, so that it arrives early. Packing needs a full buffer before it.
+        first = self.packing_buffer_size or self.batch_size or _FIRST_SAMPLES
+        return replace(limits, first_samples=first)
+
+
+def cache_layer(cache: CacheOption) -> CacheLayer | None:
+    """Return the disk cache that an option means; None for no cache.
+
+    Raises:
+        ConfigError: The option is neither a configuration nor a directory.
+    """
+    if cache is None:
+        cache = CacheConfig.from_environment()
+    if cache is None or cache is False:
+        return None
+    if isinstance(cache, (str, os.PathLike)):
+        cache = CacheConfig(os.fspath(cache))
+    if not isinstance(cache, CacheConfig):
+        raise ConfigError(f"cache is {cache!r}", hint="pass a CacheConfig, its directory, or False for none")
+    return CacheLayer(cache)
+
+
+def _declared(sample_type: SampleType | None, field_map: Mapping[str, str] | None) -> DeclaredSamples | None:
+    try:
+        return declare(sample_type, field_map, "sample_type= and field_map=")
+    except MetadataError as error:  # the user's argument is wrong, and no file
+        raise ConfigError(error.what, where=error.where, hint=error.hint) from error
+
+
+def _decoder(own: FileStoreDecoder | None, decoding: dict[str, Any]) -> FileStoreDecoder | None:
+    """Return the encoder's decoder, or a new one made of the arguments. The encoder keeps its own."""
+    unknown = sorted(set(decoding) - set(_DECODING))
+    if unknown:
+        known = [*_DECODING, "handler"]
+        raise ConfigError(
+            f"unknown arguments {unknown}", hint=f"beside the documented ones, {known} are known"
+        )
+    if decoding.pop("auto_decode", None) is False:
+        if decoding:
+            raise ConfigError(f"auto_decode=False leaves bytes, so {sorted(decoding)} cannot be honoured")
+        return None
+    return SampleDecoder(**decoding) if decoding else own
