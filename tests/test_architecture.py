@@ -38,7 +38,12 @@ def layer(module):
 
 
 def imports(path):
-    """Modules of the package that a file imports, inside functions too."""
+    """Modules of the package that a file imports: inside functions too, and those of which a stub lists names."""
+    stub = path.with_suffix(".pyi")
+    if stub.exists():
+        package = ".".join(path.relative_to(ROOT.parent).parent.parts)
+        nodes = ast.parse(stub.read_text()).body
+        yield from (f"{package}.{node.module}" for node in nodes if isinstance(node, ast.ImportFrom))
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]

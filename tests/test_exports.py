@@ -1,10 +1,17 @@
 """The names at the root: importable, sorted, and those that clients of Megatron-Energon import."""
 
+import ast
 import importlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import energon_stream
+
+ROOT = Path(energon_stream.__file__).parent
 
 CLIENTS = [
     "VQASample",
@@ -41,28 +48,41 @@ CLIENTS = [
 ]
 
 
-def test_all_is_sorted_and_each_name_is_there():
-    assert energon_stream.__all__ == sorted(set(energon_stream.__all__))
-    for name in energon_stream.__all__:
-        assert getattr(energon_stream, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = energon_stream.nothing
+def listed(stub: Path) -> dict[str, str]:
+    """The names of a stub, with the module that each comes from."""
+    package = ".".join(stub.relative_to(ROOT.parent).parent.parts)
+    tree = ast.parse(stub.read_text())
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    for node in imports:
+        assert all(alias.asname == alias.name for alias in node.names), "type checkers export `x as x` only"
+    return {alias.name: f"{package}.{node.module}" for node in imports for alias in node.names}
+
+
+@pytest.mark.parametrize("stub", sorted(ROOT.rglob("__init__.pyi")), ids=lambda stub: stub.parent.name)
+def test_the_stub_is_the_list_of_names(stub):
+    package = importlib.import_module(".".join(stub.relative_to(ROOT.parent).parent.parts))
+    names = listed(stub)
+    assert package.__all__ == sorted(names)
+    for name, module in names.items():
+        assert getattr(package, name) is getattr(importlib.import_module(module), name)
+        assert name in importlib.import_module(module).__all__, f"{module}.__all__ lacks {name}"
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = package.nothing
+
+
+def test_stubs_are_shipped():
+    settings = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())
+    assert "**/*.pyi" in settings["tool"]["setuptools"]["package-data"]["energon_stream"]
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    program = "import sys, energon_stream, energon_stream.recipe; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    modules = done.stdout.split()
+    assert not {"torch", "numpy", "fsspec", "obstore", "yaml"} & set(modules)
+    assert [name for name in modules if name.startswith("energon_stream.")] == ["energon_stream.recipe"]
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_what_clients_import_is_there(name):
     assert name in energon_stream.__all__
-
-
-def test_the_names_for_type_checkers_are_those_for_python():
-    """The imports under TYPE_CHECKING and the lazy table must not drift apart."""
-    import ast
-    from pathlib import Path
-
-    tree = ast.parse(Path(energon_stream.__file__).read_text())
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    static = {alias.asname: node.module for node in block.body for alias in node.names}
-    lazy = {name: module for module, names in energon_stream._EXPORTS.items() for name in names}
-    assert static == lazy
-    for name, module in lazy.items():
-        assert name in importlib.import_module(module).__all__, f"{module}.__all__ lacks {name}"

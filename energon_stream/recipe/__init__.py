@@ -1,27 +1,8 @@
-"""Paths and YAML to datasets."""
+"""Paths and YAML files to datasets.
 
-from energon_stream.recipe.datasets import get_train_dataset, get_val_dataset, get_val_datasets
-from energon_stream.recipe.interface import (
-    DatasetLoader,
-    DatasetLoaderInterface,
-    LoadedDatasetList,
-    Metadataset,
-    MetadatasetV2,
-    load_dataset,
-    traverse_metadataset,
-)
-from energon_stream.recipe.prepare import prepare_metadataset
+``__init__.pyi`` lists the names. Each is imported when it is first used: reading a metadataset needs no PyTorch.
+"""
 
-__all__ = [
-    "DatasetLoader",
-    "DatasetLoaderInterface",
-    "LoadedDatasetList",
-    "Metadataset",
-    "MetadatasetV2",
-    "get_train_dataset",
-    "get_val_dataset",
-    "get_val_datasets",
-    "load_dataset",
-    "prepare_metadataset",
-    "traverse_metadataset",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,41 +1,8 @@
-"""For programs that are written for Megatron and Megatron-Energon; neither has to be installed."""
+"""Data module, loader wrapper and checkpoint files for programs written for Megatron; it need not be installed.
 
-from __future__ import annotations
+``__init__.pyi`` lists the names. Each is imported when it is first used, because most of them import PyTorch.
+"""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-from energon_stream.compat.alias import install_alias, uninstall_alias
-
-if TYPE_CHECKING:
-    from energon_stream.integrations.megatron.checkpoint import (
-        dataloader_state_path,
-        restore_dataloader_state,
-        save_dataloader_state,
-    )
-    from energon_stream.integrations.megatron.datamodule import (
-        EnergonDataloader,
-        EnergonMultiModalDataModule,
-        cyclic_iter,
-    )
-
-__all__ = [
-    "EnergonDataloader",
-    "EnergonMultiModalDataModule",
-    "cyclic_iter",
-    "dataloader_state_path",
-    "install_alias",
-    "restore_dataloader_state",
-    "save_dataloader_state",
-    "uninstall_alias",
-]
-
-_CHECKPOINT = ("dataloader_state_path", "restore_dataloader_state", "save_dataloader_state")
-
-
-def __getattr__(name: str) -> Any:  # PyTorch is imported with these, and only then
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(
-        importlib.import_module(f"{__name__}.{'checkpoint' if name in _CHECKPOINT else 'datamodule'}"), name
-    )
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,124 @@
+"""The names of the package, by the module that defines them: the only list of them.
+
+``__init__.py`` reads this file and imports each name when it is first used.
+"""
+
+from .cache import CacheConfig as CacheConfig
+from .errors import (
+    FatalSampleError as FatalSampleError,
+    IgnoreSample as IgnoreSample,
+    SkipSample as SkipSample,
+)
+from .index.media import ImageMetadata as ImageMetadata
+from .loader import (
+    BasicDataLoader as BasicDataLoader,
+    SavableDataLoader as SavableDataLoader,
+    get_loader as get_loader,
+    get_savable_loader as get_savable_loader,
+)
+from .media import (
+    CachePool as CachePool,
+    DecodeFileStore as DecodeFileStore,
+    DirectLazy as DirectLazy,
+    FileCacheLazy as FileCacheLazy,
+    FileStore as FileStore,
+    FileStoreCachePool as FileStoreCachePool,
+    Lazy as Lazy,
+    MockLazy as MockLazy,
+    NoCachePool as NoCachePool,
+    PrimaryFileStore as PrimaryFileStore,
+    SystemFileStore as SystemFileStore,
+)
+from .pipeline import (
+    BatchDataset as BatchDataset,
+    BlendDataset as BlendDataset,
+    ConcatDataset as ConcatDataset,
+    EpochizeDataset as EpochizeDataset,
+    EvenDataset as EvenDataset,
+    FilterDataset as FilterDataset,
+    GcDataset as GcDataset,
+    GroupBatchDataset as GroupBatchDataset,
+    IterMapDataset as IterMapDataset,
+    LimitDataset as LimitDataset,
+    LogSampleDataset as LogSampleDataset,
+    MapDataset as MapDataset,
+    MixBatchDataset as MixBatchDataset,
+    PackingDataset as PackingDataset,
+    RepeatDataset as RepeatDataset,
+    SavableDataset as SavableDataset,
+    ShuffleBufferDataset as ShuffleBufferDataset,
+    log_exception as log_exception,
+    reraise_exception as reraise_exception,
+)
+from .pipeline.collate import (
+    batch_list as batch_list,
+    batch_pad_stack as batch_pad_stack,
+    batch_stack as batch_stack,
+    concat_pad as concat_pad,
+    generic_batch as generic_batch,
+    generic_concat as generic_concat,
+    homogeneous_concat_mix as homogeneous_concat_mix,
+)
+from .prewarming import (
+    PrewarmPlan as PrewarmPlan,
+    PrewarmResult as PrewarmResult,
+    prewarm as prewarm,
+)
+from .read.decode import (
+    FileStoreDecoder as FileStoreDecoder,
+    SampleDecoder as SampleDecoder,
+)
+from .read.options import ReadOptions as ReadOptions
+from .recipe import (
+    DatasetLoader as DatasetLoader,
+    DatasetLoaderInterface as DatasetLoaderInterface,
+    LoadedDatasetList as LoadedDatasetList,
+    Metadataset as Metadataset,
+    MetadatasetV2 as MetadatasetV2,
+    get_train_dataset as get_train_dataset,
+    get_val_dataset as get_val_dataset,
+    get_val_datasets as get_val_datasets,
+    load_dataset as load_dataset,
+    prepare_metadataset as prepare_metadataset,
+    traverse_metadataset as traverse_metadataset,
+)
+from .samples import (
+    Batch as Batch,
+    CrudeSample as CrudeSample,
+    Sample as Sample,
+    SourceInfo as SourceInfo,
+    edataclass as edataclass,
+)
+from .samples.types import (
+    CaptioningSample as CaptioningSample,
+    ImageClassificationSample as ImageClassificationSample,
+    ImageSample as ImageSample,
+    InterleavedSample as InterleavedSample,
+    MultiChoiceVQASample as MultiChoiceVQASample,
+    OCRSample as OCRSample,
+    SimilarityInterleavedSample as SimilarityInterleavedSample,
+    TextSample as TextSample,
+    VidQASample as VidQASample,
+    VQAOCRSample as VQAOCRSample,
+    VQASample as VQASample,
+)
+from .storage import CounterSnapshot as CounterSnapshot
+from .task import (
+    AugmentTaskEncoder as AugmentTaskEncoder,
+    Cooker as Cooker,
+    DatasetBlendMode as DatasetBlendMode,
+    DefaultTaskEncoder as DefaultTaskEncoder,
+    TaskEncoder as TaskEncoder,
+    basic_sample_keys as basic_sample_keys,
+    cooker as cooker,
+    stateless as stateless,
+)
+from .task.packers import (
+    best_fit_decreasing as best_fit_decreasing,
+    first_fit as first_fit,
+    histogram_pack as histogram_pack,
+    pack_by_size as pack_by_size,
+)
+from .worker import WorkerConfig as WorkerConfig
+
+__version__: str
