@@ -44,7 +44,7 @@ def info(files: tuple[Path, ...]) -> None:
 
 
 def _describe(state: Mapping[str, Any]) -> str:
-    topology, turn = state["topology"], read_rotation(state["turn"], state["topology"])
+    topology, turn = state["topology"], read_rotation(state["rotation"], state["topology"])
     batches = {stream: 0 if saved is None else saved["batches"] for stream, saved in state["streams"].items()}
     by_stream = " ".join(f"{stream}:{count}" for stream, count in batches.items())
     ended = f", of which {sorted(turn.ended)} have ended" if turn.ended else ""
@@ -66,7 +66,7 @@ def _together(files: list[StateFile]) -> str:
         redistribute(states, topology["world_size"], names=names)
     except StateMismatchError as error:
         return f"not to be dealt to other ranks: {error}\n{topology['num_streams']} streams would fit {sizes} ranks"
-    length = read_rotation(states[0]["turn"], topology).pass_length
+    length = read_rotation(states[0]["rotation"], topology).pass_length
     if not length:
         return f"can be dealt to {sizes} ranks"
     lengths = ", ".join(f"{length // size} with {size}" for size in sizes if length % size == 0)

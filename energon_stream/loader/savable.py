@@ -15,15 +15,14 @@ from energon_stream.pipeline.engine import Rotation
 from energon_stream.pipeline.node import State
 from energon_stream.state import (
     ChangeReport,
-    Description,
     check_rank_state,
-    continue_state,
     deal_state,
-    describe,
     join_streams,
     make_rank_state,
     split_streams,
 )
+from energon_stream.state.change import continue_state
+from energon_stream.state.description import Description, describe
 
 __all__ = ["OnChange", "SavableDataLoader"]
 
@@ -91,7 +90,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         if chosen == "continue":
             state, report = continue_state(state, self.dataset, self._description)
         rotation, streams = check_rank_state(
-            state, self._description.prints, self.worker_config, self.dataset.pass_length
+            state, self._description, self.worker_config, self.dataset.pass_length
         )
         self._rotation = rotation
         self._states = _copied({stream: streams.get(stream) for stream in self._rotation.streams})

@@ -1,10 +1,6 @@
 """Saved states: their format, by rank and by stream, and dealing them to other numbers of ranks."""
 
-from energon_stream.state.change import continue_state
-from energon_stream.state.description import Description, describe
 from energon_stream.state.rank import (
-    FORMAT,
-    VERSION,
     check_rank_state,
     dumps,
     loads,
@@ -16,18 +12,16 @@ from energon_stream.state.redistribute import deal_state, redistribute
 from energon_stream.state.report import ChangeReport, LeafChange
 from energon_stream.state.rotation import read_rotation
 from energon_stream.state.streams import STREAMS_FORMAT, join_streams, ranks_of_streams, split_streams
+from energon_stream.state.versions import FORMAT, VERSION
 
 __all__ = [
     "FORMAT",
-    "ChangeReport",
-    "Description",
-    "LeafChange",
     "STREAMS_FORMAT",
     "VERSION",
+    "ChangeReport",
+    "LeafChange",
     "check_rank_state",
-    "continue_state",
     "deal_state",
-    "describe",
     "dumps",
     "join_streams",
     "loads",

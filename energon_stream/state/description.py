@@ -1,60 +1,102 @@
-"""What a state says of the dataset that it was saved with.
+"""The description of a dataset that states hold.
 
-Hashes, so that a mismatch can say what differs::
+Four hashes tell one dataset from another, and say which part differs::
 
-    "fingerprint": {"data": shards and their counts, "order": shuffling, slices, blending but for the weights,
-                    "weights": of all blends, "pipeline": operators but for weights}
+    "fingerprint": {"data": shards and their counts, "order": shuffling, slices, blending without weights,
+                    "weights": of all blends, "pipeline": operators without weights}
 
-and how many shards there were, so that a dataset that grew can be told from another one::
+The numbers of shards tell a dataset that grew from another one, with an entry for each reader dataset in the pipeline::
 
-    "sources": [[number of sources, how many shards each had, marks], ...]
+    "leaves": [[number of leaves, number of shards of each, marks], ...]
 
-with an entry for each dataset of sources in the pipeline. Numbers of shards are a column of :mod:`energon_stream.schedule.packed`.
-They prove nothing by themselves: the hash of the data, made again of the first so many shards, does. Marks are two bytes
-of a hash for each of at most 64 runs of neighbouring sources, and say where to look when that hash differs.
+The numbers are a column of :mod:`energon_stream.schedule.packed`. They prove nothing by themselves; the hash of the data, made
+again from that many shards, does. If that hash differs, the marks name the leaf in the error: two bytes of a hash for each
+leaf, where there are at most 64.
+
+The options, where they are few, only word errors as well::
+
+    "options": {"pipeline": config() without reader datasets, "orders": fields of the different OrderSpecs}
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from energon_stream.errors import StateError
-from energon_stream.pipeline.reader_dataset import ReaderConfig, is_reader_config
+from energon_stream.pipeline.reader_dataset import is_reader_config
 from energon_stream.schedule import pack_columns, unpack_columns
-from energon_stream.schedule.packed_v2 import is_packed_v2, unpack_columns_v2
 
-__all__ = ["Description", "SavedLeaves", "describe", "fingerprint", "marks", "read_sources", "runs"]
+__all__ = ["Description", "SavedLeaves", "describe", "fingerprint", "marks", "read_leaves"]
 
-_RUNS = 64
-_MARK = 2
+_MOST_MARKED = 64
+_MARK_BYTES = 2
+_MOST_OPTIONS = 1000
+"""Characters of JSON up to which a state holds the options: most pipelines take 100 to 300."""
+_MOST_NAMED = 5
+_PARTS = {
+    "data": "the data (shards, sample counts or split part)",
+    "order": "the order (shuffling, slices, blending)",
+    "weights": "the weights of a blend",
+    "pipeline": "the pipeline (batch size, operators, functions)",
+}
+_ORDER_OPTIONS = {
+    "max_samples_per_sequence": "max_samples_per_sequence",
+    "shuffle_window": "shuffle_buffer_size",
+    "parallel_slices": "parallel_shard_iters",
+    "shuffle_over_epochs": "shuffle_over_epochs_multiplier",
+}
+"""Fields of an OrderSpec, and the arguments that set them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is written into states of a dataset.
+    """The description of a dataset.
 
     Attributes:
         prints: The fingerprint.
-        sources: Shards of its sources.
+        leaves: Numbers of shards, and marks.
+        options: Options by which errors name a difference; None where there are too many.
     """
 
     prints: Mapping[str, str]
-    sources: list[Any]
+    leaves: list[Any]
+    options: dict[str, Any] | None
+
+    def differences(self, state: Mapping[str, Any]) -> list[str]:
+        """Return the parts of the fingerprint in which a state differs, in words, with options where they are known."""
+        saved = state["fingerprint"]
+        differing = [name for name in _PARTS if saved.get(name) != self.prints[name]]
+        return [self.difference(state, name) or f"{_PARTS[name]} differs" for name in differing]
+
+    def difference(self, state: Mapping[str, Any], part: str) -> str:
+        """Return the options of ``"order"`` or ``"pipeline"`` that a state was saved with and that differ now."""
+        kept, now = state.get("options"), self.options
+        if not isinstance(kept, Mapping) or now is None:
+            return ""
+        try:
+            if part == "order":
+                found = list(_changes(_named(kept.get("orders")), _named(now["orders"]), ""))
+            else:
+                found = list(_changes(kept.get(part), now.get(part), ""))
+        except (TypeError, ValueError):  # damaged; the error that this is for comes all the same
+            return ""
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        return ", ".join(found[:_MOST_NAMED]) + more
 
 
 @dataclass(frozen=True, slots=True)
 class SavedLeaves:
-    """What a state says of one dataset of sources.
+    """The leaves of one reader dataset when a state was saved.
 
     Attributes:
-        shards: How many shards each source had.
-        marks: Hashes of the runs of sources.
+        shards: Number of shards of each leaf.
+        marks: A short hash of each leaf; empty where there were too many.
     """
 
     shards: tuple[int, ...]
@@ -66,22 +108,16 @@ def _hash(value: Any, size: int = 8) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 
-def _source_nodes(node: Any) -> list[ReaderConfig]:
+def _readers(node: Any) -> list[Mapping[str, Any]]:
+    """Find the descriptions of reader datasets in a pipeline's description."""
     if is_reader_config(node):
         return [node]
     values = node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ()
-    return [found for value in values for found in _source_nodes(value)]
+    return [found for value in values for found in _readers(value)]
 
 
-def fingerprint(config: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
-    """Hash a dataset's description in parts.
-
-    Args:
-        config: What ``dataset.config()`` returns.
-        earlier: What to take in the place of its datasets of sources, in order; by default what they are.
-    """
-    sources = earlier or _source_nodes(config)
-    data = [node["leaves"] for node in sources]
+def _split(config: Mapping[str, Any], readers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Split a pipeline's description into the parts of the fingerprint."""
     weights: list[Any] = []
     met = 0
 
@@ -89,66 +125,111 @@ def fingerprint(config: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] 
         nonlocal met
         if is_reader_config(node):
             met += 1
-            return {"source": met}
+            return {"source": met}  # the name is a part of hashes in saved states
         if isinstance(node, Mapping):
-            # The contract of config(): weights beside these keys may be others when a run continues.
+            # The contract of config(): weights beside these keys may differ when a run continues.
             if "weights" in node and ("blend" in node or "datasets" in node):
                 weights.append(node["weights"])
                 node = {key: value for key, value in node.items() if key != "weights"}
             return {key: strip(value) for key, value in node.items()}
         return [strip(value) for value in node] if isinstance(node, (list, tuple)) else node
 
-    pipeline = strip(config)
-    order = [strip(node["plan"]) for node in sources]
-    parts = {"data": data, "order": order, "weights": weights, "pipeline": pipeline}
+    pipeline = strip(config)  # first: its weights come before those of the plans
+    order = [strip(node["plan"]) for node in readers]
+    data = [node["leaves"] for node in readers]
+    return {"data": data, "order": order, "weights": weights, "pipeline": pipeline}
+
+
+def fingerprint(config: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
+    """Hash a dataset's description in parts.
+
+    Args:
+        config: The return value of ``dataset.config()``.
+        earlier: Descriptions to take in the place of its reader datasets, in order; by default the present ones.
+    """
+    parts = _split(config, earlier or _readers(config))
     return {name: _hash(part).hex() for name, part in parts.items()}
 
 
 def describe(config: Mapping[str, Any]) -> Description:
-    """What is written into states of a dataset.
+    """Make the description that states hold.
 
     Args:
-        config: What ``dataset.config()`` returns.
+        config: The return value of ``dataset.config()``.
     """
-    sources = []
-    for node in _source_nodes(config):
+    readers = _readers(config)
+    leaves = []
+    for node in readers:
         shards = np.array([leaf["shards"] for leaf in node["leaves"]], dtype=np.int64)
-        sources.append([len(shards), pack_columns([shards]), b"".join(marks(node["leaves"]))])
-    return Description(fingerprint(config), sources)
+        leaves.append([len(shards), pack_columns([shards]), b"".join(marks(node["leaves"]))])
+    parts = _split(config, readers)
+    orders: list[Any] = []
+    for order in _orders(parts["order"]):
+        if order not in orders:
+            orders.append(order)
+    options = {"pipeline": parts["pipeline"], "orders": orders}
+    text = json.dumps(options, default=str)
+    prints = {name: _hash(part).hex() for name, part in parts.items()}
+    return Description(prints, leaves, json.loads(text) if len(text) <= _MOST_OPTIONS else None)
 
 
-def runs(sources: int) -> list[range]:
-    """Numbers of the sources that share a mark."""
-    number = min(sources, _RUNS)
-    return [range(run * sources // number, (run + 1) * sources // number) for run in range(number)]
+def _named(orders: Any) -> list[dict[str, Any]]:
+    """Return OrderSpecs by the names of arguments."""
+    return [dict(zip(_ORDER_OPTIONS.values(), order, strict=True)) for order in orders]
+
+
+def _orders(plan: Any) -> Iterator[list[Any]]:
+    """Find the OrderSpecs in the description of a plan."""
+    if isinstance(plan, Mapping) and "order" in plan:
+        yield [plan["order"].get(name) for name in _ORDER_OPTIONS]
+        return
+    for value in plan.values() if isinstance(plan, Mapping) else plan if isinstance(plan, list) else ():
+        yield from _orders(value)
+
+
+def _changes(saved: Any, now: Any, name: str) -> Iterator[str]:
+    """Yield the options that differ, with both values."""
+    if isinstance(saved, Mapping) and isinstance(now, Mapping) and saved.get("type") == now.get("type"):
+        of = f" of {now['type']}" if "type" in now else ""
+        for key in {**saved, **now}:
+            yield from _changes(saved.get(key), now.get(key), f"{key}{of}")
+    elif isinstance(saved, list) and isinstance(now, list):
+        for one, other in zip(saved, now, strict=False):
+            yield from _changes(one, other, name)
+        if len(saved) != len(now):
+            yield f"there were {len(saved)} {name or 'different orders'}, there are {len(now)}"
+    elif saved != now:
+        yield f"{name or 'the pipeline'} was {_short(saved)}, is {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a {value.get('type', 'ReaderDataset')}"
+    return f"{value!r:.60}"
 
 
 def marks(leaves: Sequence[Any]) -> tuple[bytes, ...]:
-    """Short hashes of runs of sources.
-
-    Args:
-        leaves: The sources as in a dataset's description.
-    """
-    found = [[leaves[number] for number in run] for run in runs(len(leaves))]
-    return tuple(_hash(run, _MARK) for run in found)
+    """Return a short hash of each leaf's description; nothing where there are too many leaves."""
+    return tuple(_hash([leaf], _MARK_BYTES) for leaf in leaves) if len(leaves) <= _MOST_MARKED else ()
 
 
-def read_sources(saved: Any) -> list[SavedLeaves]:
-    """What a state says of the sources.
+def read_leaves(saved: Any) -> list[SavedLeaves]:
+    """Read the leaves that a state was saved with.
 
     Raises:
-        StateError: It says nothing, or is damaged.
+        StateError: The state does not have them, or is damaged.
     """
     try:
         found = []
-        for number, shards, marked in saved:
-            counts = (unpack_columns_v2 if is_packed_v2(bytes(shards)) else unpack_columns)(
-                bytes(shards), int(number)
-            )[0].tolist()
-            cut = [bytes(marked[place : place + _MARK]) for place in range(0, len(marked), _MARK)]
-            if len(cut) != len(runs(len(counts))):
-                raise ValueError(f"{len(cut)} marks of {len(counts)} sources")
-            found.append(SavedLeaves(tuple(counts), tuple(cut)))
-    except (TypeError, ValueError, IndexError) as error:
-        raise StateError(f"the state is damaged: it does not say what its sources were ({error})") from error
+        for number, packed, marked in saved:
+            (shards,) = unpack_columns(bytes(packed), int(number)).tolist()
+            cut = [bytes(marked[at : at + _MARK_BYTES]) for at in range(0, len(marked), _MARK_BYTES)]
+            if len(cut) != (number if number <= _MOST_MARKED else 0) or min(shards) < 0:
+                raise ValueError(f"{len(cut)} marks of {number} leaves")
+            found.append(SavedLeaves(tuple(shards), tuple(cut)))
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
+        raise StateError(
+            f"the state is damaged: it does not say which datasets it was saved with ({error})",
+            hint="restore an earlier checkpoint",
+        ) from error
     return found

@@ -1,7 +1,7 @@
-"""Turns in saved states.
+"""The rotation of a rank's streams in saved states, and for another number of ranks.
 
-Format: ``[stream whose turn is next, [streams that ended in this pass], elements that the rank gave out in this pass,
-passes that are over, elements of a pass of the whole job where pass follows pass (else 0)]``.
+Format: ``[stream whose turn is next, [streams that ended in this pass], elements that the rank yielded in this pass,
+passes that are over, elements of a pass of the whole job with virtual epochs (else 0)]``.
 """
 
 from __future__ import annotations
@@ -12,30 +12,24 @@ from typing import Any
 from energon_stream.pipeline.bound import share_of_stream
 from energon_stream.pipeline.engine import Rotation
 
-__all__ = ["following", "read_rotation", "rotation_at", "write_rotation"]
+__all__ = ["next_index", "read_rotation", "rotation_at", "write_rotation"]
 
 
 def write_rotation(rotation: Rotation) -> list[Any]:
-    """A rank's turn as plain values."""
-    return [
-        rotation.next_stream,
-        sorted(rotation.ended),
-        rotation.consumed,
-        rotation.passes,
-        rotation.pass_length,
-    ]
+    """Return a rank's rotation as plain values."""
+    return [rotation.next_stream, sorted(rotation.ended), rotation.consumed, rotation.passes, rotation.pass_length]
 
 
 def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
-    """A rank's rotation, of the plain values.
+    """Return a rank's rotation from plain values.
 
     Args:
-        saved: What :func:`write_rotation` returned.
-        topology: Rank, world size and number of streams of then.
+        saved: The values that :func:`write_rotation` returned.
+        topology: Rank, world size and number of streams when the state was saved.
 
     Raises:
-        TypeError: They are of other types.
-        ValueError: They cannot be a rotation.
+        TypeError: The values are of other types.
+        ValueError: No rotation has these values.
     """
     at, ended, given, passes, pass_length = saved
     num_streams = topology["num_streams"]
@@ -50,27 +44,23 @@ def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
         int(given),
     )
     if not rotation.ended < set(streams) or not 0 <= rotation.next_stream < num_streams:
-        raise ValueError(f"a turn {saved!r} of the streams {list(streams)}")
+        raise ValueError(f"a rotation {saved!r} of the streams {list(streams)}")
     if min(rotation.consumed, rotation.passes, rotation.pass_length) < 0:
-        raise ValueError(f"a turn {saved!r}, whose counts are negative")
+        raise ValueError(f"a rotation {saved!r} with negative counts")
     return rotation
 
 
-def following(rotation: Rotation, rank: int, world_size: int) -> int:
-    """The element of the job that a rank gives next: a number that is greater, by the same for all ranks of the pass, than
-    that of its stream.
-    """
-    return (
-        rotation.first_stream + (rank - rotation.first_stream) % world_size + rotation.consumed * world_size
-    )
+def next_index(rotation: Rotation, rank: int, world_size: int) -> int:
+    """Return the job-wide index of a rank's next element, up to a constant that all ranks share in a pass."""
+    return rotation.first_stream + (rank - rotation.first_stream) % world_size + rotation.consumed * world_size
 
 
-def rotation_at(like: Rotation, element: int, rank: int, world_size: int) -> Rotation:
-    """The turn of a rank of another number of ranks.
+def rotation_at(like: Rotation, index: int, rank: int, world_size: int) -> Rotation:
+    """Return the rotation of a rank of another number of ranks.
 
     Args:
-        like: The turn of any rank, in the same pass.
-        element: Element of the job that is next of all of this pass, in the numbering of :func:`following`.
+        like: The rotation of any rank, in the same pass.
+        index: The smallest :func:`next_index` of all ranks of the job.
         rank: The rank.
         world_size: Number of ranks now.
     """
@@ -79,6 +69,6 @@ def rotation_at(like: Rotation, element: int, rank: int, world_size: int) -> Rot
         like.num_streams,
         like.pass_length,
         like.passes,
-        next_stream=element % like.num_streams,
-        consumed=share_of_stream(like.first_stream, element, world_size, rank),
+        next_stream=index % like.num_streams,
+        consumed=share_of_stream(like.first_stream, index, world_size, rank),
     )

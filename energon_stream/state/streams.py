@@ -1,10 +1,10 @@
-"""A rank's state as one entry a stream, for what stores states by key.
+"""A rank's state as one entry a stream, for stores of states by key.
 
-``torch.distributed.checkpoint`` keeps one value for each key, whoever writes it, and lets any rank read it. Keyed by
-stream, states are dealt to another number of ranks by nothing else than which keys a rank asks for.
+``torch.distributed.checkpoint`` keeps one value for each key, whichever rank writes it, and lets any rank read it. Keyed by
+stream, states are dealt to another number of ranks by the keys that a rank asks for, and nothing else.
 
-Format, version 1: ``{"format": "energon_stream.streams", "version": 1, "streams": {"<stream>": bytes}}``, each
-entry msgpack of the state of a rank (:mod:`energon_stream.state.rank`) that has this stream only.
+Format, version 1: ``{"format": "energon_stream.streams", "version": 1, "streams": {"<stream>": bytes}}``. Each entry is
+msgpack of a rank's state (:mod:`energon_stream.state.versions`) that has this stream only.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from typing import Any
 
 from energon_stream.errors import StateError, StateMismatchError, StateVersionError
 from energon_stream.pipeline.bound import share_of_stream
-from energon_stream.state.rank import check_format, dumps, loads
-from energon_stream.state.rotation import following, read_rotation, rotation_at, write_rotation
+from energon_stream.state.rank import dumps, loads
+from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
+from energon_stream.state.versions import migrate
 
 __all__ = ["STREAMS_FORMAT", "join_streams", "ranks_of_streams", "split_streams"]
 
 STREAMS_FORMAT = "energon_stream.streams"
-VERSION = 1
+_VERSION = 1
+_DAMAGED = "restore an earlier checkpoint"
 
 
 def split_streams(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's state by stream."""
+    """Split a rank's state by stream."""
     return {
         "format": STREAMS_FORMAT,
-        "version": VERSION,
+        "version": _VERSION,
         "streams": {
             stream: dumps({**state, "streams": {stream: saved}}) for stream, saved in state["streams"].items()
         },
@@ -36,20 +38,20 @@ def split_streams(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) -> dict[str, Any]:
-    """The state of a rank out of those of its streams, whichever ranks had them.
+    """Join the states of a rank's streams, whichever ranks saved them.
 
     Args:
-        state_dict: What :func:`split_streams` made, or the union of several ranks' entries.
+        state_dict: The return value of :func:`split_streams`, or the union of several ranks' entries.
         rank: The rank.
         world_size: Number of ranks now.
-        num_streams: Number of streams of the job, the same as then.
+        num_streams: Number of streams of the job; the same as when the state was saved.
 
     Returns:
         A rank's state.
 
     Raises:
-        StateError: Something else, or damaged.
-        StateMismatchError: Streams are missing, or stand at different steps.
+        StateError: Not a state dict, or a damaged one.
+        StateMismatchError: Streams are missing, or were saved at different steps.
     """
     entries = _entries(state_dict)
     mine = range(rank, num_streams, world_size)
@@ -71,35 +73,36 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
     ):
         raise StateMismatchError(
             "the streams' states are of different jobs",
-            hint="load one checkpoint, with the num_streams of then",
+            hint="load one checkpoint, with the num_streams that it was saved with",
         )
     if all(state["topology"] == topology for state in states):
-        rotation, together = first["turn"], all(state["turn"] == first["turn"] for state in states)
+        rotation = first["rotation"]
+        is_one_step = all(state["rotation"] == rotation for state in states)
     else:
-        rotation, together = _dealt(states, mine, rank, world_size)
-    if not together:
+        rotation, is_one_step = _dealt(states, mine, rank, world_size)
+    if not is_one_step:
         raise StateMismatchError(
             "the streams stand at different steps", hint="save all ranks after the same step"
         )
     streams = {str(stream): state["streams"][str(stream)] for stream, state in zip(mine, states, strict=True)}
-    return {**first, "topology": topology, "turn": rotation, "streams": streams}
+    return {**first, "topology": topology, "rotation": rotation, "streams": streams}
 
 
 def ranks_of_streams(state_dict: Any) -> list[dict[str, Any]]:
-    """The states of the ranks whose streams are in a state dict, as these ranks saved them.
+    """Return the states of the ranks whose streams are in a state dict, as these ranks saved them.
 
     Args:
-        state_dict: What :func:`split_streams` made, or the union of several ranks' entries.
+        state_dict: The return value of :func:`split_streams`, or the union of several ranks' entries.
 
     Raises:
-        StateError: Something else, or damaged.
+        StateError: Not a state dict, or a damaged one.
         StateMismatchError: Streams of a rank are missing, or were saved at different steps.
     """
     ranks: dict[int, dict[str, Any]] = {}
     for stream, data in _entries(state_dict).items():
         entry = _entry(data, stream)
         rank = ranks.setdefault(entry["topology"]["rank"], {**entry, "streams": {}})
-        if any(entry[name] != rank[name] for name in ("topology", "turn", "fingerprint")):
+        if any(entry[name] != rank[name] for name in ("topology", "rotation", "fingerprint")):
             raise StateMismatchError(
                 f"stream {stream} was saved at another step, or in another job, than others of its rank",
                 hint="put the entries of one checkpoint together",
@@ -120,27 +123,24 @@ def ranks_of_streams(state_dict: Any) -> list[dict[str, Any]]:
 def _entries(state_dict: Any) -> dict[int, Any]:
     if not isinstance(state_dict, Mapping) or state_dict.get("format") != STREAMS_FORMAT:
         raise StateError(
-            f"a {type(state_dict).__name__} that no loader's state_dict() returned",
-            hint="pass what state_dict() returned; restore_state_rank takes the states of save_state_rank",
+            f"a {type(state_dict).__name__} that is not a loader's state_dict()",
+            hint="pass the return value of state_dict(); for that of save_state_rank(), use restore_state_rank",
         )
-    if state_dict.get("version") != VERSION:
+    if state_dict.get("version") != _VERSION:
         raise StateVersionError(
-            f"the state dict has format version {state_dict.get('version')}, this library reads {VERSION}",
-            hint="resume with the library version that saved it",
+            f"the state dict has format version {state_dict.get('version')!r}; this library reads {_VERSION}",
+            hint="resume with the version of energon_stream that saved it, or install a newer one",
         )
     try:
         return {int(stream): data for stream, data in state_dict["streams"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(
-            f"the state dict is damaged: {error!r}", hint="pass what state_dict() returned"
-        ) from error
+        raise StateError(f"the state dict is damaged: {error!r}", hint=_DAMAGED) from error
 
 
 def _entry(data: Any, stream: int) -> dict[str, Any]:
-    """One stream's entry, as far as it is used here; the rank's state is checked as a whole later."""
-    state = loads(bytes(data)) if isinstance(data, (bytes, bytearray)) else data
+    """Read one stream's entry, as far as this module needs it; the rank's state is checked as a whole later."""
     try:
-        check_format(state)
+        state = migrate(loads(bytes(data)) if isinstance(data, (bytes, bytearray)) else data)
     except StateError as error:
         raise type(error)(error.what, where=f"entry of stream {stream}", hint=error.hint) from error
     try:
@@ -150,34 +150,30 @@ def _entry(data: Any, stream: int) -> dict[str, Any]:
             **state,
             "fingerprint": dict(state["fingerprint"]),
             "topology": topology,
-            "turn": write_rotation(read_rotation(state["turn"], topology)),
+            "rotation": write_rotation(read_rotation(state["rotation"], topology)),
             "streams": {str(stream): state["streams"][str(stream)]},
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(
-            f"the entry of stream {stream} is damaged: {error!r}", hint="pass what state_dict() returned"
-        ) from error
+        raise StateError(f"the entry of stream {stream} is damaged: {error!r}", hint=_DAMAGED) from error
 
 
 def _dealt(
     states: Sequence[Mapping[str, Any]], streams: Sequence[int], rank: int, world_size: int
 ) -> tuple[list[Any], bool]:
-    """The turn of a rank whose streams were other ranks', and whether these stood at one step."""
-    rotations = [read_rotation(state["turn"], state["topology"]) for state in states]
+    """Return the rotation of a rank whose streams other ranks saved, and whether these stood at one step."""
+    rotations = [read_rotation(state["rotation"], state["topology"]) for state in states]
     first = rotations[0]
     if any(rotation.ended for rotation in rotations):
+        saved_size = states[0]["topology"]["world_size"]
         raise StateMismatchError(
-            "some stream had ended, so the states fit the ranks of then only",
-            hint=f"use world_size {states[0]['topology']['world_size']}, or save before the end of a pass, or after it",
+            f"some stream had ended, so the states fit {saved_size} ranks only, as they were saved",
+            hint=f"use world_size {saved_size}, or save before the end of a pass, or after it",
         )
-    given = []
+    consumed = []
     for stream, state, rotation in zip(streams, states, rotations, strict=True):
-        ranks = state["topology"]["rank"], state["topology"]["world_size"]
-        given.append(
-            share_of_stream(rotation.first_stream, following(rotation, *ranks), rotation.num_streams, stream)
-        )
-    found = replace(first, consumed=sum(given))
-    element = following(found, rank, world_size)
-    expected = [share_of_stream(first.first_stream, element, first.num_streams, stream) for stream in streams]
-    together = given == expected and all(rotation.passes == first.passes for rotation in rotations)
-    return write_rotation(rotation_at(first, element, rank, world_size)), together
+        index = next_index(rotation, state["topology"]["rank"], state["topology"]["world_size"])
+        consumed.append(share_of_stream(rotation.first_stream, index, rotation.num_streams, stream))
+    index = next_index(replace(first, consumed=sum(consumed)), rank, world_size)
+    expected = [share_of_stream(first.first_stream, index, first.num_streams, stream) for stream in streams]
+    is_one_step = consumed == expected and all(rotation.passes == first.passes for rotation in rotations)
+    return write_rotation(rotation_at(first, index, rank, world_size)), is_one_step

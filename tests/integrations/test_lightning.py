@@ -189,7 +189,7 @@ def test_it_is_not_the_loaders_own_position_where_lightning_fetches_ahead(data, 
     class Look(L.Callback):
         def on_train_batch_end(self, trainer, model, *_):
             inner = trainer.datamodule._train._puller.loader
-            given.append(inner.save_state_rank()["turn"][2] - len(model.seen))
+            given.append(inner.save_state_rank()["rotation"][2] - len(model.seen))
 
     fit(module(data, **options), callbacks=[Look()], max_epochs=1, **settings)
     assert set(given[:-2]) == ({1} if case == "passes" else {0})

@@ -71,7 +71,7 @@ def test_state_dicts_that_do_not_fit_are_named():
     with pytest.raises(StateVersionError, match="version 9"):
         loader.load_state_dict(state | {"version": 9})
     with pytest.raises(StateError, match="entry of stream 0"):
-        open_loader(0, 4).load_state_dict(state | {"streams": state["streams"] | {"0": {"turn": 1}}})
+        open_loader(0, 4).load_state_dict(state | {"streams": state["streams"] | {"0": {"rotation": 1}}})
     uneven = after(4, 5)[0].state_dict()["streams"] | after(4, 9)[2].state_dict()["streams"]
     with pytest.raises(StateMismatchError, match="different steps"):
         loader.load_state_dict(state | {"streams": uneven})

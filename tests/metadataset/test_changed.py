@@ -117,9 +117,9 @@ def test_a_pass_ends_as_it_was_and_the_next_has_all_samples(folder, given, worke
     assert found[:left] == expected
     for begin in (left, left + 56):
         assert numbers(found[begin : begin + 56], "a") == list(range(56))
-    (change,) = loader.restore_report.sources
+    (change,) = loader.restore_report.leaves
     assert (change.change, change.shards, change.samples) == ("grown", (6, 8), (42, 56))
-    assert (change.given, change.left) == ((given - 1) % 42 + 1 if given else 0, left)
+    assert (change.consumed, change.left) == ((given - 1) % 42 + 1 if given else 0, left)
     assert str(left) in str(change)
     assert not loader.restore_report.weights
 
@@ -136,7 +136,7 @@ def shares(plan, streams, stream):
 @examples(15)
 @given(st.data())
 def test_streams_end_their_passes_and_deal_all_samples_of_now(tmp_path_factory, data):
-    """A nested mixture, saved anywhere: all passes under way have each sample of then once, the next ones each of now."""
+    """A nested mixture, saved anywhere: the passes under way have each earlier sample once, the next ones each present one."""
     folder = tmp_path_factory.mktemp("grown")
     streams = data.draw(st.integers(1, 4))
     config = WorkerConfig(0, 1, 0, num_streams=streams)
@@ -166,8 +166,8 @@ def test_streams_end_their_passes_and_deal_all_samples_of_now(tmp_path_factory, 
             left += old - seen
         assert under_way == Counter(f"{name}{i}" for i in range(before[name] * PER_SHARD[name]))
         assert following == Counter(f"{name}{i}" for i in range(now[name] * PER_SHARD[name]))
-        for change in loader.restore_report.sources if loader.restore_report else ():
-            if change.source.startswith(str(folder / name)):
+        for change in loader.restore_report.leaves if loader.restore_report else ():
+            if change.leaf.startswith(str(folder / name)):
                 assert change.left == left
                 assert change.samples == (before[name] * PER_SHARD[name], now[name] * PER_SHARD[name])
 
@@ -208,10 +208,10 @@ def test_weights_of_blends_of_batches_may_change_too(folder):
     loader = open_both(0.05, 1)
     found = resumed(loader, state, 40)
     assert loader.restore_report.weights
-    assert [change.change for change in loader.restore_report.sources] == ["grown"]
+    assert [change.change for change in loader.restore_report.leaves] == ["grown"]
     assert len(numbers(found, "b")) > 30
     there, then = ([text for text in texts if text[0] == "b"] for texts in (found, expected))
-    left = loader.restore_report.sources[0].left
+    left = loader.restore_report.leaves[0].left
     assert left > 3
     assert there[:left] == then[:left]
 
@@ -223,7 +223,7 @@ def test_a_source_may_be_added_at_the_end(folder):
     write(mixture, v2({"blend": [{"path": name, "weight": 1} for name in PER_SHARD]}))
     loader = open_loader(mixture)
     found = resumed(loader, state, 150)
-    (change,) = loader.restore_report.sources
+    (change,) = loader.restore_report.leaves
     assert (change.change, change.shards, change.samples) == ("added", (0, 6), (0, 24))
     assert numbers(found, "c")[:24]
     assert set(numbers(found, "c")) == set(range(24))
@@ -278,19 +278,19 @@ def test_all_at_once_then_saved_dealt_to_other_ranks_and_changed_again(folder):
     shares_of = [("a", 1), ("b", 2), ("c", 3)]
     write(mixture, v2({"blend": [{"path": name, "weight": weight} for name, weight in shares_of]}))
     reference, _, _, (report,) = go_on(1, states, 60)
-    assert [change.change for change in report.sources] == ["grown", "dealt", "added"]
+    assert [change.change for change in report.leaves] == ["grown", "dealt", "added"]
     assert report.weights
     assert "c" in str(report)
     assert go_on(3, union, 20, by_streams=True)[0] == reference  # the same change, on three ranks
     first, states, union, reports = go_on(3, states, 4)
-    assert sum(each.sources[0].left for each in reports) == report.sources[0].left
+    assert sum(each.leaves[0].left for each in reports) == report.leaves[0].left
     second, states, union, reports = go_on(2, states, 9)
     assert reports == [None, None]  # nothing changed since
     third, states, _, _ = go_on(6, union, 3, by_streams=True)
     assert first + second + third == reference[: 12 + 18 + 18]
     grow(folder, "b", 9)
     fourth, states, _, reports = go_on(2, states, 200)
-    assert {change.change for each in reports for change in each.sources} <= {"grown", "dealt"}
+    assert {change.change for each in reports for change in each.leaves} <= {"grown", "dealt"}
     texts = [text for batch in fourth for pack in batch for text in pack.split("+")]
     assert set(numbers(texts, "b")) == set(range(45))
     assert set(numbers(texts, "a")) == set(range(56))
@@ -306,7 +306,7 @@ def test_epochs_of_a_blend_go_on_too(folder):
     assert loader.restore_report.weights  # they are numbers of samples
     epoch, following = given + found[: 42 + 65 - 40], found[42 + 65 - 40 :]
     assert numbers(epoch, "a") == numbers(following, "a") == list(range(42))
-    assert numbers(epoch, "b") == sorted([*range(30), *range(35)])  # one pass of then, one of now
+    assert numbers(epoch, "b") == sorted([*range(30), *range(35)])  # one earlier pass, one present one
     assert numbers(following, "b") == sorted([*range(35)] * 2)
 
 
@@ -326,7 +326,7 @@ def test_the_report_is_logged_and_kept(folder, caplog):
     assert f"{folder / 'a'} [train] grew from 6 to 7 shards, from 42 to 49 samples" in str(
         loader.restore_report
     )
-    assert "10 samples were given out and 32 of then follow" in str(loader.restore_report)
+    assert "10 samples were consumed and 32 earlier ones follow" in str(loader.restore_report)
     loader.restore_state_rank(None)
     assert loader.restore_report is None
     with pytest.raises(ConfigError, match="on_change is 'ignore'"):
@@ -345,21 +345,25 @@ def refusal(make, state):
 def test_what_cannot_go_on_says_why(folder):
     mixture = mix(folder, a=1, b=1)
     _, state = after(open_loader(mixture), 20)
-    assert "the pipeline is another one" in refusal(lambda: open_loader(mixture, batch_size=2), state)
-    assert "the order is another one" in refusal(lambda: open_loader(mixture, shuffle_buffer_size=5), state)
+    assert "the pipeline differs: batch_size of BatchDataset was 1, is 2" in refusal(
+        lambda: open_loader(mixture, batch_size=2), state
+    )
+    said = refusal(lambda: open_loader(mixture, shuffle_buffer_size=5), state)
+    assert "the order differs" in said
+    assert "shuffle_buffer_size was 10, is 5" in said
     write(mixture, v2({"blend": [{"path": name, "weight": 1} for name in "cab"]}))
     said = refusal(lambda: open_loader(mixture), state)
     assert f"{folder / 'c'} [train]" in said
     assert f"{folder / 'a'} [train]" in said
     write(mixture, v2({"blend": [{"path": "a", "weight": 1}]}))
-    assert "there were 2 sources and are 1" in refusal(lambda: open_loader(mixture), state)
+    assert "there were 2 datasets and are 1" in refusal(lambda: open_loader(mixture), state)
     mix(folder, a=1, b=1)
     grow(folder, "b", 4)
     assert "b [train] had 6 shards and has 4" in refusal(lambda: open_loader(mixture), state)
     shutil.rmtree(folder / "b")
     text_dataset(folder / "b", "b", per_shard=6, shards=7, split_ratio=(1, 0, 0))
     said = refusal(lambda: open_loader(mixture), state)
-    assert "other numbers of samples) in" in said
+    assert "existing shards were renamed, reordered or changed size in" in said
     assert f"{folder / 'b'} [train]" in said
     assert f"{folder / 'a'} [train]" not in said
     grow(folder, "b", 6)
@@ -367,15 +371,15 @@ def test_what_cannot_go_on_says_why(folder):
     for config in other:
         with pytest.raises(StateMismatchError, match="another topology"):
             open_loader(mixture, config).restore_state_rank(state, on_change="continue")
-    for damage in ({"sources": None}, {"sources": [[2, b"", b""]]}):
-        with pytest.raises(StateError, match="does not say what its sources were"):
+    for damage in ({"leaves": None}, {"leaves": [[2, b"", b""]]}):
+        with pytest.raises(StateError, match="does not say which datasets it was saved with"):
             open_loader(mixture, batch_size=2).restore_state_rank({**state, **damage}, on_change="continue")
 
 
 def test_a_second_source_makes_no_blend_of_a_single_one(folder):
     _, state = after(open_loader(folder / "a"), 20)
     mixture = mix(folder, a=1, b=1)
-    assert "the order is another one" in refusal(lambda: open_loader(mixture), state)
+    assert "the order differs" in refusal(lambda: open_loader(mixture), state)
 
 
 def test_subsets_in_percent_cannot_grow(folder):
@@ -390,7 +394,7 @@ def test_subsets_in_percent_cannot_grow(folder):
     grow(folder, "a", 9)
     loader = open_loader(mixture)
     found = resumed(loader, state, 51 - 20 + 58)
-    assert loader.restore_report.sources[0].samples == (51, 58)
+    assert loader.restore_report.leaves[0].samples == (51, 58)
     assert numbers(found[31:], "a") == list(range(5, 63))
 
 
@@ -414,7 +418,7 @@ class Records(Texts):
 
 
 def test_jsonl_files_cannot_grow(tmp_path):
-    """The records of then cannot be told from others: a file has no shards."""
+    """Earlier records cannot be told from new ones: a file has no shards."""
     path = tmp_path / "records.jsonl"
 
     def records(count):
@@ -425,7 +429,7 @@ def test_jsonl_files_cannot_grow(tmp_path):
     found, state = after(open_loader(path, task_encoder=Records()), 20)
     assert sorted(found) == list(range(20))
     records(30)
-    assert "other numbers of samples" in refusal(lambda: open_loader(path, task_encoder=Records()), state)
+    assert "changed size" in refusal(lambda: open_loader(path, task_encoder=Records()), state)
 
 
 def test_passes_that_would_be_others_cannot_go_on(folder):
@@ -445,11 +449,11 @@ def test_passes_that_would_be_others_cannot_go_on(folder):
         return lambda: get_savable_loader(wrap(open_dataset(folder / "a", config, repeat=False)))
 
     made = {
-        "sources that come one after the other": validation,
-        "in a pass over them": over(lambda dataset: ConcatDataset(dataset, dataset)),
+        "datasets that are concatenated": validation,
+        "inside a ConcatDataset": over(lambda dataset: ConcatDataset(dataset, dataset)),
         "IterMapDataset": over(lambda dataset: IterMapDataset(dataset, iter)),
         "ends within a pass": over(lambda dataset: RepeatDataset(dataset, 1.5)),
-        "lengths of passes": over(lambda dataset: EvenDataset(dataset, "drop")),
+        "of EvenDataset": over(lambda dataset: EvenDataset(dataset, "drop")),
     }
     states = {said: after(make(), 5)[1] for said, make in made.items()}
     grow(folder, "a", 8)
@@ -461,4 +465,4 @@ def test_shards_that_are_renamed_are_others(folder):
     _, state = after(open_loader(folder / "a"), 5)
     (folder / "a" / "data-000002.tar").rename(folder / "a" / "data-9.tar")
     prepare_dataset(str(folder / "a"), split_ratio=(1, 0, 0), dataset_yaml=TEXT, force=True)
-    assert "other names, another order" in refusal(lambda: open_loader(folder / "a"), state)
+    assert "renamed, reordered" in refusal(lambda: open_loader(folder / "a"), state)

@@ -39,7 +39,7 @@ growing = st.tuples(counts, st.lists(st.integers(0, 12), max_size=3), orders)
 def grown_plans(draw):
     """A plan, and how many shards its sources had before; some sources may be new."""
     described = draw(st.lists(growing, min_size=1, max_size=4))
-    sources_of = [
+    leaves_of = [
         LeafPlan(number, np.cumsum([0, *before, *after]), order)
         for number, (before, after, order) in enumerate(described)
     ]
@@ -48,13 +48,13 @@ def grown_plans(draw):
     weights = tuple(draw(st.lists(st.floats(0.2, 3), min_size=size, max_size=size)))
     kind = draw(st.sampled_from(["single", "endless", "epochs"]))
     if kind == "single" or size == 1:
-        return RepeatPlan(sources_of[0], draw(st.sampled_from([None, 2, 1.5]))), shards[:1]
+        return RepeatPlan(leaves_of[0], draw(st.sampled_from([None, 2, 1.5]))), shards[:1]
     if draw(st.booleans()) and size > 2:
         shards = shards[:-1]
     if kind == "endless":
-        return BlendPlan(tuple(RepeatPlan(leaf) for leaf in sources_of), weights), shards
+        return BlendPlan(tuple(RepeatPlan(leaf) for leaf in leaves_of), weights), shards
     times = draw(st.lists(st.sampled_from([1, 2, 1.5]), min_size=size, max_size=size))
-    children = [leaf if n == 1 else RepeatPlan(leaf, n) for leaf, n in zip(sources_of, times, strict=True)]
+    children = [leaf if n == 1 else RepeatPlan(leaf, n) for leaf, n in zip(leaves_of, times, strict=True)]
     return RepeatPlan(BlendPlan(tuple(children), weights)), shards
 
 

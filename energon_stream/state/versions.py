@@ -1,0 +1,79 @@
+"""The format of a rank's state, its versions, and the migration of earlier ones. To change the format, start here.
+
+A rank's state, version 3::
+
+    {"format": "energon_stream.rank", "version": 3,
+     "fingerprint": {"data": hash, "order": hash, "weights": hash, "pipeline": hash},
+     "options": options in plain values, or None; for messages only
+     "leaves": number of shards of each leaf, see :mod:`energon_stream.state.description`,
+     "topology": {"world_size": R, "rank": r, "num_streams": S, "seed_offset": n},
+     "rotation": whose turn it is, see :mod:`energon_stream.state.rotation`,
+     "streams": {"<stream>": {"batches": batches of the stream, "node": state of its pipeline}, or None at the start}}
+
+A node's state is described by the node's class in :mod:`energon_stream.pipeline`, a cursor in it by
+:mod:`energon_stream.schedule.packed`.
+
+For a new version: raise ``VERSION``, add a function that converts the version before to ``_MIGRATIONS``, and save states
+with the last commit of the version before by ``tests/state/save_states.py``.
+
+* Version 2 called ``rotation`` ``turn`` and ``leaves`` ``sources``, had no ``options`` and packed columns differently
+  (:mod:`energon_stream.schedule.packed_v2`).
+* Version 1 was never released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from energon_stream.errors import StateError, StateVersionError
+from energon_stream.schedule import pack_columns
+from energon_stream.schedule.packed_v2 import unpack_columns_v2
+
+__all__ = ["FORMAT", "VERSION", "migrate"]
+
+FORMAT = "energon_stream.rank"
+VERSION = 3
+_MOST_MARKED = 64
+
+
+def migrate(state: Any) -> dict[str, Any]:
+    """Convert a rank's state of any version that can be read to the present one.
+
+    Raises:
+        StateError: Not a state of this library, or a damaged one.
+        StateVersionError: A version that this library does not read.
+    """
+    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+        raise StateError(
+            f"a {type(state).__name__} that is not a rank's state",
+            hint="pass what save_state_rank() returned",
+        )
+    found: dict[str, Any] = dict(state)
+    while found.get("version") in _MIGRATIONS:
+        version = found["version"]
+        try:
+            found = {**_MIGRATIONS[version](found), "version": version + 1}
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise StateError(
+                f"the state is damaged: {error!r}", hint="restore an earlier checkpoint"
+            ) from error
+    if found.get("version") != VERSION:
+        raise StateVersionError(
+            f"the state has format version {found.get('version')!r}; this library reads versions "
+            f"{min(_MIGRATIONS)} to {VERSION}",
+            hint="resume with the version of energon_stream that saved it, or install a newer one",
+        )
+    return found
+
+
+def _from_2(state: dict[str, Any]) -> dict[str, Any]:
+    leaves = []
+    for number, shards, marks in state.pop("sources"):
+        counts = unpack_columns_v2(bytes(shards), int(number))
+        # Marks of runs of leaves are not read any more.
+        leaves.append([number, pack_columns([*counts]), marks if number <= _MOST_MARKED else b""])
+    return {**state, "rotation": state.pop("turn"), "leaves": leaves, "options": None}
+
+
+_MIGRATIONS: dict[Any, Callable[[dict[str, Any]], dict[str, Any]]] = {2: _from_2}
