@@ -17,7 +17,13 @@ __all__ = ["next_index", "read_rotation", "rotation_at", "write_rotation"]
 
 def write_rotation(rotation: Rotation) -> list[Any]:
     """Return a rank's rotation as plain values."""
-    return [rotation.next_stream, sorted(rotation.ended), rotation.consumed, rotation.passes, rotation.pass_length]
+    return [
+        rotation.next_stream,
+        sorted(rotation.ended),
+        rotation.consumed,
+        rotation.passes,
+        rotation.pass_length,
+    ]
 
 
 def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
@@ -52,7 +58,9 @@ def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
 
 def next_index(rotation: Rotation, rank: int, world_size: int) -> int:
     """Return the job-wide index of a rank's next element, up to a constant that all ranks share in a pass."""
-    return rotation.first_stream + (rank - rotation.first_stream) % world_size + rotation.consumed * world_size
+    return (
+        rotation.first_stream + (rank - rotation.first_stream) % world_size + rotation.consumed * world_size
+    )
 
 
 def rotation_at(like: Rotation, index: int, rank: int, world_size: int) -> Rotation:
