@@ -21,7 +21,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,11 +86,14 @@ def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def served_copy(data: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """A copy of the datasets, and the environment in which ``s3://data`` is that copy."""
-    with tempfile.TemporaryDirectory(prefix="energon-stream-example-") as root, S3Server(root) as server:
-        folder = Path(shutil.copytree(data, Path(root) / "data"))
+@pytest.fixture(scope="session")
+def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+    """The folder in which examples run, and the environment in which ``s3://data`` is that folder.
+
+    Folder and server stay the same for all examples of a process, because the process keeps open stores.
+    """
+    root = tmp_path_factory.mktemp("served")
+    with S3Server(root) as server:
         binaries = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         environment = {
             "AWS_ENDPOINT_URL": server.endpoint_url,
@@ -101,7 +103,7 @@ def served_copy(data: Path) -> Iterator[tuple[Path, dict[str, str]]]:
             "PATH": binaries,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         }
-        yield folder, environment
+        yield root / "data", environment
 
 
 @contextlib.contextmanager
@@ -114,27 +116,48 @@ def inside(folder: Path, environment: dict[str, str]) -> Iterator[None]:
         yield
 
 
+def fresh(request: pytest.FixtureRequest) -> tuple[Path, dict[str, str]]:
+    """The folder with new copies of the datasets, and the environment."""
+    folder, environment = request.getfixturevalue("example_server")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(request.getfixturevalue("example_data"), folder)
+    return folder, environment
+
+
 @pytest.fixture(autouse=True)
 def _example_folder(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run doctests of the library where the datasets are."""
     if not isinstance(request.node, pytest.DoctestItem):
         yield
         return
-    with served_copy(request.getfixturevalue("example_data")) as copy, inside(*copy):
+    with inside(*fresh(request)):
         yield
 
 
+class Page:
+    """A page whose blocks run: its folder, and the lines of the blocks that have run."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
+        self.done: set[int] = set()
+
+
 @pytest.fixture(scope="module")
-def example_page(example_data: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """The folder of one page; it lives as long as the page's blocks run."""
-    with served_copy(example_data) as copy:
-        yield copy
+def example_page(request: pytest.FixtureRequest) -> Page:
+    """The page of this process's blocks; they share the folder."""
+    return Page(*fresh(request))
 
 
 @pytest.fixture
-def in_example_page(example_page: tuple[Path, dict[str, str]]) -> Iterator[None]:
-    """Run one block of a page in the page's folder."""
-    with inside(*example_page):
+def in_example_page(request: pytest.FixtureRequest, example_page: Page) -> Iterator[None]:
+    """Run one block of a page in the page's folder, and the blocks before it if another process has run them."""
+    current = request.node.example
+    with inside(example_page.folder, example_page.environment):
+        for example in current.document.examples():
+            if example.line < current.line and example.line not in example_page.done:
+                example.evaluate()
+            if example.line <= current.line:
+                example_page.done.add(example.line)
         yield
 
 

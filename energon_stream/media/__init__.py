@@ -1,8 +1,8 @@
 """File stores, which look up files by name beside the samples, and pools that fetch them ahead."""
 
-from energon_stream.media.aux_stores import AuxStores
 from energon_stream.media.file_pool import FileStoreCachePool
 from energon_stream.media.file_store import (
+    AuxStores,
     DecodeFileStore,
     Decoder,
     FileStore,

@@ -1,9 +1,8 @@
-"""A cache pool of files: fetched in the background, kept on local disk, and gone with the process.
+"""A cache pool of files: fetches in the background and keeps files on local disk until the process ends.
 
-Each process has a folder, threads and locks of its own, made at its first use, so that nothing crosses a fork.
-What was fetched and not yet read is the last to make room; it is read again from its store if it must. The
-folders of all processes lie in one folder of the pool, which the process that made the pool removes when it
-ends, so that a worker that was killed leaves nothing.
+Each process creates a folder, threads and locks of its own at first use, so nothing crosses a fork. Files that were
+read make room first; a file that made room is read again from its store. The folders of all processes lie in the
+pool's folder. The process that made the pool removes it, so a killed worker leaves nothing.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ __all__ = ["FileStoreCachePool"]
 
 _Method = Literal["raw", "pickle"]
 _AFTER_CHILDREN = -1
-"""``Finalize``'s priority of what is done after the worker processes have ended."""
+"""Priority for ``Finalize``: after the worker processes have ended."""
 
 
 class FileStoreCachePool(CachePool):
     """Fetches files in the background and keeps them on local disk.
 
     Args:
-        parent_cache_dir: Where the pool's folder lies; None for the system's folder of temporary files.
+        parent_cache_dir: Parent of the pool's folder; None for the system's folder of temporary files.
         num_workers: Files that each process fetches at the same time.
         max_cache_size_gbytes: Largest size of the files of one process, in 10**9 bytes.
         max_cache_count: Largest number of files of one process.
@@ -51,7 +50,15 @@ class FileStoreCachePool(CachePool):
             and keeps a pickle of the result.
 
     Raises:
-        ConfigError: A limit or method that is none.
+        ConfigError: A limit is not positive, or the method is unknown.
+
+    Example:
+        >>> from energon_stream import FileStoreCachePool, SystemFileStore
+        >>> pool = FileStoreCachePool()
+        >>> lazy = pool.get_lazy(SystemFileStore("texts"), ".nv-meta/split.yaml")
+        >>> lazy.get()[:12]
+        b'split_parts:'
+        >>> pool.close()
     """
 
     def __init__(
@@ -86,11 +93,11 @@ class FileStoreCachePool(CachePool):
         )
 
     def get_lazy(self, store: FileStore[Any], fname: str) -> FileCacheLazy[Any]:
-        """Fetch in the background; ``get()`` waits for it."""
+        """Begin to fetch a file in the background; ``get()`` waits for it."""
         return FileCacheLazy(store, fname, self._own().fetch(store, fname))
 
     def to_cache(self, data: Any, name: str) -> Lazy[Any]:
-        """Write a pickle of the data; it stays in memory where the disk has no room."""
+        """Write a pickle of the data to disk, or keep the data in memory if the disk has no room."""
         return self._own().keep(data, name)
 
     def close(self) -> None:
@@ -98,12 +105,12 @@ class FileStoreCachePool(CachePool):
         files = self._files.pop()
         if files is not None:
             files.close()
-        with suppress(OSError):  # other processes still have files there, or none ever had
+        with suppress(OSError):  # other processes have files there, or no process ever had
             os.rmdir(self._root)
 
 
 class _File:
-    """One file of a store; its fetch gives the source."""
+    """A file of a store. Its fetch returns the source."""
 
     __slots__ = ("_files", "fetch", "path", "size")
 
@@ -122,14 +129,14 @@ class _File:
         except (CancelledError, FileNotFoundError) as error:
             if isinstance(error, StorageError):  # the store's own error
                 raise
-            return store[fname]  # it had to make room
+            return store[fname]  # the file made room for others
         self._files.was_read((store, fname))
         data = pickle.loads(packed) if self._files.method == "pickle" else store.decode(fname, packed)
         return data, source
 
 
 class _Files:
-    """The pool in one process."""
+    """Files, threads and locks of the pool in one process."""
 
     def __init__(self, root: str, num_workers: int, max_bytes: int, max_count: int, method: _Method) -> None:
         self.pid = os.getpid()
@@ -147,7 +154,7 @@ class _Files:
         self._read: OrderedDict[tuple[FileStore[Any], str], _File] = OrderedDict()
 
     def fetch(self, store: FileStore[Any], fname: str) -> _File:
-        """The file of a name; its fetch begins if it is not known."""
+        """Return the file of a name, and begin to fetch it if it is new."""
         key = store, fname
         with self._lock:
             file = self._read.get(key) or self._unread.get(key)
@@ -158,7 +165,7 @@ class _Files:
         return file
 
     def keep(self, data: Any, name: str) -> Lazy[Any]:
-        """Write data that has no store."""
+        """Write data that comes from no store."""
         packed = pickle.dumps(data)
         if len(packed) > self._max_bytes:
             return DataLazy(data, name)
@@ -166,7 +173,7 @@ class _Files:
             self._bytes += len(packed)
             self._make_room()
             path = self._new_path()
-            if self._bytes > self._max_bytes:  # of data like this
+            if self._bytes > self._max_bytes:  # data like this alone fills the pool
                 self._bytes -= len(packed)
                 return DataLazy(data, name)
         _write(path, packed)
@@ -175,14 +182,14 @@ class _Files:
         return lazy
 
     def was_read(self, key: tuple[FileStore[Any], str]) -> None:
-        """Note that a file was used: from now on it is among the first to make room."""
+        """Note that a file was read: it is now among the first to make room."""
         with self._lock:
             file = self._unread.pop(key, None) or self._read.pop(key, None)
             if file is not None:
                 self._read[key] = file
 
     def close(self) -> None:
-        """End fetches and remove files."""
+        """End the fetches and remove the files."""
         self._fetcher.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -205,7 +212,7 @@ class _Files:
                 file.size = len(packed)
                 self._bytes += file.size
                 self._make_room()
-            else:  # it had to make room while it was fetched
+            else:  # the file made room for others while it was fetched
                 self._remove(file.path)
         return source
 
@@ -216,14 +223,14 @@ class _Files:
         data, source = store.read(fname)
         if not isinstance(data, bytes):
             raise ConfigError(
-                f"the store gives {type(data).__name__}, and method='raw' keeps bytes",
+                f"the store returns {type(data).__name__}, and method='raw' keeps bytes",
                 where=store.get_path(),
                 hint="use method='pickle'",
             )
         return data, source
 
     def _make_room(self) -> None:
-        """Forget files until the bounds hold: those that were read before those that were not."""
+        """Remove files until the limits hold: first those that were read."""
         while self._bytes > self._max_bytes or len(self._read) + len(self._unread) > self._max_count:
             files = self._read or self._unread
             if not files:
@@ -266,5 +273,5 @@ def _unpickle(path: str) -> Any:
         return pickle.loads(Path(path).read_bytes())  # written by this process
     except FileNotFoundError as error:
         raise StorageError(
-            "data put away with to_cache is gone", where=path, hint="the cache pool was closed before get()"
+            "data stored with to_cache() is gone", where=path, hint="call get() before closing the cache pool"
         ) from error

@@ -1,7 +1,7 @@
-"""File stores: data by name, wherever it lies.
+"""File stores: look up data by name in a folder, a bucket or a prepared dataset.
 
-Stores are small values: they compare by what they name, travel to other processes, and open nothing before
-the first lookup. All of them may be used by several threads.
+Stores are small values. They compare by what they name, travel to other processes, and open nothing before the first
+lookup. Several threads may use one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import posixpath
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from energon_stream.errors import FieldError, ObjectNotFoundError, SampleError, UnsupportedStoreError
@@ -20,6 +20,7 @@ from energon_stream.storage.buffers import as_bytes
 from energon_stream.storage.fork import PerProcess
 
 __all__ = [
+    "AuxStores",
     "DecodeFileStore",
     "Decoder",
     "FileStore",
@@ -36,7 +37,7 @@ _STORES: PerProcess[Store] = PerProcess()
 
 
 def open_once(spec: StoreSpec) -> Store:
-    """The store of a specification, opened at the first call in this process."""
+    """Return the store of a specification, opened at the first call in this process."""
     return _STORES.map(spec, spec.open)
 
 
@@ -48,52 +49,52 @@ class Decoder(Protocol):
 
 
 class FileStore(ABC, Generic[T_co]):
-    """Data by name; cookers get one for each auxiliary source of their dataset."""
+    """Data by name. A cooker gets one for each auxiliary dataset (``aux:``) of its dataset."""
 
     @abstractmethod
     def __getitem__(self, key: str) -> tuple[T_co, SourceInfo]:
-        """The data of a name, and where it was read.
+        """Return the data of a name, and its source.
 
         Raises:
-            FieldError: There is no such name.
-            SampleError: The data cannot be decoded, or the name is none.
+            FieldError: The store has no such name.
+            SampleError: The data cannot be decoded, or the name is invalid.
             StorageError: The store did not deliver.
         """
 
     @abstractmethod
     def get_path(self) -> str:
-        """Path or URL of what is looked up in, without credentials."""
+        """Return the path or URL of the folder or dataset, without credentials."""
 
     def get(self, key: str, sample: Any = None) -> T_co:
-        """The data of a name.
+        """Return the data of a name.
 
         Args:
             key: The name.
-            sample: A sample or dict to whose ``__sources__`` the place is added.
+            sample: A sample or dict to whose ``__sources__`` the source is added.
         """
         data, source = self[key]
         add_source(sample, source)
         return data
 
     def read(self, key: str) -> tuple[Any, SourceInfo]:
-        """The data of a name before :meth:`decode`; what cache pools keep."""
+        """Return the data of a name before :meth:`decode`, and its source. Cache pools keep this data."""
         return self[key]
 
     def decode(self, key: str, data: Any) -> Any:
-        """What :meth:`read` gave, to what the store gives."""
+        """Turn the data of :meth:`read` into the data that the store returns."""
         return data
 
     def get_media_metadata(self, key: str) -> Any:
-        """Size and kind of an image, if they were indexed.
+        """Return the indexed size and format of an image.
 
         Raises:
-            UnsupportedStoreError: They were not, or the store has no index.
+            UnsupportedStoreError: They were not indexed, or the store has no index.
         """
         raise UnsupportedStoreError("this store has no media metadata", where=f"{self.get_path()}: {key}")
 
 
 def add_source(sample: Any, source: SourceInfo) -> None:
-    """Note in a sample, if there is one, where some of its data was read."""
+    """Add a source to a sample or dict; do nothing for None."""
     if sample is None:
         return
     is_dict = isinstance(sample, dict)
@@ -107,7 +108,7 @@ def add_source(sample: Any, source: SourceInfo) -> None:
 
 
 def missing_file(key: str, store: FileStore[Any]) -> FieldError:
-    """The error for a name that a store does not have."""
+    """Return the error for a name that a store does not have."""
     return FieldError(
         f"there is no {key!r}", where=store.get_path(), hint="check the name that the sample refers to"
     )
@@ -115,12 +116,17 @@ def missing_file(key: str, store: FileStore[Any]) -> FieldError:
 
 @dataclass(frozen=True, slots=True, init=False)
 class SystemFileStore(FileStore[bytes]):
-    """A folder of files, by their relative paths; one request for each file.
+    """A folder of files, looked up by relative path. Each lookup is one request.
 
     Args:
         base_dir: Path or URL of the folder.
         storage_options: Credentials and the like, for URLs.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
+
+    Example:
+        >>> from energon_stream import SystemFileStore
+        >>> SystemFileStore("s3://data")["mix.yaml"][0][:10]
+        b'__module__'
     """
 
     spec: StoreSpec
@@ -139,9 +145,9 @@ class SystemFileStore(FileStore[bytes]):
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
         """Read a file; see :class:`FileStore`."""
         path = posixpath.normpath(key)
-        # Names come from data, which must not reach what the user did not name.
+        # Names come from data. They must not reach files outside the folder that the user named.
         if path.startswith(("/", "..")) or path == ".":
-            raise SampleError(f"{key!r} is no file in this folder", where=self.get_path())
+            raise SampleError(f"{key!r} is not a path within this folder", where=self.get_path())
         try:
             data = as_bytes(open_once(self.spec).get(path).data)
         except ObjectNotFoundError as error:
@@ -149,33 +155,39 @@ class SystemFileStore(FileStore[bytes]):
         return data, SourceInfo(self.get_path(), key, None, (key,))
 
     def get_path(self) -> str:
-        """Path or URL of the folder."""
+        """Return the path or URL of the folder."""
         return strip_credentials(self.spec.url)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeFileStore(FileStore[Any]):
-    """Decodes what another store gives.
+    """Decodes the data of another store.
 
     Attributes:
         inner: The other store.
-        decoder: How; for example a ``SampleDecoder``.
+        decoder: Decodes each file by its name, for example a ``SampleDecoder``.
+
+    Example:
+        >>> from energon_stream import DecodeFileStore, SampleDecoder, SystemFileStore
+        >>> store = DecodeFileStore(SystemFileStore("captions"), SampleDecoder())
+        >>> store.get(".nv-meta/.info.json")["energon_version"]
+        '7.4.1'
     """
 
     inner: FileStore[Any]
     decoder: Decoder
 
     def __getitem__(self, key: str) -> tuple[Any, SourceInfo]:
-        """Read and decode; see :class:`FileStore`."""
+        """Read and decode a file; see :class:`FileStore`."""
         data, source = self.inner[key]
         return self.decoder.decode(key, data), source
 
     def get_path(self) -> str:
-        """That of the inner store."""
+        """Delegate to the inner store."""
         return self.inner.get_path()
 
     def read(self, key: str) -> tuple[Any, SourceInfo]:
-        """Data that is not decoded."""
+        """Return the data without decoding it."""
         return self.inner.read(key)
 
     def decode(self, key: str, data: Any) -> Any:
@@ -183,17 +195,22 @@ class DecodeFileStore(FileStore[Any]):
         return self.decoder.decode(key, self.inner.decode(key, data))
 
     def get_media_metadata(self, key: str) -> Any:
-        """That of the inner store."""
+        """Delegate to the inner store."""
         return self.inner.get_media_metadata(key)
 
 
 @dataclass(frozen=True, slots=True)
 class PrimaryFileStore(FileStore[Any]):
-    """A sample's own dataset.
+    """The dataset of a sample that is being cooked. The library makes it.
 
     Attributes:
         inner: The dataset as a file store.
-        current_key: The sample's key. A name that begins with a dot is one of the sample's own parts.
+        current_key: The sample's key. A name that begins with a dot means a part of this sample.
+
+    Example:
+        >>> from energon_stream import PrimaryFileStore, SystemFileStore
+        >>> PrimaryFileStore(SystemFileStore("."), "mix").get(".yaml")[:10]
+        b'__module__'
     """
 
     inner: FileStore[Any]
@@ -207,17 +224,30 @@ class PrimaryFileStore(FileStore[Any]):
         return self.inner[self._full(key)]
 
     def get_path(self) -> str:
-        """That of the dataset."""
+        """Delegate to the dataset."""
         return self.inner.get_path()
 
     def read(self, key: str) -> tuple[Any, SourceInfo]:
-        """Data that is not decoded."""
+        """Return the data without decoding it."""
         return self.inner.read(self._full(key))
 
     def decode(self, key: str, data: Any) -> Any:
-        """As the dataset does."""
+        """Decode like the dataset."""
         return self.inner.decode(self._full(key), data)
 
     def get_media_metadata(self, key: str) -> Any:
-        """That of the dataset."""
+        """Delegate to the dataset."""
         return self.inner.get_media_metadata(self._full(key))
+
+
+@dataclass(frozen=True, slots=True)
+class AuxStores:
+    """File stores that cookers of one leaf may look things up in. A value that travels to other processes.
+
+    Attributes:
+        aux: Auxiliary stores by name.
+        primary: The leaf itself; None if it has no index of names.
+    """
+
+    aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
+    primary: FileStore[Any] | None = None

@@ -1,4 +1,4 @@
-"""Data that is there when it is asked for."""
+"""Handles of data that is fetched in the background or when it is needed."""
 
 from __future__ import annotations
 
@@ -16,52 +16,64 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Lazy(ABC, Generic[T_co]):
-    """Data to come. Samples may hold it until the data itself is needed, on the far side of any buffer."""
+    """A handle of data. A sample may hold it through buffers, until the data itself is needed."""
 
     @abstractmethod
     def get(self, sample: Any = None) -> T_co:
-        """The data; each call gives a value of its own.
+        """Return the data. Each call returns a value of its own.
 
         Args:
-            sample: A sample or dict to whose ``__sources__`` the place is added.
+            sample: A sample or dict to whose ``__sources__`` the source is added.
 
         Raises:
-            EnergonStreamError: What reading and decoding raise, in the background too.
+            EnergonStreamError: The data could not be read or decoded, also in the background.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class DirectLazy(Lazy[T_co]):
-    """Reads at each call.
+    """Reads the data at each call.
 
     Attributes:
-        store: Where.
+        store: Store that has the data.
         fname: Name of the data.
+
+    Example:
+        >>> from energon_stream import DirectLazy, SystemFileStore
+        >>> DirectLazy(SystemFileStore("."), "mix.yaml").get()[:10]
+        b'__module__'
     """
 
     store: FileStore[T_co]
     fname: str
 
     def get(self, sample: Any = None) -> T_co:
-        """Read now; see :class:`Lazy`."""
+        """Read the data; see :class:`Lazy`."""
         return self.store.get(self.fname, sample)
 
 
 class CachedFile(Protocol):
-    """What a pool knows of a file that it fetches."""
+    """A file that a pool fetches."""
 
     def load(self, store: FileStore[Any], fname: str) -> tuple[Any, SourceInfo]:
-        """The decoded data and its source; waits for the fetch, and reads again what is kept no more."""
+        """Wait for the fetch; return the decoded data and its source. Read the file again if it made room."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileCacheLazy(Lazy[T_co]):
-    """Reads what a pool fetched; in another process, from the store.
+    """Reads a file that a pool fetched. In another process it reads from the store. Pools make it.
 
     Attributes:
-        store: Where the data comes from.
+        store: Store that has the data.
         fname: Name of the data.
-        file: What the pool knows of it.
+        file: The pool's file.
+
+    Example:
+        >>> from energon_stream import FileStoreCachePool, SystemFileStore
+        >>> pool = FileStoreCachePool()
+        >>> pool.get_lazy(SystemFileStore("."), "mix.yaml")
+        FileCacheLazy(store=SystemFileStore(...), fname='mix.yaml')
+        >>> pool.close()
     """
 
     store: FileStore[T_co]
@@ -80,28 +92,28 @@ class FileCacheLazy(Lazy[T_co]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataLazy(Lazy[T_co]):
-    """Data that is in memory.
+    """Data in memory.
 
     Attributes:
         data: The data.
-        name: What it is called.
+        name: Name of the data.
     """
 
     data: T_co = field(repr=False)
     name: str
 
     def get(self, sample: Any = None) -> T_co:
-        """The data itself."""
+        """Return the data."""
         return self.data
 
 
 @dataclass(frozen=True, eq=False)
 class StoredLazy(Lazy[T_co]):
-    """Data that a pool wrote to its disk; it is removed with this object.
+    """Data that a pool wrote to disk. The file is removed with this object.
 
     Attributes:
-        name: What it is called.
-        read: Reads it.
+        name: Name of the data.
+        read: Reads the data.
     """
 
     name: str
@@ -122,6 +134,11 @@ class MockLazy(Lazy[T_co]):
     Attributes:
         fname: Name of the data.
         get_fn: Called with the name.
+
+    Example:
+        >>> from energon_stream import MockLazy
+        >>> MockLazy("a.txt", lambda name: f"text of {name}").get()
+        'text of a.txt'
     """
 
     fname: str

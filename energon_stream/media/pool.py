@@ -1,4 +1,4 @@
-"""Cache pools: who fetches what cookers will need, and where it waits until then."""
+"""Cache pools: fetch data that cookers need, and keep it until they use it."""
 
 from __future__ import annotations
 
@@ -14,43 +14,56 @@ __all__ = ["CachePool", "NoCachePool", "active_pool", "use_pool"]
 
 
 class CachePool(ABC):
-    """Gives data of file stores now or later; pass one to ``get_loader(cache_pool=…)``."""
+    """Fetches data of file stores, now or in the background. Pass one to ``get_loader(cache_pool=…)``.
+
+    Example:
+        >>> from energon_stream import NoCachePool, SystemFileStore
+        >>> pool = NoCachePool()
+        >>> pool.get(SystemFileStore("."), "mix.yaml")[:10]
+        b'__module__'
+    """
 
     def get(self, store: FileStore[Any], fname: str, sample: Any = None) -> Any:
-        """The data of a name, now; its source is added to ``sample``."""
+        """Return the data of a name, and add its source to ``sample``."""
         return self.get_lazy(store, fname).get(sample)
 
     @abstractmethod
     def get_lazy(self, store: FileStore[Any], fname: str) -> Lazy[Any]:
-        """The data of a name, when it is asked for."""
+        """Return a handle of the data of a name."""
 
     @abstractmethod
     def to_cache(self, data: Any, name: str) -> Lazy[Any]:
-        """Put data away that is wanted again later.
+        """Store data for later use.
 
         Args:
-            data: Anything that can be pickled.
-            name: What to call it.
+            data: Any picklable value.
+            name: Name of the data.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the pool holds in this process. It may be used again."""
+        """Release the files and threads of this process. The pool may be used again."""
 
 
 class NoCachePool(CachePool):
-    """Keeps nothing: data is read when it is asked for. What cookers get where the loader has no pool."""
+    """Keeps nothing and reads data when it is needed. The default of loaders.
+
+    Example:
+        >>> from energon_stream import NoCachePool, SystemFileStore
+        >>> NoCachePool().get_lazy(SystemFileStore("."), "mix.yaml").get()[:10]
+        b'__module__'
+    """
 
     def get_lazy(self, store: FileStore[Any], fname: str) -> DirectLazy[Any]:
-        """Read at ``get()``."""
+        """Return a handle that reads at ``get()``."""
         return DirectLazy(store, fname)
 
     def to_cache(self, data: Any, name: str) -> DataLazy[Any]:
-        """Stays in memory."""
+        """Keep the data in memory."""
         return DataLazy(data, name)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
 _NONE = NoCachePool()
@@ -58,13 +71,13 @@ _active: CachePool = _NONE
 
 
 def active_pool() -> CachePool:
-    """The pool of the loader that is running."""
+    """Return the pool of the running loader."""
     return _active
 
 
 @contextmanager
 def use_pool(pool: CachePool | None) -> Iterator[None]:
-    """Make a pool the active one for the length of the block; None for one that keeps nothing."""
+    """Make a pool the active one within a ``with`` block; None for one that keeps nothing."""
     global _active
     outer, _active = _active, pool or _NONE
     try:

@@ -130,7 +130,7 @@ def test_raw_keeps_bytes_only(pool_of):
         def read(self, key):
             return {}, self[key][1]
 
-    with pytest.raises(ConfigError, match=r"gives dict.*method='pickle'"):
+    with pytest.raises(ConfigError, match=r"returns dict.*method='pickle'"):
         pool_of().get(Parsed(), "1.txt")
 
 
@@ -167,7 +167,7 @@ def test_data_put_away_goes_with_its_lazy(pool_of, tmp_path):
     gc.collect()
     assert len(files_below(tmp_path)) == 1
     pool.close()
-    with pytest.raises(StorageError, match="closed before get"):
+    with pytest.raises(StorageError, match="before closing the cache pool"):
         lazy.get()
 
 
