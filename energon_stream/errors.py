@@ -1,39 +1,39 @@
-"""Every error of the library, under one base.
+"""All errors of the library, under one base class.
 
 ::
 
     EnergonStreamError
-    ├── ConfigError (ValueError)            an argument or a combination of arguments cannot work
+    ├── ConfigError (ValueError)            an argument, or a combination of arguments, cannot work
     │   ├── AliasError                      ``megatron.energon`` cannot become a name of this library
-    │   ├── EmptyStreamError                more streams than samples
+    │   ├── EmptyStreamError                there are more streams than samples
     │   ├── MissingPackageError (ImportError)  an optional package is not installed
-    │   └── UntrustedCodeError              a dataset names code that was not trusted
+    │   └── UntrustedCodeError              a dataset names code that the user did not trust
     ├── StorageError (OSError)              a store did not deliver
-    │   ├── ObjectNotFoundError (FileNotFoundError)
-    │   ├── AccessDeniedError (PermissionError)
-    │   ├── ObjectChangedError              the object is not the one that was opened
-    │   ├── RangeError                      a byte range outside the object
-    │   ├── UnsupportedStoreError           the store cannot do what was asked
-    │   └── TransientStorageError           a fault worth another try; raised when tries are used up
-    │       └── ThrottledError              the store is asked more than it takes
-    ├── DatasetError (ValueError)           what lies in the dataset is wrong
-    │   ├── NotPreparedError                no usable ``.nv-meta``
+    │   ├── ObjectNotFoundError (FileNotFoundError)  the object, bucket or file does not exist
+    │   ├── AccessDeniedError (PermissionError)  the store refused the credentials
+    │   ├── ObjectChangedError              the object was replaced during the run
+    │   ├── RangeError                      a byte range lies outside the object
+    │   ├── UnsupportedStoreError           the store or the transport cannot do this
+    │   └── TransientStorageError           a fault that another try may cure; raised after the last try
+    │       └── ThrottledError              the store asks for fewer requests
+    ├── DatasetError (ValueError)           the data or metadata of a dataset is wrong
+    │   ├── NotPreparedError                the folder has no usable ``.nv-meta``
     │   ├── MetadataError                   a metadata file has a wrong key, type or value
     │   ├── CorruptTarError                 a tar header or payload is damaged
     │   ├── IndexMismatchError              an index and its tar disagree
     │   ├── DuplicateKeyError               two samples share a key
-    │   └── EmptyDatasetError               a split part without samples
+    │   └── EmptyDatasetError               a split part has no samples
     ├── SampleError (ValueError)            one sample could not be used; handlers may skip it
-    │   ├── DecodeError                     a part's bytes are not what its extension says
+    │   ├── DecodeError                     a part's bytes do not have the format of its extension
     │   └── FieldError                      a part or field that the sample type needs is missing
     ├── FatalSampleError (RuntimeError)     too many samples failed in a row
     ├── StateError (ValueError)             a saved state cannot be used
-    │   ├── StateVersionError               written by another version of the format
-    │   ├── StateMismatchError              of another dataset or topology
-    │   └── StateInUseError (RuntimeError)  restore or save at a moment where it has no meaning
+    │   ├── StateVersionError               another version of the format wrote it
+    │   ├── StateMismatchError              it is of another dataset or topology
+    │   └── StateInUseError (RuntimeError)  a restore or save at a time when it is impossible
     └── WorkerError (RuntimeError)          a worker process failed or died
 
-``SkipSample`` is a signal, not an error: raise it in a hook to drop the sample at hand.
+``SkipSample`` is a signal, not an error: raise it in a hook to drop the current sample.
 """
 
 from __future__ import annotations
@@ -79,13 +79,22 @@ __all__ = [
 class EnergonStreamError(Exception):
     """Base of all errors of this library.
 
-    The message always says what is wrong, where, and what to do. The three parts stay readable
-    as attributes. Errors survive pickling, because they cross process borders.
+    The message says what is wrong, where, and what to do. The three parts are attributes too. Errors survive pickling,
+    because they cross process borders.
 
     Args:
-        what: What is wrong, a sentence without the final full stop.
-        where: URL, file, key path or byte offset at which it was found.
-        hint: What the user can do about it.
+        what: The problem, a sentence without the final full stop.
+        where: URL, file, key path or byte offset of the problem.
+        hint: Advice for the user.
+
+    Example:
+        >>> from energon_stream import WorkerConfig
+        >>> from energon_stream.errors import ConfigError
+        >>> try:
+        ...     WorkerConfig(rank=2, world_size=2, num_workers=0)
+        ... except ConfigError as error:
+        ...     print(error.what, "|", error.hint)
+        rank 2 does not fit world_size 2 | rank counts from 0 to world_size - 1
     """
 
     def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
@@ -110,7 +119,7 @@ class ConfigError(EnergonStreamError, ValueError):
 
 
 class AliasError(ConfigError):
-    """``megatron.energon`` cannot become a name of this library: there is another one."""
+    """``megatron.energon`` cannot become a name of this library, because another package has it."""
 
 
 class EmptyStreamError(ConfigError):
@@ -150,15 +159,15 @@ class UnsupportedStoreError(StorageError):
 
 
 class TransientStorageError(StorageError):
-    """A fault that another try may cure: 5xx, 429, reset, short body, no progress."""
+    """A fault that another try may cure: 5xx, 429, reset, short body, stalled transfer."""
 
 
 class ThrottledError(TransientStorageError):
-    """The store is asked more than it takes (429, 503): fewer requests at a time may help."""
+    """The store refuses the rate of requests (429, 503); fewer requests at a time may help."""
 
 
 class DatasetError(EnergonStreamError, ValueError):
-    """What lies in the dataset is wrong."""
+    """The data or metadata of a dataset is wrong."""
 
 
 class NotPreparedError(DatasetError):
@@ -182,15 +191,15 @@ class DuplicateKeyError(DatasetError):
 
 
 class EmptyDatasetError(DatasetError):
-    """A split part without samples."""
+    """A split part has no samples."""
 
 
 class SampleError(EnergonStreamError, ValueError):
-    """One sample could not be used. Handlers see these and may skip the sample."""
+    """One sample could not be used. Handlers see these errors and may skip the sample."""
 
 
 class DecodeError(SampleError):
-    """A part's bytes are not what its extension says."""
+    """A part's bytes do not have the format of its extension."""
 
 
 class FieldError(SampleError):
@@ -198,7 +207,17 @@ class FieldError(SampleError):
 
 
 class FatalSampleError(EnergonStreamError, RuntimeError):
-    """More samples failed in a row than the tolerance allows."""
+    """More samples failed in a row than the tolerance allows.
+
+    Example:
+        >>> from energon_stream import FatalSampleError, MapDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> try:
+        ...     list(MapDataset(NumbersDataset(5), lambda number: 1 / 0, failure_tolerance=2))
+        ... except FatalSampleError as error:
+        ...     print(error.what)
+        2 samples in a row failed, the last with ZeroDivisionError: division by zero
+    """
 
 
 class StateError(EnergonStreamError, ValueError):
@@ -206,7 +225,7 @@ class StateError(EnergonStreamError, ValueError):
 
 
 class StateVersionError(StateError):
-    """The state was written by another version of the state format."""
+    """Another version of the state format wrote the state."""
 
 
 class StateMismatchError(StateError):
@@ -214,7 +233,7 @@ class StateMismatchError(StateError):
 
 
 class StateInUseError(StateError, RuntimeError):
-    """Restoring or saving at a moment where it has no meaning."""
+    """A restore or save at a time when it is impossible, such as during iteration."""
 
 
 class WorkerError(EnergonStreamError, RuntimeError):
@@ -222,7 +241,16 @@ class WorkerError(EnergonStreamError, RuntimeError):
 
 
 class SkipSample(Exception):
-    """Raise in a hook to drop the sample at hand without counting it as a failure."""
+    """Raise in a hook to drop the current sample without counting it as a failure.
+
+    Example:
+        >>> from energon_stream import DefaultTaskEncoder, SkipSample
+        >>> class LongTexts(DefaultTaskEncoder):
+        ...     def encode_sample(self, sample):
+        ...         if len(sample.text) < 10:
+        ...             raise SkipSample
+        ...         return sample
+    """
 
 
 IgnoreSample = SkipSample

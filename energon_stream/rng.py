@@ -1,9 +1,8 @@
 """Counter-based random draws: the state of any random stream is an integer.
 
-A draw is a pure function of ``(key, counter)``, so nothing has to be stored but the counter, draws can
-be made in any order, and many at once with NumPy. The mixing function is SplitMix64's finaliser
-(Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). The results do not
-depend on the version of NumPy or PyTorch.
+A draw is a pure function of ``(key, counter)``. So the counter is all that a state contains, draws can be made in any
+order, and NumPy makes many at once. The mixing function is SplitMix64's finaliser (Steele, Lea, Flood: "Fast Splittable
+Pseudorandom Number Generators", OOPSLA 2014). The results do not depend on the version of NumPy or PyTorch.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def derive_key(*parts: int | str) -> int:
 
 
 def _mix(values: UInt64Array) -> UInt64Array:
-    # Arithmetic of uint64 arrays wraps, without a warning.
+    # uint64 arrays wrap on overflow without a warning; scalars would warn.
     mixed = (values ^ (values >> np.uint64(30))) * _MIX1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX2
     return mixed ^ (mixed >> np.uint64(31))
@@ -63,11 +62,11 @@ def uniform(key: int, counters: Int64Array | UInt64Array) -> Float64Array:
 def permute_indices(key: int, size: int, positions: Int64Array) -> Int64Array:
     """Look up positions of a pseudo-random permutation of ``range(size)`` without building it.
 
-    A balanced Feistel network over the next even power of two, walked along its cycle until the value
+    The permutation is a balanced Feistel network over the next even power of two. Its cycle is walked until the value
     falls below ``size`` (Black, Rogaway: "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
 
     Args:
-        key: Which permutation.
+        key: The permutation, from :func:`derive_key`.
         size: Length of the permuted range.
         positions: ``int64`` array of positions in ``[0, size)``.
 

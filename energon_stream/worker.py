@@ -1,4 +1,4 @@
-"""Where this process stands in the job: rank, world size, workers, streams."""
+"""The configuration of a process in the job: rank, world size, workers, streams, seed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Active:
 
 
 class _Here(threading.local):
-    """What this thread has entered."""
+    """The innermost active block of this thread."""
 
     active: _Active | None = None
 
@@ -69,10 +69,10 @@ _here = _Here()
 
 
 def active_config() -> Any:
-    """Configuration of the hook that this thread is in; None outside of hooks.
+    """Return the configuration of the hook that this thread runs; None outside of hooks.
 
-    What a program has put in the place of ``WorkerConfig.active_worker_config`` comes first, as long as it is no
-    ``WorkerConfig``: another thread may have left one there.
+    A program may have set ``WorkerConfig.active_worker_config`` to an object of its own, which comes first. A
+    ``WorkerConfig`` there does not count, because another thread may have left it.
     """
     named = WorkerConfig.active_worker_config
     if named is None or isinstance(named, WorkerConfig):
@@ -82,23 +82,32 @@ def active_config() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class WorkerConfig:
-    """Position of this process among the data-parallel ranks, and how it loads.
+    """The rank of this process, and its workers, streams and seed.
 
-    Equality compares what decides the order of samples: rank, world size, number of streams and seed.
+    Two configurations are equal if rank, world size, number of workers, number of streams and seed are.
 
     Attributes:
-        rank: Data-parallel rank; processes with equal rank read equal batches.
+        rank: Data-parallel rank; processes of one rank read the same batches.
         world_size: Number of data-parallel ranks.
         num_workers: Worker processes of each rank; 0 loads in the main process.
-        data_parallel_group: Any object with ``rank()`` and ``size()``; not touched here.
+        data_parallel_group: Any object with ``rank()`` and ``size()``, kept for collective operations.
         seed_offset: The seed of everything random; another value is another order.
         num_streams: Number of logical sample streams of the whole job, a multiple of ``world_size``.
             Default: ``world_size * max(1, num_workers)``.
         worker_debug_path: Format string with ``{worker_id}`` and ``{pid}`` for debug logs.
         worker_log_level: 0 to 3.
-        global_error_handler: Called as ``handler(error, sample, sources)`` for samples that fail.
-            None logs and skips the sample.
-        restore_error_handler: The same while samples are restored. None raises.
+        global_error_handler: Called as ``handler(error, sample, sources)`` for samples that fail. None logs the error
+            and skips the sample.
+        restore_error_handler: The same for samples that are restored. None raises the error.
+
+    Raises:
+        ConfigError: The numbers do not fit together.
+
+    Example:
+        >>> from energon_stream import WorkerConfig
+        >>> config = WorkerConfig(rank=1, world_size=2, num_workers=2)
+        >>> config.num_streams, list(config.streams), config.worker_streams(0)
+        (4, [1, 3], [1])
     """
 
     rank: int
@@ -113,7 +122,7 @@ class WorkerConfig:
     num_streams: int = field(default=0, kw_only=True)
 
     active_worker_config: ClassVar[Any] = None
-    """The configuration that hooks see while they run, None outside. Looked up at call time."""
+    """The configuration that hooks see while they run; None outside of hooks."""
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
@@ -128,7 +137,7 @@ class WorkerConfig:
         elif self.num_streams < 0 or self.num_streams % self.world_size:
             raise ConfigError(
                 f"num_streams {self.num_streams} is not a multiple of world_size {self.world_size}",
-                hint="choose a number that all world sizes you plan to use divide, for example 24",
+                hint="choose a multiple of every world size that you plan to use, for example 24",
             )
 
     @classmethod
@@ -139,7 +148,15 @@ class WorkerConfig:
         *,
         num_streams: int = 0,
     ) -> WorkerConfig:
-        """Take rank and world size from the group, else from ``torch.distributed``, else 0 and 1."""
+        """Make the configuration of this process, with rank and world size from the group or ``torch.distributed``.
+
+        Without a group and an initialized ``torch.distributed``, the rank is 0 and the world size 1.
+
+        Args:
+            num_workers: Worker processes of each rank.
+            data_parallel_group: Any object with ``rank()`` and ``size()``.
+            num_streams: Number of logical streams of the whole job; 0 for ``world_size * max(1, num_workers)``.
+        """
         rank, world_size = 0, 1
         if data_parallel_group is not None:
             rank, world_size = data_parallel_group.rank(), data_parallel_group.size()
@@ -169,15 +186,15 @@ class WorkerConfig:
 
     @property
     def streams(self) -> range:
-        """Streams that belong to this rank: those congruent to the rank modulo the world size."""
+        """Streams of this rank: ``rank``, ``rank + world_size``, …"""
         return range(self.rank, self.num_streams, self.world_size)
 
     def worker_streams(self, worker: int) -> list[int]:
-        """Streams that worker ``worker`` of this rank serves (all of them without workers)."""
+        """Return the streams that worker ``worker`` of this rank serves; all of the rank's if there are no workers."""
         return list(self.streams)[worker :: max(1, self.num_workers)]
 
     def stream_seed(self, stream: int) -> int:
-        """Seed of a stream: the last four bytes of SHA-1 over ``"<stream>,<seed_offset>"``.
+        """Return the seed of a stream: the last four bytes of SHA-1 over ``"<stream>,<seed_offset>"``.
 
         The arithmetic is Megatron-Energon's ``worker_seed``, applied to the logical stream.
         """
@@ -185,33 +202,33 @@ class WorkerConfig:
         return int.from_bytes(digest[-4:], "big")
 
     def worker_seed(self, override_global_rank: int | None = None) -> int:
-        """Seed of the stream that is being served (of the rank's first stream outside a worker)."""
+        """Return the seed of the current stream; outside of a pipeline, of the rank's first stream."""
         if override_global_rank is not None:
             return self.stream_seed(override_global_rank)
         return self.stream_seed(self.global_worker_id())
 
     def global_rank(self) -> int:
-        """The data-parallel rank."""
+        """Return the data-parallel rank."""
         return self.rank
 
     def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
-        """Number of the stream being served, among all streams of the job."""
+        """Return the number of the current stream, among all streams of the job."""
         if override_local_worker_id is not None:
             return self.rank + override_local_worker_id * self.world_size
         return self.rank if _here.active is None else _here.active.stream
 
     def rank_worker_id(self) -> int:
-        """Number of the stream being served, among the streams of this rank."""
+        """Return the number of the current stream, among the streams of this rank."""
         return self.global_worker_id() // self.world_size
 
     @property
     def active_worker_sample_index(self) -> int:
-        """Counter of the current hook's calls in this stream."""
+        """Counter of the current hook's calls in the current stream."""
         return 0 if _here.active is None else _here.active.sample_index
 
     @property
     def active_worker_batch_index(self) -> int:
-        """Counter of the batches of this stream."""
+        """Counter of the batches of the current stream."""
         active = _here.active
         while active is not None and active.batch_index is None:
             active = active.outer
@@ -222,7 +239,7 @@ class WorkerConfig:
         return _Active(self, stream, sample_index, batch_index)
 
     def config(self) -> dict[str, Any]:
-        """What decides the order of samples, as plain values."""
+        """Return the fields that decide the order of samples, as plain values."""
         return {
             "rank": self.rank,
             "world_size": self.world_size,

@@ -1,4 +1,4 @@
-"""Joining samples to batches, and batches to larger ones."""
+"""Functions that join samples to batches, and batches to larger batches."""
 
 from __future__ import annotations
 
@@ -24,34 +24,53 @@ __all__ = [
 ]
 
 Join = Callable[[str | None, list[Any]], Any]
-"""Joins the values of one field; the name is None for what has no name."""
+"""Joins the values of one field, called with the field's name (None if it has none) and the values."""
 
 
 def batch_stack(result: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack tensors of one shape ``(d1, …)`` to ``(n, d1, …)``.
+    """Stack ``n`` tensors of one shape ``(d1, …)`` to ``(n, d1, …)``.
 
     Raises:
         SampleError: The shapes differ.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import batch_stack
+        >>> batch_stack([torch.zeros(3), torch.ones(3)]).shape
+        torch.Size([2, 3])
     """
     if len({tensor.shape for tensor in result}) != 1:
         raise SampleError(
             f"tensors of shapes {[(*tensor.shape,) for tensor in result]} cannot be stacked",
-            hint="use batch_pad_stack to pad them, or batch_list to keep them apart",
+            hint="use batch_pad_stack to pad them, or batch_list to return a list",
         )
     return torch.stack(list(result))
 
 
 def batch_pad_stack(result: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack tensors of shapes ``(d1, …)`` to ``(n, max d1, …)``, padded with zeros at the ends.
+    """Stack ``n`` tensors of shapes ``(d1, …)`` to ``(n, max d1, …)``, padded with zeros at the ends.
 
     Raises:
         SampleError: The tensors differ in dtype or in their number of dimensions.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import batch_pad_stack
+        >>> batch_pad_stack([torch.tensor([1, 2, 3]), torch.tensor([4])])
+        tensor([[1, 2, 3],
+                [4, 0, 0]])
     """
     return pad_stack(result)
 
 
 def batch_list(result: Sequence[Any]) -> list[Any]:
-    """Keep the values apart, in a list."""
+    """Return the values in a list, without joining them.
+
+    Example:
+        >>> from energon_stream import batch_list
+        >>> batch_list(("a cat", "a dog"))
+        ['a cat', 'a dog']
+    """
     return list(result)
 
 
@@ -60,6 +79,12 @@ def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
 
     Raises:
         SampleError: The tensors differ in dtype or in their number of dimensions, or have none.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import concat_pad
+        >>> concat_pad([torch.zeros(2, 5), torch.zeros(1, 3)]).shape
+        torch.Size([3, 5])
     """
     return pad_concat(batch)
 
@@ -67,11 +92,18 @@ def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
 def generic_batch(batch: Sequence[Any]) -> Any:
     """Batch samples of any kind.
 
-    Tensors are padded and stacked; dicts, dataclasses and NamedTuples are batched field by field, to one of
-    the same type; everything else becomes a list. Metadata fields follow :func:`batch_metadata`.
+    Tensors are padded and stacked. Dicts, dataclasses and NamedTuples are batched field by field, to one of the same
+    type. Everything else becomes a list. Metadata fields (``__key__``, …) follow :func:`batch_metadata`.
 
     Raises:
         SampleError: Tensors of one field cannot be stacked, or dicts have different keys.
+
+    Example:
+        >>> import torch
+        >>> from energon_stream import generic_batch
+        >>> generic_batch([{"ids": torch.tensor([1, 2]), "text": "a"}, {"ids": torch.tensor([3]), "text": "b"}])
+        {'ids': tensor([[1, 2],
+                [3, 0]]), 'text': ['a', 'b']}
     """
     return _batch_values(None, list(batch))
 
@@ -79,11 +111,16 @@ def generic_batch(batch: Sequence[Any]) -> Any:
 def generic_concat(batch: Sequence[Any]) -> Any:
     """Join batches of any kind to a larger one.
 
-    Tensors are padded and joined along their first dimension, lists and tuples are joined; dicts,
-    dataclasses and NamedTuples are joined field by field; None stays None; everything else becomes a list.
+    Tensors are padded and joined along their first dimension; lists and tuples are joined. Dicts, dataclasses and
+    NamedTuples are joined field by field. None stays None. Everything else becomes a list.
 
     Raises:
         SampleError: Tensors of one field cannot be joined, or dicts have different keys.
+
+    Example:
+        >>> from energon_stream import generic_concat
+        >>> generic_concat([{"text": ["a", "b"]}, {"text": ["c"]}])
+        {'text': ['a', 'b', 'c']}
     """
     return _concat_values(None, list(batch))
 
@@ -93,12 +130,17 @@ def homogeneous_concat_mix(samples: Sequence[Any]) -> Any:
 
     Raises:
         ConfigError: The batches have different types.
+
+    Example:
+        >>> from energon_stream import homogeneous_concat_mix
+        >>> homogeneous_concat_mix([["a"], ["b", "c"]])
+        ['a', 'b', 'c']
     """
     kinds = sorted({type(sample).__qualname__ for sample in samples})
     if len(kinds) > 1:
         raise ConfigError(
-            f"batches of the types {', '.join(kinds)} cannot be mixed without saying how",
-            hint="pass a batch_mix_fn of your own, which makes one type of them",
+            f"batches of different types cannot be mixed: {', '.join(kinds)}",
+            hint="pass a batch_mix_fn that converts them to one type",
         )
     return generic_concat(samples)
 
@@ -126,7 +168,7 @@ def _concat_values(name: str | None, values: list[Any]) -> Any:
 
 
 def _by_field(values: list[Any], join: Join) -> Any:
-    """Join the fields of values of one type; values that have no fields become a list."""
+    """Join the fields of values of one type; values without fields become a list."""
     first = values[0]
     if any(type(value) is not type(first) for value in values):
         return values
@@ -144,7 +186,7 @@ def _by_field(values: list[Any], join: Join) -> Any:
         joined = copy.copy(first)
         for entry in dataclasses.fields(first):
             column = [getattr(value, entry.name) for value in values]
-            # object's setter, because the dataclass may be frozen.
+            # The dataclass may be frozen, so its own setter may refuse.
             object.__setattr__(joined, entry.name, join(entry.name, column))
         return joined
     return values

@@ -1,0 +1,49 @@
+"""The tree of errors is the one that their module draws, and each survives its way to another process."""
+
+import inspect
+import pickle
+import re
+
+import pytest
+
+from energon_stream import errors
+from energon_stream.errors import EnergonStreamError, IgnoreSample, SkipSample
+
+ERRORS = [
+    value
+    for value in vars(errors).values()
+    if inspect.isclass(value) and issubclass(value, EnergonStreamError)
+]
+
+
+def drawn():
+    """Each error of the drawing with the names of its bases."""
+    found, path = {}, []
+    for line in errors.__doc__.splitlines():
+        match = re.match(r"    ([│├└─ ]*)(\w+Error)(?: \((\w+)\))?(  |$)", line)
+        if match:
+            indent, name, builtin, _ = match.groups()
+            path[len(indent) // 4 :] = [name]
+            found[name] = [*(path[-2:-1] or ["Exception"]), *([builtin] if builtin else [])]
+    return found
+
+
+def test_the_tree_is_the_drawn_one():
+    assert drawn() == {error.__name__: [base.__name__ for base in error.__bases__] for error in ERRORS}
+
+
+def test_every_error_is_exported_and_says_what_it_is():
+    assert sorted(errors.__all__) == sorted([*drawn(), "SkipSample", "IgnoreSample"])
+    assert IgnoreSample is SkipSample
+    assert not issubclass(SkipSample, EnergonStreamError)
+    assert all(error.__doc__ for error in ERRORS)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_each_survives_pickling(error):
+    first = error("no such thing", where="s3://b/k", hint="look elsewhere")
+    first.extra = 1
+    again = pickle.loads(pickle.dumps(first))
+    assert type(again) is error
+    assert str(again) == "no such thing [s3://b/k]. look elsewhere"
+    assert (again.what, again.where, again.hint, again.extra) == (first.what, first.where, first.hint, 1)
