@@ -1,4 +1,4 @@
-"""An encoder around another one."""
+"""A task encoder that wraps another one."""
 
 from __future__ import annotations
 
@@ -23,41 +23,51 @@ _BUILDERS = (
 
 
 class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
-    """Behaves like another encoder. Derive, and override single hooks; call ``super()`` for the inner ones.
+    """Wraps another encoder. Derive, and override single hooks; ``super()`` calls the inner encoder's.
 
     Args:
         task_encoder: The inner encoder.
 
     Raises:
-        ConfigError: The inner encoder composes its pipeline itself, so that hooks could not be replaced.
+        ConfigError: The inner encoder composes its pipeline itself, so its hooks cannot be replaced.
+
+    Example:
+        >>> from energon_stream import AugmentTaskEncoder, DefaultTaskEncoder
+        >>> class Louder(AugmentTaskEncoder):
+        ...     def encode_sample(self, sample):
+        ...         return super().encode_sample(sample).upper()
+        >>> Louder(DefaultTaskEncoder()).encode_sample("quiet")
+        'QUIET'
     """
+
+    _has_library_hooks = True
 
     def __init__(self, task_encoder: TaskEncoder[Any, Any, Any, Any]) -> None:
         own = [name for name in _BUILDERS if task_encoder._hook_overridden(name)]
         if own:
             raise ConfigError(
                 f"{type(task_encoder).__qualname__} overrides {', '.join(own)} and cannot be augmented",
-                hint="derive from it instead",
+                hint=f"derive from {type(task_encoder).__qualname__} instead",
             )
         self._task_encoder = task_encoder
 
     @property
     def __default_failure_tolerance__(self) -> int:  # type: ignore[override]
-        """The inner encoder's."""
+        """Taken from the inner encoder."""
         return self._task_encoder.__default_failure_tolerance__
 
     @property
     def decoder(self) -> FileStoreDecoder | None:  # type: ignore[override]
-        """The inner encoder's."""
+        """Taken from the inner encoder."""
         return self._task_encoder.decoder
 
     @property
     def cookers(self) -> Sequence[Cooker[Any]]:  # type: ignore[override]
-        """The inner encoder's."""
+        """Taken from the inner encoder."""
         return self._task_encoder.cookers
 
     def _hook_function(self, name: str) -> Callable[..., Any]:
-        """The derived class's function, else the inner encoder's (with its marks)."""
+        """Return the derived class's function, else the inner encoder's (with its marks)."""
         return (
             super()._hook_function(name)
             if super()._hook_overridden(name)
@@ -65,45 +75,45 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
         )
 
     def _hook_overridden(self, name: str) -> bool:
-        """Whether the derived class or the inner encoder has a hook of its own."""
+        """Return True if the derived class or the inner encoder overrides a hook."""
         return super()._hook_overridden(name) or self._task_encoder._hook_overridden(name)
 
     def _hook_does_nothing(self, hook: str) -> bool:
-        """Whether calling a hook would change nothing."""
+        """Return True if calling a hook would change nothing."""
         return not super()._hook_overridden(hook) and self._task_encoder._hook_does_nothing(hook)
 
     def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[Any], aux: Mapping[str, Any]) -> Any:
-        """Ask the inner encoder."""
+        """Call the inner encoder's hook."""
         return self._task_encoder.cook_crude_sample(sample, cooker, aux)
 
     def encode_sample(self, sample: Any) -> Any:
-        """Ask the inner encoder."""
+        """Call the inner encoder's hook."""
         return self._task_encoder.encode_sample(sample)
 
     def preencode_sample(self, sample: Any) -> Any:
-        """Ask the inner encoder."""
+        """Call the inner encoder's hook."""
         return self._task_encoder.preencode_sample(sample)
 
     def postencode_sample(self, sample: Any) -> Any:
-        """Ask the inner encoder."""
+        """Call the inner encoder's hook."""
         return self._task_encoder.postencode_sample(sample)
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """Ask the inner encoder."""
+        """Call the inner encoder's hook."""
         return self._task_encoder.select_samples_to_pack(samples)
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """Ask the inner encoder."""
+        """Call the inner encoder's hook."""
         return self._task_encoder.pack_selected_samples(samples)
 
     def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
-        """Ask the inner encoder."""
+        """Call the inner encoder's hook."""
         return self._task_encoder.batch_group_criterion(sample)
 
     def batch(self, samples: list[Any]) -> Any:
-        """Ask the inner encoder."""
+        """Call the inner encoder's hook."""
         return self._task_encoder.batch(samples)
 
     def encode_batch(self, batch: Any) -> Any:
-        """Ask the inner encoder."""
+        """Call the inner encoder's hook."""
         return self._task_encoder.encode_batch(batch)

@@ -1,9 +1,11 @@
-"""Composes the pipeline of a task encoder from its hooks."""
+"""The builder of pipelines from the hooks of a task encoder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from inspect import isgeneratorfunction, unwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from inspect import Parameter, isgeneratorfunction, signature, unwrap
 from typing import Any
 
 from energon_stream.errors import ConfigError
@@ -19,38 +21,90 @@ from energon_stream.pipeline import (
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.samples import CrudeSample
 from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, select_cooker
-from energon_stream.task.loaded import DatasetBlendMode, LoadedDataset
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["PipelineBuilder"]
+__all__ = ["DatasetBlendMode", "LoadedDataset", "PipelineBuilder", "call_with_accepted"]
 
-_HERE = __name__.rpartition(".")[0] + "."
+
+class DatasetBlendMode(Enum):
+    """The rule by which several datasets become one sequence.
+
+    Attributes:
+        NONE: One dataset, or one after the other.
+        DATASET_WEIGHT: Weighted draws.
+        SAMPLE_REPETITIONS: Each sample a number of times in an epoch.
+
+    Example:
+        >>> from energon_stream import DatasetBlendMode
+        >>> DatasetBlendMode("dataset_weight")
+        <DatasetBlendMode.DATASET_WEIGHT: 'dataset_weight'>
+    """
+
+    NONE = "none"
+    DATASET_WEIGHT = "dataset_weight"
+    SAMPLE_REPETITIONS = "sample_repetitions"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDataset:
+    """A dataset with its share of a mixture; unpacks to ``(dataset, weight)``, as ``BlendDataset`` takes it.
+
+    Attributes:
+        dataset: The samples.
+        weight: Relative weight in a blend; None if repetitions decide.
+        repetitions: Passes over the samples in one epoch; None if the weight decides.
+        subflavors: Subflavors of all samples, if there is one leaf.
+
+    Example:
+        >>> from energon_stream.task import LoadedDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> dataset, weight = LoadedDataset(NumbersDataset(4), weight=0.3)
+        >>> weight
+        0.3
+    """
+
+    dataset: SavableDataset[Any]
+    weight: float | None = 1.0
+    repetitions: float | None = None
+    subflavors: Mapping[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.dataset, self.weight))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, position: int) -> Any:
+        return (self.dataset, self.weight)[position]
 
 
 class PipelineBuilder:
-    """Builds datasets from the hooks of the encoder that derives from it."""
+    """Base of task encoders: builds datasets from their hooks."""
+
+    """Marks a class as the library's where its own namespace has it; the hooks there are no overrides."""
+    """In a class of its own, marks the class as the library's, so that its hooks do not count as overrides."""
 
     __default_failure_tolerance__: int
     cookers: Sequence[Cooker[Any]]
 
     def _hook_function(self, name: str) -> Callable[..., Any]:
-        """The function that runs for a hook."""
+        """Return the function that runs for a hook."""
         function: Callable[..., Any] = getattr(self, name)
         return function
 
     def _hook_overridden(self, name: str) -> bool:
-        """Whether a hook is not the library's own, however the user's came there.
+        """Return True if a hook's function is not the library's own.
 
-        Functions are compared, not names: a lambda on the class or an attribute of the instance counts.
+        Functions are compared, not names: a lambda on the class or an attribute of the instance counts too.
         """
         found = getattr(self, name)
         function = getattr(found, "__func__", found)
-        own = [vars(cls).get(name) for cls in type(self).__mro__ if cls.__module__.startswith(_HERE)]
+        own = [vars(cls).get(name) for cls in type(self).__mro__ if "_has_library_hooks" in vars(cls)]
         return all(function is not candidate for candidate in own)
 
     def _hook_does_nothing(self, hook: str) -> bool:
-        """Whether calling a hook would change nothing, so that it can be left out."""
+        """Return True if calling a hook would change nothing, so that the pipeline can leave it out."""
         return not self._hook_overridden(hook)
 
     def build_train_datasets(
@@ -69,18 +123,17 @@ class PipelineBuilder:
         """Compose the training pipeline; override it to compose another one.
 
         Args:
-            datasets: One dataset, whose order is that of the whole mixture: blending, shuffling and
-                repeating only order samples, and are done by its plan. An encoder that overrides this
-                method gets one dataset for each source instead.
+            datasets: One dataset with the order of the whole mixture, because its plan already blends, shuffles and
+                repeats. An encoder that overrides this method gets one dataset for each leaf instead.
             worker_config: The job's configuration.
             batch_size: Samples of a batch; None for single samples.
-            batch_drop_last: Whether a last batch that is not full is dropped.
+            batch_drop_last: Drop the last batch of a pass if it is not full.
             packing_buffer_size: Samples to select packs from; None for no packing.
-            virtual_epoch_length: Batches of one epoch of one rank; 0 for none. Times the ranks it has to stay the same when
-                a run is resumed.
-            shuffle_buffer_size: Window of the shuffle that the plan does; for those who override.
-            blend_mode: How the plan blends; for those who override.
-            repeat: Whether the plan repeats; for those who override.
+            virtual_epoch_length: Batches of one epoch of one rank; 0 for none. Multiplied by the number of ranks, it
+                has to stay the same when a run resumes.
+            shuffle_buffer_size: Window of the plan's shuffle; an override may use it.
+            blend_mode: How the plan blends; an override may use it.
+            repeat: True if the plan repeats; an override may use it.
 
         Raises:
             ConfigError: The hooks and arguments do not fit together.
@@ -107,7 +160,7 @@ class PipelineBuilder:
         packing_buffer_size: int | None = None,
         limit: int | None = None,
     ) -> SavableDataset[Any]:
-        """Compose the validation pipeline; each pass gives the same ``limit`` first batches of a rank."""
+        """Compose the validation pipeline; each pass has the same first ``limit`` batches of a rank."""
         dataset = _encoded(self, datasets, worker_config)
         dataset = self.build_batch(
             dataset,
@@ -123,11 +176,10 @@ class PipelineBuilder:
     def build_cook_crude_sample(
         self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None
     ) -> SavableDataset[Any]:
-        """Add the cooking of crude samples, where there are cookers.
+        """Add the cooking of crude samples, if there are cookers.
 
         Raises:
-            ConfigError: A source has no cooker, or auxiliary data that its cooker does not ask for, or lacks
-                some that it asks for.
+            ConfigError: A leaf has no cooker, or its auxiliary data is not the one that its cooker asks for.
         """
         if not self._hook_overridden("cook_crude_sample"):
             check_cookers(
@@ -155,15 +207,16 @@ class PipelineBuilder:
     def build_encode_sample(
         self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None
     ) -> SavableDataset[Any]:
-        """Add ``encode_sample``, or ``preencode_sample``, where they do something.
+        """Add ``encode_sample`` or ``preencode_sample``, if it is overridden.
 
         Raises:
-            ConfigError: Both ways of encoding are overridden.
+            ConfigError: The encoder overrides ``encode_sample`` and one of the other two.
         """
         halves = [name for name in ("preencode_sample", "postencode_sample") if self._hook_overridden(name)]
         if halves and self._hook_overridden("encode_sample"):
             raise ConfigError(
-                f"encode_sample and {' and '.join(halves)} exclude each other", hint="override one of the two"
+                f"encode_sample cannot be combined with {' and '.join(halves)}",
+                hint="override encode_sample alone, or preencode_sample and postencode_sample",
             )
         return _map_hook(self, dataset, "preencode_sample" if halves else "encode_sample", worker_config)
 
@@ -188,7 +241,10 @@ class PipelineBuilder:
         if self._hook_overridden("batch_group_criterion"):
             batcher = self._hook_function("batch")
             if isgeneratorfunction(unwrap(batcher)):
-                raise ConfigError("batch is a generator, which batch_group_criterion cannot use")
+                raise ConfigError(
+                    "batch is a generator, which batch_group_criterion cannot use",
+                    hint="return one batch, and make several in encode_batch",
+                )
             dataset = GroupBatchDataset(
                 dataset,
                 self._hook_function("batch_group_criterion"),
@@ -211,8 +267,8 @@ def _encoded(
 ) -> SavableDataset[Any]:
     if len(datasets) != 1:
         raise ConfigError(
-            f"{len(datasets)} datasets were given to be ordered as one",
-            hint="in your build_train_datasets, blend them yourself: BlendDataset(*datasets)",
+            f"build_train_datasets and build_val_datasets take one dataset, not {len(datasets)}",
+            hint="blend them in your own build_train_datasets: BlendDataset(*datasets)",
         )
     cooked = encoder.build_cook_crude_sample(datasets[0].dataset, worker_config=config)
     return encoder.build_encode_sample(cooked, worker_config=config)
@@ -279,3 +335,14 @@ def _mapped(
 
 def _tolerance(encoder: PipelineBuilder, function: Callable[..., Any]) -> int:
     return get_failure_tolerance(function, encoder.__default_failure_tolerance__)
+
+
+def call_with_accepted(function: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a function with the keyword arguments that its signature accepts, and leave out the others.
+
+    Task encoders written for older versions override ``build_train_datasets`` with fewer parameters.
+    """
+    parameters = signature(function).parameters
+    if all(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        arguments = {name: value for name, value in arguments.items() if name in parameters}
+    return function(**arguments)

@@ -1,4 +1,4 @@
-"""Cookers: functions that turn crude samples into samples of a type."""
+"""Cookers: functions that convert crude samples into samples of a type."""
 
 from __future__ import annotations
 
@@ -32,19 +32,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Cooker(Generic[T_co]):
-    """A function for crude samples, and which datasets it is for.
+    """A function for crude samples, and the subflavors of the datasets that it is for.
 
     Attributes:
-        cook: Called with a ``CrudeSample``, whose parts are decoded, and with the auxiliary stores of its
-            dataset (``aux:`` in the metadataset) as keyword arguments.
-        has_subflavors: Subflavors that a dataset must have; None takes all.
+        cook: Called with a ``CrudeSample``, whose parts are decoded, and with the auxiliary stores of its dataset
+            (``aux:`` in the metadataset) as keyword arguments.
+        has_subflavors: Subflavors that a dataset must have; None matches every dataset.
+
+    Example:
+        >>> from energon_stream import Cooker, DefaultTaskEncoder, WorkerConfig, basic_sample_keys, get_val_dataset
+        >>> from energon_stream import CaptioningSample
+        >>> def cook(crude):
+        ...     return CaptioningSample(**basic_sample_keys(crude), image=crude["jpg"], caption=crude["json"]["caption"])
+        >>> class Task(DefaultTaskEncoder):
+        ...     cookers = [Cooker(cook)]
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_val_dataset("crude", worker_config=config, batch_size=2, task_encoder=Task())
+        >>> next(iter(dataset)).image.shape
+        torch.Size([2, 3, 8, 8])
     """
 
     cook: Callable[..., T_co]
     has_subflavors: Mapping[str, Any] | None = None
 
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
-        """Whether samples with these subflavors are for this cooker."""
+        """Return True if samples with these subflavors are for this cooker."""
         if not self.has_subflavors:
             return True
         given = subflavors or {}
@@ -54,13 +66,19 @@ class Cooker(Generic[T_co]):
 def cooker(
     *, need_cache: bool = False, need_primary: bool = False, parts: Collection[str] | None = None
 ) -> Callable[[F], F]:
-    """Say what else a cooker function wants as keyword arguments, and what it needs of a sample.
+    """Mark a cooker function with its further keyword arguments, and with the parts that it reads.
 
     Args:
-        need_cache: The loader's cache pool, as ``cache``.
-        need_primary: The sample's own dataset as a file store, as ``primary``; a name that begins with a
-            dot is one of the sample's own parts.
-        parts: The sample's parts that it looks at; others are not read where that saves bytes. None for all.
+        need_cache: Pass the loader's cache pool as ``cache``.
+        need_primary: Pass the sample's own dataset as ``primary``, a file store. A name that begins with a dot is one
+            of the sample's own parts.
+        parts: The sample's parts that the function reads; others are not fetched where that saves bytes. None for all.
+
+    Example:
+        >>> from energon_stream import cooker
+        >>> @cooker(parts=["json"])
+        ... def caption(crude):
+        ...     return crude["json"]["caption"]
     """
 
     def mark(function: F) -> F:
@@ -74,10 +92,10 @@ def cooker(
 
 
 def select_cooker(cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any] | None) -> Cooker[Any]:
-    """The first cooker that matches.
+    """Return the first cooker that matches.
 
     Raises:
-        ConfigError: None does.
+        ConfigError: No cooker matches.
     """
     for candidate in cookers:
         if not candidate.has_subflavors or candidate.is_match(subflavors):
@@ -92,16 +110,16 @@ def select_cooker(cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any] 
 def cooker_parts(
     cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any] | None
 ) -> frozenset[str] | None:
-    """The parts that crude samples with these subflavors are cooked from; None where these may be any."""
+    """Return the parts that the cooker for these subflavors reads; None if it may read any."""
     chosen = next((candidate for candidate in cookers if candidate.is_match(subflavors)), None)
     return None if chosen is None else getattr(chosen.cook, "__cooker_parts__", None)
 
 
 def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> None:
-    """Check that each source's cooker and stores fit, before anything is read.
+    """Check that each leaf has a cooker whose parameters are its stores, before any sample is read.
 
     Raises:
-        ConfigError: No cooker matches, or it and the stores do not fit together.
+        ConfigError: No cooker matches, or its parameters and the stores differ.
     """
     for leaf in leaves:
         where = f"{leaf.index.spec.url} [{leaf.index.split_part}]"
@@ -120,10 +138,10 @@ def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> Non
 
 
 def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]:
-    """What a cooker gets besides the sample: stores by name, and what :func:`cooker` marks.
+    """Return the keyword arguments of a cooker: stores by name, and those that :func:`cooker` asks for.
 
     Raises:
-        ConfigError: The sample's source has no names to look up, and the cooker wants ``primary``.
+        ConfigError: The cooker asks for ``primary``, and the sample's dataset cannot look up names.
     """
     stores: AuxStores = sample.stores or _NO_STORES
     arguments: dict[str, Any] = dict(stores.aux)
@@ -140,10 +158,10 @@ def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]
 
 @cache
 def check_parameters(cook: Callable[..., Any], given: frozenset[str], where: str) -> None:
-    """Compare a cooker's keyword parameters with what it will be given.
+    """Compare a cooker's keyword parameters with its future arguments.
 
     Raises:
-        ConfigError: They are not the same.
+        ConfigError: The names differ.
     """
     try:
         parameters = list(signature(cook).parameters.values())[1:]
@@ -169,8 +187,9 @@ def check_parameters(cook: Callable[..., Any], given: frozenset[str], where: str
 
 def _no_primary(cook: Callable[..., Any], where: str) -> ConfigError:
     return ConfigError(
-        f"the cooker {_name(cook)} needs 'primary', which only folders of tars that are prepared have",
+        f"the cooker {_name(cook)} needs 'primary', which only prepared folders of tars have",
         where=where,
+        hint="prepare the dataset, or remove need_primary=True",
     )
 
 
@@ -185,11 +204,17 @@ def _name(cook: Callable[..., Any]) -> str:
 def basic_sample_keys(
     crude_sample: Mapping[str, Any], additional_source_info: Sequence[SourceInfo] = ()
 ) -> dict[str, Any]:
-    """The metadata of a crude sample, to be passed on: ``MySample(**basic_sample_keys(crude), …)``.
+    """Return the metadata of a crude sample, to pass on: ``MySample(**basic_sample_keys(crude), …)``.
 
     Args:
         crude_sample: The sample.
-        additional_source_info: Where else data of the sample was read.
+        additional_source_info: Further sources of the sample's data.
+
+    Example:
+        >>> from energon_stream import TextSample, basic_sample_keys
+        >>> crude = {"__key__": "a.tar/7", "__restore_key__": (), "__subflavors__": {}, "__sources__": (), "txt": "hi"}
+        >>> TextSample(**basic_sample_keys(crude), text=crude["txt"]).__key__
+        'a.tar/7'
     """
     keys = {name: crude_sample[name] for name in METADATA_FIELDS}
     keys["__sources__"] = (*(keys["__sources__"] or ()), *additional_source_info)

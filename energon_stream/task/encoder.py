@@ -1,4 +1,4 @@
-"""The user's vocabulary: hooks that turn samples into batches."""
+"""Task encoders: the hooks that turn samples into batches."""
 
 from __future__ import annotations
 
@@ -25,17 +25,29 @@ T_batch = TypeVar("T_batch")
 
 
 class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """Says how samples become batches. Derive, and override the hooks that your task needs.
+    """Defines how samples become batches. Derive, and override the hooks that your task needs.
 
-    The way of a sample: cook (crude samples only), encode, pack (with ``packing_buffer_size``), batch,
-    encode the batch. Mark hooks with :func:`stateless`, so that samples can be made again from their
-    keys. Any hook may raise ``SkipSample`` to drop what it was given.
+    The steps for a sample are: cook (crude samples only), encode, pack (with ``packing_buffer_size``), batch, encode
+    the batch. Mark hooks with :func:`stateless`, so that samples can be made again from their keys. Any hook may raise
+    ``SkipSample`` to drop its argument.
 
     Attributes:
-        decoder: How parts are decoded; None leaves them as bytes.
-        cookers: For datasets of crude samples. Without cookers they reach ``encode_sample`` as they are.
+        decoder: Decodes the parts; None leaves them as bytes.
+        cookers: For datasets of crude samples. Without cookers, crude samples reach ``encode_sample`` as they are.
+
+    Example:
+        >>> from energon_stream import TaskEncoder, WorkerConfig, get_val_dataset, stateless
+        >>> class Lengths(TaskEncoder):
+        ...     @stateless
+        ...     def encode_sample(self, sample):
+        ...         return len(sample.text)
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_val_dataset("texts", worker_config=config, batch_size=4, task_encoder=Lengths())
+        >>> len(next(iter(dataset)))
+        4
     """
 
+    _has_library_hooks = True
     __default_failure_tolerance__: int = 100
 
     decoder: FileStoreDecoder | None = SampleDecoder()
@@ -43,15 +55,15 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
 
     @stateless
     def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[Any], aux: Mapping[str, Any]) -> Any:
-        """Call the cooker that was chosen for a crude sample.
+        """Call the cooker of a crude sample.
 
         Args:
             sample: The sample.
             cooker: The cooker.
-            aux: Its keyword arguments: file stores by name, and ``primary`` and ``cache`` where it wants them.
+            aux: The cooker's keyword arguments: file stores by name, and ``primary`` and ``cache`` if it asks for them.
 
         Raises:
-            ConfigError: The cooker's parameters are others.
+            ConfigError: The cooker has other parameters.
         """
         sources = sample.get("__sources__") or ()
         check_parameters(cooker.cook, frozenset(aux), sources[0].dataset_path if sources else "")
@@ -59,7 +71,7 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
 
     @stateless
     def encode_sample(self, sample: T_sample) -> Any:
-        """Encode one sample; a generator makes several. Excludes the two hooks below."""
+        """Encode one sample; a generator makes several. Cannot be combined with the next two hooks."""
         return sample
 
     @stateless
@@ -69,7 +81,7 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
 
     @stateless
     def postencode_sample(self, sample: Any) -> Any:
-        """Encode one sample after packs were selected; a generator only without packing."""
+        """Encode one sample after packs are selected; may be a generator only without packing."""
         return sample
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
@@ -80,17 +92,17 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         )
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """Make one sample of a group; a generator makes several. Its restore key is filled in afterwards."""
+        """Make one sample of a group; a generator makes several. The pipeline fills in the restore key."""
         raise ConfigError(
             f"{type(self).__qualname__} does not say how to pack, but packing_buffer_size is set",
             hint="override select_samples_to_pack and pack_selected_samples",
         )
 
     def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
-        """Overriding it batches samples of equal keys together.
+        """Return the key of a sample; an override makes batches of samples with equal keys.
 
         Returns:
-            The sample's key, and the batch size for the key; None where ``batch_size`` is given.
+            The key, and the batch size for it, which is None if ``batch_size`` is given.
         """
         return None, None
 
@@ -115,18 +127,18 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
 
     @property
     def cache(self) -> CachePool:
-        """The pool that the running loader was given; one that keeps nothing where there is none."""
+        """Cache pool of the running loader; without one, a pool that keeps nothing."""
         return active_pool()
 
     @property
     def current_batch_index(self) -> int:
-        """Number of the current batch among those of this rank; only while a hook runs."""
+        """Number of the current batch among the batches of this rank; only while a hook runs."""
         config = _active_config("current_batch_index")
         return config.active_worker_batch_index * len(config.streams) + config.rank_worker_id()
 
     @property
     def current_sample_index(self) -> int:
-        """Number of the current call of this hook among those of this rank; only while a hook runs."""
+        """Number of the current call of this hook among the calls on this rank; only while a hook runs."""
         config = _active_config("current_sample_index")
         return config.active_worker_sample_index * len(config.streams) + config.rank_worker_id()
 
@@ -134,7 +146,9 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
 def _active_config(name: str) -> WorkerConfig:
     config: WorkerConfig | None = active_config()
     if config is None:
-        raise ConfigError(f"{name} has no meaning here", hint="read it inside a hook that a dataset calls")
+        raise ConfigError(
+            f"{name} is known only while a hook runs", hint="read it inside a hook that a dataset calls"
+        )
     return config
 
 
@@ -147,12 +161,21 @@ class DefaultTaskEncoder(
     Types are dataclasses, NamedTuples or dicts. Fields that a type does not have are dropped.
 
     Args:
-        encoded_sample_type: What ``encode_sample`` makes; None keeps the samples.
-        raw_batch_type: What ``batch`` makes. Default: ``batch_type``, else the type of the samples.
-        batch_type: What ``encode_batch`` makes, unless it is overridden; None keeps the raw batches.
+        encoded_sample_type: Result of ``encode_sample``; None keeps the samples.
+        raw_batch_type: Result of ``batch``. Default: ``batch_type``, else the type of the samples.
+        batch_type: Result of ``encode_batch``, unless it is overridden; None keeps the raw batches.
+
+    Example:
+        >>> from energon_stream import DefaultTaskEncoder, WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> encoder = DefaultTaskEncoder(batch_type=dict)
+        >>> dataset = get_val_dataset("texts", worker_config=config, batch_size=2, task_encoder=encoder)
+        >>> next(iter(dataset))["text"]
+        ['text ...', 'text ...']
     """
 
-    # Class attributes, because not every user's __init__ calls this one.
+    _has_library_hooks = True
+    # Class attributes, because an override of __init__ may not call this one.
     _encoded_sample_type: type[Any] | None = None
     _raw_batch_type: type[Any] | None = None
     _batch_type: type[Any] | None = None
@@ -184,6 +207,6 @@ class DefaultTaskEncoder(
         return convert(batch, self._batch_type)
 
     def _hook_does_nothing(self, hook: str) -> bool:
-        """Whether calling a hook would change nothing."""
+        """Return True if calling a hook would change nothing."""
         kept = {"encode_sample": self._encoded_sample_type, "encode_batch": self._batch_type}
         return not self._hook_overridden(hook) and kept.get(hook) is None

@@ -1,4 +1,4 @@
-"""Fields of one type to fields of another: dataclasses, NamedTuples and dicts, by name."""
+"""Conversion between dataclasses, NamedTuples and dicts by the names of their fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REQUIRED = object()
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """Fields of a value by name; None for a value that has no fields."""
+    """Return the fields of a value by name; None if it has no fields."""
     if isinstance(value, Mapping):
         return dict(value)
     if is_namedtuple(value):
@@ -28,7 +28,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
 
 
 def _parameters(result_type: type) -> dict[str, Any] | None:
-    """Fields that a type is made of, with their defaults or ``_REQUIRED``; None where any will do.
+    """Return the fields of a type with their defaults or ``_REQUIRED``; None for a dict, which takes any.
 
     Raises:
         ConfigError: The type has no fields.
@@ -72,8 +72,8 @@ def _construct(result_type: type, fields: Mapping[str, Any], source: Any) -> Any
             if not _is_metadata(name):
                 raise ConfigError(
                     f"{result_type.__qualname__} needs the field {name!r}, which {type(source).__qualname__} lacks",
-                    where=f"fields there: {', '.join(fields)}",
-                    hint="name the fields alike, give it a default, or override the hook",
+                    where=f"its fields: {', '.join(fields)}",
+                    hint="use the same name, give the field a default, or override the hook",
                 )
             arguments[name] = None
     return result_type(**arguments)
@@ -82,11 +82,10 @@ def _construct(result_type: type, fields: Mapping[str, Any], source: Any) -> Any
 def convert(value: Any, result_type: type | None) -> Any:
     """Map a sample or batch to another type by field names.
 
-    Fields that the type does not have are dropped; metadata (``__name__``) that the value does not have
-    is None.
+    Fields that the type does not have are dropped. Metadata (``__name__``) that the value does not have is None.
 
     Raises:
-        ConfigError: A required field is missing, or one of the two has no fields.
+        ConfigError: A required field is missing, or the value or the type has no fields.
     """
     if result_type is None or type(value) is result_type:
         return value
@@ -108,9 +107,9 @@ def batch_samples(
 
     Args:
         samples: At least one sample; all have the same fields.
-        result_type: What to make: a dataclass, NamedTuple or dict. A type with ``from_samples`` makes
-            itself. None makes the samples' own type.
-        actions: How to batch a field, by its name; others are batched by ``generic_batch``.
+        result_type: Type of the batch: a dataclass, NamedTuple or dict. If it has ``from_samples``, that is called.
+            None takes the type of the samples.
+        actions: Functions that batch a field, by its name; ``generic_batch`` does the others.
 
     Raises:
         ConfigError: An action or the type names a field that the samples lack.
@@ -123,7 +122,8 @@ def batch_samples(
     if unknown:
         raise ConfigError(
             f"there are actions for {', '.join(map(repr, unknown))}, which the samples do not have",
-            where=f"fields there: {', '.join(columns)}",
+            where=f"their fields: {', '.join(columns)}",
+            hint="correct the names of the actions",
         )
     target = result_type or type(samples[0])
     parameters = _parameters(target)

@@ -1,10 +1,4 @@
-"""Ready-made ways to select samples for packs: pure functions from sizes to groups.
-
-Use one in ``select_samples_to_pack``::
-
-    def select_samples_to_pack(self, samples):
-        return pack_by_size(samples, [len(s.tokens) for s in samples], capacity=4096, method=best_fit_decreasing)
-"""
+"""Packers: pure functions that deal the sizes of samples into groups, for ``select_samples_to_pack``."""
 
 from __future__ import annotations
 
@@ -19,7 +13,7 @@ __all__ = ["best_fit_decreasing", "first_fit", "histogram_pack", "pack_by_size"]
 T = TypeVar("T")
 
 Packer = Callable[[Sequence[int], int], list[list[int]]]
-"""``packer(sizes, capacity)``: groups of places in ``sizes``, each place in exactly one group."""
+"""``packer(sizes, capacity)`` returns groups of places in ``sizes``; each place is in exactly one group."""
 
 
 def pack_by_size(
@@ -28,16 +22,26 @@ def pack_by_size(
     """Deal samples into groups whose sizes add up to at most ``capacity``.
 
     Args:
-        samples: What to pack.
+        samples: The samples to pack.
         sizes: Size of each sample, for example its number of tokens.
         capacity: Largest sum of a group's sizes.
         method: One of this module's packers, or your own.
 
     Raises:
         ConfigError: A sample is larger than the capacity, or has no positive size.
+
+    Example:
+        >>> from energon_stream import DefaultTaskEncoder, best_fit_decreasing, pack_by_size
+        >>> class Packs(DefaultTaskEncoder):
+        ...     def select_samples_to_pack(self, samples):
+        ...         return pack_by_size(samples, [len(s) for s in samples], capacity=8, method=best_fit_decreasing)
+        >>> Packs().select_samples_to_pack(["aaaaa", "bbbb", "ccc", "dd"])
+        [['aaaaa', 'ccc'], ['bbbb', 'dd']]
     """
     if len(sizes) != len(samples):
-        raise ConfigError(f"{len(samples)} samples but {len(sizes)} sizes")
+        raise ConfigError(
+            f"{len(samples)} samples but {len(sizes)} sizes", hint="pass one size for each sample"
+        )
     for sample, size in zip(samples, sizes, strict=True):
         if not 0 < size <= capacity:
             raise ConfigError(
@@ -51,7 +55,12 @@ def pack_by_size(
 def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Put each sample, in order, into the first group that has room.
 
-    Keeps the order of arrival best; O(n * groups).
+    It keeps the order of arrival better than the others; O(n * groups).
+
+    Example:
+        >>> from energon_stream import first_fit
+        >>> first_fit([5, 4, 3, 2], capacity=8)
+        [[0, 2], [1, 3]]
     """
     groups: list[list[int]] = []
     room: list[int] = []
@@ -69,8 +78,13 @@ def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
 def best_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Put the largest samples first, each into the fullest group that has room; O(n log n).
 
-    At most 11/9 of the best possible number of groups, plus one (Johnson et al., "Worst-Case Performance
+    It makes at most 11/9 of the best possible number of groups, plus one (Johnson et al., "Worst-Case Performance
     Bounds for Simple One-Dimensional Packing Algorithms", SIAM J. Comput. 3, 1974).
+
+    Example:
+        >>> from energon_stream import best_fit_decreasing
+        >>> best_fit_decreasing([2, 3, 4, 7], capacity=9)
+        [[3, 0], [2, 1]]
     """
     groups: list[list[int]] = []
     by_room: list[tuple[int, int]] = []  # (room left, group), sorted
@@ -89,11 +103,16 @@ def best_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def histogram_pack(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Longest-pack-first histogram packing (LPFHP): works on the histogram of sizes.
+    """Pack by the histogram of sizes: longest-pack-first histogram packing (LPFHP).
 
-    Takes the sizes from the largest down; all samples of a size go, together where they can, into the
-    groups whose room they fill best. Cost depends on the number of *different* sizes, not of samples
-    (Krell et al., "Efficient Sequence Packing without Cross-contamination", arXiv 2107.02027).
+    Sizes are taken from the largest down. All samples of a size go into the groups whose room they fill best. The cost
+    depends on the number of *different* sizes, not on the number of samples (Krell et al., "Efficient Sequence Packing
+    without Cross-contamination", arXiv 2107.02027).
+
+    Example:
+        >>> from energon_stream import histogram_pack
+        >>> sorted(map(sorted, histogram_pack([5, 4, 3, 2], capacity=8)))
+        [[0, 2], [1, 3]]
     """
     places: dict[int, list[int]] = {}
     for place, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Marks for hooks: that they are pure, that their randomness is seeded, how many failures they may have."""
+"""Marks for hooks: pure functions, seeded randomness, and the number of tolerated failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _RandomState(NamedTuple):
-    """States of the three random generators that hooks use. CUDA's are left alone: hooks run on the CPU."""
+    """States of the three random generators that hooks use. CUDA's is not among them: hooks run on the CPU."""
 
     torch: torch.Tensor
     numpy: Any
@@ -39,7 +39,7 @@ class _RandomState(NamedTuple):
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Leave the random generators as they were before the block."""
+    """Restore the states of the random generators after the block."""
     outer = _RandomState.current()
     try:
         yield
@@ -48,9 +48,9 @@ def _restored() -> Iterator[None]:
 
 
 def _call_seed() -> int | None:
-    """Seed of the current hook call, as Megatron-Energon derives it; None outside of a pipeline.
+    """Return the seed of the current hook call, as Megatron-Energon derives it; None outside of a pipeline.
 
-    It is looked up at each call and never kept: one process may run loaders with different seeds.
+    Each call computes it anew, because one process may run loaders with different seeds.
     """
     config = active_config()
     if config is None:
@@ -62,7 +62,7 @@ def _call_seed() -> int | None:
 def _with_own_timeline(
     generator: Generator[Any, Any, Any], state: _RandomState
 ) -> Generator[Any, None, None]:
-    """Run a generator whose random draws are neither seen by, nor disturbed by, those in between."""
+    """Run a generator with random states of its own, independent of draws between its elements."""
     try:
         while True:
             with _restored():
@@ -106,16 +106,24 @@ def stateless(
 ) -> F | Callable[[F], F]:
     """Mark a hook as pure: its result depends on its arguments, and with ``restore_seeds`` on the seeds.
 
-    Only then can samples be made again from their keys. Works as ``@stateless`` and as ``@stateless(…)``.
+    Samples can be made again from their keys only if all hooks are marked. Use ``@stateless`` or ``@stateless(…)``.
 
     Args:
         fn: The function.
-        restore_seeds: Seed ``torch``, ``numpy.random`` and ``random`` around each call, from the stream's
-            seed and the call's counter (first four bytes of SHA-1 over ``"worker_seed|sample_index"``),
-            and put them back afterwards. A generator keeps random states of its own between its elements.
-            Outside of a pipeline there are no seeds, and the function runs as it is.
+        restore_seeds: Seed ``torch``, ``numpy.random`` and ``random`` before each call, from the stream's seed and the
+            call's counter (first four bytes of SHA-1 over ``"worker_seed|sample_index"``), and restore their states
+            afterwards. A generator keeps random states of its own between its elements. Outside of a pipeline there
+            are no seeds, and the function runs as it is.
         failure_tolerance: Failures in a row of this function that end the run; 0 tolerates any number.
             Default: the encoder's ``__default_failure_tolerance__``.
+
+    Example:
+        >>> import random
+        >>> from energon_stream import DefaultTaskEncoder, stateless
+        >>> class Cropped(DefaultTaskEncoder):
+        ...     @stateless(restore_seeds=True, failure_tolerance=10)
+        ...     def encode_sample(self, sample):
+        ...         return sample.text[random.randrange(3) :]
     """
 
     def mark(function: F) -> F:
@@ -129,10 +137,10 @@ def stateless(
 
 
 def get_stateless(fn: Callable[..., Any]) -> bool:
-    """Whether a function is marked with :func:`stateless`."""
+    """Return True if a function is marked with :func:`stateless`."""
     return bool(getattr(fn, "__stateless__", False))
 
 
 def get_failure_tolerance(fn: Callable[..., Any], default: int) -> int:
-    """The failure tolerance that a function is marked with, else ``default``."""
+    """Return the failure tolerance that a function is marked with, else ``default``."""
     return int(getattr(fn, "__failure_tolerance__", default))

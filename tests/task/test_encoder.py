@@ -151,7 +151,7 @@ def test_overridden_hooks_run_and_may_skip():
         {"captions": ["4", "5", "6"], "index": 1},
     ]
     assert not train(TutorialEncoder()).can_restore_sample()
-    with pytest.raises(ConfigError, match="no meaning here"):
+    with pytest.raises(ConfigError, match="only while a hook runs"):
         _ = TutorialEncoder().current_sample_index
 
 
@@ -302,7 +302,7 @@ class Both(DefaultTaskEncoder):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: train(Both()), "encode_sample and postencode_sample exclude each other"),
+        (lambda: train(Both()), "encode_sample cannot be combined with postencode_sample"),
         (lambda: list(train(DefaultTaskEncoder(), packing_buffer_size=3)), "does not say how to pack"),
         (lambda: list(train(DefaultTaskEncoder(encoded_sample_type=TutorialBatch), str)), "no fields"),
         (lambda: list(train(DefaultTaskEncoder(batch_type=int))), "cannot be mapped to int"),
@@ -311,7 +311,7 @@ class Both(DefaultTaskEncoder):
             lambda: DefaultTaskEncoder().build_train_datasets(
                 datasets=[], worker_config=CONFIG, batch_size=None
             ),
-            "0 datasets",
+            "one dataset, not 0",
         ),
     ],
 )
