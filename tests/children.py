@@ -585,7 +585,7 @@ def _execute(main: ModuleType, path: list[str], kind: str, *arguments: str) -> N
 
 def _main() -> None:
     listener, life = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
-    executable, path = sys.argv[3], sys.path[1:]
+    executable, path = sys.argv[3], [*sys.path[1:], str(HERE)]
     for name in PRELOADED:
         __import__(name)
     gc.collect()

@@ -6,9 +6,9 @@ of each. A job is the arguments of :func:`run`.
 
 import hashlib
 import json
-import subprocess
 import sys
 
+import children
 import torch
 
 from energon_stream import (
@@ -93,13 +93,11 @@ def run(*, batches, restore=None, save_to=None, upload=None, **where):
 
 
 def in_new_process(jobs):
-    """Digests of each job, done in this order in one new process.
+    """Digests of each job, done in this order in one new process, which has used no store.
 
     Jobs with workers come first there: forking after obstore was used costs its speed.
     """
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, input=json.dumps(jobs), stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(children.run(__file__, input=json.dumps(jobs), check=True).stdout)
 
 
 if __name__ == "__main__":

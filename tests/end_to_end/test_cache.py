@@ -2,10 +2,10 @@
 
 import io
 import itertools
-import multiprocessing
 import os
 import tarfile
 
+import children
 import pytest
 
 import energon_stream as es
@@ -163,32 +163,20 @@ def test_an_object_replaced_within_a_run_is_an_error(server, cache, folder):
             list(itertools.islice(batches, SAMPLES))
 
 
-def _train_in_a_process(options, cache, queue, begin):
-    begin.wait()
-
+def _train_in_a_process(options, cache):
     class Endpoint:
         storage_options = options
         reset_counters = staticmethod(lambda: None)
 
-    queue.put(len(train(Endpoint(), cache)))
+    return len(train(Endpoint(), cache))
 
 
 def test_eight_processes_download_each_byte_once(server, folder, cache):
     """P9: copies of one rank (tensor parallel, say) share what one of them fetches."""
-    context = multiprocessing.get_context("spawn")
-    queue, begin = context.Queue(), context.Event()
-    processes = [
-        context.Process(target=_train_in_a_process, args=(server.storage_options, cache, queue, begin))
-        for _ in range(8)
-    ]
-    for process in processes:
-        process.start()
     server.reset_counters()
-    begin.set()
-    for _ in processes:
-        assert queue.get(timeout=60) >= SAMPLES
-    for process in processes:
-        process.join(20)
+    calls = [children.submit(_train_in_a_process, server.storage_options, cache) for _ in range(8)]
+    for call in calls:
+        assert call.result() >= SAMPLES
     tars = sum(os.path.getsize(tar) for tar in folder.glob("*.tar"))
     assert server.counters().bytes_sent <= 1.01 * tars + 8 * 20_000  # and listings, metadata and indices
 

@@ -1,5 +1,7 @@
 """One dataset, many places: every store, transport and number of workers gives the same batches."""
 
+import uuid
+
 import pytest
 import runs
 
@@ -7,7 +9,6 @@ from energon_stream.storage import StoreSpec
 from energon_stream.testing.s3server import S3Server
 
 BATCHES = 30  # more than one pass
-URL = "s3://end-to-end/captions"
 # Workers first: they are forked, which obstore's use in the same process makes slower.
 CASES = [
     (place, transport, workers)
@@ -21,11 +22,13 @@ CASES = [
 @pytest.fixture(scope="module")
 def batches(captions, localstack, seaweedfs):
     """Digests by case, all from one new process."""
+    bucket = f"end-to-end-{uuid.uuid4().hex[:8]}"
+    url = f"s3://{bucket}/captions"
     with S3Server() as stand_in:
         servers = {"stand-in": stand_in, "localstack": localstack, "seaweedfs": seaweedfs}
         for server in servers.values():
-            server.create_bucket("end-to-end")
-            store = StoreSpec(URL, server.storage_options, "fsspec").open()
+            server.create_bucket(bucket)
+            store = StoreSpec(url, server.storage_options, "fsspec").open()
             for path in captions.rglob("*"):
                 if path.is_file():
                     store.put_file(path.relative_to(captions).as_posix(), str(path))
@@ -34,7 +37,7 @@ def batches(captions, localstack, seaweedfs):
             if place == "memory":
                 where = {"url": "memory://captions", "upload": f"{captions}/"}
             else:
-                where = {"url": URL, "options": servers[place].storage_options}
+                where = {"url": url, "options": servers[place].storage_options}
             jobs.append({"transport": transport, "workers": workers, "batches": BATCHES, **where})
         found = runs.in_new_process(jobs)
     return dict(zip(CASES, found, strict=True))

@@ -7,6 +7,7 @@ import sys
 import uuid
 from pathlib import Path
 
+import children
 import pytest
 import yaml
 
@@ -44,16 +45,15 @@ def test_the_demo_resumes_exactly_and_leaves_nothing_behind(tmp_path):
 def test_a_job_that_loses_a_rank_goes_on_with_fewer_and_with_more():
     """torchrun: three ranks, one of them killed, then two, then four; P15 with real processes."""
     command = [sys.executable, str(EXAMPLES / "elastic_demo.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = os.environ | {"PYTHON_EXEC": children.launcher()}  # what torchrun runs its ranks with
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for words in ("one of 3 ranks killed", "resumed on 2 ranks", "resumed on 4 ranks", "EQUAL: all 12 steps"):
         assert words in done.stdout
 
 
 def test_cluster_files_call_the_example_with_options_that_it_has():
-    known = subprocess.run(
-        [sys.executable, str(EXAMPLES / "train_ddp.py"), "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    known = children.run(EXAMPLES / "train_ddp.py", "--help", check=True).stdout
     job = list(yaml.safe_load_all((EXAMPLES / "kubernetes" / "train.yaml").read_text()))[1]
     arguments = job["spec"]["template"]["spec"]["containers"][0]["args"]
     script = arguments.index("examples/train_ddp.py")
