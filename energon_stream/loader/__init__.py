@@ -1,4 +1,4 @@
-"""Worker processes, queues, save and restore per rank."""
+"""Loaders: worker processes, channels to them, and states of ranks."""
 
 from energon_stream.loader.factories import get_loader, get_savable_loader
 from energon_stream.loader.loader import BasicDataLoader

@@ -1,11 +1,11 @@
-"""One worker's way to the main process: a pipe for small things, shared memory for large ones.
+"""The channel from a worker to the main process: a pipe for small values, shared memory for large ones.
 
-Byte strings and tensors of some size are copied into slots of anonymous shared memory that parent and
-child have in common since the fork; the pickle on the pipe holds only their places. The parent copies
-them out when it takes the message, and acknowledges it, which frees the slot. There is one slot more
-than messages may be under way, used in order, and each message begins at the start of its slot, so the same
-few pages are used again and again. The worker waits when the consumer is slow. There is no named shared
-memory and nothing to clean up. Where processes share no memory (``spawn``), everything is pickled.
+Large byte strings and tensors are copied into slots of anonymous shared memory, which parent and child share since the
+fork; the pickle on the pipe holds only their places. The parent copies them out when it takes a message, and acknowledges
+the message, which frees the slot. Slots are used in order, and there is one more than messages may be unacknowledged.
+Each message begins at the start of its slot, so the same few pages are used again and again. A worker waits when the
+consumer is slow. There is no named shared memory and nothing to clean up. Where processes share no memory (``spawn``),
+everything is pickled.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from energon_stream.errors import WorkerError
 __all__ = ["Receiver", "Sender", "Wire", "close_inherited_pipes"]
 
 _MIN_SHARED = 4096
-"""Bytes from which a value goes through shared memory; below, the pickle is as fast."""
+"""Values of at least this many bytes go through shared memory; for smaller ones, the pickle is as fast."""
 
 _ALIGN = 64
 _PARENT_POLL = 5.0
-"""Seconds between two looks whether the parent still lives."""
+"""Seconds between checks that the parent still lives."""
 
 
 _parent_pipes: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def close_inherited_pipes() -> None:
-    """Close the parent's ends that a forked child inherited, those of its siblings too.
+    """Close the parent's ends of all pipes that a forked child inherited.
 
-    Otherwise a worker would never see that the parent closed its end, while any later sibling lives.
+    Otherwise a worker would not notice that the parent closed its end while any later sibling lives.
     """
     for pipe in list(_parent_pipes):
         pipe.close()
@@ -52,7 +52,7 @@ class Wire:
         parent: The parent's end of the pipe.
         child: The worker's end.
         shared_bytes: Size of the shared memory; 0 for none. Untouched pages cost nothing.
-        depth: Messages that may be under way.
+        depth: Number of messages that may be unacknowledged.
     """
 
     def __init__(self, parent: Connection, child: Connection, shared_bytes: int, depth: int) -> None:
@@ -72,7 +72,7 @@ def _can_share(tensor: torch.Tensor) -> bool:
 
 
 class _Pickler(pickle.Pickler):
-    """Moves large values out of the pickle; ``place`` says where they went."""
+    """Moves large values from the pickle to shared memory."""
 
     def __init__(self, file: io.BytesIO, sender: Sender) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -91,7 +91,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what this library's own worker wrote; never a file or a peer's message."""
+    """Reads messages of this library's own workers; never a file or a peer's message."""
 
     def __init__(self, file: io.BytesIO, shared: mmap.mmap | None) -> None:
         super().__init__(file)
@@ -119,11 +119,11 @@ class Sender:
         self._depth = wire.depth
         self._parent = os.getppid()
         self._sent = 0
-        self._under_way = 0
+        self._unacknowledged = 0
         self._filled = 0  # bytes of the current slot
 
     def place(self, data: memoryview) -> tuple[int, int] | None:
-        """Copy a value into the current slot; None when there is no room."""
+        """Copy a value into the current slot and return its place; None if there is no room."""
         size = len(data)
         if self._view is None or self._filled + size > self._slot_size:
             return None
@@ -133,26 +133,26 @@ class Sender:
         return start, size
 
     def send(self, message: Any) -> None:
-        """Send a message; waits while too many are under way."""
+        """Send a message; wait while too many are unacknowledged."""
         while self._pipe.poll():
             self._take_acknowledgement()
-        while self._under_way >= self._depth:
+        while self._unacknowledged >= self._depth:
             self._await_acknowledgement()
         buffer = io.BytesIO()
         self._filled = 0
         _Pickler(buffer, self).dump(message)
         self._sent += 1
-        self._under_way += 1
+        self._unacknowledged += 1
         self._pipe.send_bytes(buffer.getbuffer())
 
     def drain(self) -> None:
         """Wait until the parent has acknowledged everything."""
-        while self._under_way:
+        while self._unacknowledged:
             self._await_acknowledgement()
 
     def _take_acknowledgement(self) -> None:
         self._pipe.recv_bytes()
-        self._under_way -= 1
+        self._unacknowledged -= 1
 
     def _await_acknowledgement(self) -> None:
         while not self._pipe.poll(_PARENT_POLL):
@@ -170,11 +170,11 @@ class Receiver:
 
     @property
     def pipe(self) -> Connection:
-        """What to wait on."""
+        """The pipe to wait on."""
         return self._pipe
 
     def receive(self) -> Any:
-        """Take the next message; what it refers to is copied out.
+        """Take the next message, and copy the values in shared memory that it refers to.
 
         Raises:
             EOFError: The worker is gone.
@@ -188,6 +188,6 @@ class Receiver:
             self._pipe.send_bytes(b"\0")
 
     def close(self) -> None:
-        """Close the pipe and let go of the shared memory."""
+        """Close the pipe and release the shared memory."""
         self._pipe.close()
         self._shared = None

@@ -1,4 +1,4 @@
-"""Making loaders of datasets."""
+"""Functions that make a loader for a dataset."""
 
 from __future__ import annotations
 
@@ -18,33 +18,15 @@ __all__ = ["get_loader", "get_savable_loader"]
 T = TypeVar("T")
 
 
-def _options(
-    dataset: SavableDataset[Any],
-    prefetch_factor: int,
-    watchdog_timeout_seconds: float | None,
-    watchdog_initial_timeout_seconds: float | None,
-    fail_on_timeout: bool,
-    start_method: str,
-    worker_config: WorkerConfig | None,
-    cache_pool: CachePool | None,
-) -> LoaderOptions:
-    if worker_config is not None:
-        if worker_config != dataset.worker_config:
-            raise ConfigError(
-                "the loader's worker_config differs from the dataset's",
-                hint="leave it out: the loader uses the dataset's",
-            )
-        warnings.warn(
-            "worker_config of a loader is not needed: the dataset has it", FutureWarning, stacklevel=3
+def _check_config(dataset: SavableDataset[Any], given: WorkerConfig | None) -> None:
+    if given is None:
+        return
+    if given != dataset.worker_config:
+        raise ConfigError(
+            "the loader's worker_config differs from the dataset's",
+            hint="leave it out: the loader uses the dataset's",
         )
-    return LoaderOptions(
-        prefetch_factor=prefetch_factor,
-        start_method=start_method,
-        watchdog_seconds=watchdog_timeout_seconds,
-        watchdog_initial_seconds=watchdog_initial_timeout_seconds,
-        fail_on_timeout=fail_on_timeout,
-        cache_pool=cache_pool,
-    )
+    warnings.warn("a loader needs no worker_config: the dataset has it", FutureWarning, stacklevel=3)
 
 
 def get_loader(
@@ -62,27 +44,37 @@ def get_loader(
     """Make a loader.
 
     Args:
-        dataset: What to iterate; its ``worker_config`` says with how many workers.
-        prefetch_factor: Batches that each worker holds ready for each of its streams.
-        watchdog_timeout_seconds: Seconds without a batch after which the workers' stacks are written to
-            stderr; None never.
-        watchdog_initial_timeout_seconds: The same for the first batch.
-        fail_on_timeout: Whether the watchdog ends the run.
-        pin_memory: Whether batches are pinned; None pins where CUDA is available.
-        start_method: ``"fork"`` or ``"spawn"``; with spawn all functions must be picklable.
-        worker_config: Not needed; accepted where it equals the dataset's.
-        cache_pool: What cookers and hooks fetch auxiliary data with; None fetches when it is asked for.
+        dataset: The dataset to iterate; its ``worker_config`` sets the number of workers.
+        prefetch_factor: Batches that each worker keeps ready for each of its streams.
+        watchdog_timeout_seconds: Seconds without a batch after which the workers write their stacks to stderr; None
+            for never.
+        watchdog_initial_timeout_seconds: The same for the first batch; None for ``watchdog_timeout_seconds``.
+        fail_on_timeout: True if the watchdog ends the run.
+        pin_memory: True to pin the memory of batches; None pins where CUDA is available.
+        start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"``. Without fork, all functions must be picklable, and
+            the program needs ``if __name__ == "__main__":``.
+        worker_config: Not needed; accepted if it equals the dataset's.
+        cache_pool: Pool that cookers and hooks fetch auxiliary data with; None fetches when data is asked for.
             Close it after the loader, or leave that to the end of the process.
+
+    Raises:
+        ConfigError: An option is impossible, or ``worker_config`` differs from the dataset's.
+
+    Example:
+        >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> loader = get_loader(get_val_dataset("captions", batch_size=4, worker_config=config))
+        >>> next(iter(loader)).image.shape
+        torch.Size([4, 3, 8, 8])
     """
-    options = _options(
-        dataset,
-        prefetch_factor,
-        watchdog_timeout_seconds,
-        watchdog_initial_timeout_seconds,
-        fail_on_timeout,
-        start_method,
-        worker_config,
-        cache_pool,
+    _check_config(dataset, worker_config)
+    options = LoaderOptions(
+        prefetch_factor=prefetch_factor,
+        start_method=start_method,
+        watchdog_timeout_seconds=watchdog_timeout_seconds,
+        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
+        fail_on_timeout=fail_on_timeout,
+        cache_pool=cache_pool,
     )
     return BasicDataLoader(dataset, options, pin_memory=pin_memory)
 
@@ -105,19 +97,33 @@ def get_savable_loader(
 ) -> SavableDataLoader[T]:
     """Make a loader that can save and restore its position.
 
-    Arguments are those of :func:`get_loader`. ``checkpoint_every_sec``,
-    ``checkpoint_every_min_n_samples`` and ``n_checkpoints`` bound what a restore has to replay in
-    Megatron-Energon; here every batch carries its state and nothing is replayed, so any value is met.
-    ``gc_collect_every_n_steps`` is met likewise: workers make no reference cycles per batch.
+    The arguments are those of :func:`get_loader`, and four of Megatron-Energon that any value satisfies:
+    ``checkpoint_every_sec``, ``checkpoint_every_min_n_samples`` and ``n_checkpoints`` limit there how much a restore
+    replays; here every batch carries its state, and nothing is replayed. ``gc_collect_every_n_steps`` is not needed:
+    workers make no reference cycles per batch.
+
+    Example:
+        >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> options = {"batch_size": 4, "shuffle_buffer_size": 16, "max_samples_per_sequence": 8}
+        >>> def open_loader():
+        ...     return get_savable_loader(get_train_dataset("captions", worker_config=config, **options))
+        >>> loader = open_loader()
+        >>> batches = iter(loader)
+        >>> first = next(batches)
+        >>> state = loader.save_state_rank()
+        >>> resumed = open_loader()
+        >>> resumed.restore_state_rank(state)
+        >>> next(iter(resumed)).__key__ == next(batches).__key__
+        True
     """
-    options = _options(
-        dataset,
-        prefetch_factor,
-        watchdog_timeout_seconds,
-        watchdog_initial_timeout_seconds,
-        fail_on_timeout,
-        start_method,
-        worker_config,
-        cache_pool,
+    _check_config(dataset, worker_config)
+    options = LoaderOptions(
+        prefetch_factor=prefetch_factor,
+        start_method=start_method,
+        watchdog_timeout_seconds=watchdog_timeout_seconds,
+        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
+        fail_on_timeout=fail_on_timeout,
+        cache_pool=cache_pool,
     )
     return SavableDataLoader(dataset, options, pin_memory=pin_memory)

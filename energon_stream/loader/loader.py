@@ -1,4 +1,4 @@
-"""Loaders: what the training loop iterates, saves and restores."""
+"""The loader that a training loop iterates."""
 
 from __future__ import annotations
 
@@ -25,14 +25,22 @@ T = TypeVar("T")
 class BasicDataLoader(Generic[T]):
     """Iterates a dataset in this process or in workers.
 
-    The streams of the rank take turns, so the order of the batches does not depend on timing. A ``for``
-    loop ends with the pass; the next one goes on after it. Leaving a loop early and iterating again goes
-    on where it was left.
+    The streams of the rank come in rotation, so the order of the batches does not depend on timing. A ``for`` loop
+    ends with the pass, and the next loop begins the next pass. A loop that was left early goes on in the next loop.
 
     Args:
-        dataset: What to iterate.
-        options: How batches come here.
-        pin_memory: Whether batches are pinned; None pins where CUDA is available.
+        dataset: The dataset to iterate.
+        options: Options of workers and watchdog.
+        pin_memory: True to pin the memory of batches; None pins where CUDA is available.
+
+    Example:
+        >>> from energon_stream import BasicDataLoader
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> loader = BasicDataLoader(NumbersDataset(3))
+        >>> list(loader), len(loader)
+        ([0, 1, 2], 3)
+        >>> loader
+        BasicDataLoader(NumbersDataset(size=3), rank=0, world_size=1, num_workers=0, passes=1, position=0)
     """
 
     def __init__(
@@ -73,8 +81,15 @@ class BasicDataLoader(Generic[T]):
             del step
             yield batch.pop()  # so that nothing here keeps it alive while the next one is read
 
+    def __repr__(self) -> str:
+        config, rotation = self.worker_config, self._rotation
+        place = {"rank": config.rank, "world_size": config.world_size, "num_workers": config.num_workers}
+        place |= {"passes": rotation.passes, "position": rotation.consumed}
+        fields = [repr(self.dataset), *(f"{name}={value}" for name, value in place.items())]
+        return f"{type(self).__name__}({', '.join(fields)})"
+
     def _prepare(self) -> None:
-        """Do what is needed later, while workers make the first batch."""
+        """Do work that is needed later, while workers make the first batch."""
 
     def _pinned(self, value: Any) -> Any:
         if not self._pin:
@@ -86,7 +101,7 @@ class BasicDataLoader(Generic[T]):
         return pin_memory(value)  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
-        """Batches of this rank in one pass; for endless datasets those of one pass over the data."""
+        """Return the batches of this rank in one pass; for an endless dataset, in one pass over the data."""
         return max(1, self.dataset.len_rank())
 
     def __bool__(self) -> bool:
@@ -103,40 +118,45 @@ class BasicDataLoader(Generic[T]):
             self.close()
 
     def close(self) -> None:
-        """End the workers. Iterating again starts new ones after the last batch given out."""
+        """End the workers. Iterating again starts new ones, after the last batch that was returned."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def io_counters(self) -> CounterSnapshot:
-        """Requests, bytes, retries and errors of this loader's readers since iteration began.
+        """Return the requests, bytes, retries and errors of this loader's readers since iteration began.
 
-        With workers, what each had counted when it made the last batch that was taken from it.
+        A worker's counts are those at the time when it made the batch that was last taken from it.
         """
         return CounterSnapshot() if self._session is None else self._session.io_counters()
 
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the running workers."""
+        return () if self._session is None else self._session.pids
+
     def config(self) -> dict[str, Any]:
-        """The pipeline and the topology as plain values."""
+        """Return the pipeline and the topology as plain values."""
         return {"dataset": self.dataset.config(), "worker_config": self.worker_config.config()}
 
     def can_restore_sample(self) -> bool:
-        """Whether :meth:`restore_sample` can work: all functions are stateless."""
+        """Return True if :meth:`restore_sample` works: all functions are stateless."""
         return self.dataset.can_restore_sample()
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Make one element again from its ``__restore_key__``.
 
         Raises:
-            ConfigError: Some function is not stateless, or the key is not one of a loader's.
+            ConfigError: Some function is not stateless, or the key did not come from a loader.
         """
         self.dataset.assert_can_restore()
         if not restore_key or restore_key[0] != "Stream":
             raise ConfigError(
                 f"{restore_key!r} is not a restore key",
-                hint="pass the __restore_key__ of a batch of such a loader",
+                hint="pass the __restore_key__ of a batch",
             )
         stream, key = restore_key[1], restore_key[2]
-        # Before its workers are forked, this process must not open a client of its own.
+        # Before it forks workers, this process must not open a client of its own.
         before_fork = self.worker_config.num_workers > 0 and self._session is None
         made: T = (run_isolated if before_fork else _call)(_restore, self.dataset, stream, key)
         return made

@@ -1,4 +1,4 @@
-"""The states of all ranks at one of them, by ``torch.distributed``."""
+"""Gathering the states of all ranks with ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["broadcast_states", "gather_states"]
 
 
 def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | None:
-    """Bring the state of every data-parallel rank to one process. All of the group have to call it.
+    """Send the state of every data-parallel rank to one process. All processes of the group must call this.
 
     Args:
-        state: This rank's.
+        state: This rank's state.
         config: The job's configuration.
-        dst: Number of that process in ``torch.distributed`` (its global rank).
+        dst: Global rank of that process in ``torch.distributed``.
 
     Returns:
-        The states there, None elsewhere.
+        The states in that process, None in the others.
 
     Raises:
         ConfigError: There is no process group of all ranks.
@@ -32,7 +32,7 @@ def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | Non
     if dst not in (ranks := dist.get_process_group_ranks(group)):
         raise ConfigError(
             f"process {dst} of torch.distributed is not in this data-parallel group, which has {ranks}",
-            hint="pass one of them as global_dst_rank: each group gathers its own states",
+            hint="pass one of them as global_dst_rank: each group gathers the states of its own ranks",
         )
     gathered: list[Any] | None = [None] * config.world_size if dist.get_rank() == dst else None
     dist.gather_object(state, gathered, dst=dst, group=group)
@@ -40,10 +40,10 @@ def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | Non
 
 
 def broadcast_states(states: Any, config: WorkerConfig, src: int) -> Any:
-    """Bring the states that one rank has to all. All of the group have to call it.
+    """Send the states that one rank has to all ranks. All processes of the group must call this.
 
     Args:
-        states: The states; looked at on that rank only.
+        states: The states; ignored on the other ranks.
         config: The job's configuration.
         src: The rank within the data-parallel group.
 
@@ -61,7 +61,7 @@ def broadcast_states(states: Any, config: WorkerConfig, src: int) -> Any:
 
 
 def _group(config: WorkerConfig) -> Any:
-    """The process group of the data-parallel ranks."""
+    """Return the process group of the data-parallel ranks."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Loaders that save where they stand, and go on from there."""
+"""The loader that saves its position and restores it."""
 
 from __future__ import annotations
 
@@ -35,44 +35,58 @@ _log = logging.getLogger(__name__)
 class SavableDataLoader(BasicDataLoader[T]):
     """A loader whose position can be saved and restored exactly.
 
-    A stream's state travels with each of its batches, so saving reads what the main process already
-    has: it asks no worker and works while workers are busy or dead.
+    A stream's state travels with each of its batches. So saving asks no worker: the main process has all states, even
+    while workers are busy or dead.
 
-    It is a ``torch.distributed.checkpoint.stateful.Stateful``: one entry a stream, so that
+    The class implements ``torch.distributed.checkpoint.stateful.Stateful`` with one entry a stream, so that
     ``torch.distributed.checkpoint`` deals the states to any number of ranks that divides the streams.
+
+    Attributes:
+        on_change: Default of the argument of the same name of :meth:`restore_state_rank`.
+        restore_report: Changes of the dataset since the state that was restored last; None if there were none.
+
+    Example:
+        >>> from energon_stream import SavableDataLoader
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> loader = SavableDataLoader(NumbersDataset(5))
+        >>> numbers = iter(loader)
+        >>> next(numbers), next(numbers)
+        (0, 1)
+        >>> resumed = SavableDataLoader(NumbersDataset(5))
+        >>> resumed.restore_state_rank(loader.save_state_rank())
+        >>> list(resumed)
+        [2, 3, 4]
     """
 
     on_change: OnChange = "error"
-    """What restoring does where the dataset changed since, unless it is told otherwise."""
     restore_report: ChangeReport | None = None
-    """What changed between the state that was restored last and the dataset; None where nothing did."""
 
     @cached_property
     def _description(self) -> Description:
         return describe(self.dataset.config())
 
     def _prepare(self) -> None:
-        _ = self._description  # takes a while where there are many sources; saving should not
+        _ = self._description  # takes a while for large mixtures, and saving should not
 
     def save_state_rank(self) -> dict[str, Any]:
-        """Where this rank stands, after the last batch given out, in built-in types only."""
+        """Return the position of this rank after the last batch, in built-in types only."""
         return make_rank_state(self._description, self.worker_config, self._rotation, _copied(self._states))
 
     def restore_state_rank(
         self, state: dict[str, Any] | bytes | None, *, on_change: OnChange | None = None
     ) -> None:
-        """Go on where a saved state stands; before the first iteration only.
+        """Continue from a saved state; before the first iteration only.
 
         Args:
-            state: What :meth:`save_state_rank` returned, or its msgpack bytes; None for the start.
-            on_change: ``"continue"`` goes on also where shards were appended to sources, sources to blends, or the
-                weights of blends changed; :attr:`restore_report`, which is logged, says what that means. ``"error"``
-                takes the dataset of then only. None does what :attr:`on_change` says.
+            state: The state that :meth:`save_state_rank` returned, or its msgpack bytes; None for the start.
+            on_change: ``"error"`` requires the dataset to be as it was when the state was saved. ``"continue"`` also
+                accepts a dataset to which shards were appended, a blend to which datasets were appended, and other
+                weights; :attr:`restore_report`, which is logged, tells the consequences. None takes :attr:`on_change`.
 
         Raises:
             StateInUseError: Iteration has begun.
             StateError: The state does not fit this dataset or topology.
-            ConfigError: An unknown word.
+            ConfigError: ``on_change`` has another value.
         """
         if self._session is not None:
             raise StateInUseError(
@@ -80,7 +94,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             )
         chosen = self.on_change if on_change is None else on_change
         if chosen not in get_args(OnChange):
-            raise ConfigError(f"on_change is {chosen!r}", hint=f"one of {', '.join(get_args(OnChange))}")
+            raise ConfigError(f"on_change is {chosen!r}", hint=f"use one of {', '.join(get_args(OnChange))}")
         self.restore_report = None
         if state is None:
             self._rotation = Rotation.start(self.dataset, self._rotation.streams)
@@ -101,14 +115,14 @@ class SavableDataLoader(BasicDataLoader[T]):
     def save_state_global(
         self, global_dst_rank: int | None = None, *, dst_rank: int | None = None
     ) -> list[dict[str, Any]] | None:
-        """The states of all ranks, on one of them. All ranks have to call it, after the same step.
+        """Gather the states of all ranks in one process. All ranks must call this, after the same step.
 
         Args:
-            global_dst_rank: Number of that process in ``torch.distributed``; default 0.
-            dst_rank: Another name of it.
+            global_dst_rank: Global rank of that process in ``torch.distributed``; default 0.
+            dst_rank: Another name of the same argument.
 
         Returns:
-            The list of states there, None elsewhere.
+            The list of states in that process, None in the others.
 
         Raises:
             ConfigError: There is no process group of all ranks, or two destinations.
@@ -127,13 +141,13 @@ class SavableDataLoader(BasicDataLoader[T]):
         src_rank: int | None = None,
         on_change: OnChange | None = None,
     ) -> None:
-        """Go on where all ranks stood, with any number of ranks that divides the streams.
+        """Continue from the states of all ranks, with any number of ranks that divides the streams.
 
         Args:
-            states: What :meth:`save_state_global` returned, or the states of all ranks in a list; None for the
-                start.
-            src_rank: The rank of the data-parallel group that has the states, where the others pass None; all
-                of them have to call this then. None: every rank passes the list.
+            states: The list that :meth:`save_state_global` returned, or the states of all ranks in a list; None for
+                the start.
+            src_rank: The rank of the data-parallel group that has the states, if the others pass None; all ranks
+                must then call this. None if every rank passes the list.
             on_change: As in :meth:`restore_state_rank`.
 
         Raises:
@@ -148,17 +162,17 @@ class SavableDataLoader(BasicDataLoader[T]):
         self.restore_state_rank(state, on_change=on_change)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank stands, with one entry (of bytes) for each of its streams."""
+        """Return the position of this rank, with one entry (of bytes) for each of its streams."""
         return split_streams(self.save_state_rank())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where a state dict stands; before the first iteration only.
+        """Continue from a state dict; before the first iteration only.
 
-        Set :attr:`on_change` to ``"continue"`` before, to go on in a dataset that changed.
+        To continue on a dataset that changed, set :attr:`on_change` to ``"continue"`` before.
 
         Args:
-            state_dict: What :meth:`state_dict` returned on this rank, or the entries of this rank's streams,
-                whichever ranks had them.
+            state_dict: The dict that :meth:`state_dict` returned on this rank, or the entries of this rank's streams,
+                whichever ranks saved them.
 
         Raises:
             StateInUseError: Iteration has begun.
@@ -170,6 +184,6 @@ class SavableDataLoader(BasicDataLoader[T]):
 
 
 def _copied(states: dict[int, State]) -> dict[int, State]:
-    """A deep copy of plain values, in a fraction of the time of ``copy.deepcopy``."""
+    """Copy plain values deeply, in a fraction of the time of ``copy.deepcopy``."""
     copied: dict[int, State] = marshal.loads(marshal.dumps(states))
     return copied

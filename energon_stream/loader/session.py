@@ -1,4 +1,4 @@
-"""A running loader: the streams of one rank, in this process or in workers."""
+"""Sessions of running loaders: the streams of one rank, in this process or in workers."""
 
 from __future__ import annotations
 
@@ -33,23 +33,26 @@ _JOIN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """How batches come to the main process.
+    """Options of workers and watchdog; see :func:`energon_stream.get_loader`.
 
     Attributes:
-        prefetch_factor: Batches that each worker holds ready for each of its streams.
-        start_method: ``"fork"`` or ``"spawn"``.
-        shared_bytes: Shared memory of each worker for batches under way.
-        watchdog_seconds: Seconds without a batch after which the workers' stacks are logged; None never.
-        watchdog_initial_seconds: The same for the first batch; None for ``watchdog_seconds``.
-        fail_on_timeout: Whether the watchdog ends the run.
-        cache_pool: What cookers and hooks fetch with; each worker has its own share of it.
+        prefetch_factor: Batches that each worker keeps ready for each of its streams.
+        start_method: One of ``multiprocessing.get_all_start_methods()``.
+        shared_bytes: Size of the shared memory of each worker, for batches on the way to the main process.
+        watchdog_timeout_seconds: Seconds without a batch after which workers write their stacks; None for never.
+        watchdog_initial_timeout_seconds: The same for the first batch; None for ``watchdog_timeout_seconds``.
+        fail_on_timeout: True if the watchdog ends the run.
+        cache_pool: Pool that cookers and hooks fetch with; each worker has its own share of it.
+
+    Raises:
+        ConfigError: An option is impossible.
     """
 
     prefetch_factor: int = 2
     start_method: str = "fork"
     shared_bytes: int = 256 << 20
-    watchdog_seconds: float | None = 60.0
-    watchdog_initial_seconds: float | None = None
+    watchdog_timeout_seconds: float | None = 60.0
+    watchdog_initial_timeout_seconds: float | None = None
     fail_on_timeout: bool = False
     cache_pool: CachePool | None = None
 
@@ -61,28 +64,35 @@ class LoaderOptions:
                 f"start method {self.start_method!r} is not available",
                 hint=f"use one of {multiprocessing.get_all_start_methods()}",
             )
-        for seconds in (self.watchdog_seconds, self.watchdog_initial_seconds):
+        for seconds in (self.watchdog_timeout_seconds, self.watchdog_initial_timeout_seconds):
             if seconds is not None and not seconds > 0:
                 raise ConfigError(
-                    f"watchdog time-out is {seconds}", hint="use None to switch the watchdog off"
+                    f"watchdog time-out is {seconds}",
+                    hint="use a positive number of seconds, or None to switch the watchdog off",
                 )
 
 
 class Session(Protocol):
-    """Steps of one rank's streams, in rotation."""
+    """The running streams of one rank."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers."""
 
     def step(self, stream: int) -> Step:
-        """The next step of the stream whose turn it is."""
+        """Return the next step; the rotation decides that it is one of ``stream``."""
 
     def io_counters(self) -> CounterSnapshot:
-        """Requests and bytes so far."""
+        """Return the requests and bytes so far."""
 
     def close(self) -> None:
-        """End workers, close readers."""
+        """End workers and close readers."""
 
 
 class _InProcess:
-    """Streams run by the caller."""
+    """Runs the streams in the calling process."""
+
+    pids: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -108,7 +118,7 @@ class _InProcess:
 
 
 class _Workers:
-    """Streams run by worker processes; the step of a stream comes from the worker that owns it."""
+    """Runs the streams in worker processes; the step of a stream comes from the worker that owns the stream."""
 
     def __init__(
         self,
@@ -122,7 +132,9 @@ class _Workers:
         self._receivers: list[Receiver] = []
         self._processes: list[BaseProcess] = []
         self._first = True
-        self._ended: set[int] = set()  # workers whose last message was an end, not yet acknowledged
+        self._ended: set[int] = (
+            set()
+        )  # workers whose last message, the end of a pass, is not acknowledged yet
         config = dataset.worker_config
         context: BaseContext = multiprocessing.get_context(options.start_method)
         for worker in range(config.num_workers):
@@ -145,6 +157,10 @@ class _Workers:
             self._processes.append(process)
         self._counters = [CounterSnapshot()] * len(self._processes)
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes if process.pid is not None)
+
     def step(self, stream: int) -> Step:
         worker = self._owner[stream]
         receiver = self._receivers[worker]
@@ -160,14 +176,15 @@ class _Workers:
         if isinstance(message, Failure) or not message[0].ended:
             receiver.acknowledge()
         else:
-            # A worker that has ended waits for this: it must not read the next pass unasked.
+            # The worker waits for the acknowledgement: it must not read the next pass unasked.
             self._ended.add(worker)
         if isinstance(message, Failure):
             raise _as_error(message)
         step, self._counters[worker] = message
         if not isinstance(step, Step) or step.stream != stream:
             raise WorkerError(
-                f"worker {worker} sent {step!r:.100} in the turn of stream {stream}; please report this"
+                f"worker {worker} sent {step!r:.100} where a batch of stream {stream} was expected",
+                hint="please report this as a bug",
             )
         return step
 
@@ -175,11 +192,11 @@ class _Workers:
         return sum(self._counters, CounterSnapshot())
 
     def _wait(self, worker: int) -> None:
-        """Wait for a message; dumps the workers' stacks when none comes for long."""
+        """Wait for a message; have the worker write its stacks when none comes for long."""
         options = self._options
-        seconds = options.watchdog_seconds
-        if self._first and options.watchdog_initial_seconds is not None:
-            seconds = options.watchdog_initial_seconds
+        seconds = options.watchdog_timeout_seconds
+        if self._first and options.watchdog_initial_timeout_seconds is not None:
+            seconds = options.watchdog_initial_timeout_seconds
         begin = time.monotonic()
         while not self._receivers[worker].pipe.poll(seconds):
             waited = time.monotonic() - begin
@@ -188,30 +205,25 @@ class _Workers:
             pid = self._processes[worker].pid
             if pid is not None and hasattr(signal, "SIGUSR1"):
                 os.kill(pid, signal.SIGUSR1)  # the worker's faulthandler writes its stacks to stderr
+            late = f"worker {worker} (process {pid}) has returned no batch for {waited:.0f} s"
+            hint = "the worker's stacks are on stderr; raise watchdog_timeout_seconds if the work takes that long"
             if options.fail_on_timeout:
-                raise WorkerError(
-                    f"worker {worker} (process {pid}) gave no batch for {waited:.0f} s",
-                    hint="its stacks are on stderr; raise watchdog_timeout_seconds if the work is that slow",
-                )
-            _log.warning(
-                "worker %d (process %s) gave no batch for %.0f s; its stacks are on stderr",
-                worker,
-                pid,
-                waited,
-            )
+                raise WorkerError(late, hint=hint)
+            _log.warning("%s; %s", late, hint)
 
     def _died(self, worker: int) -> WorkerError:
         process = self._processes[worker]
         process.join(_JOIN_SECONDS)
         return WorkerError(
             f"worker {worker} (process {process.pid}) died with exit code {process.exitcode}",
-            hint="a negative code is a signal; -9 is often the kernel ending a process for lack of memory",
+            hint="a negative code is a signal: -9 often means that memory ran out. If no worker starts at all with "
+            'start_method="spawn", put the program under if __name__ == "__main__":',
         )
 
     def close(self) -> None:
         for receiver in self._receivers:
             receiver.close()
-        deadline = time.monotonic() + _JOIN_SECONDS  # for all together
+        deadline = time.monotonic() + _JOIN_SECONDS  # of all workers together
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
@@ -221,7 +233,7 @@ class _Workers:
 
 
 def _as_error(failure: Failure) -> BaseException:
-    """The worker's error with its traceback as the cause."""
+    """Return the worker's error, with the worker's traceback as the cause."""
     cause = WorkerError(f"a worker failed\n\n{failure.trace}")
     if failure.error is None:
         return WorkerError(f"a worker failed with {failure.summary}\n\n{failure.trace}")
@@ -236,10 +248,10 @@ def open_session(
     """Start running a rank's streams.
 
     Args:
-        dataset: What to run.
-        states: Where the streams stand; missing ones begin at the start.
-        rotation: Whose turn it is.
-        options: How batches come here.
+        dataset: The dataset.
+        states: States of the streams; the others begin at the start.
+        rotation: The rotation of the streams.
+        options: Options of workers and watchdog.
     """
     if dataset.worker_config.num_workers == 0:
         return _InProcess(dataset, states, rotation, options.cache_pool)

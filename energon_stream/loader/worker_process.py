@@ -1,4 +1,4 @@
-"""What runs in a worker process."""
+"""The main function of worker processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ _STDERR = 2
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A worker's last message: its error and where it came from."""
+    """A worker's last message: the error that ended it.
+
+    Attributes:
+        error: The pickled error; None if it cannot be pickled.
+        summary: Type and text of the error.
+        trace: Its traceback.
+    """
 
     error: bytes | None
     summary: str
@@ -36,7 +42,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Describe an error; the error itself goes along where it can be pickled."""
+        """Describe an error."""
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         try:
             packed: bytes | None = pickle.dumps(error)
@@ -57,12 +63,12 @@ def run_worker(
     """Produce the elements of some streams until the parent goes away.
 
     Args:
-        wire: The way to the parent.
-        dataset: What to run.
+        wire: The channel to the parent.
+        dataset: The dataset.
         streams: Streams that this worker serves.
-        states: Where they stand.
-        rotation: Whose turn it is, among this worker's streams.
-        cache_pool: What hooks fetch with.
+        states: States of the streams.
+        rotation: The rotation of this worker's streams.
+        cache_pool: Pool that hooks fetch with.
     """
     begin_child()
     close_inherited_pipes()
@@ -84,7 +90,7 @@ def run_worker(
                 if ended and not engine.rotation.ended and not dataset.pass_length:
                     sender.drain()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the parent closed its end: nothing is wanted any more
+        pass  # the parent closed its end: it needs no more batches
     except BaseException as error:
         with contextlib.suppress(OSError, EOFError):
             sender.send(Failure.of(error))

@@ -153,7 +153,7 @@ def _length_hint(length: int, config: WorkerConfig) -> str:
     if length % config.world_size:
         possible = [size for size in world_sizes(config.num_streams) if length % size == 0]
         return f"{length} batches cannot be dealt to {config.world_size} ranks; possible are {possible} ranks"
-    return f"pass virtual_epoch_length={length // config.world_size}, the batches of each of {config.world_size} ranks"
+    return f"pass virtual_epoch_length={length // config.world_size}: the number of batches of one rank"
 
 
 def check_rank_state(

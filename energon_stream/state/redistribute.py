@@ -59,10 +59,11 @@ def redistribute(
         StateMismatchError: The states do not belong together, are not complete, or cannot be dealt to so many ranks.
 
     Example:
-        >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
+        >>> from energon_stream import WorkerConfig, get_savable_loader
         >>> from energon_stream.state import redistribute
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
         >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=4)
-        >>> loader = get_savable_loader(get_train_dataset("captions", batch_size=2, worker_config=config))
+        >>> loader = get_savable_loader(NumbersDataset(100, config))
         >>> states = redistribute([loader.save_state_rank()], world_size=2)
         >>> [sorted(state["streams"]) for state in states]
         [['0', '2'], ['1', '3']]

@@ -24,6 +24,7 @@ from energon_stream.loader import get_loader, get_savable_loader
 from energon_stream.pipeline.batch import BatchDataset
 from energon_stream.pipeline.bound import EpochizeDataset
 from energon_stream.pipeline.map import MapDataset
+from energon_stream.pipeline.node import Context
 from energon_stream.state import dumps, loads
 from energon_stream.testing.operator_suite import NumbersDataset, assert_equal_values
 from energon_stream.worker import WorkerConfig
@@ -109,8 +110,8 @@ def test_saving_asks_no_worker(tmp_path):
     loader = get_savable_loader(dataset(2))
     take(loader, 3)
     before = loader.save_state_rank()
-    for process in loader._session._processes:
-        os.kill(process.pid, signal.SIGKILL)
+    for pid in loader.worker_pids:
+        os.kill(pid, signal.SIGKILL)
     assert loader.save_state_rank() == before
     with pytest.raises(WorkerError, match="exit code -9"):
         take(loader, 100)
@@ -152,7 +153,7 @@ def test_the_watchdog_speaks_up_and_ends_the_run_on_request():
     loader = get_loader(
         MapDataset(NumbersDataset(4, config(1)), hangs), watchdog_timeout_seconds=0.2, fail_on_timeout=True
     )
-    with pytest.raises(WorkerError, match="gave no batch"):
+    with pytest.raises(WorkerError, match="returned no batch"):
         list(loader)
 
 
@@ -182,14 +183,12 @@ def test_restore_sample_makes_a_batch_again_in_another_loader():
     with get_loader(dataset(2)) as loader:
         batches = take(loader, 6)
     assert loader.can_restore_sample()
-    # Lists of dicts have no place for a key: take it from the engine's steps.
-    from energon_stream.pipeline.engine import Engine
-
-    engine = Engine(dataset(2), [0, 1])
-    engine.step_any()
-    node = engine._nodes[1]
-    item = node.next()
-    engine.close()
+    # Lists of dicts have no place for a key: take it from the node of the second stream.
+    other = dataset(2)
+    with other.worker_config.activate(1, batch_index=0):
+        node = other.build(Context(other.worker_config, 1), None)
+        item = node.next()
+        node.close()
     again = get_loader(dataset(2)).restore_sample(loads(dumps(("Stream", 1, item.key))))
     assert_equal_values(again, batches[1])
     with pytest.raises(ConfigError, match="not a restore key"):
@@ -255,7 +254,7 @@ def test_nothing_is_left_behind_when_the_main_process_is_killed():
         from energon_stream.worker import WorkerConfig
         loader = get_loader(NumbersDataset(10**9, WorkerConfig(0, 1, 2)))
         next(iter(loader))
-        print(*(process.pid for process in loader._session._processes), flush=True)
+        print(*loader.worker_pids, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """
     )
@@ -277,7 +276,10 @@ def test_nothing_is_left_behind_when_the_main_process_is_killed():
 def test_closing_a_loader_ends_its_workers():
     loader = get_loader(dataset(3))
     take(loader, 1)
-    processes = loader._session._processes
+    pids = loader.worker_pids
+    assert len(pids) == 3
     del loader
     gc.collect()
-    assert all(not process.is_alive() for process in processes)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -80,11 +80,11 @@ def assert_saves(loader, expected, monkeypatch):
 def test_while_workers_are_stopped_or_dead(expected, monkeypatch, sent, workers):
     with open_loader(workers) as loader:
         take(loader, GIVEN)
-        for process in loader._session._processes:
-            os.kill(process.pid, sent)
+        for pid in loader.worker_pids:
+            os.kill(pid, sent)
         assert_saves(loader, expected, monkeypatch)
-        for process in loader._session._processes:
-            os.kill(process.pid, signal.SIGCONT)
+        for pid in loader.worker_pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_while_workers_are_in_the_middle_of_a_batch(expected, monkeypatch):
