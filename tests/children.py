@@ -208,6 +208,7 @@ def start(
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     finalize: bool = False,
+    preload: tuple[str, ...] = (),
 ) -> Child:
     """Start a Python program.
 
@@ -219,13 +220,15 @@ def start(
         env: Environment; None is this process'.
         finalize: Free all objects and modules at the end, as interpreters do. Otherwise the child ends after
             its threads and ``atexit`` callbacks, as children of multiprocessing do.
+        preload: Modules that are imported already in the child, beside ``PRELOADED``. Each choice of modules
+            costs a server of its own.
     """
     environment = dict(os.environ if env is None else env)
     for name in STARTUP_VARIABLES:
         if environment.get(name) != _Server.environment.get(name):
             raise ValueError(f"{name} is read when an interpreter starts: use sys.executable")
     words = tuple(map(str, arguments))
-    server = _server()
+    server = _server(preload)
     environment.setdefault(_SERVER, server.address)
     request = {
         "arguments": words,
@@ -255,6 +258,7 @@ def run(
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     finalize: bool = False,
+    preload: tuple[str, ...] = (),
     check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program to its end; returns its status and what it wrote.
@@ -265,7 +269,7 @@ def run(
         timeout: Seconds after which it is killed.
         cwd: Working folder; None is this process'.
         env: Environment; None is this process'.
-        finalize: As for :func:`start`.
+        finalize: As for :func:`start`; likewise ``preload``.
         check: Raise if the status is not 0.
 
     Raises:
@@ -280,7 +284,14 @@ def run(
         stdin.write((input or "").encode())
         stdin.seek(0)
         child = start(
-            *arguments, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, finalize=finalize
+            *arguments,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            env=env,
+            finalize=finalize,
+            preload=preload,
         )
         try:
             code = child.wait(timeout)
@@ -357,7 +368,7 @@ class _Server:
     environment: Mapping[str, str] = dict(os.environ)
     cpu_seconds = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, preload: tuple[str, ...]) -> None:
         self.pid = os.getpid()
         self._folder = tempfile.TemporaryDirectory(prefix="children-")
         self.address = os.path.join(self._folder.name, "socket")
@@ -377,7 +388,7 @@ class _Server:
             listener.listen(64)
             numbers = (listener.fileno(), theirs.fileno())
             self._process = subprocess.Popen(
-                [sys.executable, __file__, *map(str, numbers), self.launcher],
+                [sys.executable, __file__, *map(str, numbers), self.launcher, *preload],
                 pass_fds=numbers,
                 # OpenBLAS starts threads when it is imported.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
@@ -403,15 +414,16 @@ class _Server:
             self._folder.cleanup()
 
 
-_servers: dict[int, _Server] = {}
+_servers: dict[tuple[int, tuple[str, ...]], _Server] = {}
 _starting = threading.Lock()
 
 
-def _server() -> _Server:
+def _server(preload: tuple[str, ...] = ()) -> _Server:
+    key = (os.getpid(), preload)
     with _starting:
-        if os.getpid() not in _servers:
-            _servers[os.getpid()] = _Server()
-        return _servers[os.getpid()]
+        if key not in _servers:
+            _servers[key] = _Server(preload)
+        return _servers[key]
 
 
 def _file() -> IO[bytes]:
@@ -586,7 +598,7 @@ def _execute(main: ModuleType, path: list[str], kind: str, *arguments: str) -> N
 def _main() -> None:
     listener, life = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     executable, path = sys.argv[3], [*sys.path[1:], str(HERE)]
-    for name in PRELOADED:
+    for name in (*PRELOADED, *sys.argv[4:]):
         __import__(name)
     gc.collect()
     gc.disable()

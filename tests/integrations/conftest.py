@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import children
 import pytest
 
 from energon_stream.integrations.megatron import install_alias, uninstall_alias
@@ -33,25 +34,36 @@ def data(tmp_path_factory):
 
 
 class Run:
-    """Runs Python programs and returns what they print."""
+    """Runs Python programs and returns what they print.
 
-    def __init__(self, python=sys.executable):
-        self.python = str(python)
+    Attributes:
+        python: The interpreter; None forks a process that has imported torch, the library and ``preload``.
+        preload: Modules that the programs need and that take seconds to import.
+    """
+
+    def __init__(self):
+        self.python, self.preload = None, ()
 
     def __call__(self, *arguments, code=0, cwd=None, **environment):
-        done = subprocess.run(
-            [self.python, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            cwd=cwd,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
-            timeout=150,
-        )
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment}
+        if self.python is None:
+            done = children.run(*arguments, cwd=cwd, env=env, preload=self.preload)
+        else:
+            command = [str(self.python), *map(str, arguments)]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, check=False)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout if code == 0 else done.stderr
 
 
 @pytest.fixture
 def run():
-    """Run a program with this Python."""
+    """Run a program in a process of its own."""
     return Run()
+
+
+@pytest.fixture
+def run_fresh():
+    """Run a program in a fresh interpreter."""
+    fresh = Run()
+    fresh.python = sys.executable
+    return fresh

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+# The frameworks that the examples use: each takes seconds to import.
+FRAMEWORKS = ("lightning.pytorch", "accelerate", "transformers.trainer", "torchdata.nodes")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -18,6 +20,7 @@ class Example:
 
     def __init__(self, run, name, option, data, folder):
         self.run, self.program, self.option = run, EXAMPLES / name, option
+        run.preload = FRAMEWORKS
         self.data, self.folder = data, folder
 
     def __call__(self, name, steps, *options, launcher=(), save_every=5):

@@ -165,15 +165,16 @@ ASK = "import megatron.energon as e, importlib.metadata as m; print(e.WorkerConf
 ANSWER = f"<class 'energon_stream.worker.WorkerConfig'> {ENERGON_VERSION}\n"
 
 
-def test_by_the_path_alone(run):
-    assert run("-c", ASK, PYTHONPATH=ON_PATH) == ANSWER
+def test_by_the_path_alone(run, run_fresh):
+    assert run_fresh("-c", ASK, PYTHONPATH=ON_PATH) == ANSWER
     program = (
         "from energon_stream.integrations.megatron import install_alias as i, uninstall_alias as u; i();"
     )
     assert run("-c", program + ASK, PYTHONPATH=ON_PATH) == ANSWER
 
 
-def test_by_the_environment(run, tmp_path):
+def test_by_the_environment(run_fresh, tmp_path):
+    run = run_fresh
     assert run("-c", "import energon_stream;" + ASK, ENERGON_STREAM_ALIAS="1") == ANSWER
     assert run("-c", ASK, ENERGON_STREAM_ALIAS="1", PYTHONPATH=ON_PATH) == ANSWER
     for value in ("", "0"):
@@ -217,11 +218,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_have_it_however_they_start(run, data, tmp_path, method):
+def test_workers_have_it_however_they_start(run, run_fresh, data, tmp_path, method):
     """Those of ``spawn`` begin with a program that does not install it, and a module that needs it."""
     (tmp_path / "of_a_client.py").write_text(ENCODER)
     (tmp_path / "program.py").write_text(PROGRAM)
-    printed = run(tmp_path / "program.py", data / "coco", method)
+    printed = (run_fresh if method == "spawn" else run)(tmp_path / "program.py", data / "coco", method)
     assert "Process-1" in printed
     assert ENERGON_VERSION in printed
 

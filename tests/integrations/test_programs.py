@@ -1,9 +1,9 @@
 """Programs that are written for Megatron-Energon, and know nothing of this library: the pages' quickstart and tutorial."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
+import children
 import pytest
 from PIL import Image
 
@@ -61,11 +61,9 @@ def test_the_tutorial(run, pictures, place, tmp_path):
     bring, environment = place
     run(*RUN, TUTORIAL, "tars", pictures, tmp_path / "tars")
     tars = bring(tmp_path / "tars")
-    command = [sys.executable, "-c", "from energon_stream.cli.main import main; main()", "prepare", tars]
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        subprocess.run(command, input="10,0,0\n0\npng\ntxt\n", text=True, check=True, stdout=subprocess.PIPE)
+    command = "from energon_stream.cli.main import main; main()"
+    answers = "10,0,0\n0\npng\ntxt\n"
+    children.run("-c", command, "prepare", tars, input=answers, env={**os.environ, **environment}, check=True)
     saved = run(*RUN, TUTORIAL, "save", tars, tmp_path, **environment)
     restored = run(*RUN, TUTORIAL, "restore", tars, tmp_path, **environment)
     before, _, after = saved.partition("saved\n")

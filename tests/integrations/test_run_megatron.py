@@ -23,10 +23,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_file(run, folder):
+def test_a_file(run, run_fresh, folder):
     path = folder / "package" / "program.py"
     options = ["--steps", "3", "-m", "--shadow", "last"]  # the program's own, whatever they are called
-    printed = run(*RUN, path, *options)
+    printed = run_fresh(*RUN, path, *options)
     argv = [str(path), *options]
     assert printed == f"__main__ {path} {argv} {path.parent} None energon_stream.worker\n"
     assert printed == run(path, *options, PYTHONPATH=ON_PATH)
