@@ -9,7 +9,7 @@ import energon_stream
 
 ROOT = Path(energon_stream.__file__).parent
 LAYERS = [
-    {"arrays", "errors", "samples", "worker", "rng", "edataclass", "logs"},
+    {"arrays", "errors", "samples", "worker", "rng", "edataclass", "logs", "imports", "progress"},
     {"storage"},
     {"cache"},
     {"media"},

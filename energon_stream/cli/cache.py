@@ -1,4 +1,4 @@
-"""``energon-stream cache``: what a node's cache holds, and taking things out of it."""
+"""``energon-stream cache``: inspect, verify and clear a node's cache."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from energon_stream.cache.ledger import Busy
 from energon_stream.cache.maintenance import clear_cache, list_datasets, list_objects, verify_cache
 from energon_stream.cli.options import show_size
 from energon_stream.errors import ConfigError, StorageError
+from energon_stream.progress import Progress
 
 __all__ = ["cache"]
 
@@ -26,16 +27,16 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 @click.group()
 def cache() -> None:
-    """Look at a node's cache, verify it, take things out.
+    """Inspect, verify and clear a node's cache.
 
-    All of this is safe while training runs.
+    All commands are safe while training runs.
     """
 
 
 _directory = click.option(
     "--cache-dir",
     metavar="DIRECTORY",
-    help="Folder of the cache. [default: the environment's ENERGON_STREAM_CACHE_DIR]",
+    help="Directory of the cache. [default: from ENERGON_STREAM_CACHE_DIR]",
 )
 
 
@@ -55,25 +56,25 @@ def ls(dataset: str | None, cache_dir: str | None) -> None:
     if dataset is None:
         for found in list_datasets(directory):
             used = " (in use)" if found.in_use else ""
-            what = f"{show_size(found.bytes)} of {found.objects} objects"
-            click.echo(f"{found.url}: {what}, last use {_time(found.last_use)}{used}")
+            content = f"{show_size(found.bytes)} of {found.objects} objects"
+            click.echo(f"{found.url}: {content}, last use {_time(found.last_use)}{used}")
         return
     for each in list_objects(directory, _root_folder(directory, dataset)):
-        what = f"{show_size(each.bytes)} of {show_size(each.size)}"
-        click.echo(f"{each.path} {each.etag}: {what}, last use {_time(each.last_use)}")
+        share = f"{show_size(each.bytes)} of {show_size(each.size)}"
+        click.echo(f"{each.path} {each.etag}: {share}, last use {_time(each.last_use)}")
 
 
 @cache.command()
 @_directory
 def stats(cache_dir: str | None) -> None:
-    """Show how full it is."""
+    """Show how full the cache is."""
     config = _config(cache_dir)
     directory = _open(cache_dir)
     datasets, usage = list_datasets(directory), directory.ledger.usage()
     disk = os.statvfs(config.directory)
     bytes_on_disk = sum(found.bytes for found in datasets)
     click.echo(f"Directory: {config.directory}")
-    quota = "not said here" if config.quota is None else show_size(config.quota)
+    quota = "not set here" if config.quota is None else show_size(config.quota)
     click.echo(f"Quota: {quota}")
     counted = "nothing since the machine started" if usage is None else show_size(usage.bytes)
     click.echo(f"Counted: {counted}")
@@ -87,23 +88,21 @@ def stats(cache_dir: str | None) -> None:
 @cache.command()
 @_directory
 def verify(cache_dir: str | None) -> None:
-    """Hash all that is there, remove what is damaged, and count anew.
+    """Hash all blocks, remove damaged ones, and count the bytes anew.
 
-    Exits with status 1 if something was damaged.
+    Exits with status 1 if a block was damaged.
     """
-    from tqdm import tqdm
-
     directory = _open(cache_dir)
     total = sum(found.bytes for found in list_datasets(directory))
-    with _named_errors(directory), tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
-        report = verify_cache(directory, bar.update)
+    with _named_errors(directory), Progress(total, unit="B") as shown:
+        report = verify_cache(directory, shown.advance)
     click.echo(
-        f"{report.blocks} blocks with {show_size(report.bytes)} are whole, {report.damaged} were damaged"
+        f"{report.blocks} blocks with {show_size(report.bytes)} are intact, {report.damaged} were damaged"
     )
     if report.damaged:
-        click.echo("Damaged blocks were removed; what they held is fetched again when it is needed.")
+        click.echo("Damaged blocks were removed; their bytes are fetched again when they are needed.")
     if not report.counted:
-        click.echo("The bytes were not counted anew, because others are writing all the time.", err=True)
+        click.echo("The bytes were not counted anew, because other processes kept writing.", err=True)
     if report.damaged:
         raise SystemExit(1)
 
@@ -111,11 +110,13 @@ def verify(cache_dir: str | None) -> None:
 @cache.command()
 @_directory
 @click.option("--dataset", metavar="URL", help="Only this dataset.")
-@click.option("--older-than", metavar="AGE", help="Only objects not used for so long: 30m, 12h, 7d, 2w.")
+@click.option(
+    "--older-than", metavar="AGE", help="Only objects that were not used for this long: 30m, 12h, 7d, 2w."
+)
 def clear(cache_dir: str | None, dataset: str | None, older_than: str | None) -> None:
-    """Take things out: everything, one dataset, or what was not used for long.
+    """Remove everything, one dataset, or objects that were not used for long.
 
-    Who is reading goes on, and fetches again what it needs later.
+    Running processes continue, and fetch removed bytes again when they need them.
     """
     seconds = None if older_than is None else _age(older_than)
     directory = _open(cache_dir)
@@ -138,7 +139,7 @@ def _config(cache_dir: str | None) -> CacheConfig:
 def _open(cache_dir: str | None) -> CacheDirectory:
     directory = CacheDirectory(_config(cache_dir).directory)
     if not directory.exists():
-        raise ConfigError("there is no cache", where=directory.directory, hint="Check the path.")
+        raise ConfigError("there is no cache here", where=directory.directory, hint="Check the path.")
     return directory
 
 
@@ -157,11 +158,12 @@ def _named_errors(directory: CacheDirectory) -> Iterator[None]:
     try:
         yield
     except Busy as error:
-        what = "another process keeps a lock for too long"
-        raise StorageError(what, where=directory.directory, hint="See who hangs, and try again.") from error
+        problem = "another process holds a lock for too long"
+        hint = "Find the process that hangs, and try again."
+        raise StorageError(problem, where=directory.directory, hint=hint) from error
     except OSError as error:
-        what = f"the cache cannot be changed: {error.strerror}"
-        raise StorageError(what, where=directory.directory) from error
+        problem = f"the cache cannot be changed: {error.strerror}"
+        raise StorageError(problem, where=directory.directory) from error
 
 
 def _age(text: str) -> float:

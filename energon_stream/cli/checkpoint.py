@@ -1,4 +1,4 @@
-"""``energon-stream checkpoint``: look at saved states, deal them to other ranks."""
+"""``energon-stream checkpoint``: inspect saved states, and deal them to other ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["checkpoint"]
 
 @click.group()
 def checkpoint() -> None:
-    """Look at saved states, deal them to other ranks.
+    """Inspect saved states, and deal them to other ranks.
 
-    FILES are those of torch.save or state.dumps, with one rank's state, the list that save_state_global
-    returns, or what state_dict() returns; each also under 'dataloader_state_dict'. Nothing in them is executed.
+    FILES were written by torch.save or state.dumps. They hold a rank's state, the list of save_state_global, or the
+    result of state_dict(); each may lie under 'dataloader_state_dict'. Nothing in them is executed.
     """
 
 
@@ -32,7 +32,7 @@ _FILES = click.argument(
 @checkpoint.command()
 @_FILES
 def info(files: tuple[Path, ...]) -> None:
-    """Show what saved states hold, and to how many ranks they can be dealt."""
+    """Show what saved states contain, and to how many ranks they can be dealt."""
     read = [read_states(file) for file in files]
     for file in read:
         click.echo(f"{file.path}: {file.form}")
@@ -57,7 +57,7 @@ def _describe(state: Mapping[str, Any]) -> str:
 
 
 def _together(files: list[StateFile]) -> str:
-    """What the states are good for, all together."""
+    """Return to how many ranks the states can be dealt together, or why not."""
     states = [state for file in files for state in file.ranks]
     names = [name for file in files for name in file.names]
     topology = states[0]["topology"]
@@ -65,7 +65,7 @@ def _together(files: list[StateFile]) -> str:
     try:
         redistribute(states, topology["world_size"], names=names)
     except StateMismatchError as error:
-        return f"not to be dealt to other ranks: {error}\n{topology['num_streams']} streams would fit {sizes} ranks"
+        return f"cannot be dealt to other ranks: {error}\n{topology['num_streams']} streams would fit {sizes} ranks"
     length = read_rotation(states[0]["rotation"], topology).pass_length
     if not length:
         return f"can be dealt to {sizes} ranks"
@@ -80,8 +80,8 @@ def _together(files: list[StateFile]) -> str:
 def redist(files: tuple[Path, ...], out: Path, new_world_size: int) -> None:
     """Deal the states of all ranks in FILES to another number of ranks, into the folder OUT.
 
-    What is written has the form of FILES: a file of all ranks stays one file; of files for each rank, names have
-    the new rank's number. What else lies beside 'dataloader_state_dict' is the first file's.
+    The result has the form of FILES: one file of all ranks stays one file; names of files for each rank get the new
+    rank's number. Other content beside 'dataloader_state_dict' is copied from the first file.
     """
     read = [read_states(file) for file in files]
     states = [state for file in read for state in file.ranks]

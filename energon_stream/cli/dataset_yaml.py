@@ -1,4 +1,4 @@
-"""What goes into ``dataset.yaml``: sample types by name and field maps, checked against the tars."""
+"""Content of ``dataset.yaml``: sample types by name, and field maps checked against the tars."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = [
 ]
 
 CRUDE = "CrudeWebdataset"
-_MODULE = "megatron.energon"  # what Megatron-Energon reads as well
+_MODULE = "megatron.energon"  # Megatron-Energon reads it as well
 _TYPES: Mapping[str, type[Sample]] = {**SAMPLE_TYPES, Sample.__name__: Sample}
-_NOT_OFFERED = frozenset({"VQAOCRSample"})  # not exported by Megatron-Energon
+_NOT_OFFERED = frozenset({"VQAOCRSample"})  # Megatron-Energon does not export it
 
 SAMPLE_LOADER = '''\
-# Edit this file. It is executed only by loaders that were told to trust the dataset's code.
+# Edit this file. Only loaders that trust the dataset's code execute it.
 
 
 def sample_loader(raw: dict) -> dict:
@@ -42,7 +42,7 @@ def sample_loader(raw: dict) -> dict:
 
 
 def part_filter(part: str) -> bool:
-    """Say which parts are to be read."""
+    """Return whether a part is read."""
     return part in {parts!r}
 '''
 
@@ -52,8 +52,8 @@ class Field:
     """A field of a sample type.
 
     Attributes:
-        name: Its name.
-        type: Its type, as shown to the user.
+        name: Name.
+        type: Type, as shown to the user.
         required: Whether it has no default.
     """
 
@@ -63,15 +63,15 @@ class Field:
 
 
 def sample_types() -> list[str]:
-    """Names of the sample types that ``dataset.yaml`` can name, in the order of the wizard's numbers."""
+    """Return the sample types for ``dataset.yaml``, in the order of the wizard's numbers."""
     return sorted(_TYPES.keys() - _NOT_OFFERED)
 
 
 def find_sample_type(name: str) -> str:
-    """The sample type, or ``CrudeWebdataset``, that a name means; ``…Webdataset`` is the older spelling.
+    """Return the sample type, or ``CrudeWebdataset``, for a name. ``…Webdataset`` is the older spelling.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No sample type has this name.
     """
     known = {**_TYPES, CRUDE: None}
     for candidate in (name, name.removesuffix("Webdataset") + "Sample"):
@@ -83,7 +83,7 @@ def find_sample_type(name: str) -> str:
 
 
 def sample_fields(sample_type: str) -> list[Field]:
-    """Fields of a sample type, without those that all samples have."""
+    """Return the fields of a sample type, without those that all samples have."""
     kind = _TYPES[sample_type]
     hints = typing.get_type_hints(kind)
     return [
@@ -118,15 +118,15 @@ def check_field_map(sample_type: str, field_map: Any, parts: Collection[str], wh
     """Check a whole field map.
 
     Raises:
-        MetadataError: An unknown or a missing field.
-        EnergonStreamError: As :func:`check_parts`.
+        MetadataError: A field is unknown or missing.
+        ConfigError: See :func:`check_parts`.
     """
     check_parts(field_map, parts, where)
     check_fields(_TYPES[sample_type], field_map, where)
 
 
 def dataset_yaml(sample_type: str, field_map: Mapping[str, str] | None) -> dict[str, Any]:
-    """Content of ``dataset.yaml``; without a field map it refers to ``sample_loader.py``."""
+    """Return the content of ``dataset.yaml``. Without a field map it refers to ``sample_loader.py``."""
     if sample_type == CRUDE:
         return {"__module__": _MODULE, "__class__": CRUDE}
     document: dict[str, Any] = {"sample_type": {"__module__": _MODULE, "__class__": sample_type}}

@@ -1,4 +1,4 @@
-"""``energon-stream info``: what a prepared dataset holds."""
+"""``energon-stream info``: show what a dataset contains."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["info"]
 @click.command()
 @path_argument
 @storage_option
-@click.option("--split-config", default=SPLIT_CONFIG, show_default=True)
-@click.option("--dataset-config", default=DATASET_CONFIG, show_default=True)
+@click.option("--split-config", default=SPLIT_CONFIG, show_default=True, help="File of the split parts.")
+@click.option("--dataset-config", default=DATASET_CONFIG, show_default=True, help="File of the sample type.")
 def info(path: str, storage_options: dict[str, Any] | None, split_config: str, dataset_config: str) -> None:
-    """Show what a dataset holds.
+    """Show what a dataset contains.
 
-    Shards, samples, split parts, parts and sample type of the dataset at PATH; of a metadataset, what its
-    splits are made of. Of tars that are not prepared, what is known of them on this node.
+    Prints shards, samples, split parts, parts and sample type of the dataset at PATH; the splits of a metadataset;
+    and, for tars that are not prepared, how many of them this node has indexed.
     """
     kind = dataset_kind(path)
     spec = StoreSpec(path, storage_options)
@@ -70,7 +70,7 @@ def _show_plain(root: StoreSpec, tars: list[ListEntry]) -> None:
     indices = KeptIndices.of(root, store.url)
     found = []
     for tar in tars:
-        with contextlib.suppress(IndexMismatchError):  # it will be made again
+        with contextlib.suppress(IndexMismatchError):  # the next use builds it again
             found.append(indices.count(tar))
     counts = [count for count in found if count is not None]
     click.echo(
@@ -81,7 +81,7 @@ def _show_plain(root: StoreSpec, tars: list[ListEntry]) -> None:
 
 
 def _show_metadataset(path: str, storage_options: dict[str, Any] | None) -> None:
-    from energon_stream.recipe.metadataset_files import MetadatasetFiles  # needs PyTorch, unlike the rest
+    from energon_stream.recipe.metadataset_files import MetadatasetFiles
     from energon_stream.recipe.tree import JoinRef
 
     files = MetadatasetFiles(storage_options)

@@ -1,4 +1,4 @@
-"""``energon-stream lint``: whether tars, indices and metadata agree, and whether the samples can be made."""
+"""``energon-stream lint``: check that tars, indices and metadata agree, and that the samples can be made."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import click
 import numpy as np
 
-from energon_stream.cli.options import path_argument, storage_option
+from energon_stream.cli.options import path_argument, progress_option, storage_option
 from energon_stream.errors import DatasetError, FatalSampleError, IndexMismatchError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, read_metadata
 from energon_stream.index.prepare import find_shards
 from energon_stream.index.scan import scan_shard
 from energon_stream.index.tar_index import index_path, read_offsets
+from energon_stream.progress import Progress
 from energon_stream.storage import ListEntry, Store, StoreSpec
 
 __all__ = ["lint"]
@@ -22,11 +23,13 @@ __all__ = ["lint"]
 @click.command()
 @path_argument
 @storage_option
-@click.option("--decode/--no-decode", default=True, show_default=True, help="Make all samples, too.")
-def lint(path: str, storage_options: dict[str, Any] | None, decode: bool) -> None:
+@progress_option
+@click.option("--decode/--no-decode", default=True, show_default=True, help="Also make all samples.")
+def lint(path: str, storage_options: dict[str, Any] | None, progress: bool | None, decode: bool) -> None:
     """Check tars against their indices, and make the samples of all split parts.
 
-    PATH is a dataset or a metadataset, whose tars are not walked; the exit status is 1 if anything is wrong.
+    PATH is a dataset or a metadataset; the tars of a metadataset are not checked. The exit status is 1 if anything is
+    wrong.
     """
     kind = dataset_kind(path)
     errors = 0
@@ -34,7 +37,7 @@ def lint(path: str, storage_options: dict[str, Any] | None, decode: bool) -> Non
     if kind == "webdataset":
         spec = StoreSpec(path, storage_options)
         metadata = read_metadata(spec)
-        errors = _check_shards(spec, metadata)
+        errors = _check_shards(spec, metadata, progress)
         splits = [name for name, shards in metadata.split.parts.items() if shards]
         decode = decode and metadata.dataset_yaml is not None
     elif kind == "metadataset":
@@ -42,30 +45,34 @@ def lint(path: str, storage_options: dict[str, Any] | None, decode: bool) -> Non
 
         splits = list(MetadatasetFiles(storage_options).document(path).splits)
     if decode and not errors:
-        errors = sum(_check_samples(path, split, storage_options) for split in splits)
+        errors = sum(_check_samples(path, split, storage_options, progress) for split in splits)
     if errors:
         raise click.exceptions.Exit(1)
 
 
-def _check_shards(spec: StoreSpec, metadata: DatasetMetadata) -> int:
-    """Walk all tars; the number of those that are wrong."""
+def _check_shards(spec: StoreSpec, metadata: DatasetMetadata, progress: bool | None) -> int:
+    """Walk all tars, and return the number of damaged ones."""
     counts = metadata.shard_counts
     store = spec.open()
     listed = {entry.path: entry for entry in find_shards(store)}
     errors = 0
-    for shard, count in counts.items():
-        try:
-            _check_shard(store, listed, shard, count)
-        except DatasetError as error:
-            errors += 1
-            click.echo(f"{error}", err=True)
+    with Progress(len(counts), unit="tar", enabled=progress) as shown:
+        for shard, count in counts.items():
+            try:
+                _check_shard(store, listed, shard, count)
+            except DatasetError as error:
+                errors += 1
+                click.echo(f"{error}", err=True)
+            shown.advance()
     click.echo(f"{sum(counts.values())} samples in {len(counts)} shards, {errors} shards with errors")
     return errors
 
 
-def _check_samples(path: str, split: str, storage_options: dict[str, Any] | None) -> int:
-    """Make the samples of a split; the number of those that cannot be made. Very many end the check."""
-    from energon_stream.recipe import get_val_dataset  # needs PyTorch, which the other checks do not
+def _check_samples(
+    path: str, split: str, storage_options: dict[str, Any] | None, progress: bool | None
+) -> int:
+    """Make the samples of a split, and return the number of failures. Too many in a row end the check."""
+    from energon_stream.recipe import get_val_dataset
     from energon_stream.worker import WorkerConfig
 
     errors = samples = 0
@@ -77,10 +84,13 @@ def _check_samples(path: str, split: str, storage_options: dict[str, Any] | None
 
     config = WorkerConfig(0, 1, 0, global_error_handler=note)
     try:
-        for _ in get_val_dataset(
+        dataset = get_val_dataset(
             path, batch_size=None, split_part=split, worker_config=config, storage_options=storage_options
-        ):
-            samples += 1
+        )
+        with Progress(unit="sample", enabled=progress) as shown:
+            for _ in dataset:
+                samples += 1
+                shown.advance()
     except (DatasetError, FatalSampleError) as error:
         errors += 1
         click.echo(f"{error}", err=True)
@@ -100,6 +110,6 @@ def _check_shard(store: Store, listed: Mapping[str, ListEntry], shard: str, coun
     different = np.flatnonzero(offsets[1:] != np.array(scan.offsets[1:], dtype=np.int64))
     if len(different):
         raise IndexMismatchError(
-            f"entry {int(different[0]) + 1} of the index is not where the tar's sample lies",
+            f"entry {int(different[0]) + 1} of the index is not where a sample of the tar begins",
             where=f"{store.url}/{index_path(shard)}",
         )

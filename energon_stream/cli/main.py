@@ -1,9 +1,10 @@
-"""The ``energon-stream`` command."""
+"""The group of all commands: imports them when they are used, and words errors for the command line."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import re
 from typing import Any
 
 import click
@@ -13,22 +14,30 @@ from energon_stream.errors import EnergonStreamError
 __all__ = ["main"]
 
 _COMMANDS = {
-    "cache": "Look at a node's cache, verify it, take things out.",
-    "checkpoint": "Look at saved states, deal them to other ranks.",
-    "info": "Show what a dataset holds.",
+    "cache": "Inspect, verify and clear a node's cache.",
+    "checkpoint": "Inspect saved states; deal them to other ranks.",
+    "info": "Show what a dataset contains.",
     "lint": "Check tars, indices and samples.",
     "prepare": "Index a folder of tars.",
     "prepare-media": "Index the size of images.",
     "prewarm": "Fill a node's cache before training.",
 }
-"""What ``--help`` says of the commands, so that it imports none of them."""
+"""Help texts of the commands, so that ``--help`` imports none of them."""
+
+_FLAGS = {
+    "cache": "--cache-dir",
+    "force": "--force-overwrite",
+    "media_filter": "--media-metadata-by-…",
+    "ranks": "--rank",
+    "split_part": "--split",
+    "split_patterns": "--split-parts",
+    "workers": "--num-workers",
+}
+"""Flags that are named otherwise than the argument of the function that they are passed to."""
 
 
 class _Group(click.Group):
-    """Imports a command when it is used, and shows the library's errors as one line.
-
-    Anything else is a bug and keeps its traceback.
-    """
+    """Shows the library's errors as one line, in terms of flags. Any other exception keeps its traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -48,7 +57,36 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except EnergonStreamError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(_in_flags(str(error), _flags_of(self, ctx))) from error
+        except KeyboardInterrupt:
+            click.echo("\nInterrupted.", err=True)
+            if ctx.invoked_subcommand == "prewarm":
+                click.echo("Run the command again: it keeps what it has fetched and goes on.", err=True)
+            ctx.exit(130)
+
+
+def _flags_of(group: click.Group, ctx: click.Context) -> dict[str, str]:
+    """Flags of the invoked command and of its subcommands, by argument."""
+    command = group.get_command(ctx, ctx.invoked_subcommand or "")
+    commands = [command, *getattr(command, "commands", {}).values()]
+    options = [option for each in commands if each is not None for option in each.params]
+    return {
+        option.name: option.opts[0]
+        for option in options
+        if isinstance(option, click.Option) and option.name is not None
+    } | _FLAGS
+
+
+def _in_flags(text: str, flags: dict[str, str]) -> str:
+    """Replace arguments of Python functions by flags: ``force=True``, ``split_config=``, ``cache_dir``."""
+    names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
+    text = re.sub(rf"\b({names})=(?:True\b)?", lambda match: flags[match[1]], text)
+    return re.sub(rf"(?<![\w./-])({names})(?![\w./=-])", lambda match: _flag(match[1], flags), text)
+
+
+def _flag(name: str, flags: dict[str, str]) -> str:
+    """The flag of an argument; a word that may be plain English stays."""
+    return flags[name] if "_" in name else name
 
 
 def _show_version(ctx: click.Context, option: click.Parameter, value: bool) -> None:

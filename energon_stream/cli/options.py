@@ -12,7 +12,15 @@ from energon_stream.errors import ConfigError
 from energon_stream.index.media import MediaFilter
 from energon_stream.index.media_tables import MediaReport
 
-__all__ = ["media_filter", "media_options", "path_argument", "show_media", "show_size", "storage_option"]
+__all__ = [
+    "media_filter",
+    "media_options",
+    "path_argument",
+    "progress_option",
+    "show_media",
+    "show_size",
+    "storage_option",
+]
 
 path_argument = click.argument("path")
 
@@ -40,29 +48,44 @@ storage_option = click.option(
 )
 
 
+progress_option = click.option(
+    "--progress/--no-progress",
+    default=None,
+    help="Show progress: a bar on a terminal, a line a minute elsewhere. [default: on a terminal only]",
+)
+
+
 def media_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the three options that say which files are media; :func:`media_filter` reads them."""
+    """Add the three options that select media files; :func:`media_filter` reads them."""
     for option in (
         click.option(
             "--media-metadata-by-glob",
             metavar="PATTERN,…",
-            help="Index the size of images by name: samplekey.part, or the path in a plain folder.",
+            help="Index the size of images whose name matches: samplekey.part, or the path in a plain folder.",
         ),
-        click.option("--media-metadata-by-header", is_flag=True, help="… of all files that are images."),
-        click.option("--media-metadata-by-extension", is_flag=True, help="… by the usual extensions."),
+        click.option(
+            "--media-metadata-by-header",
+            is_flag=True,
+            help="Index the size of all files that begin like an image.",
+        ),
+        click.option(
+            "--media-metadata-by-extension",
+            is_flag=True,
+            help="Index the size of all files with an image's extension.",
+        ),
     ):
         command = option(command)
     return command
 
 
 def media_filter(by_glob: str | None, by_header: bool, by_extension: bool) -> MediaFilter | None:
-    """The filter that was asked for, if any.
+    """Return the selected filter, or None.
 
     Raises:
-        ConfigError: More than one was.
+        ConfigError: Several are selected.
     """
     if (by_glob is not None) + by_header + by_extension > 1:
-        raise ConfigError("give one of the --media-metadata-by-… options")
+        raise ConfigError("several --media-metadata-by-… options are given", hint="give one of them")
     if by_glob is not None:
         return MediaFilter("GLOB", tuple(by_glob.split(",")))
     if by_header:
@@ -71,7 +94,7 @@ def media_filter(by_glob: str | None, by_header: bool, by_extension: bool) -> Me
 
 
 def show_media(report: MediaReport | None) -> None:
-    """Say what became of media files."""
+    """Print how many media files were indexed."""
     if report is None:
         return
     click.echo(f"Stored media metadata of {report.stored} files.")
@@ -81,12 +104,12 @@ def show_media(report: MediaReport | None) -> None:
         )
     if report.unreadable:
         click.echo(
-            f"{len(report.unreadable)} files are no images, the first is {report.unreadable[0]}.", err=True
+            f"{len(report.unreadable)} files are not images, the first is {report.unreadable[0]}.", err=True
         )
 
 
 def show_size(size: int) -> str:
-    """Bytes as people read them."""
+    """Return a number of bytes with a unit."""
     number = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:

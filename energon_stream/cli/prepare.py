@@ -1,4 +1,4 @@
-"""``energon-stream prepare``: index tars, ask for what is missing, write the metadata."""
+"""``energon-stream prepare``: index tars, ask for missing options, write the metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 from energon_stream.cli.dataset_yaml import (
     CRUDE,
@@ -20,6 +19,7 @@ from energon_stream.cli.options import (
     media_filter,
     media_options,
     path_argument,
+    progress_option,
     show_media,
     storage_option,
 )
@@ -30,6 +30,7 @@ from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.prepare import PrepareReport, find_shards, prepare_dataset
 from energon_stream.index.scan import peek_parts
+from energon_stream.progress import Progress
 from energon_stream.storage import Store, StoreSpec
 
 __all__ = ["prepare"]
@@ -40,7 +41,7 @@ _SHOWN = 2
 @click.command()
 @path_argument
 @storage_option
-@click.option("--progress/--no-progress", default=True, help="Show a progress bar.")
+@progress_option
 @click.option(
     "--split-parts",
     multiple=True,
@@ -48,20 +49,24 @@ _SHOWN = 2
     help="Shards of a split part, by regular expression, glob or braces, instead of a ratio. Repeatable.",
 )
 @click.option("--exclude", metavar="REGEX", help="Leave out tars with a match anywhere in their path.")
-@click.option("--num-workers", default=16, show_default=True, help="Tars that are read at once.")
+@click.option("--num-workers", default=16, show_default=True, help="Number of tars that are read at once.")
 @click.option("--tar-index-only", is_flag=True, help="Write the .tar.idx files only.")
 @click.option("--shuffle-tars", is_flag=True, help="Shuffle the tars before they are split.")
 @media_options
-@click.option("--non-interactive", is_flag=True, help="Ask nothing; what is missing is an error.")
-@click.option("--split-ratio", metavar="TRAIN,VAL,TEST", help="For example 8,1,1.")
+@click.option("--non-interactive", is_flag=True, help="Ask nothing; a missing option is an error.")
+@click.option("--split-ratio", metavar="TRAIN,VAL,TEST", help="Shares of the shards, for example 8,1,1.")
 @click.option("--force-overwrite", is_flag=True, help="Replace an existing preparation without asking.")
 @click.option("--skip-dataset-yaml", is_flag=True, help="Write no dataset.yaml.")
-@click.option("--sample-type", help="Such as CaptioningSample or CrudeWebdataset.")
-@click.option("--field-map", metavar="JSON", help="""Such as '{"image": "jpg", "caption": "json[text]"}'.""")
+@click.option("--sample-type", help="Type of the samples, such as CaptioningSample or CrudeWebdataset.")
+@click.option(
+    "--field-map",
+    metavar="JSON",
+    help="""Part for each field, such as '{"image": "jpg", "caption": "json[text]"}'.""",
+)
 def prepare(
     path: str,
     storage_options: dict[str, Any] | None,
-    progress: bool,
+    progress: bool | None,
     split_parts: tuple[str, ...],
     exclude: str | None,
     num_workers: int,
@@ -79,20 +84,24 @@ def prepare(
 ) -> None:
     """Index a folder of tars, a .jsonl file, or the joins of a metadataset.
 
-    PATH is local, s3://… or any other fsspec URL. What the options leave open is asked for. All options but
+    PATH is local, s3://… or any other fsspec URL. The command asks for missing options. All options but
     --storage-option are for folders.
     """
     kind = dataset_kind(path)
     if kind == "tars":
-        raise ConfigError("a folder is prepared, not single tars", where=path, hint="Name the tars' folder.")
+        raise ConfigError("single tars cannot be prepared", where=path, hint="Name the folder of the tars.")
     media = media_filter(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     if kind != "webdataset":
         if media is not None:
-            raise ConfigError("media metadata is for folders", where=path)
+            raise ConfigError(
+                "media metadata needs a folder",
+                where=path,
+                hint="Leave out the --media-metadata-by-… options.",
+            )
         (_prepare_jsonl if kind == "jsonl" else _prepare_joins)(path, storage_options)
         return
     if split_parts and split_ratio:
-        raise ConfigError("give either --split-parts or --split-ratio")
+        raise ConfigError("both --split-parts and --split-ratio are given", hint="Give one of them.")
     store = StoreSpec(path, storage_options).open()
     entries = find_shards(store, exclude=exclude)
     click.echo(f"Found {len(entries)} tar files, from {entries[0].path} to {entries[-1].path}.")
@@ -106,7 +115,7 @@ def prepare(
         if not skip_dataset_yaml:
             parts = sorted({part for entry in entries[:_SHOWN] for part in peek_parts(store, entry)})
             document = _document(wizard, sample_type, field_map, parts)
-    with tqdm(total=len(entries), unit="tar", disable=not progress) as bar:
+    with Progress(len(entries), unit="tar", enabled=progress) as shown:
         report = prepare_dataset(
             path,
             split_ratio=ratio,
@@ -118,7 +127,7 @@ def prepare(
             media_filter=media,
             workers=num_workers,
             storage_options=storage_options,
-            progress=lambda done, total: _advance(bar, done),
+            progress=shown.reach,
             force=force,
         )
     if document is not None and "sample_loader" in document:
@@ -133,7 +142,7 @@ def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None) -> None:
 
 
 def _prepare_joins(path: str, storage_options: dict[str, Any] | None) -> None:
-    from energon_stream.recipe import prepare_metadataset  # needs PyTorch
+    from energon_stream.recipe import prepare_metadataset
 
     reports = prepare_metadataset(path, storage_options=storage_options)
     for report in reports:
@@ -144,13 +153,9 @@ def _prepare_joins(path: str, storage_options: dict[str, Any] | None) -> None:
     click.echo(f"Prepared {len(reports)} joins.")
 
 
-def _advance(bar: tqdm[Any], done: int) -> None:
-    bar.update(done - bar.n)
-
-
 def _required(wizard: Wizard | None, option: str) -> Wizard:
     if wizard is None:
-        raise ConfigError(f"{option} is missing", hint="It is needed with --non-interactive.")
+        raise ConfigError(f"{option} is missing", hint="--non-interactive needs it.")
     return wizard
 
 
@@ -159,7 +164,8 @@ def _may_overwrite(store: Store, wizard: Wizard | None) -> bool:
     if not existing or wizard is None:
         return False
     if not click.confirm(f"{store.url} is prepared already. Replace it?"):
-        raise click.Abort
+        click.echo("The existing preparation was kept.")
+        raise SystemExit(1)
     return True
 
 
@@ -172,11 +178,11 @@ def _document(
     if field_map is None:
         return dataset_yaml(name, None)
     if name == CRUDE:
-        raise ConfigError("a crude dataset has no --field-map")
+        raise ConfigError("a crude dataset has no fields", hint="Leave out --field-map.")
     try:
         mapping = json.loads(field_map)
     except ValueError as error:
-        raise ConfigError(f"--field-map is no JSON: {error}") from error
+        raise ConfigError(f"--field-map is not valid JSON: {error}") from error
     check_field_map(name, mapping, parts, "--field-map")
     return dataset_yaml(name, mapping)
 
@@ -186,7 +192,7 @@ def _write_sample_loader(store: Store, document: dict[str, Any], report: Prepare
     lines = "\n".join(f'        {field.name}=raw["TODO"],' for field in fields if field.required)
     text = SAMPLE_LOADER.format(fields=lines, parts=report.parts)
     store.put(f"{META_FOLDER}/sample_loader.py", text.encode())
-    click.echo(f"Edit {store.url}/{META_FOLDER}/sample_loader.py before you use the dataset.")
+    click.echo(f"Edit {store.url}/{META_FOLDER}/sample_loader.py before using the dataset.")
 
 
 def _show(report: PrepareReport) -> None:

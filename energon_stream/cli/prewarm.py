@@ -1,4 +1,4 @@
-"""``energon-stream prewarm``: fill a node's cache before training, by the plan of the training."""
+"""``energon-stream prewarm``: fill a node's cache with what training will read."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ _RANKS = re.compile(r"(\d+)(?:-(\d+))?")
 @click.option(
     "--cache-dir",
     metavar="DIRECTORY",
-    help="Folder of the cache. [default: the environment's ENERGON_STREAM_CACHE_DIR]",
+    help="Directory of the cache. [default: from ENERGON_STREAM_CACHE_DIR]",
 )
-@click.option("--cache-size", metavar="SIZE", help="Bytes that it may have, such as 200GB. [default: all]")
+@click.option(
+    "--cache-size",
+    metavar="SIZE",
+    help="Bytes that the cache may use, such as 200GB. [default: all but 5 GB]",
+)
 @click.option("--split", default="train", show_default=True, help="Split part, or split of a metadataset.")
 @click.option("--steps", type=int, help="Steps of each rank to warm; needs --batch-size.")
-@click.option("--epochs", type=int, help="Passes over the data instead. [default: 1]")
-@click.option("--fraction", type=float, help="A part of a pass instead, such as 0.3.")
+@click.option("--epochs", type=int, help="Passes over the data to warm. [default: 1]")
+@click.option("--fraction", type=float, help="Share of a pass to warm, such as 0.3.")
 @click.option("--world-size", default=1, show_default=True, help="Data-parallel ranks of the job.")
 @click.option(
     "--rank",
@@ -47,18 +51,18 @@ _RANKS = re.compile(r"(\d+)(?:-(\d+))?")
 @click.option("--num-workers", default=4, show_default=True, help="Workers of a rank.")
 @click.option("--num-streams", default=0, help="Streams of the job. [default: ranks times workers]")
 @click.option("--batch-size", type=int, help="Samples of a step.")
-@click.option("--shuffle-buffer-size", type=int)
-@click.option("--max-samples-per-sequence", type=int)
-@click.option("--parallel-shard-iters", type=int)
-@click.option("--shuffle-over-epochs-multiplier", default=1, show_default=True)
-@click.option("--seed-offset", default=0, show_default=True)
-@click.option("--prefetch-factor", default=2, show_default=True, help="Batches that workers hold ready.")
-@click.option("--parts", metavar="NAME,…", help="Parts that samples are made of, where training names them.")
-@click.option("--subset", metavar="FIRST,LAST", help="Part of the data: 10%,50% or 0,1000 or 1000,end.")
-@click.option("--split-config", default=SPLIT_CONFIG, show_default=True)
-@click.option("--dataset-config", default=DATASET_CONFIG, show_default=True)
-@click.option("--verify", is_flag=True, help="Read everything back, and compare hashes.")
-@click.option("--dry-run", is_flag=True, help="Fetch no samples; show what would be fetched, and its cost.")
+@click.option("--shuffle-buffer-size", type=int, help="As in training.")
+@click.option("--max-samples-per-sequence", type=int, help="As in training.")
+@click.option("--parallel-shard-iters", type=int, help="As in training.")
+@click.option("--shuffle-over-epochs-multiplier", default=1, show_default=True, help="As in training.")
+@click.option("--seed-offset", default=0, show_default=True, help="As in training.")
+@click.option("--prefetch-factor", default=2, show_default=True, help="Batches that each worker holds ready.")
+@click.option("--parts", metavar="NAME,…", help="Parts that training reads, if it names them.")
+@click.option("--subset", metavar="FIRST,LAST", help="Share of the data: 10%,50% or 0,1000 or 1000,end.")
+@click.option("--split-config", default=SPLIT_CONFIG, show_default=True, help="File of the split parts.")
+@click.option("--dataset-config", default=DATASET_CONFIG, show_default=True, help="File of the sample type.")
+@click.option("--verify", is_flag=True, help="Read everything back and compare hashes.")
+@click.option("--dry-run", is_flag=True, help="Fetch no samples; show what would be fetched, and the cost.")
 @click.option(
     "--price-per-1000-get", default=PRICE_PER_1000_GET, show_default=True, help="Dollars for 1,000 GET."
 )
@@ -83,9 +87,9 @@ def prewarm(
 ) -> None:
     """Fetch into a node's cache what training will read.
 
-    PATH is a dataset or a metadataset's .yaml. What decides the order of the samples is given as in training, which then
-    makes no request for data during these steps. Interrupted, it goes on where it was. Without --steps, --epochs and
-    --fraction: one pass. Exits with status 1 if verifying found damage.
+    PATH is a dataset or a metadataset's .yaml. Give the options of the training: it then requests no data during these
+    steps. After an interruption, run the command again; it keeps what it has fetched. Without --steps, --epochs and
+    --fraction it warms one pass. Exits with status 1 if --verify found damage.
     """
     numbers = _ranks(ranks)
     config = WorkerConfig(
@@ -146,7 +150,7 @@ def _subset(text: str | None) -> list[str | int] | None:
 def _show_plan(result: PrewarmResult, ranks: int) -> None:
     plan = result.plan
     of = "" if result.steps is None else f" of {result.steps} steps of {ranks} rank{'s' * (ranks > 1)}"
-    click.echo(f"Samples: {plan.samples:,}{of}, and {plan.ahead_samples:,} that the reader looks ahead")
+    click.echo(f"Samples: {plan.samples:,}{of}, and {plan.ahead_samples:,} more that training reads ahead")
     click.echo(
         f"Needed: {show_size(plan.bytes)} of {plan.objects:,} objects; {show_size(plan.cached_bytes)} were in the cache"
     )
@@ -164,11 +168,12 @@ def _show_result(result: PrewarmResult) -> None:
         damaged = f", {show_size(result.damaged_bytes)} were damaged" if result.damaged_bytes else ""
         click.echo(f"Verified: {show_size(result.verified_bytes)}{damaged}")
         if result.damaged_bytes:
-            click.echo("What is damaged was taken out; run it again to fetch that.", err=True)
+            click.echo("Damaged bytes were removed; run the command again to fetch them.", err=True)
     if not result.is_complete:
         share = result.warm_samples / max(1, result.samples)
         steps = "" if result.warm_steps is None else f"{result.warm_steps:,} of {result.steps:,} steps, "
         click.echo(
-            f"The cache takes no more: it holds all of the first {steps}{result.warm_samples:,} samples ({share:.1%}).",
+            f"The cache is full: it holds the first {steps}{result.warm_samples:,} samples ({share:.1%}). "
+            "Training fetches the rest itself; raise --cache-size to keep more.",
             err=True,
         )

@@ -1,4 +1,4 @@
-"""Files with saved states, in all the forms that users write them; nothing in them is executed."""
+"""Files of saved states, in every form that users write. Nothing in them is executed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from energon_stream.state import (
 __all__ = ["StateFile", "like", "read_states", "write"]
 
 _WRAPPER = "dataloader_state_dict"
-"""Key under which training frameworks put a rank's state in a file of its own."""
+"""Key under which training frameworks store a rank's state."""
 
 Kind = Literal["rank", "list", "streams"]
 
@@ -32,12 +32,12 @@ class StateFile:
     """A file with the states of one or more ranks.
 
     Attributes:
-        path: Where it lies.
-        size: Its bytes.
-        by_torch: Whether ``torch.save`` wrote it; else it is msgpack.
-        wrapper: What the state lies in, under :data:`_WRAPPER`; None where there is nothing around it.
-        kind: ``"rank"``, a rank's state; ``"list"`` of such; ``"streams"``, what ``state_dict()`` returns, of one
-            rank or more.
+        path: Path of the file.
+        size: Size in bytes.
+        by_torch: Whether ``torch.save`` wrote the file; otherwise it is msgpack.
+        wrapper: Mapping that holds the state under :data:`_WRAPPER`; None if nothing is around the state.
+        kind: ``"rank"``, a rank's state; ``"list"``, a list of them; ``"streams"``, the result of ``state_dict()``
+            of one rank or more.
         ranks: The states of the ranks.
     """
 
@@ -50,7 +50,7 @@ class StateFile:
 
     @property
     def form(self) -> str:
-        """The form in words."""
+        """The form of the file in words."""
         content = {
             "rank": "a rank's state",
             "list": f"a list of {len(self.ranks)} ranks' states",
@@ -61,12 +61,12 @@ class StateFile:
 
     @property
     def holds_all(self) -> bool:
-        """Whether it is the one file of a checkpoint, however many ranks there are."""
+        """Whether the file is the only one of a checkpoint."""
         return self.kind == "list" or len(self.ranks) > 1
 
     @property
     def names(self) -> list[str]:
-        """What errors call its states."""
+        """Names of the states, for errors."""
         if not self.holds_all:
             return [str(self.path)]
         return [f"rank {state['topology']['rank']} in {self.path}" for state in self.ranks]
@@ -76,11 +76,11 @@ def read_states(path: Path) -> StateFile:
     """Read a file.
 
     Raises:
-        StateError: It holds something else, or is damaged.
+        StateError: The file holds something else, or is damaged.
     """
     try:
         data = path.read_bytes()
-        by_torch = data[:2] in (b"PK", b"\x80\x02")  # torch's zip files, and those of before
+        by_torch = data[:2] in (b"PK", b"\x80\x02")  # torch's zip files, and its older format
         content = _load(path) if by_torch else loads(data)
         wrapper = content if isinstance(content, Mapping) and _WRAPPER in content else None
         inner = content if wrapper is None else wrapper[_WRAPPER]
@@ -104,23 +104,23 @@ def _load(path: Path) -> Any:
         return torch.load(path, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
         raise StateError(
-            f"torch.load cannot read it as plain values: {type(error).__name__}",
-            hint="pass files that hold a loader's state only; nothing in them is executed",
+            f"torch.load cannot read the file as plain values: {type(error).__name__}",
+            hint="pass files that hold nothing but a loader's state; their code is never executed",
         ) from error
 
 
 def like(files: Sequence[StateFile], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Contents of files in the form of others.
+    """Return the contents of new files in the form of given ones.
 
     Args:
-        files: The files that the states were dealt from.
+        files: The files from which the states were dealt.
         states: The states of all ranks.
 
     Returns:
-        What is to be written, by the file's name.
+        Content by file name.
 
     Raises:
-        StateMismatchError: The files are of different forms.
+        StateMismatchError: The files differ in form.
     """
     first = files[0]
     for file in files:
@@ -154,7 +154,7 @@ def _wrapped(first: StateFile, content: Any) -> Any:
 
 
 def _names(files: Sequence[StateFile], count: int) -> list[str]:
-    """The files' names with other ranks' numbers, as wide; with ``-rank`` added where no number is the rank's."""
+    """Return the files' names with new ranks' numbers of equal width; ``-rank`` is added if a name has no number."""
     name = files[0].path.name
     for number in reversed(list(re.finditer(r"\d+", name))):
         begin, end, width = name[: number.start()], name[number.end() :], len(number.group())
@@ -170,15 +170,15 @@ def _rank(file: StateFile) -> int:
 
 
 def write(folder: Path, contents: Mapping[str, Any], by_torch: bool) -> list[Path]:
-    """Write files into a folder, which is made.
+    """Write files into a folder, and create the folder.
 
     Raises:
-        ConfigError: One of them exists.
+        ConfigError: One of the files exists.
     """
     paths = [folder / name for name in contents]
     for path in paths:
         if path.exists():
-            raise ConfigError("a file of this name exists", where=str(path), hint="choose another folder")
+            raise ConfigError("the file exists already", where=str(path), hint="choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     for path, content in zip(paths, contents.values(), strict=True):
         if by_torch:

@@ -1,8 +1,7 @@
 """The questions of ``energon-stream prepare``, in Megatron-Energon's order.
 
-Answers may be piped in. A yes-no question takes an empty line as yes; an answer that is neither yes nor
-no is the answer to the question that follows, so lists of answers written for older versions, which
-asked less, still work.
+Answers may be piped in. An empty line means yes. Older versions asked fewer questions, so an answer that is neither
+yes nor no is taken as the answer to the next question; lists of answers written for these versions still work.
 """
 
 from __future__ import annotations
@@ -37,7 +36,9 @@ def parse_ratio(text: str) -> tuple[float, float, float]:
     try:
         train, val, test = (float(share) for share in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no split ratio", hint="For example 8,1,1.") from error
+        raise ConfigError(
+            f"{text!r} is not a split ratio", hint="Use three numbers, such as 8,1,1."
+        ) from error
     return train, val, test
 
 
@@ -46,13 +47,13 @@ class Wizard:
     """Asks on the terminal.
 
     Attributes:
-        pending: An answer given at a yes-no question that belongs to the next question.
+        pending: An answer to the next question, given at a yes-no question.
     """
 
     pending: str | None = None
 
     def ratio(self) -> tuple[float, float, float]:
-        """Ask for the split ratio until it is one."""
+        """Ask for the split ratio until it is valid."""
         while True:
             try:
                 return parse_ratio(self._ask('Split ratio of train, val and test, like "8,1,1"'))
@@ -60,7 +61,7 @@ class Wizard:
                 click.echo(error)
 
     def dataset_yaml(self, parts: Collection[str]) -> dict[str, Any] | None:
-        """Ask for what goes into ``dataset.yaml``; None if the user wants none.
+        """Ask for the content of ``dataset.yaml``; None if the user wants none.
 
         Args:
             parts: Names of the parts in the tars.

@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, SampleError
+from energon_stream.imports import LazyModule
 from energon_stream.samples import METADATA_FIELDS, batch_metadata
 from energon_stream.samples.tensors import is_namedtuple, pad_concat, pad_stack
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
 
 __all__ = [
     "batch_list",

@@ -14,10 +14,11 @@ from energon_stream.index.join_index import JoinIndex
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.prewarming.amount import Amount, node_ranks, samples_of_streams
 from energon_stream.prewarming.fill import Verified, fill, look, read_back
-from energon_stream.prewarming.progress import byte_bar, estimated, shown
+from energon_stream.prewarming.progress import estimated, shown
 from energon_stream.prewarming.report import PrewarmPlan, PrewarmResult
 from energon_stream.prewarming.requests import USUAL_BYTES, Requests
 from energon_stream.prewarming.wanted import WantedBytes
+from energon_stream.progress import Progress
 from energon_stream.recipe import get_train_dataset
 from energon_stream.recipe.options import CacheOption, cache_layer
 from energon_stream.storage import (
@@ -141,8 +142,8 @@ class _Job:
         if self.dry_run:
             filled = look(shown(requests, total, self.progress))
         else:
-            with byte_bar(self.progress) as bar:
-                windows = estimated(requests, total, bar)
+            with Progress(unit="B", enabled=self.progress) as progress:
+                windows = estimated(requests, total, progress)
                 filled = fill(
                     windows,
                     _caches(dataset),
@@ -151,11 +152,11 @@ class _Job:
                     in_flight,
                     limits.byte_budget,
                     requests.room,
-                    bar.update,
+                    progress.advance,
                 )
             if self.verify:
-                with byte_bar(self.progress, requests.bytes) as bar:
-                    verified = read_back(requests.pieces(), bar.update)
+                with Progress(requests.bytes, unit="B", enabled=self.progress) as progress:
+                    verified = read_back(requests.pieces(), progress.advance)
         counted = default_counters().snapshot() - before
         plan = PrewarmPlan(
             requests.samples,

@@ -1,41 +1,32 @@
-"""Progress bars, on standard error."""
+"""Progress of prewarming."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-from tqdm import tqdm
 
 from energon_stream.prewarming.requests import Request, Requests
+from energon_stream.progress import Progress
 
-__all__ = ["byte_bar", "estimated", "shown"]
-
-
-def byte_bar(progress: bool | None, total: int | None = None) -> tqdm[Any]:
-    """A bar of bytes; shown where ``progress`` says so, or, if it is None, where standard error is a terminal."""
-    disable = None if progress is None else not progress
-    return tqdm(total=total, unit="B", unit_scale=True, disable=disable)
+__all__ = ["estimated", "shown"]
 
 
-def estimated(requests: Requests, samples: int, bar: tqdm[Any]) -> Iterator[list[Request]]:
-    """The windows of some requests; tells a bar what they amount to, by the samples that were looked at so far.
+def estimated(requests: Requests, samples: int, progress: Progress) -> Iterator[list[Request]]:
+    """Yield windows of requests, and estimate the bytes of all of them from the samples that were looked at.
 
     Args:
         requests: The requests.
         samples: Samples of all of them.
-        bar: The bar.
+        progress: Progress in bytes.
     """
     for window in requests.windows():
         if requests.samples:
-            bar.total = (requests.bytes - requests.cached_bytes) * samples / requests.samples
+            progress.total = (requests.bytes - requests.cached_bytes) * samples / requests.samples
         yield window
 
 
-def shown(requests: Requests, samples: int, progress: bool | None) -> Iterator[list[Request]]:
-    """The windows of some requests, with a bar of the samples that were looked at."""
-    disable = None if progress is None else not progress
-    with tqdm(total=samples, unit=" samples", unit_scale=True, disable=disable) as bar:
+def shown(requests: Requests, samples: int, enabled: bool | None) -> Iterator[list[Request]]:
+    """Yield windows of requests, and show how many samples were looked at."""
+    with Progress(samples, unit="samples", enabled=enabled) as progress:
         for window in requests.windows():
-            bar.update(requests.samples - bar.n)
+            progress.reach(requests.samples)
             yield window

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.samples.edataclass import edataclass
+from energon_stream.samples.tensors import map_tensors
 
 __all__ = ["CrudeSample", "Sample", "SourceInfo", "fields_of"]
 
@@ -95,8 +96,6 @@ class Sample:
 
     def pin_memory(self: SampleT) -> SampleT:
         """Return a copy with all tensors, also nested ones, in page-locked memory."""
-        from energon_stream.samples.tensors import map_tensors  # imports torch
-
         return map_tensors(lambda tensor: tensor.pin_memory(), self)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from energon_stream.errors import ConfigError
 from energon_stream.samples.base import SourceInfo, fields_of
 from energon_stream.samples.edataclass import edataclass
+from energon_stream.samples.tensors import batch_values, map_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -114,20 +115,14 @@ class Batch:
 
     def pin_memory(self: BatchT) -> BatchT:
         """Return a copy with all tensors, also nested ones, in page-locked memory."""
-        from energon_stream.samples.tensors import map_tensors  # imports torch
-
         return map_tensors(lambda tensor: tensor.pin_memory(), self)
 
     def to_device(self: BatchT, device: torch.device | str | int, non_blocking: bool = True) -> BatchT:
         """Return a copy with all tensors on a device. From page-locked memory the copy is asynchronous."""
-        from energon_stream.samples.tensors import map_tensors  # imports torch
-
         return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), self)
 
 
 def _batch_field(name: str, values: list[Any]) -> Any:
     if name in _METADATA:
         return batch_metadata(name, values)
-    from energon_stream.samples.tensors import batch_values  # imports torch
-
     return batch_values(values)

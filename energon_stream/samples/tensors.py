@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import SampleError
+from energon_stream.imports import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
 
 __all__ = ["batch_values", "is_namedtuple", "map_tensors", "pad_concat", "pad_stack"]
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.imports import LazyModule
 from energon_stream.samples.base import Sample
 from energon_stream.samples.edataclass import edataclass
 
 if TYPE_CHECKING:
     import torch
 else:
-
-    class _Torch:
-        """Stands for torch in annotations, so that metadata can be read without importing it."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(importlib.import_module("torch"), name)
-
-    torch = _Torch()
+    torch = LazyModule("torch")
 
 __all__ = [
     "CaptioningSample",

@@ -8,12 +8,17 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import isgenerator
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
-import torch
 
+from energon_stream.imports import LazyModule
 from energon_stream.worker import active_config
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
 
 __all__ = ["get_failure_tolerance", "get_stateless", "stateless"]
 

@@ -242,7 +242,7 @@ def test_errors_say_which_file(tmp_path):
     assert not (tmp_path / "ran").exists()
     shown = invoke("info", tmp_path / "r0", tmp_path / "later")
     assert shown.exit_code == 0
-    assert "not to be dealt to other ranks: there are states of ranks [0, 2]" in shown.output
+    assert "cannot be dealt to other ranks: there are states of ranks [0, 2]" in shown.output
 
 
 def test_what_cannot_be_dealt_is_named():

@@ -207,4 +207,4 @@ def test_info_on_tars_that_are_not_prepared(tars, s3_server, tmp_bucket, monkeyp
     assert "there are no tars" in result.output
     result = run("prepare", braces, *options)
     assert result.exit_code == 1
-    assert "Name the tars' folder" in result.output
+    assert "Name the folder of the tars" in result.output

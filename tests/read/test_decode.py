@@ -165,3 +165,13 @@ def test_unknown_modes_are_named_with_the_known_ones(options):
 
 def test_decoders_are_values():
     assert SampleDecoder("pil") == pickle.loads(pickle.dumps(SampleDecoder(image_decode="pil")))
+
+
+def test_images_have_webdatasets_extensions():
+    from webdataset import autodecode
+
+    from energon_stream.read.decode.images import IMAGE_EXTENSIONS
+
+    # Pillow knows these by name only and cannot open the files.
+    unreadable = {"bufr", "grib", "h5", "hdf", "mpeg", "mpg"}
+    assert set(autodecode.IMAGE_EXTENSIONS) - unreadable == IMAGE_EXTENSIONS

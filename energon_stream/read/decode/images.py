@@ -5,19 +5,81 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from webdataset.autodecode import IMAGE_EXTENSIONS as _WEBDATASET_EXTENSIONS
+
+from energon_stream.imports import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
 
 __all__ = ["IMAGE_EXTENSIONS", "IMAGE_MODES", "ImageMode", "decode_image"]
 
-IMAGE_EXTENSIONS: frozenset[str] = frozenset(_WEBDATASET_EXTENSIONS) - {
-    # Pillow only knows these names, it cannot open the files; as bytes they are of more use.
-    *("bufr", "grib", "h5", "hdf", "mpeg", "mpg")
-}
-"""Extensions that are decoded as images."""
+IMAGE_EXTENSIONS: frozenset[str] = frozenset(
+    [
+        "apng",
+        "blp",
+        "bmp",
+        "bw",
+        "cur",
+        "dcx",
+        "dds",
+        "dib",
+        "emf",
+        "eps",
+        "fit",
+        "fits",
+        "flc",
+        "fli",
+        "ftc",
+        "ftu",
+        "gbr",
+        "gif",
+        "icb",
+        "icns",
+        "ico",
+        "iim",
+        "im",
+        "j2c",
+        "j2k",
+        "jfif",
+        "jp2",
+        "jpc",
+        "jpe",
+        "jpeg",
+        "jpf",
+        "jpg",
+        "jpx",
+        "msp",
+        "pbm",
+        "pcd",
+        "pcx",
+        "pgm",
+        "png",
+        "pnm",
+        "ppm",
+        "ps",
+        "psd",
+        "pxr",
+        "ras",
+        "rgb",
+        "rgba",
+        "sgi",
+        "tga",
+        "tif",
+        "tiff",
+        "vda",
+        "vst",
+        "webp",
+        "wmf",
+        "xbm",
+        "xpm",
+    ]
+)
+"""Extensions that are decoded as images: WebDataset's, without formats that Pillow knows by name only."""
 
 
 @dataclass(frozen=True, slots=True)

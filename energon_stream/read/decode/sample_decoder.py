@@ -10,16 +10,21 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
-import torch
 
 from energon_stream.errors import ConfigError, DecodeError, EnergonStreamError
+from energon_stream.imports import LazyModule
 from energon_stream.read.decode.images import IMAGE_EXTENSIONS, IMAGE_MODES, decode_image
 from energon_stream.read.trust import TRUST_VARIABLE, is_trusted
 from energon_stream.storage.buffers import as_bytes
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
 
 __all__ = ["FileStoreDecoder", "SampleDecoder"]
 

@@ -1,0 +1,29 @@
+"""Modules that are imported when they are first used, so that commands which need no tensors start fast."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["LazyModule"]
+
+
+class LazyModule:
+    """Stands for a module until one of its attributes is needed.
+
+    Args:
+        name: Full name of the module.
+
+    Example:
+        >>> json = LazyModule("json")
+        >>> json.loads("[1]")
+        [1]
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(importlib.import_module(self._name), attribute)
+        setattr(self, attribute, value)  # the next access does not come here
+        return value

@@ -1,0 +1,157 @@
+"""Commands start fast, end cleanly, and speak of flags; progress does not disturb pipes."""
+
+import re
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_stream.cli.main import _in_flags, main
+from energon_stream.index.prepare import prepare_dataset
+from energon_stream.progress import Progress
+from energon_stream.state import dumps
+from energon_stream.testing.datasets import captioning_dataset, prepared_captioning_dataset
+
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"torch", "s3fs", "aiobotocore", "botocore"}:
+            raise ImportError(f"{name} is imported")
+sys.meta_path.insert(0, Blocked())
+from energon_stream.cli import run
+run()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return prepared_captioning_dataset(tmp_path_factory.mktemp("cli") / "data", shards=4, samples_per_shard=3)
+
+
+def test_commands_need_neither_torch_nor_s3fs(folder, tmp_path):
+    """One interpreter each, because what an earlier command imported would hide what a later one imports."""
+    options = {"batch_size": 1, "shuffle_buffer_size": 4, "max_samples_per_sequence": 4}
+    loader = get_savable_loader(get_train_dataset(folder, worker_config=WorkerConfig(0, 1, 0), **options))
+    next(iter(loader))
+    state = tmp_path / "state.msgpack"
+    state.write_bytes(dumps(loader.save_state_rank()))
+    (tmp_path / "cache").mkdir()
+    mix = tmp_path / "mix.yaml"
+    mix.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {path: "
+        + str(folder)
+        + "}}\n"
+    )
+    commands = [
+        ["info", str(folder)],
+        ["info", str(mix)],
+        ["lint", "--no-decode", str(folder)],
+        ["checkpoint", "info", str(state)],
+        ["cache", "path", "--cache-dir", str(tmp_path / "cache")],
+        *([*name.split(), "--help"] for name in ("prepare", "prewarm", "lint", "cache clear")),
+    ]
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", BLOCKED, *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for command in commands
+    ]
+    for command, child in zip(commands, children, strict=True):
+        output = child.communicate()[0]
+        assert child.returncode == 0, f"{command}: {output}"
+
+
+def test_prepare_needs_no_torch(tmp_path):
+    captioning_dataset(tmp_path, shards=2, samples_per_shard=2)
+    arguments = [
+        "prepare",
+        str(tmp_path),
+        "--non-interactive",
+        "--split-ratio",
+        "1,1,0",
+        "--skip-dataset-yaml",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\r" not in done.stdout + done.stderr
+
+
+def test_errors_name_flags(folder):
+    result = CliRunner().invoke(
+        main, ["prepare", str(folder), "--non-interactive", "--split-ratio", "1,0,0", "--skip-dataset-yaml"]
+    )
+    assert result.exit_code == 1
+    assert "--force-overwrite" in result.output
+    assert "force=" not in result.output
+
+
+def test_plain_words_stay_as_they_are():
+    flags = {"cache": "--cache-dir", "split_config": "--split-config", "parts": "--parts", "force": "--force"}
+    text = "no parts in the cache; pass split_config= or force=True, see cache.parts of split_config"
+    assert _in_flags(text, flags) == (
+        "no parts in the cache; pass --split-config or --force, see cache.parts of --split-config"
+    )
+
+
+@pytest.mark.parametrize(("command", "hint"), [("prewarm", True), ("info", False)])
+def test_an_interrupted_command_says_how_to_go_on(monkeypatch, command, hint):
+    def interrupt(self, ctx):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(click.Command, "invoke", interrupt)
+    result = CliRunner().invoke(main, [command, "folder"])
+    assert result.exit_code == 130
+    assert "Interrupted." in result.output
+    assert ("Run the command again" in result.output) is hint
+
+
+class Terminal:
+    def __init__(self, is_terminal):
+        self.is_terminal, self.text = is_terminal, ""
+
+    def isatty(self):
+        return self.is_terminal
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_progress_begins_with_the_first_unit(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal(True))
+    with Progress(3, unit="tar") as progress:
+        assert not sys.stderr.text
+        progress.reach(3)
+    assert re.search(r"100%.*3/3", sys.stderr.text)
+
+
+@pytest.mark.parametrize(("enabled", "lines"), [(None, 0), (False, 0), (True, 1)])
+def test_progress_elsewhere_is_lines(monkeypatch, enabled, lines):
+    monkeypatch.setattr(sys, "stderr", Terminal(False))
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with Progress(1000, unit="tar", enabled=enabled) as progress:
+        progress.advance(10)
+        now[0] = 61.0
+        progress.advance(10)
+        progress.advance(10)
+    assert sys.stderr.text == "20 of 1,000 tar\n" * lines
+
+
+def test_preparing_again_keeps_the_preparation_on_no(tmp_path):
+    captioning_dataset(tmp_path, shards=2, samples_per_shard=2)
+    prepare_dataset(str(tmp_path), split_ratio=(1, 1, 0))
+    result = CliRunner().invoke(main, ["prepare", str(tmp_path)], input="n\n")
+    assert result.exit_code == 1
+    assert "was kept" in result.output
