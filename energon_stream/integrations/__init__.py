@@ -1,1 +1,1 @@
-"""The library inside frameworks. Nothing here is imported unless it is asked for."""
+"""Adapters for training frameworks. Import the one that you use; the library imports none of them."""

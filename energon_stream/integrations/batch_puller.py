@@ -1,8 +1,7 @@
-"""Where a loader stood after batches that were fetched before they are used.
+"""Batches together with the loader's state after each, for frameworks that fetch ahead.
 
-Frameworks fetch ahead: to know which batch is the last, or to copy one to a device while the other is trained on. What
-they save in between has to be where the loader stood after the last batch that was *used*. So each batch is fetched
-together with that.
+Frameworks fetch ahead to recognize the last batch, or to copy a batch to a device while another one is used. A state
+that they save has to be the one after the last batch that was *used*. So each batch is pulled together with the state.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class PulledBatch(Generic[T]):
     Attributes:
         batch: The batch; None at an end.
         ended: Whether the pass has ended.
-        state: What ``save_state_rank`` returned then; empty for loaders that have none.
+        state: Result of ``save_state_rank`` after the batch; empty for loaders without state.
     """
 
     batch: Any
@@ -40,7 +39,7 @@ class BatchPuller(Generic[T]):
     """Takes batches from a loader one by one, over the ends of passes.
 
     Args:
-        loader: What to take them from.
+        loader: The loader.
     """
 
     def __init__(self, loader: BasicDataLoader[T]) -> None:
@@ -48,7 +47,7 @@ class BatchPuller(Generic[T]):
         self._batches: Iterator[T] | None = None
 
     def pull(self) -> PulledBatch[T]:
-        """The next batch, or the end of the pass; what follows an end is of the next pass."""
+        """Return the next batch or the end of the pass. The call after an end begins the next pass."""
         if self._batches is None:
             self._batches = iter(self.loader)
         try:
@@ -61,14 +60,14 @@ class BatchPuller(Generic[T]):
         return PulledBatch(batch, ended, self.state())
 
     def state(self) -> dict[str, Any]:
-        """Where the loader stands now; empty for loaders that cannot say."""
+        """Return the loader's present state; empty for loaders without state."""
         return self.loader.save_state_rank() if isinstance(self.loader, SavableDataLoader) else {}
 
     def savable(self) -> SavableDataLoader[T]:
-        """The loader, if it is one whose position can be saved.
+        """Return the loader, if its position can be saved.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: The loader has no state.
         """
         if not isinstance(self.loader, SavableDataLoader):
             raise ConfigError(
@@ -77,7 +76,7 @@ class BatchPuller(Generic[T]):
         return self.loader
 
     def stop(self) -> SavableDataLoader[T]:
-        """End the workers, so that the loader, which is returned, can be restored."""
+        """End the workers and return the loader, which can then be restored."""
         loader = self.savable()
         self._batches = None
         loader.close()
@@ -85,16 +84,16 @@ class BatchPuller(Generic[T]):
 
 
 def epoch_length(dataset: SavableDataset[Any]) -> int | None:
-    """Batches of a rank in an epoch, where that is sure.
+    """Return the batches of a rank in an epoch; None if the number is not certain.
 
-    It is for virtual epochs. Endless datasets have no epochs, so those of the framework may have any length: that of one
-    pass over the data. Of other datasets the length is an estimate, as samples may be skipped.
+    Virtual epochs have a certain length. Endless datasets have no epochs, so the framework's epochs may have any length;
+    they get that of one pass over the data. The length of other datasets is an estimate, because samples may be skipped.
 
     Args:
-        dataset: What is loaded.
+        dataset: The loader's dataset.
 
     Returns:
-        The number, the same on all ranks; None where it is not sure.
+        The number, the same on all ranks, or None.
     """
     if dataset.pass_length:
         return dataset.len_rank()
@@ -103,12 +102,12 @@ def epoch_length(dataset: SavableDataset[Any]) -> int | None:
 
 
 def of_all_ranks(state_dict: Mapping[str, Any], config: WorkerConfig) -> dict[str, Any]:
-    """The state dicts of all ranks as one, for checkpoints that only one process writes.
+    """Merge the state dicts of all ranks, for checkpoints that only one process writes.
 
-    All processes of ``torch.distributed`` have to call it, after the same step. Any rank finds its streams in it.
+    All processes of ``torch.distributed`` have to call it, after the same step. Every rank finds its streams in it.
 
     Args:
-        state_dict: What the loader's ``state_dict`` returned on this rank.
+        state_dict: Result of the loader's ``state_dict`` on this rank.
         config: The job's configuration.
 
     Raises:
@@ -120,7 +119,7 @@ def of_all_ranks(state_dict: Mapping[str, Any], config: WorkerConfig) -> dict[st
         return dict(state_dict)
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
-            f"the states of {config.world_size} ranks cannot be brought together without torch.distributed",
+            f"the states of {config.world_size} ranks cannot be merged without torch.distributed",
             hint="call torch.distributed.init_process_group, or save a file for each rank",
         )
     everyone: list[Any] = [None] * dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Batches on the device before they are needed."""
+"""Prefetch of batches to a device."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class _Coming:
     """A batch on its way to the device, or the end of a pass.
 
     Attributes:
-        batch: The batch as it will be there; None at an end.
-        ended: Whether the pass has ended.
-        state: Where the loader stood after it.
-        arrived: Recorded on the copying stream after the copy; None where nothing has to be waited for.
+        batch: The batch on the device; None at an end.
+        ended: True at the end of a pass.
+        state: The loader's state after the batch.
+        arrived: Event on the copying stream after the copy; None if no wait is needed.
     """
 
     batch: Any
@@ -41,10 +41,10 @@ class _Coming:
 
 
 class DevicePrefetcher(Generic[T]):
-    """Iterates a loader and gives out its batches on a device; see :func:`prefetch_to_device`.
+    """Iterates a loader and returns its batches on a device; see :func:`prefetch_to_device`.
 
-    It takes the loader's place: what it saves is where the loader stood after the last batch *given out*, and it can be
-    restored at any time. ``for`` loops end with the pass, as the loader's do.
+    It takes the loader's place. A saved state is the loader's position after the last batch that was *returned*, and
+    a state can be restored at any time. ``for`` loops end with the pass, as the loader's do.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DevicePrefetcher(Generic[T]):
         if self.device.type == "cuda" and non_blocking:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._coming: deque[_Coming] = deque()
-        self._given = self._puller.state()
+        self._consumed = self._puller.state()
 
     @property
     def loader(self) -> BasicDataLoader[T]:
@@ -83,20 +83,20 @@ class DevicePrefetcher(Generic[T]):
         while not (coming := self._take()).ended:
             batch = [self._there(coming)]
             del coming
-            yield batch.pop()  # so that nothing here keeps it alive
+            yield batch.pop()  # keeps no reference, so the batch is freed as soon as the loop drops it
             self._fill(1 + self.depth)
 
     def _fill(self, count: int) -> None:
-        """Have so many batches under way, none of them beyond the end of the pass."""
+        """Prefetch until ``count`` batches are on their way, but none beyond the end of the pass."""
         while len(self._coming) < count and not (self._coming and self._coming[-1].ended):
             pulled = self._puller.pull()
             moved, arrived = (None, None) if pulled.ended else self._send(pulled.batch)
             self._coming.append(_Coming(moved, pulled.ended, pulled.state, arrived))
 
     def _take(self) -> _Coming:
-        """The next one; from now on it counts as given out."""
+        """Take the next batch; from now on it counts as consumed."""
         coming = self._coming.popleft()
-        self._given = coming.state
+        self._consumed = coming.state
         return coming
 
     def _send(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
@@ -107,33 +107,33 @@ class DevicePrefetcher(Generic[T]):
             return moved, self._stream.record_event()
 
     def _there(self, coming: _Coming) -> Any:
-        """The batch, which the caller's stream may use now."""
+        """Return the batch, for use on the caller's stream."""
         if coming.arrived is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(coming.arrived)
-            # The memory is the copying stream's: it must not be used again before the current one is done with it.
+            # The copying stream allocated the memory: it must not reuse it before the current stream is done.
             map_tensors(_recorder(current), coming.batch)
         return coming.batch
 
     def __len__(self) -> int:
-        """As of the loader."""
+        """Return the loader's length."""
         return len(self.loader)
 
     def __bool__(self) -> bool:
         return True
 
     def save_state_rank(self) -> dict[str, Any]:
-        """Where this rank stands, after the last batch given out, in built-in types only.
+        """Return the position of this rank after the last batch returned, in built-in types only.
 
         Raises:
-            ConfigError: The loader is none of ``get_savable_loader``.
+            ConfigError: ``get_savable_loader`` did not make the loader.
         """
         loader = self._puller.savable()
-        # Without anything ahead it is where the loader is, which may have been restored itself.
-        return self._given if self._coming else loader.save_state_rank()
+        # If no batch is ahead, the position is the loader's own, which may have been restored directly.
+        return self._consumed if self._coming else loader.save_state_rank()
 
     def restore_state_rank(self, state: dict[str, Any] | bytes | None) -> None:
-        """Go on where a saved state stands; what was fetched ahead is dropped.
+        """Go on at the position of a saved state; batches that were fetched ahead are dropped.
 
         Raises:
             StateError: The state does not fit this dataset or topology.
@@ -142,20 +142,20 @@ class DevicePrefetcher(Generic[T]):
         self._begin_here()
 
     def save_state_global(self, global_dst_rank: int = 0) -> list[dict[str, Any]] | None:
-        """The states of all ranks, on one of them; see :meth:`SavableDataLoader.save_state_global`."""
+        """Return the states of all ranks on one of them; see :meth:`SavableDataLoader.save_state_global`."""
         return gather_states(self.save_state_rank(), self.worker_config, global_dst_rank)
 
     def restore_state_global(self, states: Sequence[Any] | None, *, src_rank: int | None = None) -> None:
-        """Go on where all ranks stood; see :meth:`SavableDataLoader.restore_state_global`."""
+        """Go on at the position of all ranks; see :meth:`SavableDataLoader.restore_state_global`."""
         self._puller.stop().restore_state_global(states, src_rank=src_rank)
         self._begin_here()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank stands, with one entry (of bytes) for each of its streams."""
+        """Return the position of this rank, with one entry (of bytes) for each of its streams."""
         return split_streams(self.save_state_rank())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where a state dict stands; what was fetched ahead is dropped.
+        """Go on at the position of a state dict; batches that were fetched ahead are dropped.
 
         Raises:
             StateError: The state does not fit this dataset or topology.
@@ -165,18 +165,18 @@ class DevicePrefetcher(Generic[T]):
 
     def _begin_here(self) -> None:
         self._coming.clear()
-        self._given = self._puller.state()
+        self._consumed = self._puller.state()
 
     def close(self) -> None:
-        """End the workers. Iterating again starts new ones after the last batch given out."""
-        if self._coming and self._given:
-            self.restore_state_rank(self._given)
+        """End the workers. Another iteration starts new ones, after the last batch returned."""
+        if self._coming and self._consumed:
+            self.restore_state_rank(self._consumed)
         else:
             self.loader.close()
 
 
 def _moved(batch: Any, device: torch.device, non_blocking: bool) -> Any:
-    if isinstance(batch, Batch):  # whose classes may have their own way
+    if isinstance(batch, Batch):  # a class may override to_device
         return batch.to_device(device, non_blocking)
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), batch)
 
@@ -196,24 +196,34 @@ def prefetch_to_device(
     non_blocking: bool = True,
     depth: int = 1,
 ) -> DevicePrefetcher[T]:
-    """Iterate a loader with batches on a device, of which the next are copied while one is used.
+    """Iterate a loader with batches on a device; the next batches are copied while one is used.
 
-    Tensors are moved within dicts, lists, tuples, named tuples and dataclasses, which are copied; ``Batch`` classes by
-    their ``to_device``. Everything else is left as it is.
+    Tensors within dicts, lists, tuples, named tuples and dataclasses are moved, and these containers are copied.
+    ``Batch`` classes are moved by their ``to_device``. Other values stay as they are.
 
-    On CUDA, copies run on a stream of their own. The stream that is current where the batch is taken waits for the copy;
-    the Python thread does not. Memory is used again when that stream is done with what it had been given by then; a program
-    that uses a batch on yet another stream calls ``record_stream`` itself, as with any tensor. Copies are
-    asynchronous from page-locked memory only, which is what loaders give where CUDA is available, unless made with
-    ``pin_memory=False``; from other memory they are right as well, but the thread waits.
+    On CUDA, copies run on a stream of their own. The stream that is current when the batch is returned waits for the
+    copy; the Python thread does not. The memory is reused after the work that this stream has at that time. A program
+    that uses a batch on another stream calls ``record_stream`` itself, as with any tensor. Copies are asynchronous only
+    from page-locked memory, which loaders return where CUDA is available, unless ``pin_memory=False``. Copies from
+    other memory are correct too, but the thread waits.
 
     Args:
-        loader: A loader; of ``get_savable_loader`` if the position is to be saved.
-        device: Where the batches go. On ``"cpu"`` they stay as they are, with the same saving and restoring.
-        non_blocking: Whether copies may run while Python goes on. False copies on the current stream, and waits.
-        depth: Batches that are ahead of the one given out. Each takes memory on the device.
+        loader: A loader, made by ``get_savable_loader`` if its position is to be saved.
+        device: Device of the batches. On ``"cpu"`` they stay as they are, and states are saved and restored all the same.
+        non_blocking: Let copies run while Python goes on. False copies on the current stream, and waits.
+        depth: Batches ahead of the one in use, 0 or more. Each takes memory on the device.
 
     Raises:
-        ConfigError: A negative depth.
+        ConfigError: ``depth`` is negative.
+
+    Example:
+        >>> from energon_stream import WorkerConfig, get_savable_loader, get_val_dataset
+        >>> from energon_stream.integrations.device import prefetch_to_device
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_val_dataset("captions", worker_config=config, batch_size=4)
+        >>> for batch in prefetch_to_device(get_savable_loader(dataset), "cpu"):  # or "cuda"
+        ...     print(batch.image.device, batch.image.shape)
+        cpu torch.Size([4, 3, 8, 8])
+        cpu torch.Size([4, 3, 8, 8])
     """
     return DevicePrefetcher(loader, device, non_blocking=non_blocking, depth=depth)

@@ -1,4 +1,4 @@
-"""Packages that only some programs need."""
+"""Imports of optional packages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["of_extra"]
 
 @contextmanager
 def of_extra(extra: str) -> Iterator[None]:
-    """Import within this what an extra brings.
+    """Import the packages of an extra within this block.
 
     Args:
         extra: Name of the extra in ``pyproject.toml``.
 
     Raises:
-        MissingPackageError: It is not installed, or cannot be imported.
+        MissingPackageError: A package is not installed, or cannot be imported.
     """
     try:
         yield

@@ -20,19 +20,31 @@ _NOW, _BEGIN = "now", "begin"
 
 
 class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
-    """The batches of a loader, as the source of a graph of nodes.
+    """Returns the batches of a loader, as the first node of a graph of nodes.
 
-    A pass of the loader is an iteration of the node. ``reset(None)``, which ``torchdata.nodes.Loader`` calls for each
-    ``for`` loop, begins the next pass after the end of one. In the middle of a pass it goes back to its beginning: nodes
-    behind this one may have fetched batches that were never used, so that to go on would lose them. (A pass whose end
-    such nodes have fetched already counts as ended, because this node cannot see more.) The state is where
-    the loader stands after the last batch given out; nodes such as ``Prefetcher`` keep it with their batches.
+    A pass of the loader is an iteration of the node. ``torchdata.nodes.Loader`` calls ``reset(None)`` for each ``for``
+    loop. After the end of a pass, that begins the next pass. In the middle of a pass, it goes back to the beginning of
+    the pass: later nodes may have fetched batches that were never used, and going on would lose them. A pass whose end
+    later nodes have fetched counts as ended.
+
+    The state is the loader's position after the last batch that the node returned; nodes such as ``Prefetcher`` keep it
+    with their batches.
 
     Args:
-        loader: The loader. The node restores it at will, so nothing else may iterate it.
+        loader: The loader. The node restores it, so nothing else may iterate it.
 
     Raises:
         MissingPackageError: (On import.) ``torchdata`` is not installed.
+
+    Example:
+        >>> from torchdata.nodes import Loader, Prefetcher
+        >>> from energon_stream import WorkerConfig, get_savable_loader, get_val_dataset
+        >>> from energon_stream.integrations.torchdata import LoaderNode
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_val_dataset("texts", worker_config=config, batch_size=4)
+        >>> loader = Loader(Prefetcher(LoaderNode(get_savable_loader(dataset)), prefetch_factor=2))
+        >>> [len(batch.text) for batch in loader]
+        [4, 4]
     """
 
     def __init__(self, loader: SavableDataLoader[T]) -> None:
@@ -42,13 +54,13 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
         self._batches: Iterator[T] = iter(())
 
     def reset(self, initial_state: Mapping[str, Any] | None = None) -> None:
-        """Go where a state says, or to the beginning of a pass.
+        """Go to the position of a state, or to the beginning of a pass.
 
         Args:
-            initial_state: What ``get_state`` returned on this rank; None for the beginning.
+            initial_state: Result of ``get_state`` on this rank; None for the beginning.
 
         Raises:
-            StateInUseError: None, in the middle of an endless dataset: it has no passes.
+            StateInUseError: ``initial_state`` is None in the middle of an endless dataset, which has no passes.
             StateError: The state does not fit this dataset or topology.
         """
         super().reset(initial_state)
@@ -70,7 +82,7 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
         self._loader.load_state_dict(state)
 
     def next(self) -> T:
-        """The next batch.
+        """Return the next batch.
 
         Raises:
             StopIteration: The pass has ended.
@@ -82,5 +94,5 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
             raise
 
     def get_state(self) -> dict[str, Any]:
-        """Where this rank stands, and where the pass began."""
+        """Return the positions of this rank: the present one, and the beginning of the pass."""
         return {_NOW: self._loader.state_dict(), _BEGIN: self._begin}

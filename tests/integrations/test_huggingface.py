@@ -354,7 +354,7 @@ def test_checkpoints_without_a_position_are_refused(data, train, tmp_path):
     with pytest.raises(StateError, match="no 'dataloader_state_dict'"):
         train(open_train(data), resume=True, max_steps=4)
     file.unlink()
-    with pytest.raises(StateError, match="no state of a loader"):
+    with pytest.raises(StateError, match="no loader's state"):
         train(open_train(data), resume=True, max_steps=4)
 
 

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from energon_stream.integrations.huggingface.accelerated import AcceleratedLoader, worker_config_of
-    from energon_stream.integrations.huggingface.trainer import EnergonTrainer
-    from energon_stream.integrations.huggingface.trainer_hooks import EnergonTrainerHooks
+    from energon_stream.integrations.huggingface.trainer import EnergonTrainer, EnergonTrainerHooks
 
 __all__ = ["AcceleratedLoader", "EnergonTrainer", "EnergonTrainerHooks", "worker_config_of"]
 
-_MODULE_OF = {"EnergonTrainer": "trainer", "EnergonTrainerHooks": "trainer_hooks"}
 
-
-def __getattr__(name: str) -> Any:  # accelerate is used without transformers
+def __getattr__(name: str) -> Any:  # so that accelerate can be used without transformers
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF.get(name, 'accelerated')}"), name)
+    module = "trainer" if "Trainer" in name else "accelerated"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -1,4 +1,4 @@
-"""Loaders that ``accelerate`` leaves as they are."""
+"""Loaders for ``accelerate``, whose ``Accelerator.prepare`` returns them unchanged."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["AcceleratedLoader", "worker_config_of"]
 T = TypeVar("T")
 
 _COPIES = ("tp", "cp", "sp")
-"""Dimensions of a device mesh along which processes are given the same batches."""
+"""Dimensions of a device mesh along which processes get the same batches."""
 
 
 def _data_rank(accelerator: Any) -> tuple[int, int]:
-    """Rank and number of ranks among which ``accelerate`` would deal batches."""
+    """Return the rank and the number of ranks among which ``accelerate`` would deal batches."""
     mesh = accelerator.torch_device_mesh
     names = () if mesh is None else mesh.mesh_dim_names or ()
     copies = prod(mesh[name].size() for name in _COPIES if name in names)
@@ -37,7 +37,7 @@ def _data_rank(accelerator: Any) -> tuple[int, int]:
 def worker_config_of(
     accelerator: Any, num_workers: int = 4, *, num_streams: int = 0, seed_offset: int = 0
 ) -> WorkerConfig:
-    """The configuration of this process for an ``Accelerator``.
+    """Make the configuration of this process for an ``Accelerator``.
 
     Args:
         accelerator: The ``Accelerator``. Processes that share data, along the mesh's dimensions of tensor, context and
@@ -45,6 +45,12 @@ def worker_config_of(
         num_workers: Worker processes of each rank.
         num_streams: See :class:`WorkerConfig`.
         seed_offset: See :class:`WorkerConfig`.
+
+    Example:
+        >>> from accelerate import Accelerator
+        >>> from energon_stream.integrations.huggingface import worker_config_of
+        >>> worker_config_of(Accelerator(cpu=True), num_workers=2).num_streams
+        2
     """
     rank, world_size = _data_rank(accelerator)
     return WorkerConfig(rank, world_size, num_workers, seed_offset=seed_offset, num_streams=num_streams)
@@ -53,21 +59,32 @@ def worker_config_of(
 class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ignore[misc]
     """Iterates a loader for a loop with an ``Accelerator``.
 
-    ``accelerator.prepare`` returns it as it is: each rank reads its own data, so there is nothing to split or dispatch. It does
-    itself what prepared loaders do: batches are on the accelerator's device, and ``accelerator.accumulate`` sees
-    which one is the last of a pass, for which one batch is fetched ahead.
+    ``accelerator.prepare`` returns it unchanged, because each rank reads its own data. It does the work of prepared
+    loaders itself: batches are on the accelerator's device, and ``accelerator.accumulate`` sees which batch is the last
+    of a pass, for which one batch is fetched ahead.
 
-    After ``accelerator.register_for_checkpointing(loader)``, ``save_state`` saves where all ranks stand, after the last
-    batch *given out*, and ``load_state`` goes on from there, at any time.
+    After ``accelerator.register_for_checkpointing(loader)``, ``save_state`` saves the position of all ranks after the
+    last batch that was *returned*, and ``load_state`` goes on from there, at any time.
 
     Args:
-        loader: The loader, of ``get_savable_loader`` if it is to be saved.
+        loader: The loader, made by ``get_savable_loader`` if its position is to be saved.
         accelerator: The ``Accelerator``.
         depth: Batches that are fetched ahead, at least 1.
 
     Raises:
         MissingPackageError: (On import.) ``accelerate`` is not installed.
         ConfigError: The loader's rank or number of ranks is not the accelerator's, or ``depth`` is less than 1.
+
+    Example:
+        >>> from accelerate import Accelerator
+        >>> from energon_stream import get_savable_loader, get_val_dataset
+        >>> from energon_stream.integrations.huggingface import AcceleratedLoader, worker_config_of
+        >>> accelerator = Accelerator(cpu=True)
+        >>> config = worker_config_of(accelerator, num_workers=0)
+        >>> dataset = get_val_dataset("texts", worker_config=config, batch_size=4)
+        >>> loader = accelerator.prepare(AcceleratedLoader(get_savable_loader(dataset), accelerator))
+        >>> [(len(batch.text), loader.end_of_dataloader) for batch in loader]
+        [(4, False), (4, True)]
     """
 
     def __init__(self, loader: BasicDataLoader[T], accelerator: Any, *, depth: int = 1) -> None:
@@ -75,13 +92,14 @@ class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ign
         config = loader.worker_config
         if (config.rank, config.world_size) != (rank, world_size):
             raise ConfigError(
-                f"the loader is that of rank {config.rank} of {config.world_size}, this process is {rank} of {world_size}",
+                f"the loader is of rank {config.rank} of {config.world_size}, this process is {rank} of {world_size}",
                 hint="make the Accelerator (or the TrainingArguments) first, and open the dataset with "
                 "worker_config_of(accelerator)",
             )
         if depth < 1:
             raise ConfigError(
-                f"depth is {depth}", hint="use 1 or more: the last batch is known by what follows it"
+                f"depth is {depth}",
+                hint="use 1 or more: the last batch is recognized by the end that follows it",
             )
         device = accelerator.device if accelerator.device_placement else torch.device("cpu")
         super().__init__(loader, device, depth=depth)
@@ -104,8 +122,8 @@ class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ign
             self.end_of_dataloader = self._coming[0].ended
             batch = [self._there(coming)]
             del coming
-            yield batch.pop()  # so that nothing here keeps it alive
+            yield batch.pop()  # keeps no reference, so the batch is freed as soon as the loop drops it
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all ranks stand, after the last batch given out; all of them have to call it."""
+        """Return the position of all ranks after the last batch returned; all ranks have to call it."""
         return of_all_ranks(super().state_dict(), self.worker_config)

@@ -1,14 +1,147 @@
-"""The hooks on ``transformers.Trainer``."""
+"""Hooks with which a ``transformers.Trainer``, or any class derived from it, trains on this library's datasets."""
 
 from __future__ import annotations
 
-from energon_stream.integrations.huggingface.trainer_hooks import EnergonTrainerHooks
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from energon_stream.errors import ConfigError, StateError
+from energon_stream.integrations.huggingface.accelerated import AcceleratedLoader
 from energon_stream.integrations.optional import of_extra
+from energon_stream.loader import get_savable_loader
+from energon_stream.pipeline import SavableDataset
 
 with of_extra("transformers"):
-    from transformers import Trainer
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-__all__ = ["EnergonTrainer"]
+__all__ = ["EnergonTrainer", "EnergonTrainerHooks"]
+
+T = TypeVar("T")
+
+_FILE = "energon_stream.pt"
+_KEY = "dataloader_state_dict"
+
+_OTHERS = {
+    "dataloader_num_workers": (0, "num_workers of the dataset's worker_config"),
+    "dataloader_drop_last": (False, "batch_drop_last of get_train_dataset"),
+    "auto_find_batch_size": (False, "batch_size of get_train_dataset"),
+}
+"""Arguments for a torch ``DataLoader``, which do not apply here: their default, and the option to use instead."""
+
+
+class _TrainerLoader(AcceleratedLoader[T]):
+    """Goes on over the ends of passes: the trainer counts batches, and leaves a pass before it sees the end."""
+
+    def _pass(self) -> Iterator[T]:
+        self._fill(1 + self.depth)
+        if self._coming[0].ended:
+            self._take()
+        return super()._pass()
+
+    def __len__(self) -> int:
+        """Return the batches of a virtual epoch.
+
+        Raises:
+            TypeError: The dataset has no virtual epochs. Other lengths are endless, or an estimate.
+        """
+        if not self.loader.dataset.pass_length:
+            raise TypeError("the dataset has no virtual epochs; give max_steps")
+        return len(self.loader)
+
+
+class EnergonTrainerHooks:
+    """Trains and evaluates on datasets of this library, and keeps the position in the trainer's checkpoints.
+
+    Mix it into ``transformers.Trainer`` or a class derived from it; :class:`EnergonTrainer` does the former. Pass the
+    results of ``get_train_dataset`` and ``get_val_dataset`` as ``train_dataset`` and ``eval_dataset``; the trainer handles
+    other datasets as always. The task encoder makes the batches, which are dicts with the model's arguments.
+    ``data_collator`` and the batch sizes of ``TrainingArguments`` do not apply.
+
+    A checkpoint has the file ``energon_stream.pt`` with the position of all ranks after the last batch trained on.
+    ``train(resume_from_checkpoint=...)`` goes on with the next batch, and reads none to skip it (``ignore_data_skip`` is
+    set). Epochs are the dataset's virtual epochs; without them, pass ``max_steps``.
+    """
+
+    args: Any
+    accelerator: Any
+    train_dataset: Any
+    eval_dataset: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._train_loader: _TrainerLoader[Any] | None = None
+        self._eval_loaders: dict[int, AcceleratedLoader[Any]] = {}
+        self._resume_from: Path | None = None
+        super().__init__(*args, **kwargs)
+        self.add_callback(_Saver(self))  # type: ignore[attr-defined]
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, from a checkpoint if one is given; see ``Trainer.train``.
+
+        Raises:
+            ConfigError: ``TrainingArguments`` sets an option that the dataset has to set.
+            StateError: The checkpoint has no loader's state, or the state does not fit the dataset.
+        """
+        if isinstance(self.train_dataset, SavableDataset):
+            _check(self.args, self.train_dataset)
+            self.args.ignore_data_skip = True
+            found = resume_from_checkpoint
+            if found is True:
+                found = get_last_checkpoint(self.args.output_dir)
+            self._resume_from = Path(found) if found else None
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._resume_from = None
+
+    def get_train_dataloader(self) -> Any:
+        """Return the training loader, at the position of the checkpoint if a run resumes."""
+        if not isinstance(self.train_dataset, SavableDataset):
+            return super().get_train_dataloader()  # type: ignore[misc]
+        if self._train_loader is None:
+            self._train_loader = _TrainerLoader(self._loader(self.train_dataset), self.accelerator)
+        if self._resume_from is not None:
+            self._train_loader.load_state_dict(_read(self._resume_from / _FILE))
+        return self._train_loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return a loader of the evaluation dataset, or of the given one, or of the one with the given name."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
+        if not isinstance(dataset, SavableDataset):
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        loader = self._eval_loaders.get(id(dataset))
+        if loader is None:
+            loader = self._eval_loaders[id(dataset)] = AcceleratedLoader(
+                self._loader(dataset), self.accelerator
+            )
+        return loader
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return a loader of the dataset to predict for."""
+        if not isinstance(test_dataset, SavableDataset):
+            return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+        return self.get_eval_dataloader(test_dataset)
+
+    def _loader(self, dataset: SavableDataset[Any]) -> Any:
+        return get_savable_loader(dataset, pin_memory=None if self.args.dataloader_pin_memory else False)
+
+    def _save_position(self, folder: Path) -> None:
+        """Write the state of all ranks; all ranks have to call it."""
+        if self._train_loader is None:
+            return
+        state = self._train_loader.state_dict()
+        if self.args.should_save:
+            torch.save({_KEY: state}, folder / _FILE)
+
+    def _close_loaders(self) -> None:
+        for loader in (self._train_loader, *self._eval_loaders.values()):
+            if loader is not None:
+                loader.close()
 
 
 class EnergonTrainer(EnergonTrainerHooks, Trainer):  # type: ignore[misc]
@@ -16,4 +149,60 @@ class EnergonTrainer(EnergonTrainerHooks, Trainer):  # type: ignore[misc]
 
     Raises:
         MissingPackageError: (On import.) ``transformers`` is not installed.
+
+    Example:
+        >>> import torch
+        >>> from transformers import TrainingArguments
+        >>> from energon_stream import WorkerConfig, get_val_dataset
+        >>> from energon_stream.integrations.huggingface import EnergonTrainer
+        >>> arguments = TrainingArguments("checkpoints", max_steps=2, report_to=[], use_cpu=True)
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_val_dataset("texts", worker_config=config, batch_size=4)
+        >>> trainer = EnergonTrainer(torch.nn.Linear(1, 1), arguments, train_dataset=dataset)
+        >>> next(iter(trainer.get_train_dataloader())).text
+        ['text ...', 'text ...', 'text ...', 'text ...']
     """
+
+
+class _Saver(TrainerCallback):  # type: ignore[misc]
+    """Saves the position with each checkpoint, and ends the workers after training."""
+
+    def __init__(self, trainer: EnergonTrainerHooks) -> None:
+        self._trainer = trainer
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._save_position(Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._close_loaders()
+
+
+def _check(args: Any, dataset: SavableDataset[Any]) -> None:
+    """Refuse options that would have no effect."""
+    for name, (default, instead) in _OTHERS.items():
+        if getattr(args, name, default) != default:
+            raise ConfigError(
+                f"{name}={getattr(args, name)} has no effect on this dataset", hint=f"use {instead}"
+            )
+    length = dataset.len_rank() if dataset.pass_length else 0
+    if length % args.gradient_accumulation_steps:
+        # The trainer counts an epoch's batches anew where it resumes, and would not see that a step is the last one.
+        raise ConfigError(
+            f"an epoch of {length} batches has no whole number of steps of {args.gradient_accumulation_steps} batches",
+            hint="choose virtual_epoch_length as a multiple of gradient_accumulation_steps",
+        )
+
+
+def _read(path: Path) -> Any:
+    if not path.exists():
+        raise StateError(
+            "the checkpoint has no loader's state",
+            where=str(path),
+            hint="use a checkpoint of a program that trained on this library's datasets",
+        )
+    content = torch.load(path, weights_only=True)
+    if not isinstance(content, dict) or _KEY not in content:
+        raise StateError(
+            f"the file has no {_KEY!r}", where=str(path), hint="use a checkpoint that EnergonTrainer saved"
+        )
+    return content[_KEY]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from energon_stream.integrations.lightning.data_hooks import EnergonDataHooks
-from energon_stream.integrations.lightning.data_module import EnergonDataModule
+from energon_stream.integrations.lightning.data_module import EnergonDataHooks, EnergonDataModule
 
 __all__ = ["EnergonDataHooks", "EnergonDataModule"]

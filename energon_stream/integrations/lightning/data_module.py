@@ -1,18 +1,26 @@
-"""The hooks on the data module of the Lightning that the program uses."""
+"""The data module for PyTorch Lightning, for ``lightning`` and for ``pytorch_lightning``."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from energon_stream.integrations.lightning.data_hooks import EnergonDataHooks
+from energon_stream.errors import ConfigError
+from energon_stream.integrations.lightning.loaders import EvaluationLoader, TrainLoader
 from energon_stream.integrations.optional import of_extra
+from energon_stream.loader import SavableDataLoader, get_savable_loader
+from energon_stream.pipeline import SavableDataset
+from energon_stream.recipe import get_train_dataset, get_val_dataset
+from energon_stream.worker import WorkerConfig
 
-__all__ = ["EnergonDataModule"]
+__all__ = ["EnergonDataHooks", "EnergonDataModule"]
 
 _COPIES = ("lightning.pytorch", "pytorch_lightning")
-"""Two packages of the same code, whose trainers know their own data modules only."""
+"""Two packages of the same code. The trainer of each takes only data modules of its own."""
 
 if TYPE_CHECKING:
     _Base = object
@@ -24,13 +32,184 @@ else:
         except ModuleNotFoundError:
             _Base = importlib.import_module(_second).LightningDataModule
 
+Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Callable[[WorkerConfig], SavableDataset[Any]]
+"""Path or URL, content of a metadataset, or a function that opens a dataset with the configuration it gets."""
+
+
+class EnergonDataHooks:
+    """Loaders for training and evaluation, with their position in Lightning's checkpoints.
+
+    Mix it into a ``LightningDataModule``; :class:`EnergonDataModule` does that for most programs. Rank and number of
+    ranks are the trainer's data-parallel ones, and each rank reads its own data. Loaders are made when the trainer asks
+    for them.
+
+    A checkpoint contains the position of all ranks after the last batch that was *trained on*. A resumed run goes on
+    with the next batch, in the middle of an epoch too. Validation and tests begin at the start each time. A data module
+    that is used again, by the same or another trainer, continues the training.
+
+    Args:
+        train: Dataset for training.
+        val: Dataset for validation, or a list or tuple of several.
+        test: Dataset for tests, or a list or tuple of several.
+        num_workers: Worker processes of each rank for each loader.
+        num_streams: Number of streams of the whole job in training, see :class:`WorkerConfig`. With it, a run can resume
+            on another number of ranks or workers.
+        seed_offset: The seed of everything random.
+        train_options: Further arguments of ``get_train_dataset``, for paths.
+        val_options: Further arguments of ``get_val_dataset``, for paths. Tests use the split part ``"test"``, unless
+            this has another.
+        loader_options: Further arguments of ``get_savable_loader``.
+    """
+
+    trainer: Any
+    """The trainer, which Lightning sets."""
+
+    def __init__(
+        self,
+        train: Source | None = None,
+        val: Source | Sequence[Source] | None = None,
+        test: Source | Sequence[Source] | None = None,
+        *,
+        num_workers: int = 4,
+        num_streams: int = 0,
+        seed_offset: int = 0,
+        train_options: Mapping[str, Any] | None = None,
+        val_options: Mapping[str, Any] | None = None,
+        loader_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._sources = {"train": train, "val": val, "test": test}
+        self._num_workers = num_workers
+        self._num_streams = num_streams
+        self._seed_offset = seed_offset
+        self._train_options = dict(train_options or {})
+        self._val_options = dict(val_options or {})
+        self._loader_options = dict(loader_options or {})
+        self._train: TrainLoader[Any] | None = None
+        self._saved: dict[str, Any] | None = None
+        self._evaluation: dict[str, list[EvaluationLoader[Any]]] = {}
+        self._owner: Any = None
+        for split, source in self._sources.items():
+            name = f"{split}_dataloader"
+            if source is None and getattr(type(self), name) is getattr(EnergonDataHooks, name):
+                # Lightning concludes from an overridden hook that there is such data.
+                setattr(self, name, getattr(super(), name))
+
+    def worker_config(self, num_streams: int = 0) -> WorkerConfig:
+        """Make the configuration for the trainer's ranks; processes of one tensor parallel group have the same."""
+        ranks = getattr(self.trainer, "distributed_sampler_kwargs", None) or {"rank": 0, "num_replicas": 1}
+        return WorkerConfig(
+            rank=ranks["rank"],
+            world_size=ranks["num_replicas"],
+            num_workers=self._num_workers,
+            num_streams=num_streams,
+            seed_offset=self._seed_offset,
+        )
+
+    def _loader(
+        self, open_path: Callable[..., Any], source: Any, options: Any, num_streams: int = 0
+    ) -> SavableDataLoader[Any]:
+        config = self.worker_config(num_streams)
+        if callable(source):
+            dataset = source(config)
+            if dataset.worker_config != config:
+                raise ConfigError(
+                    "the function opened its dataset with a worker_config other than its argument",
+                    hint="pass the argument on: lambda config: get_train_dataset(..., worker_config=config)",
+                )
+        else:
+            dataset = open_path(source, worker_config=config, **options)
+        return get_savable_loader(dataset, **self._loader_options)
+
+    def train_dataloader(self) -> Any:
+        """Return the training loader, made for this trainer at the first call.
+
+        Raises:
+            StateError: The checkpoint's state does not fit the dataset or the number of ranks.
+        """
+        if self._train is not None and self._owner is self.trainer:
+            return self._train
+        loader = self._loader(
+            get_train_dataset, self._sources["train"], self._train_options, self._num_streams
+        )
+        if getattr(self.trainer, "overfit_batches", 0):
+            return EvaluationLoader(loader)  # each epoch has the same batches, so there is no position
+        if self._train is not None:
+            self._saved = self._train.state_dict()
+            self._train.close()
+        self._train, self._owner = TrainLoader(loader, self._count_of_trained()), self.trainer
+        if self._saved is not None:
+            self._train.load_state_dict(self._saved)
+            self._saved = None
+        return self._train
+
+    def _count_of_trained(self) -> Callable[[], int] | None:
+        """Return a function that reads Lightning's count of the batches it has trained on; None if it has none."""
+        trainer = self.trainer
+        if trainer is None:
+            return None
+        if "dataloader_iter" in inspect.signature(trainer.lightning_module.training_step).parameters:
+            return None  # the training step itself fetches its batches
+        return lambda: int(trainer.fit_loop.epoch_loop.batch_progress.total.processed)
+
+    def val_dataloader(self) -> Any:
+        """Return the validation loader, or a list of several."""
+        return self._evaluation_loaders("val", self._val_options)
+
+    def test_dataloader(self) -> Any:
+        """Return the test loader, or a list of several."""
+        return self._evaluation_loaders("test", {"split_part": "test", **self._val_options})
+
+    def _evaluation_loaders(self, split: str, options: Mapping[str, Any]) -> Any:
+        given = self._sources[split]
+        sources = given if isinstance(given, (list, tuple)) else [given]
+        loaders = [EvaluationLoader(self._loader(get_val_dataset, source, options)) for source in sources]
+        self._close_evaluation(split)
+        self._evaluation[split] = loaders
+        return loaders if isinstance(given, (list, tuple)) else loaders[0]
+
+    def _close_evaluation(self, split: str) -> None:
+        for loader in self._evaluation.pop(split, []):
+            loader.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the training on all ranks, for the checkpoint; all ranks have to call it."""
+        saved = self._saved if self._train is None else self._train.state_dict()
+        return {} if saved is None else {"train": saved}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Keep the checkpoint's position; the training begins there."""
+        self._saved = state_dict.get("train")
+        if self._train is not None:
+            self._train.close()
+            self._train = None
+
+    def teardown(self, stage: str) -> None:
+        """End the workers."""
+        if self._train is not None:
+            self._train.close()
+        for split in list(self._evaluation):
+            self._close_evaluation(split)
+
 
 class EnergonDataModule(EnergonDataHooks, _Base):
-    """A ``LightningDataModule``; arguments are those of :class:`EnergonDataHooks`.
+    """A ``LightningDataModule``; its arguments are those of :class:`EnergonDataHooks`.
 
-    It is one of ``lightning.pytorch``, or of ``pytorch_lightning`` where the program has imported only that, or only that
-    is installed.
+    Its base is of ``lightning.pytorch``. It is of ``pytorch_lightning`` if the program has imported, or the environment
+    has, only that.
 
     Raises:
-        MissingPackageError: (On import.) Neither is installed.
+        MissingPackageError: (On import.) Neither package is installed.
+
+    Example:
+        >>> from energon_stream.integrations.lightning import EnergonDataModule
+        >>> data = EnergonDataModule(
+        ...     train="captions",
+        ...     val="captions",
+        ...     num_workers=0,
+        ...     train_options={"batch_size": 4, "shuffle_buffer_size": 16, "max_samples_per_sequence": None},
+        ...     val_options={"batch_size": 4},
+        ... )
+        >>> next(iter(data.val_dataloader())).image.shape  # pass it to lightning.Trainer.fit(model, datamodule=data)
+        torch.Size([4, 3, 8, 8])
     """

@@ -1,4 +1,4 @@
-"""What Lightning's loops iterate."""
+"""Loaders that Lightning's loops iterate."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ T = TypeVar("T")
 class TrainLoader(Generic[T]):
     """Iterates a loader for a training loop that fetches more than it has trained on.
 
-    Where a loader has no length, Lightning fetches one batch ahead. So the states after the batches that were pulled
-    are kept until these have been trained on, which is what the loop's own count says.
+    Lightning fetches one batch ahead of a loader that has no length. So this loader keeps the state after each pulled
+    batch until the loop's own count says that the batch was trained on.
 
-    Each iteration goes on after the last batch trained on: Lightning drops what it had fetched ahead when it
-    begins one. An iteration that would begin at the end of a pass begins with the next one, because loops that count
-    batches leave an epoch before its end.
+    Each iteration goes on after the last batch trained on, because Lightning drops the batches that it fetched ahead
+    when it begins an iteration. An iteration that would begin at the end of a pass begins with the next pass, because
+    loops that count batches leave an epoch before its end.
 
     Args:
-        loader: What to iterate.
-        trained: Number of batches that have been trained on, counted from anywhere. None where a batch counts as soon as
-            it is pulled.
+        loader: The loader to iterate.
+        trained: Returns the number of batches that were trained on, counted from anywhere. None counts a batch as soon
+            as it is pulled.
     """
 
     def __init__(self, loader: SavableDataLoader[T], trained: Callable[[], int] | None) -> None:
@@ -44,16 +44,16 @@ class TrainLoader(Generic[T]):
         return self._puller.loader.worker_config
 
     def _begin_here(self) -> None:
-        """Count from where the loader stands."""
+        """Count from the loader's present position."""
         self._states: deque[dict[str, Any]] = deque([self._puller.state()])
-        self._first = 0 if self._trained is None else self._trained()  # batches trained on at the first state
+        self._first = 0 if self._trained is None else self._trained()  # the count at the first state
 
     def _position(self) -> dict[str, Any]:
-        """The state after the last batch trained on; those before it are dropped."""
+        """Return the state after the last batch trained on, and drop the states before it."""
         ahead = len(self._states) - 1
         trained = ahead if self._trained is None else self._trained() - self._first
         if ahead == 0:
-            trained = 0  # nothing was fetched here, so the count is of other batches
+            trained = 0  # no batch was fetched here, so the count is of other batches
         if not 0 <= trained <= ahead:
             raise StateInUseError(
                 f"the trainer counts {trained} batches more, but {ahead} were fetched",
@@ -76,7 +76,7 @@ class TrainLoader(Generic[T]):
         while not pulled.ended:
             batch = [pulled.batch]
             del pulled
-            yield batch.pop()  # so that nothing here keeps it alive
+            yield batch.pop()  # keeps no reference, so the batch is freed as soon as the loop drops it
             pulled = self._pull()
 
     def _pull(self) -> PulledBatch[T]:
@@ -87,10 +87,10 @@ class TrainLoader(Generic[T]):
         return pulled
 
     def __len__(self) -> int:
-        """Batches of an epoch.
+        """Return the batches of an epoch.
 
         Raises:
-            TypeError: It is not known for sure.
+            TypeError: Their number is not certain.
         """
         length = epoch_length(self._puller.loader.dataset)
         if length is None:
@@ -101,14 +101,14 @@ class TrainLoader(Generic[T]):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all ranks stand, after the last batch trained on; all of them have to call it."""
+        """Return the position of all ranks after the last batch trained on; all ranks have to call it."""
         return of_all_ranks(split_streams(self._position()), self.worker_config)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where a state dict stands.
+        """Go on at the position of a state dict.
 
         Raises:
-            StateError: It does not fit this dataset or topology.
+            StateError: The state does not fit this dataset or topology.
         """
         self._puller.stop().load_state_dict(state_dict)
         self._begin_here()
@@ -119,10 +119,10 @@ class TrainLoader(Generic[T]):
 
 
 class EvaluationLoader(Generic[T]):
-    """Iterates a loader from the beginning each time, also where the time before was cut short.
+    """Iterates a loader from the beginning each time, even if the last iteration ended early.
 
     Args:
-        loader: What to iterate.
+        loader: The loader to iterate.
     """
 
     def __init__(self, loader: SavableDataLoader[T]) -> None:
