@@ -341,7 +341,7 @@ def test_arguments_that_the_dataset_has_to_have_instead_are_refused(data, train,
 
 def test_epochs_of_no_whole_number_of_steps_are_refused(data, train):
     """They could not be resumed exactly: the trainer begins its count of the epoch's batches anew."""
-    with pytest.raises(ConfigError, match="5 batches of an epoch"):
+    with pytest.raises(ConfigError, match="an epoch of 5 batches"):
         train(open_train(data), max_steps=1, gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match="max_steps"):
         train(open_train(data, virtual_epoch_length=0), num_train_epochs=1)
