@@ -1,13 +1,17 @@
 """Stream Energon/WebDataset training data straight from object storage, with exact resume.
 
-``__init__.pyi`` lists the names. Each is imported when it is first used, so that commands and servers that need no
-PyTorch start fast.
+``__init__.pyi`` lists the names. Each is imported when it is first used, so that commands and servers that
+need no PyTorch start fast.
 
 Example:
     >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
     >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     >>> dataset = get_train_dataset(
-    ...     "captions", batch_size=4, shuffle_buffer_size=100, max_samples_per_sequence=100, worker_config=config
+    ...     "captions",
+    ...     batch_size=4,
+    ...     shuffle_buffer_size=100,
+    ...     max_samples_per_sequence=100,
+    ...     worker_config=config,
     ... )
     >>> for batch in get_savable_loader(dataset):
     ...     print(batch.image.shape, batch.caption)
@@ -24,5 +28,6 @@ __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 if os.environ.get("ENERGON_STREAM_ALIAS", "0") not in ("", "0"):
-    # The user asks for megatron.energon as a name of this library. Imported by name: compat builds on all the rest.
+    # The user asks for megatron.energon as a name of this library. Imported by name: compat builds on all the
+    # rest.
     importlib.import_module("energon_stream.compat.alias").install_from_environment()

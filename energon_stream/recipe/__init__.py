@@ -1,6 +1,7 @@
 """Paths and YAML files to datasets.
 
-``__init__.pyi`` lists the names. Each is imported when it is first used: reading a metadataset needs no PyTorch.
+``__init__.pyi`` lists the names. Each is imported when it is first used: reading a metadataset needs no
+PyTorch.
 """
 
 import lazy_loader

@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 _FOREIGN_CLASSES = "energon_stream.compat.foreign"
-# Dataset classes of other packages derive from classes that build on this package. Their reader is therefore imported
-# by name, and only for a file that names such a class.
+# Dataset classes of other packages derive from classes that build on this package. Their reader is therefore
+# imported by name, and only for a file that names such a class.
 
 _SAMPLE_KEYS = ("sample_type", "field_map", "sample_loader", "part_filter", "parts")
 _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -103,8 +103,8 @@ def make_sample_factory(
     Args:
         index: The dataset.
         decoder: Decodes parts, unless ``dataset.yaml`` names a decoder; None leaves them as bytes.
-        trust: True allows ``dataset.yaml`` to name code that is imported and run, False refuses it, None asks the
-            environment variable ``ENERGON_STREAM_TRUST_DATASET_CODE``.
+        trust: True allows ``dataset.yaml`` to name code that is imported and run, False refuses it, None asks
+            the environment variable ``ENERGON_STREAM_TRUST_DATASET_CODE``.
         dataset_config: Name of the file, for messages.
         declared: The user's declaration; only for datasets without such a file.
 
@@ -160,7 +160,8 @@ def read_dataset_config(
         where: Its URL, for messages.
         decoder: Decodes parts, unless the file names a decoder; None leaves them as bytes.
         read_text: Reads a file beside it, by name.
-        trust: True allows it to name code that is imported and run, False refuses it, None asks the environment.
+        trust: True allows it to name code that is imported and run, False refuses it, None asks the
+            environment.
 
     Raises:
         MetadataError: A key, class or type is wrong, or a required field has no part.

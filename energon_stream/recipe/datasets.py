@@ -58,19 +58,20 @@ def get_train_dataset(  # noqa: D417 # DatasetOptions describes the other argume
         batch_size: Samples of a batch; None yields single samples.
         shuffle_buffer_size: Samples among which each is shuffled; None or 1 for none. A large buffer costs no
             memory, because it holds references and no samples.
-        max_samples_per_sequence: Samples that are read in sequence before another place is read. Smaller is more
-            random, and costs more requests. None reads the shards whole.
+        max_samples_per_sequence: Samples that are read in sequence before another place is read. Smaller is
+            more random, and costs more requests. None reads the shards whole.
         batch_drop_last: Whether a last batch that is not full is dropped.
         packing_buffer_size: Samples to select packs from; None for no packing.
-        virtual_epoch_length: Batches of one epoch of one rank; 0 for none. Its product with the number of ranks must
-            stay the same when a run is resumed.
+        virtual_epoch_length: Batches of one epoch of one rank; 0 for none. Its product with the number of
+            ranks must stay the same when a run is resumed.
         shuffle_over_epochs_multiplier: k permutes the slices of k passes together; -1 draws slices with
-            replacement; None keeps the order of the dataset. In a metadataset it multiplies the datasets' own.
+            replacement; None keeps the order of the dataset. In a metadataset it multiplies the datasets'
+            own.
         parallel_shard_iters: Slices that are read side by side; None for 16, or 1 where order is kept.
         repeat: Whether passes follow each other without end. A blend by weights has no passes.
-        ends: The end of a pass, if passes end and ranks have unequal numbers of batches. ``"uneven"``: each rank
-            yields its own. ``"drop"``, ``"pad"``: all ranks yield the same number, see :class:`EvenDataset`. Virtual
-            epochs have the same length on all ranks anyway.
+        ends: The end of a pass, if passes end and ranks have unequal numbers of batches. ``"uneven"``: each
+            rank yields its own. ``"drop"``, ``"pad"``: all ranks yield the same number, see
+            :class:`EvenDataset`. Virtual epochs have the same length on all ranks anyway.
         **decoding: Arguments that programs for older versions pass; see ``DatasetOptions.decoding``.
 
     Returns:
@@ -169,8 +170,8 @@ def get_val_dataset(  # noqa: D417 # DatasetOptions describes the other argument
         batch_size: Samples of a batch; None yields single samples.
         batch_drop_last: Whether a last batch that is not full is dropped.
         limit: Batches of a pass of one rank; None for all.
-        ends: The end of a pass if ranks have unequal numbers of batches. ``"uneven"``: each rank yields its own.
-            ``"drop"``, ``"pad"``: all ranks yield the same number, see :class:`EvenDataset`.
+        ends: The end of a pass if ranks have unequal numbers of batches. ``"uneven"``: each rank yields its
+            own. ``"drop"``, ``"pad"``: all ranks yield the same number, see :class:`EvenDataset`.
         **decoding: Arguments that programs for older versions pass; see ``DatasetOptions.decoding``.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The ``field_map`` of ``dataset.yaml``: which part, or what within a part, becomes which field.
+"""The ``field_map`` of ``dataset.yaml``: the part, or the place within a part, of each field.
 
-Grammar of a value: ``part[key][0]``, and several of these separated by commas, of which the first that
-exists in a sample wins. A part name may contain dots.
+A value has the form ``part[key][0]``, or several of these separated by commas. The first one that a sample
+has is taken. Names of parts may contain dots.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One place of a value: a part, and the keys that lead into it."""
+    """A place of a value: a part, and keys within it."""
 
     part: str
     keys: tuple[str, ...] = ()
 
     def follow(self, value: Any) -> Any:
-        """Go along the keys: names for dicts, positions for lists; ``_MISSING`` where one does not exist."""
+        """Follow the keys into a decoded part. A key that does not exist yields ``_MISSING``."""
         for key in self.keys:
             if isinstance(value, Mapping):
                 value = value.get(key, _MISSING)
@@ -44,41 +44,41 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class FieldAccess:
-    """Where a field's value comes from.
+    """The places of a field's value.
 
     Attributes:
         field: Field of the sample type.
-        alternatives: Places, of which the first that exists is taken.
+        alternatives: Places; the first one that exists is taken.
     """
 
     field: str
     alternatives: tuple[Access, ...]
 
     def within(self, parts: frozenset[str], where: str) -> FieldAccess:
-        """The same field from these parts only; ``where`` is for messages.
+        """Return the same field with places in these parts only; ``where`` is for messages.
 
         Raises:
-            ConfigError: It comes from others.
+            ConfigError: No place is left.
         """
         left = tuple(access for access in self.alternatives if access.part in parts)
         if not left:
             wanted = " or ".join(sorted({access.part for access in self.alternatives}))
             raise ConfigError(
-                f"field {self.field!r} is to come from {wanted}, but parts={sorted(parts)} leaves that out",
+                f"field {self.field!r} comes from {wanted}, but parts={sorted(parts)} leaves that out",
                 where=where,
-                hint="name the part as well, or leave `parts` out: what no field needs is not read anyway",
+                hint="add the part, or leave out `parts`: parts that no field needs are not read anyway",
             )
         return replace(self, alternatives=left)
 
     def read(self, parts: Collection[str], decode: Callable[[str], Any]) -> Any:
-        """Get the field's value.
+        """Return the field's value.
 
         Args:
             parts: Names of the parts of the sample.
-            decode: Gives the decoded part of a name.
+            decode: Decodes the part of a name.
 
         Raises:
-            FieldError: None of the alternatives exists.
+            FieldError: No place exists.
         """
         for access in self.alternatives:
             if access.part in parts:
@@ -89,17 +89,22 @@ class FieldAccess:
                     return value
         wanted = " or ".join(repr(str(access)) for access in self.alternatives)
         raise FieldError(
-            f"field {self.field!r} is to come from {wanted}, which the sample does not have"
-            f" (its parts: {', '.join(sorted(parts))})",
+            f"field {self.field!r} comes from {wanted}, which the sample lacks"
+            f" (it has the parts {', '.join(sorted(parts))})",
             hint="correct field_map in dataset.yaml, or exclude the sample in split.yaml",
         )
 
 
 def parse_field_map(document: Any, where: str) -> tuple[FieldAccess, ...]:
-    """Read a ``field_map``.
+    """Parse a ``field_map``.
 
     Raises:
-        MetadataError: It is no mapping of names to texts, or a text does not follow the grammar.
+        MetadataError: The document is not a mapping of names to places.
+
+    Example:
+        >>> (access,) = parse_field_map({"caption": "json[caption],txt"}, "dataset.yaml")
+        >>> access.read({"txt"}, {"txt": "a cat"}.get)
+        'a cat'
     """
     if not isinstance(document, Mapping) or not document:
         raise MetadataError("'field_map' must map fields to parts, as `image: jpg`", where=where)
@@ -114,26 +119,28 @@ def _parse(field: str, text: Any, where: str) -> tuple[Access, ...]:
     )
     if not alternatives or len(alternatives) != len(pieces):
         raise MetadataError(
-            f"field_map says that {field!r} is {text!r}",
+            f"the place of field {field!r} is {text!r}",
             where=where,
-            hint="write a part (jpg), a place within one (json[caption]), or several with commas (jpg,png)",
+            hint="use a part (jpg), a place within a part (json[caption]), or several with commas (jpg,png)",
         )
     return alternatives
 
 
 def parse_parts(value: Any, where: str) -> frozenset[str] | None:
-    """Read a list of part names, ``[json, txt]``; None for all parts.
+    """Parse a list of part names such as ``[json, txt]``; None means all parts.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The value is something else.
     """
     if value is None:
         return None
     if isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(part, str) for part in value):
         return frozenset(value)
-    raise ConfigError(f"parts is {value!r:.80}", where=where, hint='use a list of names, as ["json", "txt"]')
+    raise ConfigError(
+        f"parts is {value!r:.80}", where=where, hint='use a list of names such as ["json", "txt"]'
+    )
 
 
 def parts_of(fields: Collection[FieldAccess]) -> frozenset[str]:
-    """All parts that the fields may be read from."""
+    """Return all parts that the fields may come from."""
     return frozenset(access.part for field in fields for access in field.alternatives)

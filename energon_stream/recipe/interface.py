@@ -1,4 +1,4 @@
-"""Loader objects: a dataset or metadataset that is opened later; and the flat list of a metadataset's datasets."""
+"""Loader objects, which open a dataset or metadataset later; and the list of a metadataset's datasets."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class DatasetLoaderInterface:
 class DatasetLoader(DatasetLoaderInterface):
     """A single dataset: a folder, a ``.jsonl`` file, or tars.
 
-    Takes ``split_config``, ``dataset_config``, ``storage_options``, ``transport``, ``sample_type`` and ``field_map``
-    of :class:`~energon_stream.recipe.options.DatasetOptions`.
+    Takes ``split_config``, ``dataset_config``, ``storage_options``, ``transport``, ``sample_type`` and
+    ``field_map`` of :class:`~energon_stream.recipe.options.DatasetOptions`.
 
     Example:
         >>> loaded = DatasetLoader("captions").get_datasets(training=False, split_part="train")

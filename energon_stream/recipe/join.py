@@ -1,4 +1,4 @@
-"""Joins of a metadataset: opening them, and making one sample of those that belong together."""
+"""Joins of a metadataset: make one sample of the samples in a row."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_stream.errors import ConfigError, MetadataError
-from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.index.dataset_index import DatasetIndex
-from energon_stream.index.join_index import JoinIndex, JoinMember, open_join_index
+from energon_stream.index.join_index import JoinIndex
 from energon_stream.media import AuxStores, FileStore
 from energon_stream.pipeline.leaf import DatasetLeaf
 from energon_stream.read.locator import RawSample
@@ -20,24 +18,23 @@ from energon_stream.recipe.sample_types import resolve_sample_type
 from energon_stream.recipe.tree import JoinerRef, JoinRef
 from energon_stream.samples import Sample, SourceInfo
 from energon_stream.schedule import LeafPlan, OrderSpec
-from energon_stream.storage import StoreSpec
 
-__all__ = ["JoinLeaf", "join_leaf", "join_parts", "metadataset_of", "open_join", "resolve_joiner"]
+__all__ = ["JoinLeaf", "join_leaf"]
 
 Joiner = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class JoinLeaf:
-    """A join as one source of a plan.
+    """A join as one leaf of a mixture; see :class:`energon_stream.pipeline.leaf.Leaf`.
 
     Attributes:
         index: The opened join.
-        members: The datasets that are joined, which make the samples that the joiner gets.
-        joiner: Makes one sample of those of a row; None stands for a missing one.
-        names: Keywords of the joiner; None to pass by position.
+        members: The joined datasets. Each makes a sample for the joiner.
+        joiner: Makes one sample of the samples in a row; a missing sample is None.
+        names: Keywords for the joiner; None passes the samples by position.
         subflavors: Put on each sample.
-        stores: What the joiner's samples may be completed with, where they are crude.
+        stores: Auxiliary data for cookers, where the joiner makes crude samples.
     """
 
     index: JoinIndex
@@ -49,16 +46,16 @@ class JoinLeaf:
 
     @property
     def is_crude(self) -> bool:
-        """Only the joiner knows."""
+        """False: the type of the joiner's samples is not known before it runs."""
         return False
 
     @property
     def selection(self) -> PartSelection | None:
-        """All: joined samples are read whole."""
+        """None: all parts of joined samples are read."""
         return None
 
     def make(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Any:
-        """Join the samples of a row. Of the result, restore key and sources are set here."""
+        """Join the samples of a row, and set restore key and sources of the result."""
         samples = [
             None if found is None else leaf.make(found, restore_key)
             for leaf, found in zip(self.members, raw.members, strict=True)
@@ -82,53 +79,6 @@ def _sources(sample: Any) -> tuple[SourceInfo, ...]:
     return found or ()
 
 
-def metadataset_of(ref: JoinRef) -> StoreSpec:
-    """The file beside which the index of a join lies.
-
-    Raises:
-        ConfigError: The join was given as a dict.
-    """
-    if ref.metadataset is None:
-        raise ConfigError(
-            "a join needs a metadataset file, beside which its index lies",
-            where=ref.where,
-            hint="write the metadataset to a file, and prepare it with `energon-stream prepare`",
-        )
-    return ref.metadataset
-
-
-def join_parts(ref: JoinRef, indices: Sequence[DatasetIndex]) -> list[JoinMember]:
-    """What is joined, once the members are opened.
-
-    Raises:
-        ConfigError: A member is no prepared folder of tars.
-    """
-    parts = []
-    for member, index in zip(ref.members, indices, strict=True):
-        if not isinstance(index, WebDatasetIndex) or index.plain is not None:
-            raise ConfigError(
-                "only folders of tars can be joined, and they must be prepared",
-                where=index.spec.url,
-                hint=f"see {ref.where}",
-            )
-        parts.append(JoinMember(index, member.nonmatch))
-    return parts
-
-
-def open_join(ref: JoinRef, indices: Sequence[DatasetIndex]) -> JoinIndex:
-    """Open the index of a join.
-
-    Args:
-        ref: The join.
-        indices: Its opened members.
-
-    Raises:
-        NotPreparedError: It has none, or a member was prepared again since.
-        EnergonStreamError: What :func:`open_join_index` raises.
-    """
-    return open_join_index(metadataset_of(ref), join_parts(ref, indices))
-
-
 def join_leaf(
     number: int,
     ref: JoinRef,
@@ -137,22 +87,22 @@ def join_leaf(
     order: OrderSpec,
     trust: bool | None,
 ) -> tuple[JoinLeaf, LeafPlan]:
-    """Make a source of an opened join: one virtual shard of its rows, in the primary's order.
+    """Make a leaf of an opened join: one virtual shard of its rows, in the order of the primary dataset.
 
     Args:
-        number: Its number in the plan.
-        ref: Its reference.
+        number: Number of the leaf in the plan.
+        ref: Reference to the join.
         index: The opened join.
-        members: Its members as sources.
+        members: The joined datasets.
         order: How to shuffle.
         trust: Whether a joiner of another package may be imported; None asks the environment.
 
     Raises:
-        ConfigError: The subset is not one, or the joiner cannot join such samples.
+        ConfigError: The subset does not fit, or the joiner cannot join such samples.
         UntrustedCodeError: The joiner is of another package, and that is not trusted.
-        MetadataError: There is no such joiner.
+        MetadataError: The joiner does not exist.
     """
-    joiner = resolve_joiner(ref.joiner, trust)
+    joiner = _resolve_joiner(ref.joiner, trust)
     if getattr(joiner, "__func__", None) is _FROM_JOINED:
         for member in members:
             if isinstance(member.builder, SampleFactory) and member.builder.sample_type is None:
@@ -173,20 +123,19 @@ def _all_aux(ref: JoinRef, members: Sequence[DatasetLeaf]) -> dict[str, FileStor
     found: dict[str, FileStore[Any]] = {}
     for name, store in (pair for member in members for pair in member.stores.aux.items()):
         if found.setdefault(name, store) != store:
-            raise ConfigError(f"two datasets of the join have other data as aux {name!r}", where=ref.where)
+            raise ConfigError(
+                f"two datasets of the join have different auxiliary data of the name {name!r}",
+                where=ref.where,
+                hint="give one of them another name",
+            )
     return found
 
 
 _FROM_JOINED = Sample.from_joined.__func__  # type: ignore[attr-defined] # a classmethod has one
 
 
-def resolve_joiner(ref: JoinerRef, trust: bool | None) -> Joiner:
-    """Find what makes one sample of several: a class's ``from_joined``, or a function.
-
-    Raises:
-        UntrustedCodeError: It is of another package, and that is not trusted.
-        MetadataError: There is none of that name, or it is of another kind.
-    """
+def _resolve_joiner(ref: JoinerRef, trust: bool | None) -> Joiner:
+    """Find the joiner: the ``from_joined`` of a class, or a function."""
     found: Any
     if ref.kind == "class" and is_own_module(ref.module):
         document = {"__module__": ref.module, "__class__": ref.name}

@@ -1,4 +1,4 @@
-"""Metadataset documents of both versions to references. Nothing is read, imported or run."""
+"""Parses metadataset documents of both versions. Nothing is read, imported or run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from energon_stream.recipe.tree import (
     AuxRef,
     BlendRef,
     JoinerRef,
-    JoinMember,
+    JoinMemberRef,
     JoinRef,
     LeafRef,
     MetadatasetRef,
@@ -40,7 +40,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "blend_epochized": ("blend_epochized", "subset"),
     "join": ("join", "joiner", "nonmatch", *_OUTER, "subset"),
 }
-"""Keys of each kind of node, which is named by the key that it must have."""
+"""Keys of each kind of node. A node has the key that names its kind."""
 _V1_KEYS = ("path", *_OUTER, *_FILES, "subflavor")
 _CACHE_KEYS = tuple(field.name for field in fields(CacheConfig))
 _MEMBER_KEYS = ("path", "split_part", "subflavors", *_FILES, "nonmatch", "aux", "parts", "cache")
@@ -48,12 +48,12 @@ _MEMBER_KEYS = ("path", "split_part", "subflavors", *_FILES, "nonmatch", "aux", 
 
 @dataclass(frozen=True, slots=True)
 class MetadatasetDocument:
-    """A metadataset file.
+    """A parsed metadataset file.
 
     Attributes:
-        where: Its URL.
+        where: URL of the file.
         version: 2, or 1 for the older form.
-        splits: What each split is made of.
+        splits: Tree of references of each split.
     """
 
     where: str
@@ -61,10 +61,10 @@ class MetadatasetDocument:
     splits: Mapping[str, Reference]
 
     def split(self, name: str) -> Reference:
-        """What one split is made of.
+        """Return the tree of a split.
 
         Raises:
-            ConfigError: There is no such split.
+            ConfigError: The split does not exist.
         """
         if name not in self.splits:
             raise ConfigError(
@@ -80,24 +80,24 @@ def parse_metadataset(
     spec_of: Callable[[str], StoreSpec],
     file: StoreSpec | None,
 ) -> MetadatasetDocument:
-    """Understand a metadataset of version 1 or 2.
+    """Parse a metadataset of version 1 or 2.
 
     Args:
-        document: The parsed file.
-        where: Its URL, for messages.
-        spec_of: Says where a path of the document lies.
-        file: Where the document lies; None where it was given as a dict.
+        document: The content of the file.
+        where: URL of the file, for messages.
+        spec_of: Returns the location of a path in the document.
+        file: Location of the file; None for a document that was given as a dict.
 
     Raises:
-        MetadataError: An unknown key, a wrong type or value; the message has the place in the file.
-        ConfigError: A subset that is none.
+        MetadataError: A key, type or value is wrong; the message names the place in the file.
+        ConfigError: A subset is wrong.
     """
     check_keys(document, ("__module__", "__class__", "splits"), where)
     name = document.get("__class__", "Metadataset")
     module = document.get("__module__", "energon_stream")
     if name not in ("Metadataset", "MetadatasetV2") or not is_own_module(str(module)):
         raise MetadataError(
-            f"{module}.{name} is no metadataset",
+            f"{module}.{name} is not a metadataset",
             where=where,
             hint="use {__module__: megatron.energon, __class__: MetadatasetV2}",
         )
@@ -113,7 +113,7 @@ def parse_metadataset(
 
 @dataclass(frozen=True, slots=True)
 class _Parser:
-    """Reads the nodes of one document. ``place`` is a node's path in the document."""
+    """Parses the nodes of one document. ``place`` is the path of a node in the document."""
 
     where: str
     spec_of: Callable[[str], StoreSpec]
@@ -127,12 +127,12 @@ class _Parser:
 
     def mapping(self, value: Any, place: str) -> Mapping[str, Any]:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise self.fail(f"there must be a mapping of names, not {value!r:.80}", place)
+            raise self.fail(f"a mapping is needed here, not {value!r:.80}", place)
         return value
 
     def entries(self, value: Any, place: str) -> list[Any]:
         if not isinstance(value, (list, tuple)) or not value:
-            raise self.fail(f"there must be a list of datasets, not {value!r:.80}", place)
+            raise self.fail(f"a list of datasets is needed here, not {value!r:.80}", place)
         return list(value)
 
     def text(self, value: Mapping[str, Any], key: str, place: str, default: str | None = None) -> str:
@@ -140,15 +140,15 @@ class _Parser:
         if found is None:
             found = default
         if not isinstance(found, str) or not found:
-            raise self.fail(f"{key!r} must be a text, not {found!r:.80}", place)
+            raise self.fail(f"{key!r} must be a string, not {found!r:.80}", place)
         return found
 
     def v1_split(self, value: Any, place: str, split: str) -> Reference:
-        """A split of version 1: ``{datasets: [...]}``."""
+        """Parse a split of version 1: ``{datasets: [...]}``."""
         value = self.mapping(value, place)
         if "datasets" not in value and any(kind in value for kind in _KEYS):
             raise self.fail(
-                "this is of version 2, but the file does not say so",
+                "this split is of version 2, but the file is of version 1",
                 place,
                 "add __module__: megatron.energon and __class__: MetadatasetV2 at the top of the file",
             )
@@ -158,14 +158,16 @@ class _Parser:
     def node(
         self, value: Any, place: str, split: str, kinds: Collection[str] = tuple(_KEYS), extra: str = ""
     ) -> Reference:
-        """A node of version 2; ``extra`` is a key that the node around it reads."""
+        """Parse a node of version 2; ``extra`` is a key that the parent node reads."""
         value = self.mapping(value, place)
         present = [kind for kind in _KEYS if kind in value]
         if not present:
             check_keys(value, {extra, *(key for kind in kinds for key in _KEYS[kind])} - {""}, self.at(place))
         if len(present) != 1 or present[0] not in kinds:
-            found = " and ".join(present) or "none of them"
-            raise self.fail(f"a node has one of the keys {', '.join(kinds)}, and here is {found}", place)
+            found = " and ".join(present) or "none"
+            raise self.fail(
+                f"a node needs exactly one of the keys {', '.join(kinds)}, and has {found}", place
+            )
         kind = present[0]
         check_keys(value, [*_KEYS[kind], *([extra] if extra else [])], self.at(place))
         if kind == "path":
@@ -183,7 +185,7 @@ class _Parser:
         by: Literal["weight", "repetitions"],
         version: Literal[1, 2] = 2,
     ) -> BlendRef:
-        """A list of leaves and joins with shares; of leaves only for version 1."""
+        """Parse a list of datasets and joins with shares; version 1 has no joins."""
         subset = self.subset(value, place, in_samples=False)
         children: list[Reference] = []
         shares: list[float] = []
@@ -205,7 +207,7 @@ class _Parser:
         return float(value)
 
     def leaf(self, value: Mapping[str, Any], place: str, split: str) -> LeafRef | MetadatasetRef:
-        """A dataset, or a split of another metadataset."""
+        """Parse a dataset, or a split of another metadataset."""
         spec = self.spec_of(self.text(value, "path", place))
         part = self.text(value, "split_part", place, split)
         subflavors = self.subflavors(value, place)
@@ -214,7 +216,7 @@ class _Parser:
             for key in (*_FILES, "aux", "parts", "cache", *_SAMPLES):
                 if key in value:
                     raise self.fail(
-                        f"{key!r} has no meaning for a metadataset", place, f"set it within {spec.url}"
+                        f"{key!r} has no meaning for a metadataset", place, f"set it in {spec.url}"
                     )
             subset = self.subset(value, place, in_samples=False)
             return MetadatasetRef(spec, part, subflavors, subset, multiplier)
@@ -232,7 +234,7 @@ class _Parser:
         )
 
     def cached(self, spec: StoreSpec, value: Mapping[str, Any], place: str) -> StoreSpec:
-        """A dataset's place, with a cache of its own, or none, where ``cache`` says so."""
+        """Apply the ``cache`` of a dataset to its location."""
         cache = value.get("cache")
         if cache is None:
             return spec
@@ -261,7 +263,7 @@ class _Parser:
         subset = parse_subset(value.get("subset"), self.at(place))
         if subset.in_samples and not in_samples:
             raise self.fail(
-                f"the subset {subset} is in sample numbers, which are for single datasets",
+                f"the subset {subset} has sample numbers, which only single datasets can have",
                 place,
                 "use percentages here",
             )
@@ -269,10 +271,10 @@ class _Parser:
 
     def aux(self, value: Mapping[str, Any], place: str) -> dict[str, AuxRef]:
         found = self.mapping(value.get("aux") or {}, f"{place}.aux")
-        return {name: self.aux_source(ref, f"{place}.aux.{name}") for name, ref in found.items()}
+        return {name: self.aux_ref(ref, f"{place}.aux.{name}") for name, ref in found.items()}
 
-    def aux_source(self, value: Any, place: str) -> AuxRef:
-        """``path``, ``filesystem://path``, ``filesystem+scheme://…``, ``{path: …}`` or ``{fs_path: …}``."""
+    def aux_ref(self, value: Any, place: str) -> AuxRef:
+        """Parse ``path``, ``filesystem://…``, ``filesystem+scheme://…``, ``{path: …}`` or ``{fs_path: …}``."""
         if isinstance(value, Mapping):
             check_keys(value, ("path", "fs_path"), self.at(place))
         if isinstance(value, Mapping) and len(value) == 1:
@@ -284,15 +286,17 @@ class _Parser:
             if files:
                 path = path.removeprefix("filesystem://").removeprefix("filesystem+")
         if not isinstance(path, str) or not path:
-            raise self.fail(f"{value!r:.80} is no auxiliary data", place, "use a path, or {fs_path: folder}")
+            raise self.fail(
+                f"{value!r:.80} does not name auxiliary data", place, "use a path, or {fs_path: folder}"
+            )
         if not files and dataset_kind(path) != "webdataset":
             raise self.fail(
-                f"{path!r} is no folder", place, "auxiliary data is looked up in prepared folders"
+                f"{path!r} is not a folder", place, "auxiliary data is looked up in prepared folders"
             )
         return AuxRef(self.spec_of(path), "filesystem" if files else "webdataset")
 
     def join(self, value: Mapping[str, Any], place: str, split: str) -> JoinRef:
-        """Datasets by position (list) or by keyword (mapping)."""
+        """Parse a join of datasets by position (list) or by keyword (mapping)."""
         inner = value["join"]
         part = self.text(value, "split_part", place, split)
         if isinstance(inner, Mapping):
@@ -304,7 +308,7 @@ class _Parser:
                 for number, ref in enumerate(self.entries(inner, f"{place}.join"))
             ]
         if len(members) < 2:
-            raise self.fail("a join is of two datasets or more", place)
+            raise self.fail("a join needs two or more datasets", place)
         subflavors = {key: item for one in members for key, item in one.leaf.subflavors.items()}
         return JoinRef(
             tuple(members),
@@ -318,22 +322,22 @@ class _Parser:
 
     def member(
         self, value: Any, place: str, split: str, name: str | None, join: Mapping[str, Any]
-    ) -> JoinMember:
+    ) -> JoinMemberRef:
         value = self.mapping(value, place)
         check_keys(value, _MEMBER_KEYS, self.at(place))
         leaf = self.leaf(value, place, split)
         if isinstance(leaf, MetadatasetRef):
-            raise self.fail("a join is of datasets, and this is a metadataset", place)
+            raise self.fail("a metadataset cannot be joined", place)
         nonmatch = value.get("nonmatch", join.get("nonmatch", "error"))
         if nonmatch not in ("error", "skip", "none"):
             raise self.fail(f"'nonmatch' is {nonmatch!r:.80}", place, "use error, skip or none")
-        return JoinMember(leaf, nonmatch, name)
+        return JoinMemberRef(leaf, nonmatch, name)
 
     def joiner(self, value: Any, place: str) -> JoinerRef:
         value = self.mapping(value, place)
         check_keys(value, ("__module__", "__class__", "__function__"), self.at(place))
         kind: Literal["class", "function"] = "class" if "__class__" in value else "function"
         if len(value) != 2:
-            raise self.fail("a joiner has __module__, and __class__ or __function__", place)
+            raise self.fail("a joiner needs __module__, and __class__ or __function__", place)
         name = self.text(value, f"__{kind}__", place)
         return JoinerRef(self.text(value, "__module__", place), name, kind, self.at(place))

@@ -1,4 +1,4 @@
-"""Reads metadataset files: each once, those of one level of nesting at the same time."""
+"""Reads metadataset files: each once, and all files of a level of nesting at the same time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from energon_stream.errors import ConfigError
 from energon_stream.index.metadata import load_document
 from energon_stream.recipe.metadataset import MetadatasetDocument, parse_metadataset
+from energon_stream.recipe.subset import Subset
 from energon_stream.recipe.tree import (
     BlendRef,
     LeafRef,
@@ -37,9 +38,9 @@ class MetadatasetFiles:
     """The metadataset files that one root names, directly or through other files.
 
     Args:
-        storage_options: For all that is not local.
+        storage_options: Credentials and the like for remote data.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
-        through: What is between the readers and stores that are not local.
+        through: Layer between the readers and remote stores, such as the disk cache.
     """
 
     def __init__(
@@ -54,19 +55,17 @@ class MetadatasetFiles:
         self._documents: dict[str, MetadatasetDocument] = {}
 
     def spec(self, url: str) -> StoreSpec:
-        """Where a URL lies; local paths become absolute, and have no storage options."""
+        """Return the location of a URL. Local paths become absolute, and have no storage options."""
         if is_local(url):
             return StoreSpec(local_path(url), None, self._transport, self._through)
         return StoreSpec(url, self._storage_options, self._transport, self._through)
 
     def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:
-        """Read a file, or understand a document that was parsed already.
-
-        The paths of a parsed document are relative to the current folder.
+        """Read a file, or take its parsed content, in which paths are relative to the working directory.
 
         Raises:
             StorageError: The file cannot be reached.
-            MetadataError: It is wrong; see :func:`parse_metadataset`.
+            MetadataError: The file is wrong; see :func:`parse_metadataset`.
         """
         if isinstance(root, Mapping):
             return parse_metadataset(
@@ -77,11 +76,11 @@ class MetadatasetFiles:
         return self._documents[spec.url]
 
     def items(self, root: Reference) -> list[MixtureItem]:
-        """Read all files that a reference names, and flatten it to its sources.
+        """Read all files that a reference names, and return its datasets with their shares.
 
         Raises:
             StorageError: A file cannot be reached.
-            ConfigError: A file lacks a split; ranges of samples of one dataset overlap.
+            ConfigError: A file lacks a split, or ranges of samples of one dataset overlap.
             MetadataError: A file is wrong, or contains itself.
         """
         seen: set[tuple[str, str]] = set()
@@ -129,17 +128,18 @@ def _nested(node: Reference) -> Iterator[MetadatasetRef]:
 
 
 def _check_overlaps(items: list[MixtureItem]) -> None:
-    """Sample numbers say exactly which samples are meant; the same one twice is a slip."""
-    numbered: dict[tuple[str, str, str], list[LeafRef]] = {}
+    """Refuse ranges of sample numbers of one dataset that share samples: nobody means that."""
+    numbered: dict[tuple[str, str, str], list[Subset]] = {}
     for item in items:
         ref = item.ref
-        if isinstance(ref, LeafRef) and ref.subset.in_samples:
-            others = numbered.setdefault((ref.spec.url, ref.split_part, ref.split_config), [])
-            for other in others:
-                if ref.subset.overlaps(other.subset):
-                    raise ConfigError(
-                        f"the subsets {other.subset} and {ref.subset} overlap",
-                        where=f"{ref.spec.url} [{ref.split_part}]",
-                        hint="give ranges that do not share samples, or use weights to have samples more often",
-                    )
-            others.append(ref)
+        if not isinstance(ref, LeafRef) or not ref.subset.in_samples:
+            continue
+        others = numbered.setdefault((ref.spec.url, ref.split_part, ref.split_config), [])
+        for other in others:
+            if ref.subset.overlaps(other):
+                raise ConfigError(
+                    f"the subsets {other} and {ref.subset} overlap",
+                    where=f"{ref.spec.url} [{ref.split_part}]",
+                    hint="use ranges without common samples, or weights to read samples more often",
+                )
+        others.append(ref.subset)

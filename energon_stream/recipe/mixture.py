@@ -1,4 +1,4 @@
-"""Opened sources and their shares, to one order of all samples."""
+"""Opens a dataset or metadataset as one order of all samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from energon_stream.errors import ConfigError
 from energon_stream.pipeline.leaf import Leaf
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.read.options import ReadOptions
-from energon_stream.recipe.leaves import open_leaf, open_location
+from energon_stream.recipe.leaves import open_leaf
+from energon_stream.recipe.opening import open_location
 from energon_stream.recipe.options import DatasetOptions
 from energon_stream.recipe.tree import MixtureItem
 from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, Plan, RepeatPlan
@@ -21,34 +22,34 @@ __all__ = ["Mixture", "open_mixture"]
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Opened sources.
+    """Opened datasets and their shares. A single dataset is a mixture of one.
 
     Attributes:
-        items: Their references and shares.
-        leaves: What is read.
-        plans: The order of each, numbered by its place.
+        items: References and shares.
+        leaves: The datasets, in the order of ``items``.
+        plans: The order of each dataset's samples, numbered by its place.
         config: The job's configuration.
-        options: Limits of the look-ahead.
+        limits: Limits of the look-ahead.
     """
 
     items: tuple[MixtureItem, ...]
     leaves: tuple[Leaf, ...]
     plans: tuple[LeafPlan, ...]
     config: WorkerConfig
-    options: ReadOptions
+    limits: ReadOptions
 
     @property
     def blend_mode(self) -> DatasetBlendMode:
-        """What the shares are."""
+        """Meaning of the shares."""
         if self.items[0].repetitions is not None:
             return DatasetBlendMode.SAMPLE_REPETITIONS
         return DatasetBlendMode.NONE if len(self.items) == 1 else DatasetBlendMode.DATASET_WEIGHT
 
     def train_dataset(self, repeat: bool) -> LoadedDataset:
-        """All sources as one dataset, blended by its plan.
+        """Return all datasets as one, blended sample by sample.
 
         Raises:
-            ConfigError: One pass over a blend by weights, which has no end.
+            ConfigError: ``repeat`` is False for a blend by weights, which has no end.
             EmptyStreamError: There are more streams than samples.
         """
         if not repeat and self.blend_mode is DatasetBlendMode.DATASET_WEIGHT:
@@ -73,14 +74,14 @@ class Mixture:
         return _repeated(epoch, None if repeat else 1)
 
     def val_dataset(self) -> LoadedDataset:
-        """All sources as one dataset, one after the other."""
+        """Return all datasets as one, in which they follow each other."""
         plan = self.plans[0] if len(self.plans) == 1 else ConcatPlan(self.plans)
         return self._loaded(self._dataset(self.leaves, plan))
 
     def train_datasets(self, repeat: bool = True) -> list[LoadedDataset]:
-        """A dataset for each source, for those who blend themselves.
+        """Return the datasets one by one, for task encoders that blend them.
 
-        Sources with weights repeat; those with repetitions end after them, and weigh as many samples.
+        Datasets with weights repeat. Those with repetitions end after them, and weigh as many samples.
         """
         return [
             self._single(number, item.repetitions if item.repetitions is not None else None if repeat else 1)
@@ -88,7 +89,7 @@ class Mixture:
         ]
 
     def val_datasets(self) -> list[LoadedDataset]:
-        """A dataset for each source, one pass each."""
+        """Return the datasets one by one, with one pass each."""
         return [self._single(number, 1) for number in range(len(self.items))]
 
     def _single(self, number: int, repeats: float | None) -> LoadedDataset:
@@ -98,13 +99,13 @@ class Mixture:
         return LoadedDataset(dataset, weight, item.repetitions, leaf.subflavors)
 
     def _samples(self, number: int) -> float:
-        """Samples of a source in one epoch."""
+        """Return the number of samples that a dataset contributes to one epoch."""
         plan = self.plans[number]
         copies = max(1, plan.order.shuffle_over_epochs or 1)
         return plan.num_samples * copies * (self.items[number].repetitions or 1.0)
 
     def _dataset(self, leaves: tuple[Leaf, ...], plan: Plan) -> ReaderDataset:
-        return ReaderDataset(leaves, plan, worker_config=self.config, options=self.options)
+        return ReaderDataset(leaves, plan, worker_config=self.config, options=self.limits)
 
     def _loaded(self, dataset: ReaderDataset) -> LoadedDataset:
         return LoadedDataset(dataset, subflavors=self.leaves[0].subflavors if len(self.leaves) == 1 else None)
@@ -128,21 +129,10 @@ def open_mixture(options: DatasetOptions) -> Mixture:
             FutureWarning,
             stacklevel=3,
         )
-    shuffling = options.shuffling
-    opened = [
-        open_leaf(
-            number,
-            item.ref,
-            index,
-            None if shuffling is None else shuffling.order(item.ref.multiplier),
-            options.samples,
-        )
-        for number, (item, index) in enumerate(found)
-    ]
-    return Mixture(
-        items,
-        tuple(leaf for leaf, _ in opened),
-        tuple(plan for _, plan in opened),
-        options.config,
-        options.limits,
-    )
+    leaves, plans = [], []
+    for number, (item, index) in enumerate(found):
+        order = None if options.shuffling is None else options.shuffling.order(item.ref.multiplier)
+        leaf, plan = open_leaf(number, item.ref, index, order, options.samples)
+        leaves.append(leaf)
+        plans.append(plan)
+    return Mixture(items, tuple(leaves), tuple(plans), options.config, options.limits)

@@ -1,8 +1,8 @@
 """Classes and functions that metadata files name.
 
-The library's own classes are found by name. Code of other packages, and code that a dataset brings along, runs only
-where the user trusts the dataset. Classes that the user's program has imported itself are the user's, not the
-dataset's.
+The library's own classes are found by name. Code of other packages, and code that a dataset brings along,
+runs only where the user trusts the dataset. Classes that the user's program has imported itself are the
+user's, not the dataset's.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def import_class(module: str, name: str, *, trust: bool | None, where: str, base
     Args:
         module: The module.
         name: A name in it.
-        trust: True allows the import, False refuses it. None asks the environment, and needs no trust for a class
-            derived from ``base`` that the user's own program has imported already.
+        trust: True allows the import, False refuses it. None asks the environment, and needs no trust for a
+            class derived from ``base`` that the user's own program has imported already.
         where: The metadata file, for messages.
         base: The required base class; None for any.
 

@@ -44,13 +44,14 @@ class Shuffling:
     """The order of samples in training.
 
     Attributes:
-        max_samples_per_sequence: Samples that are read in sequence before another place is read. Smaller is more
-            random, and costs more requests. None reads the shards whole.
+        max_samples_per_sequence: Samples that are read in sequence before another place is read. Smaller is
+            more random, and costs more requests. None reads the shards whole.
         shuffle_buffer_size: Samples among which each is shuffled; None or 1 for none. A large buffer costs no
             memory, because it holds references and no samples.
         parallel_shard_iters: Slices that are read side by side; None for 16, or 1 where order is kept.
         shuffle_over_epochs_multiplier: k permutes the slices of k passes together; -1 draws slices with
-            replacement; None keeps the order of the dataset. In a metadataset it multiplies the datasets' own.
+            replacement; None keeps the order of the dataset. In a metadataset it multiplies the datasets'
+            own.
     """
 
     max_samples_per_sequence: int | None = None
@@ -71,35 +72,38 @@ class DatasetOptions:
     """Options that all functions and loaders share which open datasets.
 
     Attributes:
-        path: Folder with ``.nv-meta``, or a metadataset: its ``.yaml`` file or parsed content. Also a ``.jsonl`` file,
-            and datasets that are not prepared: a ``.tar``, tars by braces (``train-{000..999}.tar``), or a
-            folder of tars (see ``sample_type``). Local paths and all URLs that fsspec knows.
-        split_part: Part of the dataset's split, or split of the metadataset. In a dataset that is not prepared,
-            ``train``, ``val`` and ``test`` all have all samples.
+        path: Folder with ``.nv-meta``, or a metadataset: its ``.yaml`` file or parsed content. Also a
+            ``.jsonl`` file, and datasets that are not prepared: a ``.tar``, tars by braces
+            (``train-{000..999}.tar``), or a folder of tars (see ``sample_type``). Local paths and all URLs
+            that fsspec knows.
+        split_part: Part of the dataset's split, or split of the metadataset. In a dataset that is not
+            prepared, ``train``, ``val`` and ``test`` all have all samples.
         batch_size: Samples of a batch; None yields single samples.
         packing_buffer_size: Samples to select packs from; None for no packing.
         worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
         task_encoder: Makes batches of samples. Default: a new ``DefaultTaskEncoder()``.
-        subset: Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a metadataset
-            the percentages apply to each dataset.
-        parts: Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that saves
-            bytes. None: all parts that ``dataset.yaml`` names.
-        sample_type: Type of the samples of a dataset without ``dataset.yaml``: a class derived from ``Sample``, the
-            name of one of the library's, or ``CrudeSample`` for parts by name, which cookers take. It is required
-            for a folder that is not prepared; tars that the path names are crude by default.
+        subset: Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a
+            metadataset the percentages apply to each dataset.
+        parts: Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that
+            saves bytes. None: all parts that ``dataset.yaml`` names.
+        sample_type: Type of the samples of a dataset without ``dataset.yaml``: a class derived from
+            ``Sample``, the name of one of the library's, or ``CrudeSample`` for parts by name, which cookers
+            take. It is required for a folder that is not prepared; tars that the path names are crude by
+            default.
         field_map: Part for each field, as in ``dataset.yaml``: ``{"image": "jpg"}``.
         split_config: File in ``.nv-meta`` that defines the split parts. Default ``split.yaml``.
         dataset_config: File in ``.nv-meta`` that describes the samples. Default ``dataset.yaml``.
         storage_options: Credentials, endpoint and the like, in fsspec's names. Default: from the environment.
-        transport: Client for remote data: ``"obstore"``, ``"fsspec"``, or ``"auto"`` (default) for the faster of the
-            two that can read the URL.
+        transport: Client for remote data: ``"obstore"``, ``"fsspec"``, or ``"auto"`` (default) for the faster
+            of the two that can read the URL.
         read_options: Limits of the look-ahead.
-        cache: Disk cache of this node for remote data: a :class:`CacheConfig` or a directory; False for none. None:
-            as ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE`` say.
-        trust_dataset_code: Whether classes and files that the dataset names may be imported and run. None: whether
-            ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
-        decoding: Arguments that programs for older versions pass: ``handler``, called with the error and the key of a
-            sample that fails; ``auto_decode=False``, which leaves bytes; and the arguments of ``SampleDecoder``.
+        cache: Disk cache of this node for remote data: a :class:`CacheConfig` or a directory; False for none.
+            None: as ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE`` say.
+        trust_dataset_code: Whether classes and files that the dataset names may be imported and run. None:
+            whether ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
+        decoding: Arguments that programs for older versions pass: ``handler``, called with the error and the
+            key of a sample that fails; ``auto_decode=False``, which leaves bytes; and the arguments of
+            ``SampleDecoder``.
         shuffling: The order of samples; None for the order of the dataset.
         with_cookers: Whether the encoder's cookers decide which parts of crude samples are read.
         config: ``worker_config`` or its default.
@@ -194,7 +198,8 @@ class DatasetOptions:
         limits = self.read_options or ReadOptions()
         if limits.first_samples is not None:
             return limits
-        # The first batch is fetched as exact ranges, so that it arrives early. Packing needs a full buffer before it.
+        # The first batch is fetched as exact ranges, so that it arrives early. Packing needs a full buffer
+        # before it.
         first = self.packing_buffer_size or self.batch_size or _FIRST_SAMPLES
         return replace(limits, first_samples=first)
 

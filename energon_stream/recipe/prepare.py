@@ -1,4 +1,4 @@
-"""Preparing metadatasets: the indices of their joins."""
+"""Prepares metadatasets: builds the indices of their joins."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from energon_stream.index.join_build import JoinReport, build_join_index
-from energon_stream.index.join_index import JoinMember
-from energon_stream.recipe.join import join_parts
-from energon_stream.recipe.leaves import open_all
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
+from energon_stream.recipe.opening import join_members, open_all
 from energon_stream.recipe.tree import BlendRef, JoinRef, MetadatasetRef, Reference
 from energon_stream.storage import StoreSpec, Transport, run_isolated
 
@@ -24,22 +22,27 @@ def prepare_metadataset(
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport = "auto",
 ) -> list[JoinReport]:
-    """Build the join indices of a metadataset and of those that it names; others need none.
+    """Build the join indices of a metadataset and of the metadatasets that it names. Only joins need this.
 
-    They are written to ``<metadataset file>.cache/``; those of joins that the file does not have any more,
-    or of datasets that were prepared again, are removed.
+    The indices are written to ``<metadataset file>.cache/``. Indices there that no join of the file uses any
+    more are removed.
 
     Args:
         path: The metadataset file; a local path or any fsspec URL.
-        storage_options: Credentials and the like for all that is not local.
+        storage_options: Credentials and the like for remote data.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
 
     Returns:
-        What was built, join by join.
+        One report for each join.
 
     Raises:
-        DatasetError: A sample has no partner in a dataset of ``nonmatch: error``.
+        DatasetError: A sample has no partner in a dataset with ``nonmatch: error``.
         EnergonStreamError: A metadataset or dataset cannot be read.
+
+    Example:
+        >>> from energon_stream import prepare_metadataset
+        >>> prepare_metadataset("mix.yaml")
+        []
     """
     files = MetadatasetFiles(storage_options, transport)
     return run_isolated(_prepare, os.fspath(path), files)
@@ -73,10 +76,9 @@ def _references(node: Reference) -> Iterator[Reference]:
 
 def _build(file: StoreSpec, joins: list[JoinRef]) -> list[JoinReport]:
     indices = iter(open_all([member.leaf for join in joins for member in join.members]))
-    parts: list[list[JoinMember]] = [
-        join_parts(join, [next(indices) for _ in join.members]) for join in joins
-    ]
-    reports = [build_join_index(file, members) for members in parts]
+    # All members are opened before the first index is written.
+    members = [join_members(join, [next(indices) for _ in join.members]) for join in joins]
+    reports = [build_join_index(file, entries) for entries in members]
     used = {report.url.rpartition("/")[2] for report in reports}
     store = replace(file, url=f"{file.url}.cache").open()
     for entry in list(store.list()):

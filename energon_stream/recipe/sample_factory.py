@@ -1,4 +1,4 @@
-"""Parts of a sample to a sample of a type."""
+"""Makes samples of their parts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["SampleFactory"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Both:
-    """A part filter within some parts."""
+class _LimitedFilter:
+    """A part filter that is limited to some parts."""
 
     parts: frozenset[str]
     part_filter: Callable[[str], bool]
@@ -29,16 +29,16 @@ class _Both:
 
 @dataclass(frozen=True, slots=True)
 class SampleFactory:
-    """Makes the samples of one dataset; a value that travels to other processes.
+    """Makes the samples of one dataset. It is a value, and travels to other processes.
 
     Attributes:
         decoder: Decodes parts; None leaves them as bytes.
-        sample_type: None makes crude samples.
-        fields: Where the fields come from; empty where ``loader`` makes them, and for crude samples.
+        sample_type: Type of the samples; None for crude samples.
+        fields: Places of the fields; empty for crude samples, and if ``loader`` makes the fields.
         loader: Makes the fields of ``sample_type`` from a dict of decoded parts.
         part_filter: Parts that are used; None for all.
-        declared: Whether the user has said which parts are used.
-        selection: Parts that are ever looked at; None where any may be.
+        declared: True if the user named the parts that are used.
+        selection: Parts that are read; None for all.
     """
 
     decoder: FileStoreDecoder | None
@@ -57,14 +57,14 @@ class SampleFactory:
 
     @property
     def is_crude(self) -> bool:
-        """Whether it makes crude samples."""
+        """True for crude samples."""
         return self.sample_type is None
 
     def within(self, parts: frozenset[str], where: str) -> SampleFactory:
-        """The same samples, made of these parts only; ``where`` is for messages.
+        """Return a factory that uses only these parts; ``where`` is for messages.
 
         Raises:
-            ConfigError: A field comes from others.
+            ConfigError: A field comes from other parts.
         """
         if self.fields:
             fields = tuple(access.within(parts, where) for access in self.fields)
@@ -72,7 +72,7 @@ class SampleFactory:
         known = self.part_filter
         if known is None or isinstance(known, frozenset):
             return replace(self, part_filter=parts if known is None else known & parts)
-        return replace(self, part_filter=_Both(parts, known))
+        return replace(self, part_filter=_LimitedFilter(parts, known))
 
     def build(
         self,
@@ -87,10 +87,10 @@ class SampleFactory:
 
         Args:
             key: The sample's ``__key__``.
-            parts: Bytes by part name; nothing in the sample refers to them.
+            parts: Bytes by part name. The sample holds no reference to them.
             restore_key: The sample's ``__restore_key__``.
             subflavors: The sample's ``__subflavors__``; every sample gets a dict of its own.
-            source: Where the parts were read.
+            source: Origin of the parts.
 
         Raises:
             DecodeError: A part is damaged.
@@ -148,13 +148,13 @@ class SampleFactory:
 
     def _loaded(self, sample_type: type[Sample], crude: CrudeSample) -> Sample:
         if self.loader is None:
-            raise FieldError("there is neither a field map nor a sample loader")
+            raise FieldError("the dataset has neither a field map nor a sample loader")
         metadata = {name: crude[name] for name in METADATA_FIELDS}
         fields = self.loader(crude)
         try:
             return sample_type(**{**metadata, **fields})
         except TypeError as error:
             raise FieldError(
-                f"sample_loader returned what is no {sample_type.__name__}: {error}",
+                f"sample_loader did not return the fields of {sample_type.__name__}: {error}",
                 hint="return a dict with exactly the fields of the sample type",
             ) from error

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 SampleType = type[Sample] | type[CrudeSample] | str | Mapping[str, Any]
-"""A class, the name of one of the library's, or ``{"__module__": …, "__class__": …}`` as in ``dataset.yaml``."""
+"""A class, the name of one of the library's, or ``{"__module__": …, "__class__": …}``."""
 
 SAMPLE_TYPES: Mapping[str, type[Sample]] = {
     "Sample": Sample,
@@ -64,8 +64,8 @@ def resolve_sample_type(document: Any, *, trust: bool | None, where: str) -> typ
 
     Args:
         document: ``{__module__: …, __class__: …}``, or the class itself.
-        trust: True allows imports of other packages, False refuses them. None asks the environment, and accepts
-            classes that the user's program has imported.
+        trust: True allows imports of other packages, False refuses them. None asks the environment, and
+            accepts classes that the user's program has imported.
         where: The metadata file, for messages.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``subset: {range: [a, b]}``: a part of a split part's samples."""
+"""``subset: {range: [a, b]}``: a range of the samples of a split part."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Subset", "parse_subset"]
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """A range of samples, and a share of that range; by default all.
+    """A range of samples, and a share of that range. Default: all samples.
 
     Attributes:
         first: First sample.
         last: One past the last sample; None for the end.
-        lower: Share of the range at which the subset begins, in ``[0, 1]``.
-        upper: Share of the range at which it ends.
+        lower: Share of the range before the subset, in ``[0, 1]``.
+        upper: Share of the range up to the end of the subset.
     """
 
     first: int = 0
@@ -29,14 +29,18 @@ class Subset:
 
     @property
     def in_samples(self) -> bool:
-        """Whether sample numbers limit it."""
+        """True if the subset has sample numbers."""
         return (self.first, self.last) != (0, None)
 
     def bounds(self, total: int, where: str) -> tuple[int, int]:
-        """First sample, and one past the last, of ``total``. Shares are rounded down.
+        """Return the first sample, and one past the last. Shares are rounded down.
 
         Raises:
-            ConfigError: The range reaches beyond the samples, or is empty.
+            ConfigError: The range reaches beyond the ``total`` samples, or is empty.
+
+        Example:
+            >>> Subset(lower=0.1, upper=0.5).bounds(1000, "captions")
+            (100, 500)
         """
         last = total if self.last is None else self.last
         length = last - self.first
@@ -46,10 +50,10 @@ class Subset:
         return first, stop
 
     def of(self, inner: Subset) -> Subset:
-        """This subset of what ``inner`` leaves.
+        """Return this subset of the subset ``inner``.
 
         Raises:
-            ConfigError: Both are in sample numbers, or this one is although it is of a share.
+            ConfigError: This subset has sample numbers, and ``inner`` is not all samples.
         """
         if not self.in_samples:
             width = inner.upper - inner.lower
@@ -60,12 +64,12 @@ class Subset:
         if inner == Subset():
             return self
         raise ConfigError(
-            f"the subset {self} is in sample numbers, but is of the subset {inner}",
-            hint="give sample numbers where the dataset is named, and percentages elsewhere",
+            f"the subset {self} has sample numbers, and applies to the subset {inner}",
+            hint="use sample numbers only where the dataset is named, and percentages elsewhere",
         )
 
     def overlaps(self, other: Subset) -> bool:
-        """Whether the ranges in sample numbers share samples."""
+        """Return True if both have sample numbers, and share samples."""
         ends = [float("inf") if last is None else last for last in (self.last, other.last)]
         return self.in_samples and other.in_samples and self.first < ends[1] and other.first < ends[0]
 
@@ -78,15 +82,15 @@ class Subset:
 
 
 def parse_subset(value: Any, where: str) -> Subset:
-    """Read a subset.
+    """Parse a subset.
 
     Args:
-        value: ``{"range": [a, b]}`` or the pair alone; each of ``a``, ``b`` is a percentage (``"12.5%"``),
-            a sample number, or, for ``b``, ``"end"``. None for all samples.
-        where: What it belongs to, for messages.
+        value: ``{"range": [a, b]}`` or the pair alone. The bounds are percentages (``"12.5%"``) or sample
+            numbers; ``b`` may be ``"end"``. None means all samples.
+        where: The owner of the subset, for messages.
 
     Raises:
-        ConfigError: It is something else, or empty.
+        ConfigError: The value is something else, or the range is empty.
     """
     if value is None:
         return Subset()
@@ -100,14 +104,14 @@ def parse_subset(value: Any, where: str) -> Subset:
         if isinstance(start, int) and (pair[1] == "end" or (isinstance(stop, int) and start < stop)):
             return Subset(start, stop if isinstance(stop, int) else None)
     raise ConfigError(
-        f"{value!r} is no subset",
+        f"{value!r} is not a subset",
         where=where,
-        hint='use {"range": ["10%", "50%"]}, or [100, 200], or [100, "end"], with the smaller bound first',
+        hint='use {"range": ["10%", "50%"]}, [100, 200] or [100, "end"], with the smaller bound first',
     )
 
 
 def _bound(bound: Any) -> float | int | None:
-    """A share (float), a sample number (int), or None for neither."""
+    """Parse a bound: a share (float), a sample number (int), or None for anything else."""
     if isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0:
         return bound
     if isinstance(bound, str) and bound.endswith("%"):

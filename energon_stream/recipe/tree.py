@@ -1,4 +1,4 @@
-"""What a path or a metadataset names: a frozen tree of references. Nothing here reads anything."""
+"""Trees of references: the datasets that a path or a metadataset names, before anything of them is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from energon_stream.storage import StoreSpec
 __all__ = [
     "AuxRef",
     "BlendRef",
-    "JoinMember",
+    "JoinMemberRef",
     "JoinRef",
     "JoinerRef",
     "LeafRef",
@@ -32,10 +32,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AuxRef:
-    """Data that cookers look up by key.
+    """A reference to auxiliary data, which cookers look up by key.
 
     Attributes:
-        spec: Where it lies.
+        spec: Location.
         kind: ``webdataset`` for a prepared dataset, ``filesystem`` for a folder of plain files.
     """
 
@@ -45,19 +45,19 @@ class AuxRef:
 
 @dataclass(frozen=True, slots=True)
 class LeafRef:
-    """A reference to one dataset, not opened yet.
+    """A reference to one dataset.
 
     Attributes:
-        spec: Where it lies: a folder, a ``.jsonl`` file, a ``.tar``, or several of these by braces.
-        split_part: Which part of it.
-        split_config: File in ``.nv-meta`` that defines the parts.
-        dataset_config: File in ``.nv-meta`` that says how samples are made.
-        subflavors: Put on each sample; they override those of the dataset itself.
-        subset: Which of the part's samples.
+        spec: Location: a folder, a ``.jsonl`` file, a ``.tar``, or several of these by braces.
+        split_part: Part of the dataset's split.
+        split_config: File in ``.nv-meta`` that defines the split parts.
+        dataset_config: File in ``.nv-meta`` that describes the samples.
+        subflavors: Put on each sample; they override those of ``dataset.yaml``.
+        subset: Range of the samples.
         multiplier: ``shuffle_over_epochs_multiplier``.
-        aux: Data that cookers look up by key, by name.
-        parts: The parts that are used; None for all.
-        declared: What the samples are, where the dataset does not say so itself; None where nobody said.
+        aux: Auxiliary data by name.
+        parts: Parts that are used; None for all.
+        declared: The user's declaration of the samples, for datasets without ``dataset.yaml``.
     """
 
     spec: StoreSpec
@@ -78,14 +78,14 @@ class LeafRef:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinMember:
-    """One dataset of a join; the first one of a join is its primary.
+class JoinMemberRef:
+    """A reference to one dataset of a join. The first member of a join is its primary dataset.
 
     Attributes:
-        leaf: The dataset. Subflavors, subset and multiplier are the join's, not the member's.
-        nonmatch: What a row of the primary does that this dataset has no sample for: ``error``, ``skip``
-            the row, or pass None.
-        name: Keyword for the joiner; None where members are passed by position.
+        leaf: The dataset. Subflavors, subset and multiplier are those of the join.
+        nonmatch: Reaction to a sample of the primary without a partner here: ``error``, ``skip`` the row, or
+            ``none`` to pass None.
+        name: Keyword for the joiner; None to pass by position.
     """
 
     leaf: LeafRef
@@ -95,13 +95,13 @@ class JoinMember:
 
 @dataclass(frozen=True, slots=True)
 class JoinerRef:
-    """What makes one sample of joined ones, by name; not imported yet.
+    """The name of a joiner, which makes one sample of the samples in a row.
 
     Attributes:
         module: Python module.
-        name: Its class, which has ``from_joined``, or its function.
-        kind: Which of the two.
-        where: The place that names it, for messages.
+        name: A class with ``from_joined``, or a function.
+        kind: Whether ``name`` is a class or a function.
+        where: Place in the metadataset, for messages.
     """
 
     module: str
@@ -112,20 +112,20 @@ class JoinerRef:
 
 @dataclass(frozen=True, slots=True)
 class JoinRef:
-    """Samples of several datasets, joined by their keys; in a mixture it is one source.
+    """A reference to a join of datasets by sample keys. A join is one leaf of a mixture.
 
     Attributes:
-        members: The datasets; all with names, or none.
-        joiner: Makes a sample of one row.
-        metadataset: The file that has the join; its index lies in ``<file>.cache/``. None for a
-            metadataset that was given as a dict.
+        members: The datasets; either all or none of them have names.
+        joiner: Makes a sample of each row.
+        metadataset: The file with the join, whose index lies in ``<file>.cache/``. None for a metadataset
+            that was given as a dict.
         where: Place in the file, for messages.
         subflavors: Put on each joined sample.
-        subset: Which of the rows.
+        subset: Range of the rows.
         multiplier: ``shuffle_over_epochs_multiplier``.
     """
 
-    members: tuple[JoinMember, ...]
+    members: tuple[JoinMemberRef, ...]
     joiner: JoinerRef
     metadataset: StoreSpec | None
     where: str
@@ -136,14 +136,14 @@ class JoinRef:
 
 @dataclass(frozen=True, slots=True)
 class MetadatasetRef:
-    """A split of a metadataset file, not read yet.
+    """A reference to a split of a metadataset file.
 
     Attributes:
-        spec: The file.
-        split: Which of its splits.
-        subflavors: Override those within.
-        subset: Shares of what is within.
-        multiplier: Multiplies those within.
+        spec: Location of the file.
+        split: Name of the split.
+        subflavors: They override those in the file.
+        subset: Share of each dataset in the file.
+        multiplier: Multiplies those in the file.
     """
 
     spec: StoreSpec
@@ -155,12 +155,12 @@ class MetadatasetRef:
 
 @dataclass(frozen=True, slots=True)
 class BlendRef:
-    """Some references with shares of a mixture.
+    """References with their shares of a mixture.
 
     Attributes:
-        children: What is mixed.
-        shares: Weights, or repetitions, of the children; positive.
-        by: What the shares are.
+        children: The references.
+        shares: Weights or repetitions of the children, all positive.
+        by: Meaning of the shares.
         where: Place in the file, for messages.
     """
 
@@ -171,20 +171,20 @@ class BlendRef:
 
 
 AnyLeafRef: TypeAlias = LeafRef | JoinRef
-"""What can be opened and read as one sequence of samples."""
+"""A reference to a leaf of a mixture: a dataset or a join."""
 
 Reference: TypeAlias = LeafRef | JoinRef | MetadatasetRef | BlendRef
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureItem:
-    """One source of a mixture.
+    """A leaf of a mixture, and its share.
 
     Attributes:
-        ref: The source.
-        weight: Share of the draws, product of the normalised weights of all levels; None where
-            repetitions decide.
-        repetitions: Passes over the source in one epoch; None where weights decide.
+        ref: Reference to the dataset or join.
+        weight: Share of the draws: the product of the normalised weights of all levels. None in mixtures by
+            repetitions.
+        repetitions: Passes over the dataset in one epoch. None in mixtures by weights.
     """
 
     ref: AnyLeafRef
@@ -195,13 +195,13 @@ class MixtureItem:
 def inherit(
     node: Reference, subflavors: Mapping[str, Any], subset: Subset, multiplier: int | None
 ) -> Reference:
-    """Push what an outer reference says down to all sources within.
+    """Apply the settings of an outer reference to all leaves of a tree.
 
-    Outer subflavors override inner ones. A subset takes a share of each source. Multipliers multiply;
-    None (no shuffling) wins over everything, then -1 (draws with replacement).
+    Outer subflavors override inner ones. A subset takes a share of each leaf. Multipliers multiply; None (no
+    shuffling) overrides every other value, and then -1 (draws with replacement).
 
     Raises:
-        ConfigError: The subset is in numbers of samples, and the source has one already.
+        ConfigError: The subset has sample numbers, and applies to another subset.
     """
     if isinstance(node, BlendRef):
         return replace(
@@ -223,14 +223,14 @@ def _multiply(inner: int | None, outer: int | None) -> int | None:
 
 
 def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]) -> list[MixtureItem]:
-    """Flatten a tree to its sources with their shares.
+    """Flatten a tree to its leaves with their shares.
 
     Args:
         node: The tree.
-        expand: Gives the content of a metadataset file.
+        expand: Returns the content of a metadataset file.
 
     Raises:
-        MetadataError: Weights and repetitions are mixed in one tree, or a file contains itself.
+        MetadataError: A tree has both weights and repetitions, or a file contains itself.
     """
     found: list[MixtureItem] = []
     modes: dict[str, str] = {}
@@ -240,7 +240,7 @@ def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]
             name = f"{node.spec.url} [{node.split}]"
             if name in files:
                 chain = " -> ".join((*files, name))
-                raise MetadataError(f"the metadatasets go round in a circle: {chain}", where=node.spec.url)
+                raise MetadataError(f"the metadataset contains itself: {chain}", where=node.spec.url)
             walk(expand(node), weight, repetitions, (*files, name))
         elif isinstance(node, BlendRef):
             modes.setdefault(node.by, node.where)

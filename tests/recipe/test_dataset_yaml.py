@@ -98,7 +98,7 @@ def test_the_grammar_of_field_maps(access, value):
     "access", ["", "jpg,", "json[", "json]a[", "json[a]b", "a b", "json[]", 3, None, ["jpg"]]
 )
 def test_field_maps_outside_of_the_grammar_are_refused(access):
-    with pytest.raises(MetadataError, match="field_map says that 'text' is"):
+    with pytest.raises(MetadataError, match="the place of field 'text' is"):
         parse_field_map({"text": access}, WHERE)
 
 
@@ -166,7 +166,7 @@ def test_code_of_a_dataset_runs_only_when_it_is_trusted(monkeypatch):
     assert build(document).text == "HELLO"
     with pytest.raises(UntrustedCodeError):
         read(document, trust=False)
-    with pytest.raises(FieldError, match=r"no TextSample: .*txet"):
+    with pytest.raises(FieldError, match=r"the fields of TextSample: .*txet"):
         build({**document, "sample_loader": "loader.py:wrong"})
     for reference in ("loader.py:absent", "loader.py", "loader:sample_loader"):
         with pytest.raises(MetadataError, match=reference.partition(":")[0]):

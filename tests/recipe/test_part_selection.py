@@ -102,14 +102,14 @@ def test_fields_come_from_the_parts_that_are_left(folder):
 
 
 def test_a_field_without_its_parts_is_named_before_anything_is_read(folder):
-    with pytest.raises(ConfigError, match=r"field 'text' is to come from json or txt, but parts=\['jpg'\]"):
+    with pytest.raises(ConfigError, match=r"field 'text' comes from json or txt, but parts=\['jpg'\]"):
         first(folder, "typed", parts=["jpg"])
 
 
 def test_a_field_of_a_part_that_a_sample_does_not_have_is_an_error(folder, tmp_path):
     write_shards(tmp_path, shards=1, samples_per_shard=1, parts=lambda index: {"bin": b"0"})
     prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0), dataset_yaml={**TYPED, "parts": ["txt"]})
-    with pytest.raises(FieldError, match=r"field 'text' .*\(its parts: bin\)"):
+    with pytest.raises(FieldError, match=r"field 'text' .*\(it has the parts bin\)"):
         first(tmp_path, handler=reraise_exception)
 
 
