@@ -18,8 +18,8 @@ def log_once(log: logging.Logger, message: str, *args: object, key: Hashable = N
         log: The logger of the calling module.
         message: Format string, as for ``logging``.
         *args: Its arguments.
-        key: What the warning is about: two warnings with the same format string and key are the same. None for
-            ``args``.
+        key: What the warning is about: two warnings with the same format string and key are the same. None
+            for ``args``.
 
     Example:
         >>> log = logging.getLogger("energon_stream.example")

@@ -1,4 +1,4 @@
-"""Bytes by (path, ranges) from any fsspec URL. Knows nothing of tars or samples."""
+"""Stores: objects and byte ranges from local paths and URLs, without knowledge of tars or samples."""
 
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.counters import CounterSnapshot, StorageCounters, default_counters
@@ -7,7 +7,8 @@ from energon_stream.storage.isolate import run_isolated
 from energon_stream.storage.local import LocalStore
 from energon_stream.storage.planner import FetchPlan, plan_fetches
 from energon_stream.storage.retry import RetryPolicy
-from energon_stream.storage.spec import StoreLayer, StoreSpec, Transport
+from energon_stream.storage.spec import StoreLayer, StoreSpec
+from energon_stream.storage.transports import StoreFactory, Transport, register_store
 from energon_stream.storage.url import (
     is_local,
     is_url,
@@ -29,6 +30,7 @@ __all__ = [
     "ObjectMeta",
     "RetryPolicy",
     "Store",
+    "StoreFactory",
     "StoreLayer",
     "StoreSpec",
     "Transport",
@@ -39,6 +41,7 @@ __all__ = [
     "local_path",
     "parent_url",
     "plan_fetches",
+    "register_store",
     "run_isolated",
     "shared_fetcher",
     "strip_credentials",

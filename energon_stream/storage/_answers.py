@@ -1,4 +1,4 @@
-"""What a store's answer means, the same for every transport."""
+"""Errors for the answers of stores, the same for every transport."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TRANSIENT = ((400, "RequestTimeout"), (400, "IncompleteBody"))
 
 
 def answer_error(status: int, code: str, message: str, *, where: str, endpoint: str) -> StorageError:
-    """The error for an HTTP status.
+    """Return the error for an HTTP status.
 
     Args:
         status: HTTP status.
-        code: The store's own error code, or "".
-        message: Its explanation, or "".
+        code: The store's error code, or "".
+        message: The store's explanation, or "".
         where: URL of the object.
         endpoint: Server that answered, for hints.
     """
@@ -54,7 +54,7 @@ def answer_error(status: int, code: str, message: str, *, where: str, endpoint: 
             hint="The object is shorter than its index says; prepare the dataset again.",
         )
     if status in (429, 503):
-        return ThrottledError(f"the store is asked more than it takes ({answer})", where=where)
+        return ThrottledError(f"the store is overloaded and rejects requests ({answer})", where=where)
     if status in (408, 425) or (status >= 500 and status != 501) or (status, code) in _TRANSIENT:
         return TransientStorageError(f"the store is busy or failing ({answer})", where=where)
     if status in (301, 302, 307, 308):
@@ -69,16 +69,16 @@ def answer_error(status: int, code: str, message: str, *, where: str, endpoint: 
 
 
 def short_body(wanted: ByteRange, received: str, where: str) -> RangeError:
-    """The error for an answer with fewer or other bytes than the range asked for."""
+    """Return the error for an answer with fewer bytes than requested, or other ones."""
     return RangeError(
-        f"bytes {wanted.start} to {wanted.stop} are asked for, the store has {received}",
+        f"requested bytes {wanted.start} to {wanted.stop}, but the store has {received}",
         where=where,
         hint="The object is shorter than its index says; prepare the dataset again.",
     )
 
 
 def not_partial(where: str) -> UnsupportedStoreError:
-    """The error for a server that sends the whole object when asked for a part."""
+    """Return the error for a server that answers a range request with the whole object."""
     return UnsupportedStoreError(
         "the server ignores byte ranges and sends whole objects",
         where=where,
@@ -87,7 +87,7 @@ def not_partial(where: str) -> UnsupportedStoreError:
 
 
 def broken(problem: str, *, where: str, endpoint: str) -> TransientStorageError:
-    """The error for a connection that failed, broke or stalled."""
+    """Return the error for a connection that failed, broke or stalled."""
     return TransientStorageError(
         f"the connection failed: {strip_credentials(problem)}",
         where=where,

@@ -1,4 +1,4 @@
-"""Any fsspec URL. The only module that touches fsspec; its conventions end here."""
+"""Stores on fsspec's file systems. fsspec's conventions end here, and in ``_s3fs.py`` for S3."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ from energon_stream.errors import (
     UnsupportedStoreError,
 )
 from energon_stream.storage._answers import answer_error, broken, not_partial, short_body
-from energon_stream.storage._botocore import botocore_session, load_models
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.url import strip_credentials, url_scheme
 
-__all__ = ["FsspecStore", "load_s3fs", "open_fsspec"]
+__all__ = ["FsspecStore"]
 
-_S3 = ("s3", "s3a")
 _ETAG_NAMES = ("ETag", "etag", "e_tag")
-_CONNECTIONS = 64
-# By name, because botocore is slow to import and not always there.
+# By name, because botocore is slow to import and not always installed.
 _CREDENTIAL_ERRORS = (
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -36,34 +33,39 @@ _CREDENTIAL_ERRORS = (
     "TokenRetrievalError",
 )
 _BOTOCORE_BREAKS = ("HTTPClientError", "ConnectionError", "IncompleteReadError")
-# File systems that write what they read to disk, which they do not guard against other threads.
-_DISK_CACHES = frozenset(("simplecache", "filecache", "blockcache", "cached"))
 _NETWORK_MODULES = ("aiohttp", "urllib3", "requests", "ssl", "http")
 
+# These file systems write what they read to disk and do not protect their files from other threads.
+_DISK_CACHES = frozenset(("simplecache", "filecache", "blockcache", "cached"))
+_disk_cache_lock = PerProcess(threading.RLock)
 
-def open_fsspec(url: str, options: Mapping[str, Any]) -> FsspecStore:
-    """A store on fsspec.
-
-    Raises:
-        UnsupportedStoreError: No file system for the scheme, or its package is not installed.
-    """
-    store_class = S3fsStore if url_scheme(url) in _S3 else FsspecStore
-    return store_class(url, options)
+_MOST_SYSTEMS = 8
+"""Most file systems that are kept for later stores with the same options. One for S3 takes 25 MB, so a
+process that changes credentials or endpoints now and then must not keep all of them."""
+_systems: PerProcess[Any] = PerProcess(keep=_MOST_SYSTEMS)
 
 
-def load_s3fs() -> None:
-    """Do what takes long before the first request to S3, and leaves neither threads nor connections behind."""
-    import fsspec
+def _start_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="energon-fsspec", daemon=True).start()
+    return loop
 
-    fsspec.get_filesystem_class("s3")
-    load_models()
+
+_loop = PerProcess(_start_loop)
 
 
 class FsspecStore:
-    """See ``Store``. Works with what every fsspec file system offers.
+    """A store on any fsspec file system; see ``Store`` for the methods.
 
-    There is no conditional read in fsspec, so content versions are compared after the read at the
-    price of one more request, where the file system tells them at all.
+    fsspec has no conditional reads. A read with ``etag`` costs a second request, which compares the content
+    versions afterwards, if the file system has them.
+
+    Args:
+        url: Root URL; chains such as ``simplecache::ftp://…`` work.
+        options: Storage options.
+
+    Raises:
+        UnsupportedStoreError: No file system for the scheme, or its package is not installed.
     """
 
     is_local = False
@@ -73,26 +75,55 @@ class FsspecStore:
         chain = {url_scheme(element if "://" in element else f"{element}://") for element in url.split("::")}
         self._one_at_a_time = not chain.isdisjoint(_DISK_CACHES)
         with self._named_errors(""):
-            self._fs, root = _file_system(url, self._options(options))
+            self._fs, root = self._file_system(url, self._options(options))
         self._root = root.rstrip("/")
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return dict(options)
 
+    def _file_system(self, url: str, options: dict[str, Any]) -> tuple[Any, str]:
+        """Return fsspec's file system, one per options and process, and the path of ``url`` in it."""
+        import fsspec
+
+        if "::" in url:  # each element of a chain has its own options; fsspec sorts them out
+            system, path = fsspec.core.url_to_fs(url, **options)
+            return system, path
+        try:
+            cls = fsspec.get_filesystem_class(url_scheme(url))
+        except (ValueError, ImportError) as error:
+            raise UnsupportedStoreError(
+                f"no file system for {url_scheme(url)}://: {error}",
+                where=strip_credentials(url),
+                hint="Check the URL, or install the package that provides it.",
+            ) from error
+        options = cls._get_kwargs_from_urls(url) | options
+        environment = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
+        key = (cls, json.dumps(options, sort_keys=True, default=repr), tuple(environment))
+        return _systems.map(key, partial(self._make_system, cls, options)), cls._strip_protocol(url)
+
+    @staticmethod
+    def _make_system(cls: Any, options: Mapping[str, Any]) -> Any:
+        from fsspec.asyn import AsyncFileSystem
+
+        extra: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+        if issubclass(cls, AsyncFileSystem):
+            extra["loop"] = _loop.get()
+        system = cls(**options, **extra)
+        if hasattr(system, "retries"):
+            system.retries = 1  # RetryPolicy is the one layer that retries
+        return system
+
     @property
     def url(self) -> str:
-        """Root URL without credentials."""
         return self._url
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
-        """Read a whole object."""
         with self._named_errors(path):
             data = self._fs.cat_file(self._path(path))
         return self._body(path, data, etag, len(data))
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
-        """Read a byte range."""
-        with self._named_errors(path):  # by keyword: the second positional one is a version in s3fs
+        with self._named_errors(path):  # by keyword: the second positional argument is a version in s3fs
             data = self._fs.cat_file(self._path(path), start=byte_range.start, end=byte_range.stop)
         if len(data) > len(byte_range):
             raise not_partial(self._where(path))
@@ -101,14 +132,12 @@ class FsspecStore:
         return self._body(path, data, etag, None)
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
-        """Read the last bytes."""
         size = self.head(path).size  # not every file system knows suffixes
         with self._named_errors(path):
             data = self._fs.cat_file(self._path(path), start=max(0, size - length), end=size) if size else b""
         return self._body(path, data, etag, size)
 
     def head(self, path: str) -> ObjectMeta:
-        """Metadata of one object."""
         with self._named_errors(path):
             info = self._fs.info(self._path(path))
         if info["type"] != "file":
@@ -116,7 +145,6 @@ class FsspecStore:
         return _meta(info)
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
-        """All objects below a folder."""
         folder = self._path(prefix)
         with self._named_errors(prefix):
             try:
@@ -128,7 +156,6 @@ class FsspecStore:
                 yield ListEntry(name[len(self._root) :].lstrip("/"), _meta(info))
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a whole object."""
         target = self._path(path)
         with self._named_errors(path):
             if not self._fs.async_impl:  # object stores have no folders, and s3fs would make a bucket
@@ -136,12 +163,10 @@ class FsspecStore:
             self._fs.pipe_file(target, bytes(data))
 
     def put_file(self, path: str, local_path: str) -> None:
-        """Upload a local file."""
-        with open(local_path, "rb"), self._named_errors(path):  # a missing source is not a missing object
+        with open(local_path, "rb"), self._named_errors(path):  # a missing local file is not a missing object
             self._fs.put_file(local_path, self._path(path))
 
     def delete(self, path: str) -> None:
-        """Remove one object."""
         with self._named_errors(path):
             try:
                 self._fs.rm_file(self._path(path))
@@ -149,7 +174,7 @@ class FsspecStore:
                 return
 
     def close(self) -> None:
-        """Nothing: the file system is shared, and its idle connections end by themselves."""
+        """Do nothing: the file system is shared, and idle connections end by themselves."""
 
     def _path(self, path: str) -> str:
         if not path:
@@ -181,153 +206,18 @@ class FsspecStore:
         except StorageError:
             raise
         except Exception as error:
-            raise _name(error, self._where(path), self._endpoint()) from error
+            raise _named(error, self._where(path), self._endpoint()) from error
 
     def _endpoint(self) -> str:
         return f"the {url_scheme(self._url)} store"
-
-
-class S3fsStore(FsspecStore):
-    """S3 through s3fs's client, with If-Match and exact keys."""
-
-    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        result = dict(options)
-        client = dict(result.get("client_kwargs") or {})
-        region = os.environ.get("AWS_REGION")
-        if region and not result.get("profile"):  # botocore reads AWS_DEFAULT_REGION only
-            client.setdefault("region_name", region)
-        config = dict(result.get("config_kwargs") or {})
-        # botocore's retries off; s3fs's own are switched off where the file system is made.
-        config.setdefault("retries", {"total_max_attempts": 1})
-        config.setdefault("max_pool_connections", _CONNECTIONS)  # botocore's 10 would be the limit
-        return result | {"client_kwargs": client, "config_kwargs": config}
-
-    def get(self, path: str, *, etag: str | None = None) -> Body:
-        """Read a whole object."""
-        return self._read(path, None, etag)[0]
-
-    def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
-        """Read a byte range."""
-        body, content_range = self._read(path, f"bytes={byte_range.start}-{byte_range.stop - 1}", etag)
-        if content_range is None:
-            raise not_partial(self._where(path))
-        if not content_range.startswith(f"bytes {byte_range.start}-{byte_range.stop - 1}/"):
-            raise short_body(byte_range, content_range, self._where(path))
-        return body
-
-    def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
-        """Read the last bytes."""
-        return self._read(path, f"bytes=-{length}", etag)[0]
-
-    def head(self, path: str) -> ObjectMeta:
-        """Metadata of one object."""
-        with self._named_errors(path):
-            answer = self._fs.call_s3("head_object", **self._address(path))
-        return ObjectMeta(answer["ContentLength"], answer["ETag"])
-
-    def list(self, prefix: str = "") -> Iterator[ListEntry]:
-        """All objects below a folder."""
-        bucket, _, folder = self._path(prefix).partition("/")
-        below_root = len(self._root.partition("/")[2])
-        request: dict[str, Any] = {"Bucket": bucket, "Prefix": f"{folder}/" if folder else ""}
-        while True:
-            with self._named_errors(prefix):
-                page = self._fs.call_s3("list_objects_v2", **request)
-            for found in page.get("Contents", ()):
-                if not found["Key"].endswith("/"):  # a console's marker of an empty folder
-                    key = found["Key"][below_root:].lstrip("/")
-                    yield ListEntry(key, ObjectMeta(found["Size"], found["ETag"]))
-            if not page.get("IsTruncated"):
-                return
-            request["ContinuationToken"] = page["NextContinuationToken"]
-
-    def _address(self, path: str) -> dict[str, str]:
-        bucket, _, key = self._path(path).partition("/")
-        return {"Bucket": bucket, "Key": key}
-
-    def _read(self, path: str, byte_range: str | None, etag: str | None) -> tuple[Body, str | None]:
-        from fsspec.asyn import sync
-
-        request = self._address(path)
-        if byte_range is not None:
-            request["Range"] = byte_range
-        if etag is not None:
-            request["IfMatch"] = etag
-
-        async def read() -> tuple[Any, bytes]:
-            answer = await self._fs._call_s3("get_object", **request)
-            async with answer["Body"] as stream:
-                return answer, await stream.read()
-
-        with self._named_errors(path):
-            answer, data = sync(self._fs.loop, read)
-        content_range: str | None = answer.get("ContentRange")
-        total = int(content_range.rpartition("/")[2]) if content_range else len(data)
-        return Body(memoryview(data), answer["ETag"], total), content_range
-
-    def _endpoint(self) -> str:
-        endpoint = getattr(self._fs, "endpoint_url", None) if hasattr(self, "_fs") else None
-        return endpoint or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
-
-
-_disk_cache_lock = PerProcess(threading.RLock)
-_MOST_SYSTEMS = 8
-"""File systems that are kept for the next store with the same options. One for S3 takes 25 MB, so a process that
-comes to use other credentials or endpoints now and then must not keep all."""
-_systems: PerProcess[Any] = PerProcess(keep=_MOST_SYSTEMS)
-
-
-def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """fsspec's file system, one per options and process, and the path of ``url`` in it."""
-    import fsspec
-
-    if "::" in url:  # every element of a chain has its own options; fsspec sorts them out
-        system, path = fsspec.core.url_to_fs(url, **options)
-        return system, path
-    try:
-        cls = fsspec.get_filesystem_class(url_scheme(url))
-    except (ValueError, ImportError) as error:
-        raise UnsupportedStoreError(
-            f"no file system for {url_scheme(url)}://: {error}",
-            where=strip_credentials(url),
-            hint="Check the URL, or install the package that provides it.",
-        ) from error
-    options = cls._get_kwargs_from_urls(url) | options
-    environment = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
-    key = (cls, json.dumps(options, sort_keys=True, default=repr), tuple(environment))
-    system = _systems.map(key, partial(_make_system, cls, options, is_s3=url_scheme(url) in _S3))
-    return system, cls._strip_protocol(url)
-
-
-def _make_system(cls: Any, options: dict[str, Any], *, is_s3: bool) -> Any:
-    from fsspec.asyn import AsyncFileSystem
-
-    extra: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-    if issubclass(cls, AsyncFileSystem):
-        extra["loop"] = _loop.get()
-    system = cls(**options, **extra)
-    if hasattr(system, "retries"):
-        system.retries = 1  # one retry layer, ours
-    if is_s3 and system.session is None:
-        system.session = botocore_session(system.kwargs)
-    return system
-
-
-def _start_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="energon-fsspec", daemon=True).start()
-    return loop
-
-
-_loop = PerProcess(_start_loop)
 
 
 def _meta(info: Mapping[str, Any]) -> ObjectMeta:
     return ObjectMeta(info["size"], next((info[name] for name in _ETAG_NAMES if info.get(name)), None))
 
 
-def _name(error: BaseException, where: str, endpoint: str) -> StorageError:
-    """The error of ours for one of fsspec's, of botocore's or of an HTTP library's."""
+def _named(error: BaseException, where: str, endpoint: str) -> StorageError:
+    """Return this library's error for one of fsspec, of botocore or of an HTTP library."""
     cause: BaseException | None = error
     while cause is not None:
         response = getattr(cause, "response", None)

@@ -18,9 +18,9 @@ from energon_stream.errors import (
 )
 from energon_stream.storage._answers import answer_error, broken, not_partial, short_body
 from energon_stream.storage._obstore_config import ClientConfig, resolve_config
-from energon_stream.storage.allocator import share_arenas
 from energon_stream.storage.attempts import AnswerUnwanted, is_answer_wanted
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
+from energon_stream.storage.buffers import share_arenas
 from energon_stream.storage.fork import PerProcess, before_forks, mark_obstore_used, obstore_usable
 from energon_stream.storage.url import strip_credentials
 
@@ -32,18 +32,18 @@ __all__ = ["ObstoreStore", "open_obstore"]
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
-# What errors name when the search for credentials ended without any: the metadata services, our provider.
+# Errors name one of these when the search for credentials found none: the metadata services, our provider.
 _CREDENTIAL_SIGNS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "credential provider")
 
 _clients: PerProcess[Any] = PerProcess()
 
 
 def open_obstore(url: str, options: Mapping[str, Any]) -> ObstoreStore:
-    """A store on obstore.
+    """Open a store on obstore.
 
     Raises:
-        UnsupportedStoreError: Not a URL or option of obstore's, or this process is a fork of one
-            that had used obstore.
+        UnsupportedStoreError: obstore cannot open the URL or honour an option, or this process was forked
+            from one that had used obstore.
     """
     config, root = resolve_config(url, options)
     if not obstore_usable():
@@ -52,12 +52,12 @@ def open_obstore(url: str, options: Mapping[str, Any]) -> ObstoreStore:
             where=strip_credentials(url),
             hint="Use transport='auto', or start the process with 'spawn'.",
         )
-    share_arenas()  # obstore allocates a block in the thread that asks for it
+    share_arenas()  # obstore allocates answers in the thread that requests them
     return ObstoreStore(url, config, root)
 
 
 class ObstoreStore:
-    """See ``Store``. The client is made with the first request and shared by equal targets."""
+    """A store on obstore; see ``Store`` for the methods. Equal configurations share a client."""
 
     is_local = False
 
@@ -69,22 +69,18 @@ class ObstoreStore:
 
     @property
     def url(self) -> str:
-        """Root URL without credentials."""
         return self._url
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
-        """Read a whole object."""
         return self._get(path, {}, etag)
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
-        """Read a byte range."""
         body = self._get(path, {"range": (byte_range.start, byte_range.stop)}, etag)
         if len(body.data) != len(byte_range):  # the store clips at the end of the object
             raise short_body(byte_range, f"{body.total_size} bytes", self._where(path))
         return body
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
-        """Read the last bytes."""
         if self._config.kind != "azure":
             return self._get(path, {"range": {"suffix": length}}, etag)
         meta = self.head(path)  # Azure knows no suffixes
@@ -93,14 +89,12 @@ class ObstoreStore:
         return self._get(path, options, etag or meta.etag)
 
     def head(self, path: str) -> ObjectMeta:
-        """Metadata of one object."""
         import obstore
 
         with self._named_errors(path):
             return _meta(obstore.head(self._client(), self._key(path)))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
-        """All objects below a folder."""
         import obstore
 
         folder = self._key(prefix)
@@ -111,21 +105,18 @@ class ObstoreStore:
                     yield ListEntry(found["path"][below_root:], _meta(found))
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a whole object."""
         import obstore
 
         with self._named_errors(path):
             obstore.put(self._client(), self._key(path), data)
 
     def put_file(self, path: str, local_path: str) -> None:
-        """Upload a local file, in parts where it is large."""
         import obstore
 
-        with open(local_path, "rb"), self._named_errors(path):  # a missing source is not a missing object
+        with open(local_path, "rb"), self._named_errors(path):  # a missing local file is not a missing object
             obstore.put(self._client(), self._key(path), Path(local_path))
 
     def delete(self, path: str) -> None:
-        """Remove one object."""
         import obstore
 
         with self._named_errors(path):
@@ -135,7 +126,7 @@ class ObstoreStore:
                 return
 
     def close(self) -> None:
-        """Nothing: the client is shared, and its idle connections end by themselves."""
+        """Do nothing: the client is shared, and idle connections end by themselves."""
 
     def _get(self, path: str, options: GetOptions, etag: str | None) -> Body:
         import obstore
@@ -147,7 +138,7 @@ class ObstoreStore:
         except Exception as error:
             raise self._name(error, path) from error
         if not is_answer_wanted():
-            del result  # which closes the connection
+            del result  # this closes the connection
             raise AnswerUnwanted
         try:
             data = memoryview(result.bytes())
@@ -184,7 +175,7 @@ class ObstoreStore:
         where, endpoint = self._where(path), self._config.endpoint
         if isinstance(error, StorageError):
             return error
-        # The first part is for people, the second is a dump of Rust values that may hold secrets.
+        # The first part is meant for people; the second is a dump of Rust values that may contain secrets.
         text = str(error).partition("\n\nDebug source")[0]
         status = _STATUS.search(text)
         if not status and any(sign in text for sign in _CREDENTIAL_SIGNS):
@@ -221,8 +212,8 @@ class ObstoreStore:
 
 
 def _load_fallback() -> None:
-    """Children will read through fsspec."""
-    from energon_stream.storage._fsspec import load_s3fs
+    """Import the package that forked children will read with."""
+    from energon_stream.storage._s3fs import load_s3fs
 
     load_s3fs()
 
@@ -235,7 +226,7 @@ def _make_client(config: ClientConfig) -> Any:
     client_options: Any = dict(config.client_options)
     if "default_headers" in client_options:
         client_options["default_headers"] = dict(client_options["default_headers"])
-    # One retry layer, ours. (obstore's would also repeat without our counting it.)
+    # RetryPolicy is the one layer that retries; obstore's own retries would not be counted.
     common: Any = {
         "client_options": client_options,
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(minutes=3)},
@@ -257,6 +248,6 @@ def _meta(found: Mapping[str, Any]) -> ObjectMeta:
 
 def _etag(found: Mapping[str, Any]) -> str | None:
     etag: str | None = found["e_tag"]
-    if etag is None or etag.startswith("W/"):  # a weak one never matches in If-Match (RFC 9110, 13.1.1)
+    if etag is None or etag.startswith("W/"):  # If-Match never matches a weak one (RFC 9110, 13.1.1)
         return None
     return etag if etag.startswith('"') else f'"{etag}"'  # Azure's listings have no quotes

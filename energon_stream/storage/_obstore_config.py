@@ -1,4 +1,4 @@
-"""URL, fsspec-style options and environment -> what an obstore client is made of. No request is made."""
+"""Configuration of obstore clients from URL, fsspec-style options and environment. No request is made."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS: dict[str, Literal["s3", "gcs", "azure", "http"]] = {
     "http": "http",
     "https": "http",
 }
-# fsspec's names (gcsfs, adlfs) -> obstore's.
+# Option names of fsspec's packages (gcsfs, adlfs), and obstore's.
 _GCS_NAMES = {"anon": "skip_signature", "token": "service_account"}
 _AZURE_NAMES = {
     "anon": "skip_signature",
@@ -50,7 +50,7 @@ _CONNECTION_STRING_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class StaticCredentials:
-    """Credentials that do not expire, in the form of an obstore credential provider."""
+    """Credentials that do not expire, as an obstore credential provider."""
 
     key: str = field(repr=False)
     secret: str = field(repr=False)
@@ -81,7 +81,7 @@ class SessionCredentials:
                 hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or pass anon=True.",
             )
         frozen = found.get_frozen_credentials()
-        # botocore refreshes on its own when asked; five minutes is how often it is asked.
+        # botocore refreshes expired credentials when asked; this has obstore ask every five minutes.
         expires = datetime.now(UTC) + timedelta(minutes=5)
         return StaticCredentials(frozen.access_key, frozen.secret_key, frozen.token)() | {
             "expires_at": expires
@@ -90,15 +90,15 @@ class SessionCredentials:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """One client: equal targets share it.
+    """Configuration of a client; equal configurations share one.
 
     Attributes:
-        kind: Which of obstore's stores.
+        kind: Kind of obstore's store.
         root: Bucket, container, or ``scheme://host``.
         settings: Items of the store's configuration.
         client_options: Items of the HTTP client's options.
         credentials: Credential provider, or None for obstore's own search.
-        endpoint: Server, for messages.
+        endpoint: Server, for error messages.
     """
 
     kind: Literal["s3", "gcs", "azure", "http"]
@@ -110,11 +110,11 @@ class ClientConfig:
 
 
 def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, str]:
-    """The client for a URL, and the path below the client's root.
+    """Return the client configuration for a URL, and the path below the client's root.
 
     Raises:
-        UnsupportedStoreError: Not a URL of obstore's, or an option that obstore cannot honour.
-        AccessDeniedError: A profile that does not exist.
+        UnsupportedStoreError: obstore cannot open the URL, or honour an option.
+        AccessDeniedError: The AWS profile does not exist.
     """
     scheme = url_scheme(url)
     kind = _KINDS.get(scheme)
@@ -154,7 +154,7 @@ def _s3(bucket: str, left: dict[str, Any]) -> ClientConfig:
     key = left.pop("key", None) or client_kwargs.pop("aws_access_key_id", None)
     secret = left.pop("secret", None) or client_kwargs.pop("aws_secret_access_key", None)
     token = left.pop("token", None) or client_kwargs.pop("aws_session_token", None)
-    if not key and not profile:  # a profile that was asked for outranks the environment, as with botocore
+    if not key and not profile:  # a requested profile outranks the environment, as with botocore
         key, secret = environment("AWS_ACCESS_KEY_ID"), environment("AWS_SECRET_ACCESS_KEY")
         token = environment("AWS_SESSION_TOKEN")
     endpoint = (
@@ -182,12 +182,12 @@ def _s3(bucket: str, left: dict[str, Any]) -> ClientConfig:
     virtual = s3_config.pop("addressing_style", "auto") == "virtual"
     if endpoint:
         endpoint = endpoint.rstrip("/")
-        if virtual:  # obstore wants the bucket in the endpoint then
+        if virtual:  # then obstore wants the bucket in the endpoint
             scheme, _, host = endpoint.partition("://")
             config["endpoint"] = f"{scheme}://{bucket}.{host}"
         else:
             config["endpoint"] = endpoint
-        if environment("AWS_ENDPOINT_URL_S3"):  # obstore would prefer it to ours
+        if environment("AWS_ENDPOINT_URL_S3"):  # obstore would prefer the variable to our endpoint
             config["aws_endpoint_url_s3"] = config["endpoint"]
     config["virtual_hosted_style_request"] = virtual
     if left.pop("requester_pays", False):
@@ -201,7 +201,7 @@ def _s3(bucket: str, left: dict[str, Any]) -> ClientConfig:
         client["allow_invalid_certificates"] = True
     elif bundle:
         client["root_certificate"] = Path(bundle).read_text()
-    # What nobody took is an option that obstore cannot honour.
+    # The remaining options are those that obstore cannot honour.
     left.update(client_kwargs | config_kwargs | s3_config)
     return ClientConfig(
         "s3",
@@ -219,7 +219,8 @@ def _gcs(bucket: str, left: dict[str, Any], url: str) -> ClientConfig:
     elif not str(left.get("token", ".json")).endswith(".json"):
         raise _unsupported(["token"], url)
     endpoint = os.environ.get("GOOGLE_BASE_URL", "")
-    if not endpoint and os.environ.get("STORAGE_EMULATOR_HOST"):  # it offers gcsfs's API, not obstore's
+    # Emulators offer the API that gcsfs uses, not the one of obstore.
+    if not endpoint and os.environ.get("STORAGE_EMULATOR_HOST"):
         raise _unsupported(["STORAGE_EMULATOR_HOST"], url)
     config = dict(_renamed(left, _GCS_NAMES)) | ({"base_url": endpoint} if endpoint else {})
     return ClientConfig(
@@ -229,7 +230,7 @@ def _gcs(bucket: str, left: dict[str, Any], url: str) -> ClientConfig:
 
 def _azure(container: str, left: dict[str, Any]) -> ClientConfig:
     text = left.pop("connection_string", None)
-    if text is None and not left:  # what is passed outranks the environment
+    if text is None and not left:  # passed options outrank the environment
         text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
     config = dict(_renamed(left, _AZURE_NAMES))
     if text:
@@ -253,8 +254,8 @@ def _azure(container: str, left: dict[str, Any]) -> ClientConfig:
 def _client_options(endpoint: str, options: Mapping[str, Any] | None = None) -> _Items:
     defaults = {
         "connect_timeout": "5s",
-        "read_timeout": "20s",  # of no progress
-        "timeout": "1h",  # of a whole request; obstore's default of 30 s would end large slow reads
+        "read_timeout": "20s",  # without progress
+        "timeout": "1h",  # for a whole request; obstore's default of 30 s would end large slow reads
         "allow_http": endpoint.startswith("http://"),
     }
     return tuple(sorted((defaults | dict(options or {})).items()))
@@ -273,7 +274,7 @@ def _unsupported(names: list[str], url: str) -> UnsupportedStoreError:
 
 
 def _asks_for_botocore(profile: str | None) -> bool:
-    """Whether there is anything that obstore's own search for credentials does not know."""
+    """Return whether some credentials may be configured that obstore's own search does not find."""
     if profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_EC2_METADATA_DISABLED") == "true":
         return True
     files = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config"))
@@ -288,7 +289,7 @@ def _aws_session(profile: str | None) -> Any:
 @functools.lru_cache(maxsize=16)
 def _cached_session(profile: str | None, environment: tuple[str | None, ...]) -> Any:
     import botocore.exceptions
-    import botocore.session  # slow to import, so only where a profile or file asks for it
+    import botocore.session  # slow to import, so only if a profile or file needs it
 
     session = botocore.session.Session(profile=profile)
     try:

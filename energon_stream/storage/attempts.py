@@ -1,4 +1,8 @@
-"""How whoever runs a request hears of its single attempts, which the retry layer makes below it."""
+"""Callbacks from the retry layer, and from stores, to the scheduler of a request.
+
+The scheduler (``RequestPool``) runs a function on a thread, and does not see the attempts that the retry
+layer makes inside. It registers a listener for the thread, which hears of each attempt.
+"""
 
 from __future__ import annotations
 
@@ -12,65 +16,65 @@ __all__ = [
     "AttemptListener",
     "attempt_listener",
     "is_answer_wanted",
-    "release_slot",
     "listen",
+    "release_slot",
 ]
 
 
 class AnswerUnwanted(Exception):
-    """Ends an attempt whose answer came in another way."""
+    """Ends an attempt because another request brought the answer first."""
 
 
 class AttemptListener(Protocol):
     """Hears of every attempt that one thread makes at a remote store.
 
     Attributes:
-        retries: Whether failed attempts are worth another one.
-        hedged_bytes: Bytes that the attempts ask for a second time, 0 for those of their own.
+        retries: Whether failed attempts are retried.
+        hedged_bytes: Bytes that the attempts request a second time; 0 for a first request.
     """
 
     retries: bool
     hedged_bytes: int
 
     def begin(self) -> None:
-        """An attempt is about to start. May wait; an error raised here ends the request."""
+        """Called before an attempt. It may wait; an error raised here ends the request."""
 
     def answered(self) -> bool:
-        """The first bytes of the answer are there; tells whether the rest is wanted. Not every store knows."""
+        """Called by some stores at the first bytes of an answer. Returns whether the rest is wanted."""
 
     def end(self, error: BaseException | None) -> None:
-        """The attempt is over."""
+        """Called after an attempt."""
 
     def release_slot(self) -> None:
-        """What this thread does next needs no connection; another attempt of it is still possible."""
+        """Called when the thread needs no connection for a while; it may make another attempt later."""
 
 
-# A child that is forked on a listened thread must not wake the parent's locks.
+# A child that is forked on a thread with a listener must not release the parent's locks.
 _threads = PerProcess(threading.local)
 
 
 def attempt_listener() -> AttemptListener | None:
-    """Who listens to this thread's attempts."""
+    """Return the listener of this thread."""
     return getattr(_threads.get(), "listener", None)
 
 
 def is_answer_wanted() -> bool:
-    """Called by a store at the first bytes of an answer.
+    """Tell a store, at the first bytes of an answer, whether to read on.
 
     Returns:
-        False where the store should release_slot the rest, and raise :class:`AnswerUnwanted`.
+        False if the store should drop the connection and raise :class:`AnswerUnwanted`.
     """
     listener = attempt_listener()
     return listener is None or listener.answered()
 
 
 def release_slot() -> None:
-    """Called by who has an answer and something to do with it that takes long, such as writing it to a disk."""
+    """Let other requests start while this thread does slow work, such as writing its answer to a disk."""
     listener = attempt_listener()
     if listener is not None:
         listener.release_slot()
 
 
 def listen(listener: AttemptListener | None) -> None:
-    """Let ``listener`` hear of the attempts that this thread makes from now on, until the next call; None for nobody."""
+    """Set the listener of this thread's attempts; None removes it."""
     _threads.get().listener = listener

@@ -1,22 +1,30 @@
-"""The storage seam: what every store offers, and the values that cross it.
+"""The interface of a store, and the values that pass through it.
 
-A store is rooted at a URL and hands out bytes by relative path. All methods block and are safe to
-call from several threads; concurrency is the fetcher's job. Stores raise the errors of
-``energon_stream.errors`` only; a fault worth another try is a ``TransientStorageError``.
+To add a store, implement :class:`Store`, raise the errors of ``energon_stream.errors`` (``_answers.py`` maps
+HTTP answers to them), and name it in the table of ``transports.py``, or call ``register_store`` from outside.
+Test it with ``energon_stream.testing.store_suite.StoreConformance``. Retries, counters, concurrency and
+second requests are added above: :class:`~energon_stream.storage.managed.ManagedStore` and
+:class:`~energon_stream.storage.fetcher.Fetcher` wrap every remote store.
+
+A store may offer two things more:
+
+* ``get_at_hand``, see :class:`SupportsGetAtHand`.
+* Between the header and the body of an answer it may ask
+  :func:`~energon_stream.storage.attempts.is_answer_wanted`, and drop the connection if not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Body", "ByteRange", "ListEntry", "ObjectMeta", "Store"]
+__all__ = ["Body", "ByteRange", "ListEntry", "ObjectMeta", "Store", "SupportsGetAtHand", "get_at_hand"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ByteRange:
-    """Bytes ``start`` (inclusive) to ``stop`` (exclusive) of an object."""
+    """Bytes ``start`` (inclusive) to ``stop`` (exclusive) of an object; ``len()`` is their number."""
 
     start: int
     stop: int
@@ -27,12 +35,12 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class ObjectMeta:
-    """What a store knows about an object without reading it.
+    """Metadata of an object.
 
     Attributes:
         size: Length in bytes.
-        etag: Version of the content as the store names it, quotes included; None where the store
-            has no such thing. For local files it is made of inode, size and modification time.
+        etag: Version of the content, spelled as the store spells it, quotes included; None if the store has
+            no versions. Local files have one made of inode, size and modification time.
     """
 
     size: int
@@ -41,7 +49,7 @@ class ObjectMeta:
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """One object of a listing: path relative to the store's root, and its metadata."""
+    """One object of a listing: path relative to the store's root, and metadata."""
 
     path: str
     meta: ObjectMeta
@@ -52,9 +60,9 @@ class Body:
     """Bytes of an object, or of a range of it.
 
     Attributes:
-        data: The bytes. May be a view of memory that the view keeps alive (no copy is made).
-        etag: The content version the answer carried, or None.
-        total_size: Length of the whole object where the answer told it, else None.
+        data: The bytes. It may be a view; then it keeps the viewed memory alive.
+        etag: Content version that the answer named, or None.
+        total_size: Length of the whole object in bytes, or None if the answer did not tell.
     """
 
     data: memoryview
@@ -64,7 +72,11 @@ class Body:
 
 @runtime_checkable
 class Store(Protocol):
-    """Bytes by (path, range) below one root URL."""
+    """Objects below one root URL, read and written by relative path.
+
+    All methods block and are thread-safe. They raise the errors of ``energon_stream.errors`` only; a fault
+    that another attempt may cure is a ``TransientStorageError``.
+    """
 
     @property
     def url(self) -> str:
@@ -72,7 +84,7 @@ class Store(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """True when reads are memory-speed and need neither threads nor look-ahead."""
+        """True if reads are as fast as memory and need neither threads nor look-ahead."""
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         """Read a whole object.
@@ -82,32 +94,50 @@ class Store(Protocol):
             etag: Content version that the object must have (sent as ``If-Match``).
 
         Raises:
-            ObjectNotFoundError: No such object, bucket or file.
-            AccessDeniedError: Refused.
+            ObjectNotFoundError: The object, bucket or file does not exist.
+            AccessDeniedError: The store refused access.
             ObjectChangedError: The object has another version than ``etag``.
-            TransientStorageError: A fault that another try may cure.
+            TransientStorageError: A fault that another attempt may cure.
         """
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
-        """Read a byte range; exactly ``len(byte_range)`` bytes, or an error (``RangeError`` beyond the end)."""
+        """Read exactly ``len(byte_range)`` bytes, or raise an error (``RangeError`` beyond the end)."""
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
-        """Read the last ``length`` bytes (all of a shorter object)."""
+        """Read the last ``length`` bytes, or all bytes of a shorter object."""
 
     def head(self, path: str) -> ObjectMeta:
-        """Metadata of one object."""
+        """Return the metadata of one object."""
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
-        """All objects below a folder, recursively, sorted by path. An absent folder yields nothing."""
+        """List all objects below a folder, recursively, sorted by path. An absent folder yields nothing."""
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a whole object, visible at once or not at all."""
+        """Write a whole object. Readers see all of it or nothing."""
 
     def put_file(self, path: str, local_path: str) -> None:
-        """Upload a local file as an object, in parts where it is large."""
+        """Upload a local file as an object, in several requests if it is large."""
 
     def delete(self, path: str) -> None:
         """Remove one object; an absent one is not an error."""
 
     def close(self) -> None:
-        """Release what this store alone holds (memory maps; clients are shared). It may be used again."""
+        """Release the resources of this store alone, such as memory maps. The store may be used again."""
+
+
+class SupportsGetAtHand(Protocol):
+    """A store that can answer some reads from memory, such as one with a cache in front."""
+
+    def get_at_hand(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
+        """Read a byte range if that needs neither a request nor the disk; see :meth:`Store.get_range`.
+
+        Returns:
+            The body, or None: then ``get_range`` reads it, and reports errors.
+        """
+
+
+def get_at_hand(store: Store, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
+    """Read a byte range from memory, or return None; see :class:`SupportsGetAtHand`."""
+    # isinstance() of a runtime protocol takes 30 us, on every read.
+    method: Callable[..., Body | None] | None = getattr(store, "get_at_hand", None)
+    return None if method is None else method(path, byte_range, etag=etag)

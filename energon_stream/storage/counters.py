@@ -1,4 +1,4 @@
-"""Counts of what went over the wire."""
+"""Counters of requests and bytes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,27 @@ __all__ = ["CounterSnapshot", "StorageCounters", "default_counters"]
 
 @dataclass(frozen=True, slots=True)
 class CounterSnapshot:
-    """Counts at one moment; subtract an earlier snapshot to get what happened in between, add those of
-    other processes.
+    """Counts of storage requests at one moment.
+
+    Subtract an earlier snapshot to get the counts in between; add snapshots of several processes.
 
     Attributes:
         requests: Attempts by kind: ``get``, ``head``, ``list``, ``put``, ``delete``.
         bytes_received: Payload bytes of successful reads.
         retries: Attempts that followed a transient fault.
-        errors: Failed attempts by error class name.
-        max_in_flight: Largest number of attempts at one time since the process started (a
-            difference keeps the later value).
-        hedges: Attempts beside one that was late; they are in ``requests``, and not in ``retries``.
-        hedged_bytes: Bytes that these asked for a second time.
+        errors: Failed attempts by name of the error class.
+        max_in_flight: Largest number of attempts at one time since the process started. A difference keeps
+            the later value, a sum the larger one.
+        hedges: Second requests beside late ones. They count as ``requests``, and not as ``retries``.
+        hedged_bytes: Bytes that these requested again.
+
+    Example:
+        >>> before = CounterSnapshot({"get": 2}, bytes_received=100)
+        >>> after = CounterSnapshot({"get": 5, "head": 1}, bytes_received=700)
+        >>> (after - before).requests, (after - before).bytes_received
+        ({'get': 3, 'head': 1}, 600)
+        >>> after.total_requests
+        6
     """
 
     requests: Mapping[str, int] = field(default_factory=dict)
@@ -42,80 +51,80 @@ class CounterSnapshot:
         return sum(self.requests.values())
 
     def __add__(self, other: CounterSnapshot) -> CounterSnapshot:
-        return CounterSnapshot(
-            requests=dict(Counter(self.requests) + Counter(other.requests)),
-            bytes_received=self.bytes_received + other.bytes_received,
-            retries=self.retries + other.retries,
-            errors=dict(Counter(self.errors) + Counter(other.errors)),
-            max_in_flight=max(self.max_in_flight, other.max_in_flight),
-            hedges=self.hedges + other.hedges,
-            hedged_bytes=self.hedged_bytes + other.hedged_bytes,
-        )
+        return self._plus(other, 1, max(self.max_in_flight, other.max_in_flight))
 
     def __sub__(self, earlier: CounterSnapshot) -> CounterSnapshot:
+        return self._plus(earlier, -1, self.max_in_flight)
+
+    def _plus(self, other: CounterSnapshot, sign: int, max_in_flight: int) -> CounterSnapshot:
         return CounterSnapshot(
-            requests=_difference(self.requests, earlier.requests),
-            bytes_received=self.bytes_received - earlier.bytes_received,
-            retries=self.retries - earlier.retries,
-            errors=_difference(self.errors, earlier.errors),
-            max_in_flight=self.max_in_flight,
-            hedges=self.hedges - earlier.hedges,
-            hedged_bytes=self.hedged_bytes - earlier.hedged_bytes,
+            requests=_sum(self.requests, other.requests, sign),
+            bytes_received=self.bytes_received + sign * other.bytes_received,
+            retries=self.retries + sign * other.retries,
+            errors=_sum(self.errors, other.errors, sign),
+            max_in_flight=max_in_flight,
+            hedges=self.hedges + sign * other.hedges,
+            hedged_bytes=self.hedged_bytes + sign * other.hedged_bytes,
         )
 
 
-def _difference(later: Mapping[str, int], earlier: Mapping[str, int]) -> dict[str, int]:
-    changes = {key: count - earlier.get(key, 0) for key, count in later.items()}
-    return {key: count for key, count in changes.items() if count}
+def _sum(counts: Mapping[str, int], others: Mapping[str, int], sign: int) -> dict[str, int]:
+    sums = {name: counts.get(name, 0) + sign * others.get(name, 0) for name in {**counts, **others}}
+    return {name: count for name, count in sums.items() if count}
 
 
 class StorageCounters:
-    """Thread-safe counters of storage requests."""
+    """Thread-safe counters of storage requests.
+
+    Example:
+        >>> counters = StorageCounters()
+        >>> counters.begin("get", is_retry=False)
+        >>> counters.end(received=100)
+        >>> counters.snapshot().bytes_received
+        100
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
-        self._bytes = self._retries = self._in_flight = self._max_in_flight = 0
-        self._hedges = self._hedged_bytes = 0
+        self._sums = Counter(bytes_received=0, retries=0, hedges=0, hedged_bytes=0)
+        self._in_flight = self._max_in_flight = 0
 
     def begin(self, kind: str, *, is_retry: bool, hedged_bytes: int = 0) -> None:
-        """An attempt starts; one beside a late one asks for ``hedged_bytes`` again."""
+        """Count the start of an attempt, which requests ``hedged_bytes`` again if it is a second request."""
         with self._lock:
             self._requests[kind] += 1
-            self._retries += is_retry
+            self._sums["retries"] += is_retry
             if hedged_bytes:
-                self._hedges += 1
-                self._hedged_bytes += hedged_bytes
+                self._sums["hedges"] += 1
+                self._sums["hedged_bytes"] += hedged_bytes
             self._in_flight += 1
             if self._in_flight > self._max_in_flight:
                 self._max_in_flight = self._in_flight
 
     def end(self, *, received: int = 0, error: BaseException | None = None) -> None:
-        """The attempt is over."""
+        """Count the end of an attempt."""
         with self._lock:
             self._in_flight -= 1
-            self._bytes += received
+            self._sums["bytes_received"] += received
             if error is not None:
                 self._errors[type(error).__name__] += 1
 
     def snapshot(self) -> CounterSnapshot:
-        """The counts so far."""
+        """Return the counts so far."""
         with self._lock:
             return CounterSnapshot(
                 requests=dict(self._requests),
-                bytes_received=self._bytes,
-                retries=self._retries,
                 errors=dict(self._errors),
                 max_in_flight=self._max_in_flight,
-                hedges=self._hedges,
-                hedged_bytes=self._hedged_bytes,
+                **self._sums,
             )
 
 
-_DEFAULT = PerProcess(StorageCounters)
+_counters = PerProcess(StorageCounters)
 
 
 def default_counters() -> StorageCounters:
-    """The counters of this process; a forked child starts at zero."""
-    return _DEFAULT.get()
+    """Return the counters of this process; a forked child starts at zero."""
+    return _counters.get()

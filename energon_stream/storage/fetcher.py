@@ -9,30 +9,43 @@ from functools import partial
 from typing import TypeVar
 
 from energon_stream.errors import ConfigError
-from energon_stream.storage.at_hand import get_at_hand
-from energon_stream.storage.base import Body, ByteRange, Store
+from energon_stream.storage.base import Body, ByteRange, Store, get_at_hand
 from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.request_pool import RequestPool
+from energon_stream.storage.watcher import HedgeSnapshot
 
 __all__ = ["Fetcher", "shared_fetcher"]
 
 _EXIT_GRACE = 5.0  # seconds that requests in flight get to finish when the interpreter exits
 _HEDGED_SHARE = 0.03
+_DEFAULT_IN_FLIGHT = 48  # clients open a few more sockets than this; they stay below 64
 
 _T = TypeVar("_T")
 
 
 class Fetcher:
-    """Runs range requests on threads that are born as they are needed.
+    """Runs range requests on threads, which are started as they are needed.
 
-    A request that is late is sent a second time, and the first answer counts. While the store rejects
-    many requests, fewer are in flight.
+    A late request is sent a second time, and the first answer counts. While the store rejects many requests,
+    fewer are in flight. A fetcher may be used after a fork: the child gets threads of its own.
 
     Args:
-        max_in_flight: Largest number of requests at one time. (Where a request is late or waits
-            to be tried again, another takes its place; up to a third more may then be open.)
-        hedged_share: Bytes that may be asked for a second time, as a share of all bytes asked for; 0
+        max_in_flight: Most requests at one time. (While a request is late or waits for its next attempt,
+            another one may start, so up to a third more can be open.)
+        hedged_share: Bytes that may be requested a second time, as a share of all requested bytes, 0 to 1; 0
             switches second requests off.
+
+    Raises:
+        ConfigError: An argument is out of range.
+
+    Example:
+        >>> from energon_stream.storage import ByteRange, Fetcher, StoreSpec
+        >>> store = StoreSpec("s3://data/captions/.nv-meta").open()
+        >>> fetcher = Fetcher(max_in_flight=4)
+        >>> future = fetcher.submit(store, "dataset.yaml", ByteRange(0, 11))
+        >>> bytes(future.result().data)
+        b'sample_type'
+        >>> fetcher.close()
     """
 
     def __init__(self, max_in_flight: int = 32, *, hedged_share: float = _HEDGED_SHARE) -> None:
@@ -41,24 +54,24 @@ class Fetcher:
         if not 0 <= hedged_share <= 1:
             raise ConfigError(f"hedged_share is {hedged_share}", hint="Use 0 to 1.")
         self._pools = PerProcess(partial(RequestPool, max_in_flight, hedged_share))
-        # Before atexit's callbacks: among those are the ones that close s3fs's sessions, after which a
-        # request in flight never ends. (concurrent.futures waits for its threads by the same hook.)
+        # The hook runs before atexit's callbacks, one of which closes s3fs's sessions: a request in flight
+        # would then never end. (concurrent.futures waits for its threads by the same hook.)
         threading._register_atexit(self._drain)  # type: ignore[attr-defined]
 
     def submit(
         self, store: Store, path: str, byte_range: ByteRange, *, etag: str | None = None, deadline: int = 0
     ) -> Future[Body]:
-        """Ask for a byte range.
+        """Request a byte range.
 
         Args:
-            store: Where to read; local stores answer within this call, and so do caches whose bytes are in memory.
+            store: Store to read. Local stores, and caches with the bytes in memory, answer within this call.
             path: Path relative to the store.
             byte_range: The bytes.
             etag: Content version that the object must have.
             deadline: Requests with smaller numbers go first; equal ones in order of submission.
 
         Returns:
-            The body to come. ``cancel()`` works until the request starts.
+            The future body. ``cancel()`` works until the request starts.
         """
         request = partial(store.get_range, path, byte_range, etag=etag)
         if store.is_local:
@@ -81,23 +94,27 @@ class Fetcher:
         """Run any function that makes requests.
 
         Args:
-            function: What to run.
+            function: The function.
             deadline: As in :meth:`submit`.
             inline: Whether to run it within this call.
-            repeatable_bytes: About what it reads, where a second run beside a late first one does no harm; 0
-                for a function that is never run twice.
+            repeatable_bytes: About how many bytes it reads, if a second run beside a late first one does no
+                harm; 0 for a function that must not run twice.
         """
-        return (
-            _answered(function) if inline else self._pools.get().submit(function, deadline, repeatable_bytes)
-        )
+        if inline:
+            return _answered(function)
+        return self._pools.get().submit(function, deadline, repeatable_bytes)
+
+    def hedging(self) -> HedgeSnapshot:
+        """Return how second requests stand in this process."""
+        return self._pools.get().hedging()
 
     def close(self) -> None:
-        """Cancel what waits, let what runs end, and end the threads. It may be used again."""
+        """Cancel waiting requests, let those in flight end, and stop the threads. It may be used again."""
         self._drain()
         self._pools.pop()
 
     def _drain(self) -> None:
-        """Let requests in flight end before the interpreter goes; a thread in a client must not meet that."""
+        """Let requests in flight end: a thread inside a client must not outlive the interpreter."""
         self._pools.get().close(_EXIT_GRACE)
 
 
@@ -112,14 +129,18 @@ def _answered(function: Callable[[], _T]) -> Future[_T]:
     return future
 
 
-_DEFAULT_IN_FLIGHT = 48  # clients open a few more sockets than that; they stay below 64
 _fetchers: PerProcess[Fetcher] = PerProcess()
 
 
 def shared_fetcher(
     max_in_flight: int = _DEFAULT_IN_FLIGHT, *, hedged_share: float = _HEDGED_SHARE
 ) -> Fetcher:
-    """The one fetcher of this process that has these options; not to be closed by one of its users."""
+    """Return the one fetcher of this process with these options. Do not close it: others use it too.
+
+    Example:
+        >>> shared_fetcher() is shared_fetcher(48)
+        True
+    """
     return _fetchers.map(
         (max_in_flight, hedged_share), lambda: Fetcher(max_in_flight, hedged_share=hedged_share)
     )

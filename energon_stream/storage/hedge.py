@@ -1,4 +1,4 @@
-"""Which requests are late, and how many bytes may be asked for twice. Pure: no clock, no threads."""
+"""Pure rules of second requests, without clock or threads: lateness, and a budget of bytes."""
 
 from __future__ import annotations
 
@@ -7,26 +7,33 @@ from collections import deque
 
 __all__ = ["HedgeBudget", "LatencyModel"]
 
-_REMEMBERED = 64  # durations a size class
-_ENOUGH = 12  # of them, before anything is called late
+_REMEMBERED = 64  # durations per size class
+_ENOUGH = 12  # durations, before any request of the class is called late
 _LATE = 2.0  # times the median
 _FLOOR = 0.05  # seconds more; what a busy machine can add to a fast answer
 _QUANTILE = 0.9
 _BEYOND = 1.25  # times the quantile
-_ALLOWANCE = 256 * 1024  # bytes that even a short run may hedge
+_ALLOWANCE = 256 * 1024  # bytes that even a short run may repeat
 _MOST_SAVED = 64 * 1024 * 1024  # bytes of allowance that quiet hours can save up
 
 
 class LatencyModel:
-    """The usual duration of a request by its size, learnt from answers.
+    """Learns the usual duration of requests by size, from answers.
 
-    Sizes fall in classes of powers of two; a class knows its last 64 durations. A request is late after twice
-    their median and 50 ms, and not before a quarter more than their 90th percentile. ("The Tail at Scale",
-    Dean and Barroso, CACM 56(2), 2013, sends a second request at the 95th percentile; answers come in bursts, so
-    a high percentile of a few of them says more of the last burst than of the store.) A class that has seen fewer
-    than 12 answers borrows from the nearest that has seen them: as it is from a larger one, whose
-    requests take longer, and in proportion to the size from a smaller one, which is too much by the
-    time to the first byte. Where a tenth of all answers is slow, slow is usual, and nothing is late.
+    Sizes fall in classes of powers of two; a class remembers its last 64 durations. A request is late after
+    twice their median and 50 ms, but not before 1.25 times their 90th percentile. ("The Tail at Scale", Dean
+    and Barroso, CACM 56(2), 2013, sends a second request at the 95th percentile. Answers come in bursts, so a
+    high percentile of a few answers says more of the last burst than of the store.) A class with fewer than
+    12 answers borrows from the nearest class that has them: unchanged from a larger size, whose requests take
+    longer; in proportion to the size from a smaller one, which is too much by the time to the first byte. If
+    a tenth of all answers is slow, slow is usual, and no request is late.
+
+    Example:
+        >>> model = LatencyModel()
+        >>> for _ in range(12):
+        ...     is_new = model.observe(size=1000, seconds=0.1)
+        >>> model.late_after(1000)
+        0.25
     """
 
     def __init__(self) -> None:
@@ -34,8 +41,13 @@ class LatencyModel:
         self._sorted: dict[int, list[float]] = {}
         self._late_after: dict[int, float] = {}
 
+    @property
+    def answers(self) -> int:
+        """Number of remembered durations."""
+        return sum(map(len, self._recent.values()))
+
     def observe(self, size: int, seconds: float) -> bool:
-        """Learn from the answer to a request of ``size`` bytes; tells when its class becomes known by it."""
+        """Learn from the answer to a request of ``size`` bytes; returns True if its class becomes known."""
         kind = size.bit_length()
         recent = self._recent.setdefault(kind, deque())
         ordered = self._sorted.setdefault(kind, [])
@@ -51,7 +63,7 @@ class LatencyModel:
         return is_new
 
     def late_after(self, size: int) -> float | None:
-        """Seconds after which a request of ``size`` bytes is late; None while that is not known."""
+        """Return the seconds after which a request of ``size`` bytes is late; None while unknown."""
         kind = size.bit_length()
         known = self._late_after.get(kind)
         if known is not None or not self._late_after:
@@ -61,33 +73,36 @@ class LatencyModel:
 
 
 class HedgeBudget:
-    """Keeps the bytes asked for twice below a share of all bytes asked for.
+    """Keeps the bytes that are requested twice below a share of all requested bytes.
 
-    They are at no time more than ``share`` of what was asked for so far, or 256 KiB where that is
-    more: a short run may repeat a handful of small requests, and no large one.
+    At no time are they more than ``share`` of the bytes requested so far, or 256 KiB if that is more: a short
+    run may repeat a few small requests, and no large one.
 
     Args:
-        share: Bytes asked for twice, as a share of the bytes asked for; 0 allows none.
+        share: Bytes requested twice, as a share of all requested bytes; 0 allows none.
+
+    Attributes:
+        earned: Bytes that may be repeated, for the bytes requested so far.
     """
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._earned = 0.0
+        self.earned = 0.0
         self._spent = 0
         self._allowance = _ALLOWANCE if share else 0
 
     def earn(self, size: int) -> None:
-        """Note that a request of ``size`` bytes is asked for."""
-        self._earned = min(self._earned + self._share * size, self._spent + _MOST_SAVED)
+        """Note that ``size`` bytes are requested."""
+        self.earned = min(self.earned + self._share * size, self._spent + _MOST_SAVED)
 
     def can_spend(self, size: int) -> bool:
-        """Whether ``size`` bytes may be asked for again."""
-        return self._spent + size <= max(self._earned, self._allowance)
+        """Return whether ``size`` bytes may be requested again."""
+        return self._spent + size <= max(self.earned, self._allowance)
 
     def spend(self, size: int) -> None:
-        """Note that ``size`` bytes are asked for again."""
+        """Note that ``size`` bytes are requested again."""
         self._spent += size
 
     def give_back(self, size: int) -> None:
-        """Note that ``size`` bytes that were asked for again are not sent."""
+        """Note that ``size`` bytes that were requested again are not sent."""
         self._spent -= size

@@ -1,4 +1,4 @@
-"""Run a function in a short-lived forked child, so that nothing it starts stays in this process."""
+"""Functions that run in a short-lived forked child."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 
 class _ChildTraceback(Exception):
-    """Shown as the cause of an error that was raised in the child."""
+    """The child's traceback, shown as the cause of an error."""
 
 
 def run_isolated(function: Callable[..., T], *args: Any) -> T:
     """Call ``function(*args)`` in a forked child.
 
-    A process that is going to fork workers uses this for requests that it must make before, because
-    client runtimes (obstore's above all) do not survive a fork.
+    A process that will fork workers uses this for the requests that it must make before, because client
+    runtimes (obstore's above all) do not survive a fork.
 
     Args:
-        function: Anything callable; it is not pickled, its result is.
+        function: Any callable. Its result is pickled; the function itself is not.
         *args: Its arguments.
 
     Returns:
@@ -37,23 +37,29 @@ def run_isolated(function: Callable[..., T], *args: Any) -> T:
 
     Raises:
         WorkerError: The child died, or its result or error could not be pickled.
-        BaseException: Whatever the function raised, with the child's traceback as its cause.
+        BaseException: The error that the function raised, with the child's traceback as its cause.
+
+    Example:
+        >>> run_isolated(os.getpid) == os.getpid()
+        False
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or the child would write our buffered output once more
     reading, writing = os.pipe()
-    with forking():
-        child = os.fork()
-        if child == 0:
-            os.close(reading)
-            _answer(writing, function, args)
-    os.close(writing)
+    child = 0
     try:
+        with forking():
+            child = os.fork()
+            if child == 0:
+                os.close(reading)
+                _answer(writing, function, args)
+        os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
             answer = pipe.read()
-    except BaseException:  # who is interrupted waits for nothing; the child must not go on alone
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    except BaseException:
+        if child:  # nobody waits for the answer after an interrupt, so the child must not go on
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         raise
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
@@ -71,7 +77,7 @@ def run_isolated(function: Callable[..., T], *args: Any) -> T:
 
 
 def _answer(writing: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """The child's whole life; never returns."""
+    """Run the child; never returns."""
     code = 1
     try:
         begin_child()
@@ -92,7 +98,7 @@ def _error_answer(error: BaseException, function: Callable[..., Any]) -> bytes:
     text = traceback.format_exc()
     try:
         answer = pickle.dumps((False, error, text))
-        pickle.loads(answer)  # many exceptions pickle well and fail when they are made again
+        pickle.loads(answer)  # many exceptions can be pickled, but not unpickled
         return answer
     except Exception:
         named = WorkerError(

@@ -1,30 +1,36 @@
-"""How many requests may be in flight at a store that rejects some. Pure: no clock, no threads."""
+"""Pure rule for how many requests may be in flight at a store that rejects some, without clock or threads."""
 
 from __future__ import annotations
 
 __all__ = ["ConcurrencyLimit"]
 
-_WINDOW = 64  # attempts that one decision looks at
-_SHORT_WINDOW = 24  # the least of them, where few are in flight and 64 would take long
-_TOLERATED = 0.25  # share of rejections; 2/7 would be 1.4 attempts a success
+_WINDOW = 64  # attempts per decision
+_SHORT_WINDOW = 24  # attempts per decision when few are in flight, and 64 would take long
+_TOLERATED = 0.25  # share of rejections; 2/7 would be 1.4 attempts per success
 _KEPT = 0.8  # rejections of a fifth must not shrink the limit, see below
 
 
 class ConcurrencyLimit:
     """Additive increase, multiplicative decrease, on the share of rejections in a window of attempts.
 
-    A window of at most a quarter of rejections lets the limit grow by a sixteenth of the largest
-    (by a quarter of itself where that is less). A worse one ends at the rejection that makes it
-    certain, and shrinks the limit to what the store took, with a fifth on top: ``limit * accepted
-    share / 0.8``, at least one less and at most half. So rejections that depend on the load keep the
-    limit near what the store takes, and a fifth of random ones, which a lower limit would not
-    make fewer, leaves it near the largest.
+    After a window with at most a quarter of rejections, the limit grows by a sixteenth of the largest (or by
+    a quarter of itself if that is less). A worse window ends at the rejection that makes it certain, and
+    shrinks the limit to what the store accepted plus a fifth: ``limit * accepted share / 0.8``, at least one
+    less and at most half. So rejections that depend on the load keep the limit near what the store accepts.
+    Random rejections of a fifth, which a lower limit would not reduce, leave it near the largest.
 
     Args:
-        largest: Limit while the store rejects little; where it starts.
+        largest: First limit, and the limit while the store rejects little.
 
     Attributes:
         limit: Requests that may be in flight now, 1 or more.
+
+    Example:
+        >>> limit = ConcurrencyLimit(48)
+        >>> for _ in range(20):
+        ...     limit.observe(rejected=True, in_flight=48)
+        >>> limit.limit
+        24
     """
 
     def __init__(self, largest: int) -> None:
@@ -34,13 +40,13 @@ class ConcurrencyLimit:
         self._ignored = 0
 
     def observe(self, *, rejected: bool, in_flight: int) -> None:
-        """Take note of an answer.
+        """Learn from an answer.
 
         Args:
-            rejected: Whether the store said that it is asked too much.
+            rejected: Whether the store asked for fewer requests.
             in_flight: Requests in flight, the answered one included.
         """
-        if self._ignored:  # it was in flight before the limit shrank and says nothing of the new one
+        if self._ignored:  # it was in flight before the limit shrank, and says nothing about the new limit
             self._ignored -= 1
             return
         self._attempts += 1

@@ -28,53 +28,52 @@ _TEMP_SUFFIX = ".energon-tmp"
 
 
 class LocalStore:
-    """A folder (or a file, as path ``""``) of the local file system.
+    """A folder (or a file, as path ``""``) of the local file system; see ``Store`` for the methods.
 
-    Bodies are read-only views of memory maps; a view keeps its map alive, so the maps that this
-    store remembers are bounded while views live as long as they are needed. Every read checks the
-    file's identity, so a replaced file is never served from an old map. Shortening a file in place
-    under a live view is the one thing that a map cannot survive.
+    Bodies are read-only views of memory maps. The store remembers a bounded number of maps; a view keeps its
+    own map alive. Every read checks the file's identity, so a replaced file is never read from an old map. Do
+    not shorten a file in place while views of it live: reading them would kill the process.
 
     Args:
         root: Path or ``file://`` URL.
+
+    Example:
+        >>> store = LocalStore("captions/.nv-meta")
+        >>> bytes(store.get_range("dataset.yaml", ByteRange(0, 11)).data)
+        b'sample_type'
     """
 
     is_local = True
 
     def __init__(self, root: str) -> None:
         self._root = local_path(root)
-        # functools' cache needs no lock of ours, so nothing of this store can be held across a fork.
+        # lru_cache has no lock in Python, so a fork cannot leave one locked.
         self._map = lru_cache(maxsize=_MAX_MAPS)(_map_file)
 
     @property
     def url(self) -> str:
-        """Absolute path of the root."""
         return self._root
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
-        """Map a whole file; see ``Store``."""
         view, version = self._view(path, etag)
         return Body(view, version, len(view))
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
-        """A view of a byte range; see ``Store``."""
         view, version = self._view(path, etag)
         start, stop = byte_range.start, byte_range.stop
         if not 0 <= start <= stop <= len(view):
             raise RangeError(
-                f"bytes {start} to {stop} are asked for, the file has {len(view)}",
+                f"requested bytes {start} to {stop}, but the file has {len(view)}",
                 where=self._locate(path),
                 hint="The file is shorter than its index says; prepare the dataset again.",
             )
         return Body(view[start:stop], version, len(view))
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
-        """A view of the last bytes; see ``Store``."""
         view, version = self._view(path, etag)
         return Body(view[max(0, len(view) - length) :], version, len(view))
 
     def head(self, path: str) -> ObjectMeta:
-        """Size and identity of a file; see ``Store``."""
         location = self._locate(path)
         with _named_errors(location):
             status = os.stat(location)
@@ -83,7 +82,6 @@ class LocalStore:
         return ObjectMeta(status.st_size, _etag(status))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
-        """All files below a folder, sorted; see ``Store``."""
         entries = []
         below_root = len(os.path.join(self._root, ""))
         for folder, _, names in os.walk(self._locate(prefix), followlinks=True):
@@ -93,29 +91,28 @@ class LocalStore:
                 location = os.path.join(folder, name)
                 try:
                     status = os.stat(location)
-                except FileNotFoundError:  # a dangling link, or removed meanwhile
+                except FileNotFoundError:  # a dangling link, or the file was just removed
                     continue
                 entries.append(ListEntry(location[below_root:], ObjectMeta(status.st_size, _etag(status))))
         return iter(sorted(entries, key=lambda entry: entry.path))
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a file by way of a temporary one beside it; see ``Store``."""
+        """Write a temporary file beside the target, and rename it."""
         with self._replacing(path) as temporary:
             Path(temporary).write_bytes(data)
 
     def put_file(self, path: str, local_path: str) -> None:
-        """Copy a file in, visible when complete; see ``Store``."""
+        """Copy a file; readers see it when it is complete."""
         with self._replacing(path) as temporary:
             shutil.copyfile(local_path, temporary)
 
     def delete(self, path: str) -> None:
-        """Remove a file; see ``Store``."""
         location = self._locate(path)
         with _named_errors(location):
             Path(location).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Forget the maps; live views keep theirs."""
+        """Forget the maps; live views keep their own."""
         self._map.cache_clear()
 
     def _locate(self, path: str) -> str:
@@ -130,7 +127,7 @@ class LocalStore:
                     raise _changed(location)
                 try:
                     return self._map(location, version), version
-                except ObjectChangedError:  # replaced since the line above; look again
+                except ObjectChangedError:  # replaced between the two lines; look again
                     continue
 
     @contextmanager

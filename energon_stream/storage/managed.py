@@ -1,4 +1,4 @@
-"""Every remote store as users get it: retried, counted, and made anew in a forked process."""
+"""Remote stores as the library uses them: retried, counted, and opened anew in a forked process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 class ManagedStore:
-    """Wraps the store that ``factory`` makes; see ``Store`` for the methods.
+    """Adds retries, counters and fork safety to a store; see ``Store`` for the methods.
 
     Args:
-        factory: Makes the wrapped store; called once in every process.
+        factory: Opens the wrapped store; called once in each process.
         policy: Retries of transient faults.
-        counters: Where attempts are counted; None is the counters of the process.
+        counters: Counters of the attempts; None for those of the process.
     """
 
     is_local = False
@@ -36,27 +36,23 @@ class ManagedStore:
         self._policy = policy
         self._counters = counters
         self._stores: PerProcess[Store] = PerProcess(factory)
-        self._stores.get()  # options that the transport refuses are refused now
+        self._stores.get()  # reports unusable options now instead of at the first read
 
     @property
     def url(self) -> str:
-        """Root URL without credentials."""
         return self._stores.get().url
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
-        """Read a whole object."""
         return self._read(path, lambda store: store.get(path, etag=etag), etag)
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
-        """Read a byte range. An empty one costs no request."""
         if not 0 <= byte_range.start < byte_range.stop:
             if byte_range.start == byte_range.stop >= 0:
-                return Body(memoryview(b""), etag, None)
+                return Body(memoryview(b""), etag, None)  # without a request
             raise RangeError(f"no such byte range: {byte_range}", where=f"{self.url}/{path}")
         return self._read(path, lambda store: store.get_range(path, byte_range, etag=etag), etag)
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
-        """Read the last ``length`` bytes (all of a shorter object)."""
         if length <= 0:
             raise RangeError(
                 f"a suffix of {length} bytes", where=f"{self.url}/{path}", hint="Ask for 1 or more."
@@ -64,16 +60,16 @@ class ManagedStore:
         try:
             return self._read(path, lambda store: store.get_suffix(path, length, etag=etag), etag)
         except (RangeError, UnsupportedStoreError):
+            # An empty object has no last bytes: some stores refuse the request, others answer 200.
             if self.head(path).size:
                 raise
-            return self.get(path, etag=etag)  # an empty object has no last bytes; stores refuse or answer 200
+            return self.get(path, etag=etag)
 
     def head(self, path: str) -> ObjectMeta:
-        """Metadata of one object."""
         return self._run("head", lambda store: store.head(path))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
-        """All objects below a folder, sorted; a listing is retried as a whole and counts once."""
+        """List all objects below a folder. A listing is retried as a whole and counts once."""
 
         def entries(store: Store) -> list[ListEntry]:
             return sorted(store.list(prefix), key=lambda entry: entry.path)
@@ -81,19 +77,15 @@ class ManagedStore:
         return iter(self._run("list", entries))
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a whole object."""
         self._run("put", lambda store: store.put(path, data))
 
     def put_file(self, path: str, local_path: str) -> None:
-        """Upload a local file."""
         self._run("put", lambda store: store.put_file(path, local_path))
 
     def delete(self, path: str) -> None:
-        """Remove one object."""
         self._run("delete", lambda store: store.delete(path))
 
     def close(self) -> None:
-        """Release what the wrapped store can release."""
         self._stores.get().close()
 
     def _read(self, path: str, request: Callable[[Store], Body], etag: str | None) -> Body:
@@ -107,7 +99,7 @@ class ManagedStore:
     ) -> T:
         store = self._stores.get()
         counters = self._counters or default_counters()
-        listener = attempt_listener() or _NOBODY
+        listener = attempt_listener() or _NO_LISTENER
 
         def attempt(number: int) -> T:
             listener.begin()
@@ -126,27 +118,23 @@ class ManagedStore:
         return policy.run(attempt)
 
 
-class _Nobody:
-    """Listens to requests that no fetcher runs."""
+class _NoListener:
+    """The listener of requests outside a fetcher: attempts start at once, and every answer is wanted."""
 
     retries = True
     hedged_bytes = 0
 
-    def begin(self) -> None:
-        """Attempts start at once."""
+    def begin(self) -> None: ...
 
     def answered(self) -> bool:
-        """Every answer is wanted."""
         return True
 
-    def end(self, error: BaseException | None) -> None:
-        """Nothing follows from an answer."""
+    def end(self, error: BaseException | None) -> None: ...
 
-    def release_slot(self) -> None:
-        """There is no line to release_slot."""
+    def release_slot(self) -> None: ...
 
 
-_NOBODY: AttemptListener = _Nobody()
+_NO_LISTENER: AttemptListener = _NoListener()
 
 
 def _body_size(body: Body) -> int:

@@ -1,4 +1,4 @@
-"""Which byte ranges to fetch together: a pure function of numbers."""
+"""A pure function that merges byte ranges into fetches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchPlan:
-    """Fetches that serve a set of ranges.
+    """Fetches that cover a set of ranges.
 
     Attributes:
         objects: int64 [k], object of each fetch.
         starts: int64 [k], first byte of each fetch; fetches are ordered by (object, start).
         stops: int64 [k], byte after the last one.
-        fetch_of: int64 [m], for every input range the fetch that holds all of it, or -1.
+        fetch_of: int64 [m], for each input range the fetch that contains all of it, or -1.
     """
 
     objects: _Int64s
@@ -42,24 +42,30 @@ def plan_fetches(
 ) -> FetchPlan:
     """Merge neighbouring ranges into fetches.
 
-    Ranges of one object merge while the gap to the next range (required or not) is at most
-    ``max_gap`` and the fetch stays within ``max_bytes``; a single larger range gets a fetch of its
-    own. A fetch begins and ends with a required range. Ranges that are not required are served
-    where they lie inside a fetch: their bytes bridge gaps, and someone will want them soon.
+    Ranges of one object merge while the gap to the next range (required or not) is at most ``max_gap`` and
+    the fetch stays within ``max_bytes``; a single larger range gets a fetch of its own. A fetch begins and
+    ends with a required range. Other ranges are covered only if they lie inside a fetch: their bytes bridge
+    gaps, and are needed soon.
 
     Args:
-        objects: int64 [m], any numbers that name the objects.
+        objects: int64 [m], numbers of the objects.
         starts: int64 [m], first bytes.
         stops: int64 [m], bytes after the last ones.
-        required: bool [m], the ranges that must be served.
-        max_gap: Bytes that may be fetched in vain between two ranges.
-        max_bytes: Largest merged fetch.
+        required: bool [m], the ranges that must be covered.
+        max_gap: Most unused bytes that are fetched between two ranges.
+        max_bytes: Size of the largest merged fetch, in bytes.
 
     Returns:
-        The fetches; every required range is served by exactly one.
+        The fetches; each required range is covered by exactly one.
 
     Raises:
         ConfigError: Limits or ranges are negative.
+
+    Example:
+        >>> starts, stops = np.array([0, 150, 9000]), np.array([100, 200, 9500])
+        >>> plan = plan_fetches(np.zeros(3, int), starts, stops, np.ones(3, bool), max_gap=64, max_bytes=1000)
+        >>> plan.starts.tolist(), plan.stops.tolist(), plan.fetch_of.tolist()
+        ([0, 9000], [200, 9500], [0, 0, 1])
     """
     if max_gap < 0 or max_bytes < 1 or np.any(starts < 0) or np.any(stops < starts):
         raise ConfigError(
@@ -74,13 +80,14 @@ def plan_fetches(
     # One number line for all objects: object after object, far enough apart never to merge.
     names, rank = np.unique(objects, return_inverse=True)
     shift = rank.astype(np.int64) * (int(stops.max()) + max_gap + max_bytes + 1)
-    order = np.lexsort((-stops, starts + shift))  # a range comes before those that it holds
+    order = np.lexsort((-stops, starts + shift))  # a range comes before the ranges inside it
     first, last = (starts + shift)[order], (stops + shift)[order]
-    reach = np.maximum.accumulate(last)  # ranges may overlap or hold each other
+    reach = np.maximum.accumulate(last)  # ranges may overlap or contain each other
     island = np.zeros(len(order), dtype=np.int64)
     np.cumsum(first[1:] - reach[:-1] > max_gap, out=island[1:])
 
-    # Only required ranges make fetches. Along them: the index at which a fetch begun at i must end.
+    # Only required ranges make fetches. following[i] is the required range at which a fetch that begins with
+    # i ends.
     needed = np.flatnonzero(required[order])
     first_needed, last_needed = first[needed], last[needed]
     reach_needed = np.maximum.accumulate(last_needed)
@@ -95,8 +102,8 @@ def plan_fetches(
     tails = np.array([*heads[1:], len(following)]) - 1
 
     fetch_first, fetch_last = first_needed[heads], reach_needed[tails]
-    # The fetch that begins last at or before a range; a required range belongs to its own run, which
-    # differs from that only where ranges overlap across fetches.
+    # A range is served by the last fetch that begins at or before it. A required range belongs to its own
+    # run, which is another fetch only if ranges overlap across fetches.
     serving = np.searchsorted(fetch_first, first, side="right") - 1
     serving[needed] = np.repeat(np.arange(len(heads)), np.diff([*heads, len(following)]))
     served = (serving >= 0) & (last <= fetch_last[serving])

@@ -1,4 +1,4 @@
-"""The fetcher's machinery: threads, and slots for requests in flight."""
+"""Threads and slots that the fetcher runs requests on."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 from energon_stream.errors import ThrottledError, TransientStorageError
 from energon_stream.storage.attempts import AnswerUnwanted, listen
 from energon_stream.storage.limiter import ConcurrencyLimit
-from energon_stream.storage.watcher import LateWatcher
+from energon_stream.storage.watcher import HedgeSnapshot, LateWatcher
 
 __all__ = ["RequestPool"]
 
 
-_WORTH_LEAVING = 1 << 20
-"""Bytes of a late answer that arrive anyway while its first ones are read. Dropping a smaller answer costs a connection
-and saves nothing."""
+_WORTH_DROPPING = 1 << 20
+"""Bytes of an answer that have arrived anyway when its first ones are read. To drop a smaller answer costs a
+connection and saves nothing."""
 
 
 class _Task:
-    """One request; the pool's lock guards what changes."""
+    """One request; the pool's lock protects its fields."""
 
     __slots__ = (
         "error",
@@ -44,30 +44,34 @@ class _Task:
 
     def __init__(self, function: Callable[[], Any], urgency: tuple[int, int], size: int) -> None:
         self.function = function
-        self.urgency = urgency
+        self.urgency = urgency  # deadline, order of submission
         self.size = size  # 0: not to be repeated
         self.future: Future[Any] = Future()
         self.has_slot = False
         self.granted: threading.Lock | None = None  # released when a slot is granted after a back-off
         self.started = 0.0
-        self.hedges = 0  # requests beside the first
-        self.runs = 1  # requests under way
-        self.reading = 0  # those of them whose first bytes are there
+        self.hedges = 0  # second requests
+        self.runs = 1  # first and second requests that have not ended
+        self.reading = 0  # runs whose first bytes have arrived
         self.settled = False
         self.error: BaseException | None = None
 
 
 class RequestPool:
-    """Runs tasks on threads that are born as they are needed, as many at a time as there are slots.
+    """Runs tasks on threads that are started as they are needed, at most as many at a time as there are
+    slots.
 
-    A task holds a slot while it runs, except between two attempts, when it says that it needs none for now, and when a
-    second request was faster: the transport cannot be interrupted, so the late one then keeps its thread,
-    and only that, until its answer comes and is dropped (at the first bytes, where it is large and the store
-    tells of them). A free slot goes to the most urgent task.
+    A free slot goes to the most urgent task. A task holds its slot while it runs, except:
+
+    * between two attempts;
+    * after ``release_slot``, while it does slow work with its answer;
+    * when a second request was faster. A client cannot be interrupted, so the late request keeps its thread
+      until its answer comes and is dropped: at the first bytes, if the answer is large and the store reports
+      them.
 
     Args:
-        max_in_flight: Most slots; there are fewer while the store rejects many requests.
-        hedged_share: Bytes that may be asked for twice, as a share of all bytes asked for.
+        max_in_flight: Most slots; fewer while the store rejects many requests.
+        hedged_share: Bytes that may be requested twice, as a share of all requested bytes.
     """
 
     def __init__(self, max_in_flight: int, hedged_share: float) -> None:
@@ -76,14 +80,14 @@ class RequestPool:
         self._watcher: LateWatcher[_Task] = LateWatcher(self._lock, hedged_share, self._repeat, self._watch)
         self._busy = 0  # slots taken
         self._submitted = 0
-        self._fresh: list[tuple[tuple[int, int], _Task]] = []
-        self._returning: list[tuple[tuple[int, int], _Task]] = []  # after a back-off, their threads waiting
-        # Threads wait on a queue because it does so in C; a Condition costs some 8 us more a request.
+        self._fresh: list[tuple[tuple[int, int], _Task]] = []  # heap: no attempt yet, no thread
+        self._returning: list[tuple[tuple[int, int], _Task]] = []  # heap: after a back-off
+        # A queue waits in C; a Condition would cost 8 us more per request.
         self._granted: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
-        self._threads_to_start: list[Callable[[], None]] = []  # what threads are to be started with
+        self._threads_to_start: list[Callable[[], None]] = []  # targets of threads to start
         self._workers = self._idle = 0
-        self._hedges = 0  # requests beside the first of tasks that still have one under way
+        self._hedges = 0  # second requests of tasks that have not ended
         self._max_hedges = max(1, max_in_flight // 3)
         self._max_workers = 2 * max_in_flight + self._max_hedges
         self._closing = False
@@ -92,25 +96,30 @@ class RequestPool:
         """Run ``function`` as soon as a slot is free and nothing more urgent waits.
 
         Args:
-            function: What to run.
-            deadline: Smaller ones first, equal ones in order.
-            size: Bytes that it reads, where it may run a second time beside the first; else 0.
+            function: Makes the requests.
+            deadline: Smaller numbers go first, equal ones in order of submission.
+            size: Bytes that it reads, if it may run a second time beside the first; else 0.
         """
         with self._lock:
             self._submitted += 1
             task = _Task(function, (deadline, self._submitted), size)
-            future = task.future  # the task lets go of it when it is done, which may be before the return
+            future = task.future  # the task forgets it when it is settled, maybe before we return
             if self._closing:
                 future.cancel()
             else:
-                self._watcher.asked(size)
+                self._watcher.requested(size)
                 heapq.heappush(self._fresh, (task.urgency, task))
                 self._grant()
         self._start_threads()
         return future
 
+    def hedging(self) -> HedgeSnapshot:
+        """Return the state of second requests."""
+        with self._lock:
+            return self._watcher.snapshot()
+
     def close(self, grace: float) -> None:
-        """Cancel what waits, let what runs end within ``grace`` seconds, and end the threads."""
+        """Cancel waiting tasks, let running ones end within ``grace`` seconds, and stop the threads."""
         with self._lock:
             self._closing = True
             waiting, self._fresh = self._fresh, []
@@ -123,16 +132,16 @@ class RequestPool:
             task.future.cancel()
         limit = time.monotonic() + grace
         for thread in list(self._threads):
-            with suppress(RuntimeError):  # another thread is just starting it
+            with suppress(RuntimeError):  # another thread is about to start it
                 thread.join(max(0.0, limit - time.monotonic()))
 
-    # Attempts, told by the retry layer
+    # Callbacks of the retry layer, by way of the listeners below
 
     def begin(self, task: _Task) -> None:
-        """A task's own attempt begins; after a back-off it waits for a slot.
+        """Begin an attempt of a task's first request; after a back-off, wait for a slot.
 
         Raises:
-            AnswerUnwanted: The second request was faster.
+            AnswerUnwanted: A second request was faster.
         """
         if task.has_slot and not task.size:  # only this thread changes it
             task.started = time.monotonic()
@@ -158,20 +167,19 @@ class RequestPool:
             self._watcher.began(task, task.size, task.urgency)
 
     def answered(self, task: _Task, started: float) -> bool:
-        """The first bytes of an answer are there; tells whether the rest is wanted."""
-        if not task.size:  # there is no other request
+        """Note that the first bytes of an answer arrived; returns whether the rest is wanted."""
+        if not task.size:  # there is no second request
             task.reading += 1
             return True
         with self._lock:
-            if task.settled and task.size > _WORTH_LEAVING:
+            if task.settled and task.size > _WORTH_DROPPING:
                 return False
             task.reading += 1
-            if task.size:
-                self._watcher.answers(task, time.monotonic() - started)
+            self._watcher.first_byte(task, time.monotonic() - started)
             return True
 
     def end(self, task: _Task, error: BaseException | None, *, was_reading: bool) -> None:
-        """A task's own attempt is over."""
+        """End an attempt of a task's first request."""
         with self._lock:
             task.reading -= was_reading
             self._watcher.ended(task)
@@ -185,7 +193,7 @@ class RequestPool:
         self._start_threads()
 
     def release_slot(self, task: _Task) -> None:
-        """Give a task's slot away while its thread goes on; its next attempt, if there is one, waits for another."""
+        """Free a task's slot while its thread goes on; the task's next attempt, if any, waits for a slot."""
         with self._lock:
             self._release(task)
             self._grant()
@@ -194,10 +202,10 @@ class RequestPool:
     def end_second(
         self, task: _Task, started: float, error: BaseException | None, *, was_reading: bool
     ) -> None:
-        """A task's second request is over."""
+        """End the attempt of a second request."""
         with self._lock:
             task.reading -= was_reading
-            if error is not None:  # a store that is in trouble must not get a third
+            if error is not None:  # a failing store must not get a third request
                 self._watcher.ended(task)
             self._learn(task.size, started, error)
 
@@ -216,7 +224,7 @@ class RequestPool:
             self._busy -= 1
 
     def _grant(self, *, to_caller: bool = False) -> _Task | None:
-        """Give free slots away; a worker that asks for one gets the first fresh task."""
+        """Grant free slots. With ``to_caller``, return the most urgent fresh task to the calling worker."""
         own = None
         while self._busy < self._limiter.limit or self._closing:
             has_thread = to_caller or self._idle or self._workers < self._max_workers
@@ -250,11 +258,11 @@ class RequestPool:
         thread.start()
 
     def _start_threads(self) -> None:
-        """Start threads that were found necessary; without the lock: ``start`` waits until the thread runs."""
+        """Start the threads that ``_grant`` found necessary. Call it without the lock: ``start`` waits."""
         while self._threads_to_start:
             try:
                 target = self._threads_to_start.pop()
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread took it
                 return
             self._start(target)
 
@@ -270,7 +278,7 @@ class RequestPool:
                 self._idle += waits
             self._start_threads()
             if waits:
-                # With no task in hand: an idle thread must not keep a body alive, nor what asked for it.
+                # An idle thread must keep neither a body nor its requester alive, so it holds no task here.
                 listen(None)
                 task = self._granted.get()
         self._unregister()
@@ -286,16 +294,16 @@ class RequestPool:
             task.runs -= 1
             if not task.runs:
                 self._hedges -= task.hedges
-            if task.error is None or listener.retries:  # the first request's error says more
+            if task.error is None or listener.retries:  # prefer the first request's error
                 task.error = error
             wins = not task.settled and (error is None or not task.runs)
-            if wins:  # the other request must not keep the body alive
+            if wins:  # the future is moved out, so that the other request does not keep the body alive
                 task.settled = True
                 self._watcher.ended(task)
-                if not task.started:  # answered by a cache: nothing was asked for
-                    self._watcher.asked(-task.size)
-                if listener.is_reading and task.size > _WORTH_LEAVING:  # then the store tells of first bytes
-                    self._watcher.left((task.runs - task.reading) * (task.size - _WORTH_LEAVING))
+                if not task.started:  # a cache answered: no bytes were requested
+                    self._watcher.requested(-task.size)
+                if listener.is_reading and task.size > _WORTH_DROPPING:  # so the store reports first bytes
+                    self._watcher.saved((task.runs - task.reading) * (task.size - _WORTH_DROPPING))
                 future, task.future = task.future, Future()
         if wins and error is None:
             future.set_result(result)
@@ -314,7 +322,7 @@ class RequestPool:
     def _second(self, task: _Task) -> None:
         self._run(task, _Second(self, task))
         with self._lock:
-            if task.settled:  # the first request goes on without a slot
+            if task.settled:  # the first request, if it still runs, goes on without a slot
                 self._release(task)
             self._grant()
         self._start_threads()
@@ -329,7 +337,7 @@ class RequestPool:
 
 
 class _First:
-    """Hears of a task's own attempts."""
+    """Listens to the attempts of a task's first request."""
 
     __slots__ = ("_pool", "_task", "is_reading")
     retries = True
@@ -338,7 +346,7 @@ class _First:
     def __init__(self, pool: RequestPool, task: _Task) -> None:
         self._pool = pool
         self._task = task
-        self.is_reading = False  # whether the latest attempt's first bytes came, if the store tells
+        self.is_reading = False  # whether the latest attempt's first bytes arrived
 
     def begin(self) -> None:
         self.is_reading = False
@@ -356,7 +364,7 @@ class _First:
 
 
 class _Second:
-    """Hears of the one attempt of a request beside a late one; a failed one is not tried again."""
+    """Listens to the one attempt of a second request, which is not retried."""
 
     __slots__ = ("_pool", "_started", "_task", "hedged_bytes", "is_reading")
     retries = False
@@ -378,4 +386,4 @@ class _Second:
     def end(self, error: BaseException | None) -> None:
         self._pool.end_second(self._task, self._started, error, was_reading=self.is_reading)
 
-    def release_slot(self) -> None: ...  # it has no slot
+    def release_slot(self) -> None: ...  # a second request has no slot

@@ -19,20 +19,31 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and when a request is tried again.
+    """How often, and after which waits, a request is retried; see ``StoreSpec.open(policy=…)``.
 
-    The wait before try ``n`` is uniform in ``[0, min(max_delay, base_delay * 2**(n - 1))]`` ("full
-    jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/). Eleven tries
-    lose one request in fifty million where a fifth of all answers are 503, and give up on a dead
-    server after about 8 s. The first waits are short because others wait for the request; where the store
-    is asked too much, it is the limit of requests in flight that spares it.
+    The wait before retry ``n`` is uniform in ``[0, min(max_delay, base_delay * 2**(n - 1))]`` ("full jitter",
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/). With eleven attempts, one
+    request in fifty million is lost if a fifth of all answers are 503, and a dead server is given up after
+    about 8 s. The first waits are short because other requests wait for this one; the limit of requests in
+    flight protects a busy store.
 
     Attributes:
-        attempts: Tries in all, the first included.
-        base_delay: Upper bound of the first wait, seconds.
-        max_delay: Upper bound of any wait, seconds.
-        jitter: Source of uniform numbers in ``[0, 1)``; not the global one, whose draws belong to the user's hooks.
-        sleep: How to wait.
+        attempts: Attempts in all, the first included.
+        base_delay: Upper bound of the first wait, in seconds.
+        max_delay: Upper bound of any wait, in seconds.
+        jitter: Returns uniform numbers in ``[0, 1)``. Not the global generator, whose draws belong to the
+            user.
+        sleep: Waits for a number of seconds.
+
+    Example:
+        >>> waits = []
+        >>> def busy(attempt):
+        ...     raise TransientStorageError("the store is busy")
+        >>> RetryPolicy(attempts=4, jitter=lambda: 1.0, sleep=waits.append).run(busy)
+        Traceback (most recent call last):
+        energon_stream.errors.TransientStorageError: the store is busy (gave up after 4 attempts)
+        >>> waits
+        [0.025, 0.05, 0.1]
     """
 
     attempts: int = 11
@@ -45,7 +56,7 @@ class RetryPolicy:
         """Call ``function(attempt)``, attempts counted from 0, until it succeeds.
 
         Raises:
-            TransientStorageError: The last attempt failed too; says how many there were.
+            TransientStorageError: The last attempt failed too; the message says how many there were.
         """
         attempt = 0
         while True:

@@ -1,4 +1,4 @@
-"""Pure functions on paths: local or URL, joining, and what may be shown of them."""
+"""Pure functions on paths and URLs: kind, joining, and removing credentials."""
 
 from __future__ import annotations
 
@@ -20,38 +20,42 @@ _SECRET_QUERY = re.compile(
 
 
 def is_url(path: str) -> bool:
-    """True for ``scheme://…`` and for fsspec's chained ``cache::scheme://…``."""
+    """Return True for ``scheme://…`` and for fsspec's chained ``cache::scheme://…``."""
     return _URL.match(path) is not None
 
 
 def url_scheme(url: str) -> str:
-    """Lower-case scheme of the outermost file system; ``file`` for a plain path."""
+    """Return the lower-case scheme of the outermost file system; ``file`` for a plain path."""
     match = _URL.match(url)
     return url[: match.start(1)].lower() if match else "file"
 
 
 def is_local(path: str) -> bool:
-    """True for plain paths and ``file://`` URLs."""
+    """Return True for plain paths and ``file://`` URLs."""
     return url_scheme(path) in _LOCAL_SCHEMES and "::" not in path.partition("://")[0]
 
 
 def local_path(path: str) -> str:
-    """Absolute path of a plain path or ``file://`` URL; ``~`` is expanded."""
+    """Return the absolute path of a plain path or ``file://`` URL, with ``~`` expanded."""
     if is_url(path):
         path = path.partition("://")[2]
     return os.path.abspath(os.path.expanduser(path))
 
 
 def join_url(base: str, relative: str) -> str:
-    """Resolve ``relative`` against the folder ``base``.
+    """Resolve a path against a folder.
 
     Args:
         base: Local path or URL of a folder; a query string stays at the end.
-        relative: Path below ``base``, with ``.`` and ``..`` resolved. An absolute local path or a
-            URL is returned as it is.
+        relative: Path below ``base``, with ``.`` and ``..`` resolved. An absolute local path or a URL is
+            returned unchanged.
 
     Raises:
         ConfigError: ``..`` leads above the bucket.
+
+    Example:
+        >>> join_url("s3://bucket/data", "../other/a.tar")
+        's3://bucket/other/a.tar'
     """
     if is_url(relative) or relative == "~" or relative.startswith(("/", "~/")):
         return relative
@@ -74,19 +78,24 @@ def join_url(base: str, relative: str) -> str:
 
 
 def parent_url(url: str) -> str:
-    """The folder that holds ``url``."""
+    """Return the folder that contains ``url``."""
     return join_url(url, "..") if is_url(url) else posixpath.dirname(url.rstrip("/"))
 
 
 def strip_credentials(text: str) -> str:
-    """``text`` (a URL, or a message with URLs in it) without ``user:password@`` and signed queries."""
+    """Remove ``user:password@`` and signed queries from a URL, or from a message with URLs in it.
+
+    Example:
+        >>> strip_credentials("no such object: https://me:secret@host/key?token=abc")
+        'no such object: https://host/key'
+    """
     return _SECRET_QUERY.sub("", _USER_INFO.sub("", text))
 
 
 def _split(url: str) -> tuple[str, str, str, str, str]:
-    """Parts of a URL: chain before, scheme, bucket or host, path, and what follows the path.
+    """Split a URL into chain before, scheme, bucket or host, path, and the rest after the path.
 
-    The path of a chained URL is that of its first element that has one.
+    The path of a chained URL is that of the first element that has one.
     """
     elements = url.split("::")
     index = next((i for i, element in enumerate(elements) if "://" in element), 0)

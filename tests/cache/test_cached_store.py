@@ -11,7 +11,7 @@ import pytest
 from energon_stream.cache import BlockCache, CacheConfig, CachedStore, CacheSnapshot
 from energon_stream.errors import ObjectChangedError, UnsupportedStoreError
 from energon_stream.storage import Body, ByteRange, Fetcher, ObjectMeta, StorageCounters, StoreSpec
-from energon_stream.storage.at_hand import get_at_hand
+from energon_stream.storage.base import get_at_hand
 from energon_stream.testing.s3server import Rule
 from energon_stream.testing.store_suite import StoreConformance
 
@@ -216,10 +216,10 @@ def test_hits_neither_make_requests_late_nor_pay_for_second_ones(s3_server, remo
     s3_server.shape(first_byte_latency=0.2)
     for _ in range(20):
         read_all(fetcher, store, 40)
-    watcher = fetcher._pools.get()._watcher
+    hedging = fetcher.hedging()
     assert cache.counters().hits == 800
-    assert watcher._budget._earned == pytest.approx(0.03 * 40 * SIZE)
-    assert sum(map(len, watcher._to_end._recent.values())) == 40 + hedged
+    assert hedging.earned_bytes == pytest.approx(0.03 * 40 * SIZE)
+    assert hedging.answers == 40 + hedged
     fetcher.close()
 
 

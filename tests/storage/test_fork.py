@@ -18,7 +18,7 @@ import pytest
 from energon_stream.cache import CacheConfig, shared_cache
 from energon_stream.loader import get_loader
 from energon_stream.pipeline.map import MapDataset
-from energon_stream.storage import _botocore, fork, run_isolated, shared_fetcher
+from energon_stream.storage import _s3fs, fork, run_isolated, shared_fetcher
 from energon_stream.testing.operator_suite import NumbersDataset
 from energon_stream.worker import WorkerConfig
 
@@ -187,11 +187,11 @@ def test_a_preparation_is_made_once_and_its_failure_is_nobodys(monkeypatch):
 
 
 def test_sessions_share_descriptions_and_nothing_else(tmp_path, monkeypatch):
-    first, second = _botocore.botocore_session({}), _botocore.botocore_session({})
+    first, second = _s3fs.botocore_session({}), _s3fs.botocore_session({})
     assert first is not second
     assert first.get_component("data_loader") is second.get_component("data_loader")
     monkeypatch.setenv("AWS_DATA_PATH", str(tmp_path))
-    other = _botocore.botocore_session({}).get_component("data_loader")
+    other = _s3fs.botocore_session({}).get_component("data_loader")
     assert other is not first.get_component("data_loader")
     assert str(tmp_path) in other.search_paths
 

@@ -1,0 +1,114 @@
+"""The table of transports: lazy imports, stores that users register, and platforms without Linux's features."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from energon_stream.errors import ConfigError, TransientStorageError, UnsupportedStoreError
+from energon_stream.storage import (
+    ByteRange,
+    Fetcher,
+    LocalStore,
+    RetryPolicy,
+    StorageCounters,
+    StoreSpec,
+    register_store,
+    run_isolated,
+)
+
+
+def run(program, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+BLOCKED = """
+    import sys
+    class Blocker:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in {blocked}:
+                raise ImportError(f"{{name}} is blocked")
+    sys.meta_path.insert(0, Blocker())
+"""
+
+
+def test_obstore_reads_s3_without_s3fs(s3_server, tmp_bucket):
+    """s3fs and its dependencies are imported only if obstore cannot be used."""
+    s3_server.put(f"{tmp_bucket}/key", b"data")
+    program = (
+        textwrap.dedent(
+            BLOCKED.format(blocked=("s3fs", "aiobotocore", "botocore", "aiohttp", "fsspec", "torch"))
+        )
+        + f"""
+from energon_stream.storage import ByteRange, Fetcher, StoreSpec
+store = StoreSpec({tmp_bucket!r}, {s3_server.storage_options!r}).open()
+fetcher = Fetcher(2)
+print(bytes(fetcher.submit(store, "key", ByteRange(1, 3)).result().data), [e.path for e in store.list()])
+fetcher.close()
+"""
+    )
+    assert run(program) == "b'at' ['key']\n"
+
+
+def test_importing_storage_imports_no_transport():
+    program = (
+        "import sys, energon_stream.storage; print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    imported = eval(run(program))
+    assert not {"s3fs", "aiobotocore", "botocore", "aiohttp", "fsspec", "obstore", "torch"} & set(imported)
+
+
+class Flaky(LocalStore):
+    """A local folder behind a scheme of its own; every other read fails."""
+
+    is_local = False
+    reads = 0
+
+    def __init__(self, url, options):
+        super().__init__(url.removeprefix("Shelf://").removeprefix("shelf://"))
+        self.options = options
+        if options.get("color"):
+            raise UnsupportedStoreError("shelves have no color", where=url)
+
+    def get_range(self, path, byte_range, *, etag=None):
+        type(self).reads += 1
+        if self.reads % 2:
+            raise TransientStorageError("the shelf shakes", where=path)
+        return super().get_range(path, byte_range, etag=etag)
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    (tmp_path / "key").write_bytes(b"0123456789")
+    register_store("shelf", Flaky)
+    return f"shelf://{tmp_path}"
+
+
+def test_a_registered_store_is_retried_counted_and_fetched(shelf):
+    counters = StorageCounters()
+    store = StoreSpec(shelf).open(policy=RetryPolicy(base_delay=0), counters=counters)
+    fetcher = Fetcher(4)
+    assert bytes(fetcher.submit(store, "key", ByteRange(2, 5)).result().data) == b"234"
+    fetcher.close()
+    assert (counters.snapshot().requests, counters.snapshot().retries) == ({"get": 2}, 1)
+    assert run_isolated(lambda: bytes(store.get("key").data)) == b"0123456789"
+
+
+def test_a_registered_store_is_for_its_scheme_and_transport_auto(shelf):
+    with pytest.raises(UnsupportedStoreError, match="no color"):
+        StoreSpec(shelf, {"color": "red"}).open()
+    for transport in ("obstore", "fsspec"):
+        with pytest.raises(UnsupportedStoreError, match=f"the {transport} transport"):
+            StoreSpec(shelf, None, transport).open()
+    with pytest.raises(ConfigError, match="local files"):
+        register_store("file", Flaky)
