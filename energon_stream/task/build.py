@@ -82,8 +82,8 @@ class LoadedDataset:
 class PipelineBuilder:
     """Base of task encoders: builds datasets from their hooks."""
 
-    """Marks a class as the library's where its own namespace has it; the hooks there are no overrides."""
-    """In a class of its own, marks the class as the library's, so that its hooks do not count as overrides."""
+    _has_library_hooks = True
+    """Marks the class that defines it as the library's: its hooks do not count as overrides."""
 
     __default_failure_tolerance__: int
     cookers: Sequence[Cooker[Any]]
@@ -138,9 +138,8 @@ class PipelineBuilder:
         Raises:
             ConfigError: The hooks and arguments do not fit together.
         """
-        dataset = _encoded(self, datasets, worker_config)
         dataset = self.build_batch(
-            dataset,
+            _encoded(self, datasets, worker_config),
             worker_config=worker_config,
             batch_size=batch_size,
             batch_drop_last=batch_drop_last,
@@ -161,9 +160,8 @@ class PipelineBuilder:
         limit: int | None = None,
     ) -> SavableDataset[Any]:
         """Compose the validation pipeline; each pass has the same first ``limit`` batches of a rank."""
-        dataset = _encoded(self, datasets, worker_config)
         dataset = self.build_batch(
-            dataset,
+            _encoded(self, datasets, worker_config),
             worker_config=worker_config,
             batch_size=batch_size,
             batch_drop_last=batch_drop_last,
