@@ -261,7 +261,7 @@ def test_states_of_megatron_energon_load_and_are_refused(alias, data):
     config = energon_stream.WorkerConfig(rank=0, world_size=1, num_workers=0)
     dataset = energon_stream.get_val_dataset(str(data / "coco"), batch_size=1, worker_config=config)
     loader = energon_stream.get_savable_loader(dataset)
-    with pytest.raises(StateError, match="SavableDataLoaderState that is not a rank state"):
+    with pytest.raises(StateError, match="SavableDataLoaderState that is not a rank's state"):
         loader.restore_state_rank(loaded)
 
 
