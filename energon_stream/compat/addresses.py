@@ -1,4 +1,4 @@
-"""What stands at which address of ``megatron.energon``: names of this library, by the module that has them."""
+"""The addresses of ``megatron.energon``: names of this library, by the module that defines them."""
 
 from __future__ import annotations
 
@@ -7,39 +7,16 @@ from collections.abc import Mapping, Sequence
 __all__ = ["ADDRESSES", "ENERGON_VERSION"]
 
 ENERGON_VERSION = "7.4.1"
-"""Version of Megatron-Energon whose names and behaviour are offered."""
+"""The version of Megatron-Energon whose names and behaviour this library offers."""
 
 _CORE = "energon_stream."
 _FACTORIES = _CORE + "compat.factories"
-_HERE = _CORE + "compat."
+_PLACEHOLDERS = _CORE + "compat.placeholders"
+_DATASET_CONFIG = _CORE + "compat.dataset_config"
 
 _ALL = None
-"""All names that a module exports."""
+"""Stands for all names that a module exports."""
 
-_FIXED = (
-    "CaptioningWebdataset",
-    "ImageClassificationWebdataset",
-    "ImageWebdataset",
-    "InterleavedWebdataset",
-    "MultiChoiceVQAWebdataset",
-    "OCRWebdataset",
-    "SimilarityInterleavedWebdataset",
-    "TextWebdataset",
-    "VQAOCRWebdataset",
-    "VQAWebdataset",
-    "VidQAWebdataset",
-)
-_CLASSES = (
-    "BaseCoreDatasetFactory",
-    "BaseWebdatasetFactory",
-    "CrudeJsonlDatasetFactory",
-    "CrudeWebdataset",
-    "DefaultCrudeJsonlDatasetFactory",
-    "DefaultDecoderWebdatasetFactory",
-    "DefaultGenericWebdatasetFactory",
-    "StandardWebdatasetFactory",
-    *_FIXED,
-)
 _TARS = (
     "BaseWebdatasetFactory",
     "DefaultDecoderWebdatasetFactory",
@@ -47,27 +24,28 @@ _TARS = (
     "StandardWebdatasetFactory",
 )
 _COLLATE = ("batch_list", "batch_pad_stack", "batch_stack", "generic_batch")
+_FILE_NAMES = ("INFO_JSON_FILENAME", "INFO_YAML_FILENAME", "MAIN_FOLDER_NAME", "SPLIT_YAML_FILENAME")
 _EPATH = {_CORE + "compat.epath": ("EPath",)}
-_FLEX = {_HERE + "saved_states": ("FlexState",)}
+_FLEX = {_PLACEHOLDERS: ("FlexState",)}
 _HANDLERS = {_CORE + "pipeline": ("log_exception", "reraise_exception")}
 _WORKER = {_CORE + "worker": ("WorkerConfig",)}
 
 ADDRESSES: Mapping[str, Mapping[str, Sequence[str] | None]] = {
-    "": {"energon_stream": _ALL, _FACTORIES: _CLASSES},
-    "av": {_HERE + "video": ("AVData", "AVDecoder")},
+    "": {"energon_stream": _ALL, _FACTORIES: _ALL},
+    "av": {_PLACEHOLDERS: ("AVData", "AVDecoder")},
     "cache": {_CORE + "media": _ALL, _CORE + "read.decode": ("FileStoreDecoder",)},
-    "dataset_config": {_HERE + "dataset_config": ("load_config", "load_yaml"), **_EPATH},
+    "dataset_config": {_DATASET_CONFIG: ("load_config", "load_yaml"), **_EPATH},
     "edataclass": {_CORE + "samples": ("edataclass",)},
     "epathlib": _EPATH,
     "epathlib.epath": _EPATH,
     "errors": {_CORE + "errors": _ALL, **_HANDLERS},
     "flavors": {
         _CORE + "samples": _ALL,
-        _FACTORIES: _CLASSES,
+        _FACTORIES: _ALL,
         _CORE + "read.decode": ("SampleDecoder",),
         _CORE + "pipeline": ("SavableDataset",),
         _CORE + "errors": ("EmptyDatasetError",),
-        _HERE + "video": ("AVData", "AVDecoder"),
+        _PLACEHOLDERS: ("AVData", "AVDecoder"),
     },
     "flavors.base_dataset": {
         _CORE + "samples": ("Sample", "SourceInfo", "edataclass"),
@@ -88,18 +66,17 @@ ADDRESSES: Mapping[str, Mapping[str, Sequence[str] | None]] = {
         _FACTORIES: _TARS,
         _CORE + "read.decode": ("SampleDecoder",),
         _CORE + "errors": ("EmptyDatasetError",),
-        _HERE + "video": ("AVData", "AVDecoder", "VideoData"),
-        _HERE + "names": ("MAIN_FOLDER_NAME",),
+        _PLACEHOLDERS: ("AVData", "AVDecoder", "MAIN_FOLDER_NAME", "VideoData"),
     },
     "flavors.webdataset.base_webdataset": {
         _FACTORIES: ("BaseCoreDatasetFactory", "BaseWebdatasetFactory"),
         **_EPATH,
         **_WORKER,
     },
-    "flavors.webdataset.config": {_HERE + "names": _ALL},
+    "flavors.webdataset.config": {_PLACEHOLDERS: _FILE_NAMES},
     "flavors.webdataset.default_decoder_webdataset": {_FACTORIES: ("DefaultDecoderWebdatasetFactory",)},
     "flavors.webdataset.default_generic_webdataset": {_FACTORIES: ("DefaultGenericWebdatasetFactory",)},
-    "flavors.webdataset.sample_loader": {_HERE + "saved_states": ("FlexState", "SliceState")},
+    "flavors.webdataset.sample_loader": {_PLACEHOLDERS: ("FlexState", "SliceState")},
     "loader": {_CORE + "loader": _ALL, **_WORKER},
     "metadataset": {
         _CORE + "recipe": (
@@ -118,10 +95,10 @@ ADDRESSES: Mapping[str, Mapping[str, Sequence[str] | None]] = {
         **_EPATH,
         **_WORKER,
     },
-    "rng": {_HERE + "saved_states": ("SystemRngState",)},
+    "rng": {_PLACEHOLDERS: ("SystemRngState",)},
     "savable_loader": {
         _CORE + "loader": ("BasicDataLoader", "SavableDataLoader"),
-        _HERE + "saved_states": (
+        _PLACEHOLDERS: (
             "SavableCheckpoint",
             "SavableDataLoaderState",
             "SavableDatasetCheckpoint",
@@ -148,7 +125,7 @@ ADDRESSES: Mapping[str, Mapping[str, Sequence[str] | None]] = {
         _CORE + "task": ("Cooker", "basic_sample_keys", "cooker"),
         _CORE + "samples": ("Sample", "SourceInfo"),
     },
-    "typed_converter": {_HERE + "dataset_config": ("JsonParser",)},
+    "typed_converter": {_DATASET_CONFIG: ("JsonParser",)},
     "worker": {**_WORKER, **_HANDLERS},
     "wrappers": {
         _CORE + "pipeline": _ALL,
@@ -156,4 +133,4 @@ ADDRESSES: Mapping[str, Mapping[str, Sequence[str] | None]] = {
         _CORE + "errors": ("SkipSample",),
     },
 }
-"""Address below ``megatron.energon`` (the root is empty), to modules, to names in them (None for all)."""
+"""Address below ``megatron.energon`` (the root is empty), to modules, to their names there (None for all)."""

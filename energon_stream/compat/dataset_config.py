@@ -73,8 +73,7 @@ def _class(document: Mapping[str, Any], where: str) -> Any:
     module, name = read_class(document, where)
     if not is_own_module(module):
         return import_class(module, name, trust=None, where=where, base=factories.BaseCoreDatasetFactory)
-    names = (*factories.__all__, *factories.FIXED_TYPES)
-    known = {key: cls for key in names if isinstance(cls := getattr(factories, key), type)}
+    known = {key: getattr(factories, key) for key in factories.__all__}
     if name not in known:
         raise MetadataError(f"there is no dataset class {name!r}", where=where, hint=nearest(name, known))
     return known[name]

@@ -22,7 +22,6 @@ from energon_stream.recipe.sample_types import DATASET_CLASSES
 from energon_stream.samples import CrudeSample, Sample
 
 __all__ = [
-    "FIXED_TYPES",
     "BaseCoreDatasetFactory",
     "BaseWebdatasetFactory",
     "CrudeJsonlDatasetFactory",
@@ -227,7 +226,7 @@ class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
     """A file of JSON lines, as ``get_train_dataset`` takes it."""
 
 
-FIXED_TYPES: Mapping[str, type[DefaultDecoderWebdatasetFactory[Any]]] = {
+_TYPED = {
     name: type(
         name,
         (DefaultDecoderWebdatasetFactory,),
@@ -240,10 +239,6 @@ FIXED_TYPES: Mapping[str, type[DefaultDecoderWebdatasetFactory[Any]]] = {
     for name, sample_type in DATASET_CLASSES.items()
     if sample_type is not None and issubclass(sample_type, Sample)
 }
-"""The older dataset classes by name, one for each sample type."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in FIXED_TYPES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return FIXED_TYPES[name]
+# The older dataset classes, one for each sample type: CaptioningWebdataset and so on.
+globals().update(_TYPED)
+__all__ += _TYPED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from energon_stream.recipe.location import DatasetLocation, PathOption, root_of
@@ -46,19 +46,12 @@ class LoadedDatasetList:
 
 
 class DatasetLoaderInterface:
-    """Base of the loader objects that :func:`load_dataset` returns.
-
-    Attributes:
-        path: The dataset or metadataset.
+    """Base of the loader objects that :func:`load_dataset` returns: dataclasses of shared options.
 
     Example:
         >>> isinstance(load_dataset("captions"), DatasetLoaderInterface)
         True
     """
-
-    def __init__(self, path: PathOption, **options: Any) -> None:
-        self.path = root_of(path)
-        self._options = options
 
     def get_datasets(  # noqa: D417 # DatasetOptions describes the other arguments
         self,
@@ -97,7 +90,6 @@ class DatasetLoaderInterface:
             shuffle_over_epochs_multiplier,
         )
         options = DatasetOptions(
-            path=self.path,
             split_part=split_part or ("train" if training else "val"),
             worker_config=worker_config,
             task_encoder=task_encoder,
@@ -108,18 +100,18 @@ class DatasetLoaderInterface:
             decoding=decoding,
             shuffling=shuffling if training else None,
             with_cookers=False,  # the datasets may be for another task
-            **self._options,
+            **vars(self),
         )
         mixture = open_mixture(options)
         datasets = mixture.train_datasets() if training else mixture.val_datasets()
         return LoadedDatasetList(datasets, mixture.blend_mode)
 
 
+@dataclass
 class DatasetLoader(DatasetLoaderInterface):
     """A single dataset: a folder, a ``.jsonl`` file, or tars.
 
-    Takes ``split_config``, ``dataset_config``, ``storage_options``, ``transport``, ``sample_type`` and
-    ``field_map`` of :class:`~energon_stream.recipe.options.DatasetOptions`.
+    :class:`~energon_stream.recipe.options.DatasetOptions` describes the attributes.
 
     Example:
         >>> loaded = DatasetLoader("captions").get_datasets(training=False, split_part="train")
@@ -127,30 +119,21 @@ class DatasetLoader(DatasetLoaderInterface):
         1
     """
 
-    def __init__(
-        self,
-        path: PathOption,
-        *,
-        split_config: str = "split.yaml",
-        dataset_config: str = "dataset.yaml",
-        storage_options: Mapping[str, Any] | None = None,
-        transport: Transport = "auto",
-        sample_type: SampleType | None = None,
-        field_map: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(
-            path,
-            split_config=split_config,
-            dataset_config=dataset_config,
-            storage_options=storage_options,
-            transport=transport,
-            sample_type=sample_type,
-            field_map=field_map,
-        )
+    path: PathOption
+    _: KW_ONLY
+    split_config: str = "split.yaml"
+    dataset_config: str = "dataset.yaml"
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    transport: Transport = "auto"
+    sample_type: SampleType | None = None
+    field_map: Mapping[str, str] | None = None
 
 
+@dataclass
 class Metadataset(DatasetLoaderInterface):
     """A metadataset of version 1: a file, or its parsed content.
+
+    :class:`~energon_stream.recipe.options.DatasetOptions` describes the attributes.
 
     Example:
         >>> document = {"splits": {"train": {"datasets": [{"path": "captions", "weight": 1}]}}}
@@ -158,14 +141,10 @@ class Metadataset(DatasetLoaderInterface):
         1
     """
 
-    def __init__(
-        self,
-        path: PathOption,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        transport: Transport = "auto",
-    ) -> None:
-        super().__init__(path, storage_options=storage_options, transport=transport)
+    path: PathOption
+    _: KW_ONLY
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    transport: Transport = "auto"
 
 
 class MetadatasetV2(Metadataset):
@@ -206,13 +185,13 @@ def load_dataset(
     """
     location = DatasetLocation(root_of(path), "", storage_options, transport)
     if not location.is_metadataset:
-        return DatasetLoader(path, storage_options=storage_options, transport=transport, **options)
+        return DatasetLoader(location.root, storage_options=storage_options, transport=transport, **options)
 
     def read_version() -> int:
         return MetadatasetFiles(storage_options, transport).document(location.root).version
 
     kind = MetadatasetV2 if location.read(read_version, forks=True) == 2 else Metadataset
-    return kind(path, storage_options=storage_options, transport=transport, **options)
+    return kind(location.root, storage_options=storage_options, transport=transport, **options)
 
 
 def traverse_metadataset(

@@ -41,18 +41,7 @@ _DECODING = (
 
 @dataclass(frozen=True, slots=True)
 class Shuffling:
-    """The order of samples in training.
-
-    Attributes:
-        max_samples_per_sequence: Samples that are read in sequence before another place is read. Smaller is
-            more random, and costs more requests. None reads the shards whole.
-        shuffle_buffer_size: Samples among which each is shuffled; None or 1 for none. A large buffer costs no
-            memory, because it holds references and no samples.
-        parallel_shard_iters: Slices that are read side by side; None for 16, or 1 where order is kept.
-        shuffle_over_epochs_multiplier: k permutes the slices of k passes together; -1 draws slices with
-            replacement; None keeps the order of the dataset. In a metadataset it multiplies the datasets'
-            own.
-    """
+    """The order of samples in training; :func:`get_train_dataset` describes the attributes."""
 
     max_samples_per_sequence: int | None = None
     shuffle_buffer_size: int | None = None

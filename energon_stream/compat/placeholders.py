@@ -1,0 +1,116 @@
+"""Names of Megatron-Energon that programs import, or that its saved states hold, and that do nothing here.
+
+Without them such programs could not be imported, and such states could not be loaded and refused for what they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, make_dataclass
+from typing import Any
+
+from energon_stream.errors import ConfigError
+from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, SPLIT_CONFIG
+
+__all__ = [
+    "INFO_JSON_FILENAME",
+    "INFO_YAML_FILENAME",
+    "MAIN_FOLDER_NAME",
+    "SPLIT_YAML_FILENAME",
+    "AVData",
+    "AVDecoder",
+    "FlexState",
+    "SavableCheckpoint",
+    "SavableDataLoaderState",
+    "SavableDatasetCheckpoint",
+    "SavableDatasetState",
+    "SliceState",
+    "SystemRngState",
+    "VideoData",
+]
+
+MAIN_FOLDER_NAME = META_FOLDER
+INFO_JSON_FILENAME = INFO_JSON.removeprefix(f"{META_FOLDER}/")
+INFO_YAML_FILENAME = INFO_YAML.removeprefix(f"{META_FOLDER}/")
+SPLIT_YAML_FILENAME = SPLIT_CONFIG
+
+
+class FlexState(dict[str, Any]):
+    """State of a dataset, with the states of the datasets inside it.
+
+    Example:
+        >>> FlexState(position=3)
+        {'position': 3}
+    """
+
+
+FlexState.__module__ = "megatron.energon.state"  # states pickle under Megatron-Energon's names
+
+
+def _state_class(address: str, name: str, *fields: str) -> Any:
+    made = make_dataclass(name, fields, kw_only=True)
+    made.__module__ = f"megatron.energon.{address}"
+    made.__doc__ = "A class of Megatron-Energon's saved states. They can be loaded, but not restored."
+    return made
+
+
+SystemRngState = _state_class("rng", "SystemRngState", "torch", "numpy", "random")
+SliceState = _state_class("flavors.webdataset.sample_loader", "SliceState", "index", "current")
+SavableDatasetState = _state_class(
+    "savable_loader", "SavableDatasetState", "rng", "dataset_state", "sample_index"
+)
+SavableDatasetCheckpoint = _state_class("savable_loader", "SavableDatasetCheckpoint", "state", "offset")
+SavableCheckpoint = _state_class(
+    "savable_loader", "SavableCheckpoint", "state", "checkpoint_time", "sample_index"
+)
+SavableDataLoaderState = _state_class(
+    "savable_loader", "SavableDataLoaderState", "worker_states", "next_worker_id", "micro_batch_size"
+)
+
+
+class AVDecoder:
+    """Decodes video and audio in Megatron-Energon; this version has no such decoder.
+
+    Raises:
+        ConfigError: Always.
+
+    Example:
+        >>> AVDecoder(b"...")
+        Traceback (most recent call last):
+        energon_stream.errors.ConfigError: video and audio cannot be decoded by this version. ...
+    """
+
+    def __init__(self, stream: Any, suppress_warnings: bool = False) -> None:
+        raise ConfigError(
+            "video and audio cannot be decoded by this version",
+            hint="set `decoder = SampleDecoder(av_decode=None)` on the task encoder, and decode the bytes there",
+        )
+
+
+@dataclass
+class AVData:
+    """Clips of a file, for code that makes or takes such objects.
+
+    Attributes:
+        video_clips: Tensors of shape ``(frames, channels, height, width)``.
+        video_timestamps: Begin and end of each clip, in seconds.
+        audio_clips: Tensors of shape ``(channels, samples)``.
+        audio_timestamps: Begin and end of each clip, in seconds.
+
+    Example:
+        >>> AVData(video_timestamps=[(0.0, 1.5)]).video_timestamps
+        [(0.0, 1.5)]
+    """
+
+    video_clips: list[Any] | None = None
+    video_timestamps: list[tuple[float, float]] | None = None
+    audio_clips: list[Any] | None = None
+    audio_timestamps: list[tuple[float, float]] | None = None
+
+
+class VideoData(AVData):
+    """An older name of ``AVData``.
+
+    Example:
+        >>> isinstance(VideoData(), AVData)
+        True
+    """
