@@ -92,13 +92,13 @@ class RangeStream:
     def read(self, length: int) -> bytes:
         """The next ``length`` bytes, or those up to the end of the range, in an object of their own."""
         length = min(length, self.stop - self._position)
-        built = BytesBuilder(length)
-        done = 0
-        while done < length:
-            piece = self._next(length - done)
-            built.write(done, piece)
-            done += len(piece)
-        return built.finish()
+        with BytesBuilder(length) as built:
+            done = 0
+            while done < length:
+                piece = self._next(length - done)
+                built.write(done, piece)
+                done += len(piece)
+            return built.finish()
 
     def close(self) -> None:
         """Cancel what is queued and let go of what was not read."""

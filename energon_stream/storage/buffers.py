@@ -35,20 +35,29 @@ class BytesBuilder:
     ``io.BytesIO`` owns the object meanwhile, and returns it without a copy if it is filled exactly and no
     view of it is left. Its pages come from ``calloc``, so memory is used only as far as it was filled.
 
+    Use it in a ``with`` statement, which releases the view if an error comes between: a ``BytesIO`` that is finalized
+    while a view of it lives reports an ignored exception since Python 3.13.
+
     Args:
         size: Length in bytes.
 
     Example:
-        >>> builder = BytesBuilder(4)
-        >>> builder.write(2, b"ta")
-        >>> builder.write(0, b"da")
-        >>> builder.finish()
+        >>> with BytesBuilder(4) as builder:
+        ...     builder.write(2, b"ta")
+        ...     builder.write(0, b"da")
+        ...     builder.finish()
         b'data'
     """
 
     def __init__(self, size: int) -> None:
         self._buffer = io.BytesIO(bytes(size))
         self._view = self._buffer.getbuffer()
+
+    def __enter__(self) -> BytesBuilder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._view.release()
 
     def write(self, at: int, data: bytes | memoryview) -> None:
         """Copy ``data`` to the bytes from ``at``; several threads may write pieces that do not overlap."""

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+import textwrap
 import tracemalloc
 
 import pytest
@@ -37,10 +40,10 @@ def test_bytes_are_built_in_place():
     size, piece = 20 << 20, bytes(range(256)) * 4096
     tracemalloc.start()
     try:
-        builder = BytesBuilder(size)
-        for at in reversed(range(0, size, len(piece))):
-            builder.write(at, memoryview(piece))
-        result = builder.finish()
+        with BytesBuilder(size) as builder:
+            for at in reversed(range(0, size, len(piece))):
+                builder.write(at, memoryview(piece))
+            result = builder.finish()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -50,4 +53,29 @@ def test_bytes_are_built_in_place():
 
 
 def test_bytes_of_length_zero():
-    assert BytesBuilder(0).finish() == b""
+    with BytesBuilder(0) as builder:
+        assert builder.finish() == b""
+
+
+def test_an_error_between_leaves_no_view_of_the_object():
+    """Else the collector may finalize the object before the view, which Python reports (in development mode, or 3.13)."""
+    program = """
+        import gc
+        from energon_stream.storage.buffers import BytesBuilder
+
+        def fail():
+            cycle = []
+            with BytesBuilder(100) as builder:
+                cycle += [builder, cycle]
+                builder.write(0, b"1")
+                raise OSError("the store is gone")
+
+        try:
+            fail()
+        except OSError:
+            pass
+        gc.collect()
+    """
+    command = [sys.executable, "-X", "dev", "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

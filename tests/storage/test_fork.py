@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -257,6 +258,25 @@ def test_children_collect_their_own(finalizations):
 
     child_pid = run_isolated(child)
     assert finalizations.pids() == [child_pid]
+
+
+def test_own_forks_of_a_process_with_threads_warn_nobody_and_others_do(recwarn):
+    """Python warns of them since 3.12. Own children take no lock that a thread may have held."""
+    warnings.simplefilter("always")
+    can_end = threading.Event()
+    thread = threading.Thread(target=can_end.wait)
+    thread.start()
+    try:
+        assert run_isolated(int) == 0
+        assert [str(warning.message) for warning in recwarn] == []
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert len(recwarn) == (sys.version_info >= (3, 12))
+    finally:
+        can_end.set()
+        thread.join()
 
 
 def test_who_does_not_collect_has_children_that_do_not():

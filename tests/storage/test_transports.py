@@ -1,5 +1,6 @@
 """The table of transports: lazy imports, stores that users register, and platforms without Linux's features."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from energon_stream.storage import (
     register_store,
     run_isolated,
 )
+from energon_stream.storage.buffers import share_arenas
 
 
 def run(program, **environment):
@@ -112,3 +114,28 @@ def test_a_registered_store_is_for_its_scheme_and_transport_auto(shelf):
             StoreSpec(shelf, None, transport).open()
     with pytest.raises(ConfigError, match="local files"):
         register_store("file", Flaky)
+
+
+@pytest.mark.parametrize("error", [AttributeError, OSError, TypeError], ids=["macos", "musl", "windows"])
+def test_a_c_library_without_arenas(error, monkeypatch, s3_server, tmp_bucket, tmp_path):
+    """Only Linux has mallopt: elsewhere, memory may be less well shared, and everything is read."""
+    asked = []
+
+    def no_mallopt(name):
+        asked.append(name)
+        raise error
+
+    monkeypatch.setattr(ctypes, "CDLL", no_mallopt)
+    for name in ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    share_arenas.cache_clear()
+    s3_server.put(f"{tmp_bucket}/key", b"data")
+    (tmp_path / "key").write_bytes(b"data")
+    fetcher = Fetcher(2)
+    for spec in (StoreSpec(tmp_bucket, s3_server.storage_options), StoreSpec(str(tmp_path))):
+        store = spec.open()
+        assert bytes(fetcher.submit(store, "key", ByteRange(1, 4)).result().data) == b"ata"
+        assert bytes(store.get("key").data) == b"data"
+    fetcher.close()
+    assert asked == [None]
+    share_arenas.cache_clear()
