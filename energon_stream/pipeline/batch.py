@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from energon_stream.errors import ConfigError, SampleError
-from energon_stream.pipeline.dataset import SavableDataset, Wrapper
+from energon_stream.pipeline.dataset import SavableDataset, Wrapper, function_name, is_stateless
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
-from energon_stream.pipeline.map import function_label, function_name, is_stateless
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode
 from energon_stream.worker import WorkerConfig
 
@@ -32,16 +31,7 @@ def make_batch(batcher: Callable[[list[Any]], Any], values: list[Any]) -> Any:
 
 
 class Batching(Wrapper[Any]):
-    """Base of the operators that make batches. Keys are ``(kind, call, keys of the elements)``.
-
-    Args:
-        dataset: The inner dataset.
-        batcher: Makes a batch of a list of elements.
-        batcher_stateless: True if the batcher's result depends on its argument (and the seeds) only.
-        drop_last: Drop batches that are not full at the end of a pass.
-        failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
-        worker_config: Must agree with the inner dataset's, if given.
-    """
+    """Base of the operators that make batches. Keys are ``(kind, call, keys of the elements)``."""
 
     def __init__(
         self,
@@ -55,7 +45,7 @@ class Batching(Wrapper[Any]):
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         self.batcher = batcher
-        self.batcher_stateless = batcher_stateless or is_stateless(batcher)
+        self.stateless = batcher_stateless or is_stateless(batcher)
         self.drop_last = drop_last
         self.failure_tolerance = failure_tolerance
 
@@ -70,10 +60,6 @@ class Batching(Wrapper[Any]):
     def item(self, batch: Any, call: int, items: Sequence[Item]) -> Item:
         """Label a batch with the key that makes it again."""
         return Item(batch, (self.kind, call, tuple([item.key for item in items])))
-
-    def can_restore_sample(self) -> bool:
-        """Return True if the batcher, and all before it, are stateless."""
-        return self.batcher_stateless and super().can_restore_sample()
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Make the elements again, all at once, and batch them with the counters in the keys."""
@@ -149,6 +135,7 @@ class BatchDataset(Batching):
 
     kind = "Batch"
     node_type = _BatchNode
+    option_names = ("batch_size", "drop_last", "batcher")
 
     def __init__(
         self,
@@ -183,11 +170,3 @@ class BatchDataset(Batching):
     def nominal_length(self) -> int:
         """Return the batches of one pass over the repeated data."""
         return max(1, -(-self.dataset.nominal_length() // self.batch_size))
-
-    def options(self) -> dict[str, Any]:
-        """Return the options that decide the batches."""
-        return {
-            "batch_size": self.batch_size,
-            "drop_last": self.drop_last,
-            "batcher": function_label(self.batcher),
-        }

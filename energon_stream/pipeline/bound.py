@@ -62,6 +62,7 @@ class _Bounded(Wrapper[Any]):
     """Base of the operators that end a pass after a number of elements of the whole job."""
 
     node_type = _BoundNode
+    option_names = ("global_length",)  # of all ranks together, so it does not depend on their number
     restart: bool
     """True if the inner dataset begins anew after the bound; else it goes on."""
     over_end: bool
@@ -81,10 +82,6 @@ class _Bounded(Wrapper[Any]):
         """Return the elements of a stream in pass ``number``, counted from 0."""
         begin = number * self.pass_length
         return share_of_stream(begin, begin + self.global_length, self.worker_config.num_streams, stream)
-
-    def options(self) -> dict[str, Any]:
-        """Return the length of a pass of all ranks together, which does not depend on their number."""
-        return {"global_length": self.global_length}
 
 
 class EpochizeDataset(_Bounded):
@@ -269,6 +266,7 @@ class EvenDataset(Wrapper[Any]):
 
     kind = "Even"
     node_type = _EvenNode
+    option_names = ("ends", "length")
 
     def __init__(
         self,
@@ -298,10 +296,6 @@ class EvenDataset(Wrapper[Any]):
     def len_stream(self, stream: int) -> int | None:
         """Return the length that all streams have."""
         return self.length
-
-    def options(self) -> dict[str, Any]:
-        """Return how passes end."""
-        return {"ends": self.ends, "length": self.length}
 
 
 def with_ends(dataset: SavableDataset[Any], ends: Ends, *, even: bool) -> SavableDataset[Any]:

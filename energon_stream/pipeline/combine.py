@@ -125,6 +125,7 @@ class BlendDataset(MultiInput[Any]):
 
     kind = "Blend"
     node_type = _BlendNode
+    option_names = ("weights",)
 
     def __init__(
         self, *datasets: tuple[SavableDataset[Any], float], worker_config: WorkerConfig | None = None
@@ -150,10 +151,6 @@ class BlendDataset(MultiInput[Any]):
             if left < 0:
                 return number
         return alive[-1][0]
-
-    def options(self) -> dict[str, Any]:
-        """Return the weights."""
-        return {"weights": list(self.weights)}
 
     def __repr__(self) -> str:
         weighted = zip(self.weights, self.inputs, strict=True)
@@ -245,6 +242,7 @@ class RepeatDataset(Wrapper[Any]):
 
     kind = "Repeat"
     node_type = _RepeatNode
+    option_names = ("repeats", "restart")
 
     def __init__(
         self,
@@ -284,7 +282,3 @@ class RepeatDataset(Wrapper[Any]):
         if length is None or self.repeats is None:
             return 0 if length == 0 else None
         return length * math.floor(self.repeats) + self.part_of_last_pass(stream)
-
-    def options(self) -> dict[str, Any]:
-        """Return the number of passes."""
-        return {"repeats": self.repeats, "restart": self.restart}

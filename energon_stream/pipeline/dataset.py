@@ -11,7 +11,7 @@ a short example. Then run ``energon_stream.testing.operator_suite.assert_exact_r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from energon_stream.errors import ConfigError, StateMismatchError
@@ -19,7 +19,16 @@ from energon_stream.pipeline.engine import Engine
 from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["MultiInput", "SavableDataset", "Wrapper", "common_config", "foreign_key"]
+__all__ = [
+    "MultiInput",
+    "SavableDataset",
+    "Wrapper",
+    "common_config",
+    "foreign_key",
+    "function_label",
+    "function_name",
+    "is_stateless",
+]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -141,12 +150,16 @@ class SavableDataset(ABC, Generic[T_co]):
 
 
 class Operator(SavableDataset[T_co]):
-    """Base of operators: the node type and the options decide, the rest follows."""
+    """Base of operators. An operator names its node type and its options; the rest follows."""
 
     kind: ClassVar[str]
     """Name of the operator in restore keys."""
     node_type: ClassVar[type[Any]]
     """Class of the nodes, made with the dataset, the context and the state."""
+    option_names: ClassVar[tuple[str, ...]] = ()
+    """Attributes that decide the elements; a part of ``config()`` and of ``repr``."""
+    stateless: bool = True
+    """True if the results of the operator's functions depend on their arguments (and the seeds) only."""
 
     def build(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
@@ -154,8 +167,20 @@ class Operator(SavableDataset[T_co]):
         return node
 
     def options(self) -> dict[str, Any]:
-        """Return the options that decide the elements, in plain values; a part of ``config()``."""
-        return {}
+        """Return the options that decide the elements, in plain values: functions by name, tuples as lists."""
+        values = {name: getattr(self, name) for name in self.option_names}
+        return {
+            name: function_label(value)
+            if callable(value)
+            else list(value)
+            if isinstance(value, tuple)
+            else value
+            for name, value in values.items()
+        }
+
+    def can_restore_sample(self) -> bool:
+        """Return True if the operator's functions, and all before them, are stateless."""
+        return self.stateless and super().can_restore_sample()
 
     def check_keys(self, keys: Sequence[RestoreKey]) -> None:
         """Check that all keys are of this operator.
@@ -257,6 +282,21 @@ class MultiInput(Operator[T_co]):
         """Describe this operator and its inner datasets."""
         datasets = [dataset.config() for dataset in self.inputs]
         return {"type": type(self).__name__, **self.options(), "datasets": datasets}
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the qualified name of a function, for messages."""
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def function_label(function: Callable[..., Any]) -> str:
+    """Return a function's name without its class, for ``config()``: states survive a renamed class."""
+    return function_name(function).rpartition(".")[2]
+
+
+def is_stateless(function: Callable[..., Any]) -> bool:
+    """Return True if a function is marked with ``@stateless``."""
+    return bool(getattr(function, "__stateless__", False))
 
 
 def foreign_key(dataset: SavableDataset[Any], key: RestoreKey) -> StateMismatchError:

@@ -7,9 +7,8 @@ from typing import Any
 
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.batch import Batching
-from energon_stream.pipeline.dataset import SavableDataset
+from energon_stream.pipeline.dataset import SavableDataset, function_label, function_name
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
-from energon_stream.pipeline.map import function_label, function_name
 from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode
 from energon_stream.worker import WorkerConfig
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import GeneratorType
 from typing import Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.dataset import SavableDataset, Wrapper, foreign_key
+from energon_stream.pipeline.dataset import SavableDataset, Wrapper, foreign_key, function_name, is_stateless
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard
 from energon_stream.pipeline.node import (
     Context,
@@ -20,22 +20,7 @@ from energon_stream.pipeline.node import (
 )
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["MapDataset", "function_label", "function_name", "is_stateless", "nth_element"]
-
-
-def function_name(function: Callable[..., Any]) -> str:
-    """Return the qualified name of a function, for messages."""
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
-
-
-def function_label(function: Callable[..., Any]) -> str:
-    """Return a function's name without its class, for ``config()``: states survive a renamed class."""
-    return function_name(function).rpartition(".")[2]
-
-
-def is_stateless(function: Callable[..., Any]) -> bool:
-    """Return True if a function is marked with ``@stateless``."""
-    return bool(getattr(function, "__stateless__", False))
+__all__ = ["MapDataset", "RunningGenerator", "nth_element"]
 
 
 def nth_element(generator: Any, place: int, dataset: SavableDataset[Any], key: RestoreKey) -> Any:
@@ -50,6 +35,39 @@ def nth_element(generator: Any, place: int, dataset: SavableDataset[Any], key: R
     raise foreign_key(dataset, key)
 
 
+class RunningGenerator:
+    """A generator that a user's function returned, in the middle of its elements.
+
+    Args:
+        generator: The generator.
+        guard: The guard of the function.
+        key: Key of the element, whose second entry is the counter of the call; the place of each element is added.
+        sample: The sample that handlers see if the generator fails.
+
+    Attributes:
+        key: As given.
+        place: Number of elements that were returned.
+    """
+
+    def __init__(self, generator: Iterator[Any], guard: FailureGuard, key: RestoreKey, sample: Any) -> None:
+        self._generator = generator
+        self._guard = guard
+        self._sample = sample
+        self.key = key
+        self.place = 0
+
+    def _advance(self, _: Any) -> Any:
+        return next(self._generator, SKIPPED)
+
+    def next(self) -> Item | None:
+        """Return the next element; None at the end, or where the generator failed or skipped the rest."""
+        made = self._guard.call(self._advance, self._sample, self.key[1])
+        if made is SKIPPED:
+            return None
+        self.place += 1
+        return Item(made, (*self.key, self.place - 1))
+
+
 class _MapNode(WrapperNode):
     """State: ``in``, ``n`` (calls), ``open`` (key, call and place of a running generator, or None)."""
 
@@ -58,37 +76,27 @@ class _MapNode(WrapperNode):
         self._guard = FailureGuard(function_name(dataset.fn), context, dataset.failure_tolerance)
         saved = state or {"in": None, "n": 0, "open": None}
         self._calls: int = saved["n"]
-        self._generator: GeneratorType[Any, Any, Any] | None = None
-        self._open: tuple[Any, RestoreKey, int, int] | None = None
+        self._running: RunningGenerator | None = None
         if saved["open"] is not None:
             key, call, place = saved["open"]
             inner = dataset.dataset.restore_many([key], context)[0]
             with context.config.activate(context.stream, call):
-                self._generator = self._fn(inner.value)
-            self._open = (inner.value, inner.key, call, 0)
+                generator = self._fn(inner.value)
+            self._running = self._start(generator, call, inner)
             for _ in range(place):
-                self._next_of_generator()
+                self._running.next()
         self._inner = dataset.dataset.build(context, saved["in"])
 
-    def _advance(self, _: Any) -> Any:
-        return SKIPPED if self._generator is None else next(self._generator, SKIPPED)
-
-    def _next_of_generator(self) -> Item | None:
-        if self._open is None:
-            return None
-        value, key, call, place = self._open
-        made = self._guard.call(self._advance, value, call)
-        if made is SKIPPED:
-            self._generator = self._open = None
-            return None
-        self._open = (value, key, call, place + 1)
-        return Item(made, (MapDataset.kind, call, key, place))
+    def _start(self, generator: Iterator[Any], call: int, inner: Item) -> RunningGenerator:
+        return RunningGenerator(generator, self._guard, (MapDataset.kind, call, inner.key), inner.value)
 
     def next(self) -> Item | End:
         while True:
-            made = None if self._generator is None else self._next_of_generator()
-            if made is not None:
-                return made
+            if self._running is not None:
+                made = self._running.next()
+                if made is not None:
+                    return made
+                self._running = None
             item = self._inner.next()
             if isinstance(item, End):
                 return item
@@ -96,17 +104,16 @@ class _MapNode(WrapperNode):
             self._calls = call + 1
             value = self._guard.call(self._fn, item.value, call)
             if isinstance(value, GeneratorType):
-                self._generator = value
-                self._open = (item.value, item.key, call, 0)
+                self._running = self._start(value, call, item)
             elif value is not SKIPPED:
                 return new_item((value, (MapDataset.kind, call, item.key)))
 
     def state(self) -> State:
-        opened = self._open
+        running = self._running
         return {
             "in": self._inner.state(),
             "n": self._calls,
-            "open": None if opened is None else [opened[1], opened[2], opened[3]],
+            "open": None if running is None else [running.key[2], running.key[1], running.place],
         }
 
 
@@ -131,6 +138,7 @@ class MapDataset(Wrapper[Any]):
 
     kind = "Map"
     node_type = _MapNode
+    option_names = ("fn",)
 
     def __init__(
         self,
@@ -149,17 +157,13 @@ class MapDataset(Wrapper[Any]):
         if failure_tolerance < 0:
             raise ConfigError(f"failure_tolerance is {failure_tolerance}", hint="use 0 for no limit")
         self.fn = function
-        self.stateless_map_fn = stateless_map_fn or is_stateless(function)
+        self.stateless = stateless_map_fn or is_stateless(function)
         self.failure_tolerance = failure_tolerance
 
     @property
     def pass_length(self) -> int:
         """The inner dataset's: elements pass one by one."""
         return self.dataset.pass_length
-
-    def can_restore_sample(self) -> bool:
-        """Return True if the function, and all before it, are stateless."""
-        return self.stateless_map_fn and super().can_restore_sample()
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Make the inner elements again and apply the function with the counters in the keys."""
@@ -173,7 +177,3 @@ class MapDataset(Wrapper[Any]):
                     value = nth_element(value, key[3], self, key)
             restored.append(Item(value, (self.kind, key[1], inner.key, *key[3:])))
         return restored
-
-    def options(self) -> dict[str, Any]:
-        """Return the function's name."""
-        return {"fn": function_label(self.fn)}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from inspect import isgenerator
 from typing import Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.dataset import SavableDataset, Wrapper
+from energon_stream.pipeline.dataset import SavableDataset, Wrapper, function_name, is_stateless
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
-from energon_stream.pipeline.map import function_label, function_name, is_stateless, nth_element
+from energon_stream.pipeline.map import RunningGenerator, nth_element
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode
 from energon_stream.worker import WorkerConfig
 
@@ -46,30 +46,33 @@ class _PackingNode(WrapperNode):
         keys = [key for group in saved["groups"] for key in group]
         items = iter(dataset.dataset.restore_many(keys, context) if keys else [])
         self._groups = deque([next(items) for _ in range(size)] for size in sizes)
-        self._open: tuple[RestoreKey, int] | None = None
-        self._generator: Iterator[Any] | None = None
+        self._running: RunningGenerator | None = None
         if saved["open"] is not None:
             key, place = _as_key(saved["open"][0]), saved["open"][1]
-            self._open = (key, place)
-            self._generator = dataset.pack_again(key, context)
+            self._running = RunningGenerator(dataset.pack_again(key, context), self._packer, key, ())
             for _ in range(place):
-                next(self._generator)
+                self._running.next()
         self._inner = dataset.dataset.build(context, saved["in"])
 
     def next(self) -> Item | End:
         while True:
-            made = self._next_of_generator()
-            if made is None and self._groups:
+            if self._running is not None:
+                made = self._running.next()
+                if made is None:
+                    self._running = None
+            elif self._groups:
                 made = self._pack(self._groups.popleft())
-            elif made is None and self._ended:
+            elif self._ended:
                 self._ended = False
                 return END
-            elif made is None:
+            else:
                 self._fill()
+                continue
             if made is not None:
                 return made
 
     def _fill(self) -> None:
+        """Fill the buffer and select its elements into groups."""
         items: list[Item] = []
         while len(items) < self._dataset.buffer_size:
             item = self._inner.next()
@@ -105,29 +108,16 @@ class _PackingNode(WrapperNode):
             return None
         if not isgenerator(value):
             return Item(value, key)
-        self._generator, self._open = value, (key, 0)
-        return self._next_of_generator()
-
-    def _advance(self, _: Any) -> Any:
-        return SKIPPED if self._generator is None else next(self._generator, SKIPPED)
-
-    def _next_of_generator(self) -> Item | None:
-        if self._open is None:
-            return None
-        key, place = self._open
-        value = self._packer.call(self._advance, None, key[1])
-        if value is SKIPPED:
-            self._generator = self._open = None
-            return None
-        self._open = (key, place + 1)
-        return Item(value, (*key, place))
+        self._running = RunningGenerator(value, self._packer, key, ())
+        return None
 
     def state(self) -> State:
+        running = self._running
         return {
             "in": self._inner.state(),
             "n": [self._packs, self._selections, self._encodings],
             "groups": [[item.key for item in group] for group in self._groups],
-            "open": self._open,
+            "open": None if running is None else (running.key, running.place),
             "end": self._ended,
         }
 
@@ -158,6 +148,7 @@ class PackingDataset(Wrapper[Any]):
 
     kind = "Pack"
     node_type = _PackingNode
+    option_names = ("buffer_size", "pre_packer", "final_packer")
 
     def __init__(
         self,
@@ -219,10 +210,6 @@ class PackingDataset(Wrapper[Any]):
             )
         return encoded
 
-    def can_restore_sample(self) -> bool:
-        """Return True if the packer, and all before it, are stateless."""
-        return self.stateless and super().can_restore_sample()
-
     def pack_again(self, key: RestoreKey, context: Context) -> Any:
         """Make the elements of a pack again, and encode and pack them with the counters in the key."""
         items = self.dataset.restore_many([inner for inner, _ in key[2]], context)
@@ -244,11 +231,3 @@ class PackingDataset(Wrapper[Any]):
                     value = nth_element(value, key[3], self, key)
             restored.append(Item(value, _as_key(key)))
         return restored
-
-    def options(self) -> dict[str, Any]:
-        """Return the options that decide the packs."""
-        return {
-            "buffer_size": self.buffer_size,
-            "pre_packer": function_label(self.pre_packer),
-            "final_packer": function_label(self.final_packer),
-        }

@@ -11,7 +11,6 @@ from typing import Any
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.failures import FailureGuard
-from energon_stream.pipeline.map import function_label
 from energon_stream.pipeline.node import END, Context, End, Item, Node, State, WrapperNode
 from energon_stream.worker import WorkerConfig
 
@@ -82,6 +81,7 @@ class FilterDataset(PassThrough):
     """
 
     kind = "Filter"
+    option_names = ("filter_fn",)
 
     def __init__(
         self,
@@ -98,10 +98,6 @@ class FilterDataset(PassThrough):
     def look(self, value: Any, number: int) -> bool:
         """Call the function."""
         return bool(self.filter_fn(value))
-
-    def options(self) -> dict[str, Any]:
-        """Return the function's name."""
-        return {"filter_fn": function_label(self.filter_fn)}
 
 
 class GcDataset(PassThrough):
@@ -250,6 +246,8 @@ class IterMapDataset(Wrapper[Any]):
 
     kind = "IterMap"
     node_type = _IterMapNode
+    option_names = ("iter_map_fn",)
+    stateless = False  # an element depends on the stream, not on a key
 
     def __init__(
         self,
@@ -267,11 +265,3 @@ class IterMapDataset(Wrapper[Any]):
         """Return the inner length through ``len_map_fn``."""
         length = self.dataset.len_stream(stream)
         return length if length is None or self.len_map_fn is None else self.len_map_fn(length)
-
-    def can_restore_sample(self) -> bool:
-        """Return False: an element depends on the stream, not on a key."""
-        return False
-
-    def options(self) -> dict[str, Any]:
-        """Return the function's name."""
-        return {"iter_map_fn": function_label(self.iter_map_fn)}

@@ -80,6 +80,7 @@ class ShuffleBufferDataset(Wrapper[Any]):
 
     kind = "Shuffle"
     node_type = _ShuffleNode
+    option_names = ("size",)
 
     def __init__(
         self, dataset: SavableDataset[Any], size: int, *, worker_config: WorkerConfig | None = None
@@ -88,7 +89,3 @@ class ShuffleBufferDataset(Wrapper[Any]):
         if size < 1:
             raise ConfigError(f"size of the shuffle buffer is {size}", hint="use 1 or more")
         self.size = size
-
-    def options(self) -> dict[str, Any]:
-        """Return the size."""
-        return {"size": self.size}

@@ -122,7 +122,7 @@ def test_such_an_operator_continues_on_a_dataset_that_grew(tmp_path):
         state = loader.save_state_rank()
     with grow(tmp_path / "a", 3) as loader:
         loader.restore_state_rank(state, on_change="continue")
-        assert [change.shards for change in loader.restore_report.sources] == [(2, 3)]
+        assert [change.shards for change in loader.restore_report.leaves] == [(2, 3)]
         after = [text for batch in islice(loader, 11 + 21) for text in batch.text]
     assert sorted(map(int, before + after[:11])) == list(range(14))
     assert sorted(map(int, after[11:])) == list(range(21))
