@@ -251,7 +251,9 @@ def test_a_join_has_the_stores_of_its_members(lake, tmp_path, monkeypatch):
     lacking = join("lacking", {}, encoder=Lacking())  # what a joiner makes is seen when it is made
     with pytest.raises(ConfigError, match=r"cook_nobody asks for nobody.*texts"):
         next(iter(lacking))
-    with pytest.raises(ConfigError, match="two datasets of the join have different auxiliary data of the name 'media'"):
+    with pytest.raises(
+        ConfigError, match="two datasets of the join have different auxiliary data of the name 'media'"
+    ):
         join("clash", {"media": "../texts"})
 
 
