@@ -32,8 +32,7 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from energon_stream.index.jsonl import prepare_jsonl
-from energon_stream.index.prepare import prepare_dataset
-from energon_stream.testing.datasets import prepared_captioning_dataset, write_shards
+from energon_stream.testing.datasets import prepared_captioning_dataset, prepared_text_dataset
 from energon_stream.testing.s3server import S3Server
 
 if TYPE_CHECKING:
@@ -49,15 +48,7 @@ def write_example_data(folder: Path) -> None:
     """Write the datasets that examples read."""
     options: dict[str, Any] = {"shards": 8, "samples_per_shard": 8, "size": (8, 8)}
     prepared_captioning_dataset(folder / "captions", split_ratio=(6, 1, 1), **options)
-    write_shards(
-        folder / "texts", shards=8, samples_per_shard=8, parts=lambda i: {"txt": f"text {i}".encode()}
-    )
-    sample_type = {"__module__": OWN_MODULE, "__class__": "TextSample"}
-    prepare_dataset(
-        str(folder / "texts"),
-        split_ratio=(6, 1, 1),
-        dataset_yaml={"sample_type": sample_type, "field_map": {"text": "txt"}},
-    )
+    prepared_text_dataset(folder / "texts", split_ratio=(6, 1, 1), shards=8, samples_per_shard=8)
     prepared_captioning_dataset(folder / "crude", split_ratio=(6, 1, 1), with_json=True, **options)
     (folder / "crude/.nv-meta/dataset.yaml").write_text(
         f"__module__: {OWN_MODULE}\n__class__: CrudeWebdataset\n"

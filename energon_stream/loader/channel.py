@@ -1,11 +1,11 @@
 """The channel from a worker to the main process: a pipe for small values, shared memory for large ones.
 
-Large byte strings and tensors are copied into slots of anonymous shared memory, which parent and child share since the
-fork; the pickle on the pipe holds only their places. The parent copies them out when it takes a message, and acknowledges
-the message, which frees the slot. Slots are used in order, and there is one more than messages may be unacknowledged.
-Each message begins at the start of its slot, so the same few pages are used again and again. A worker waits when the
-consumer is slow. There is no named shared memory and nothing to clean up. Where processes share no memory (``spawn``),
-everything is pickled.
+Large byte strings and tensors are copied into slots of anonymous shared memory, which parent and child share
+since the fork; the pickle on the pipe holds only their places. The parent copies them out when it takes a
+message, and acknowledges the message, which frees the slot. Slots are used in order, and there is one more
+than messages may be unacknowledged. Each message begins at the start of its slot, so the same few pages are
+used again and again. A worker waits when the consumer is slow. There is no named shared memory and nothing to
+clean up. Where processes share no memory (``spawn``), everything is pickled.
 """
 
 from __future__ import annotations

@@ -46,16 +46,16 @@ def get_loader(
     Args:
         dataset: The dataset to iterate; its ``worker_config`` sets the number of workers.
         prefetch_factor: Batches that each worker keeps ready for each of its streams.
-        watchdog_timeout_seconds: Seconds without a batch after which the workers write their stacks to stderr; None
-            for never.
+        watchdog_timeout_seconds: Seconds without a batch after which the workers write their stacks to
+            stderr; None for never.
         watchdog_initial_timeout_seconds: The same for the first batch; None for ``watchdog_timeout_seconds``.
         fail_on_timeout: True if the watchdog ends the run.
         pin_memory: True to pin the memory of batches; None pins where CUDA is available.
-        start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"``. Without fork, all functions must be picklable, and
-            the program needs ``if __name__ == "__main__":``.
+        start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"``. Without fork, all functions must be
+            picklable, and the program needs ``if __name__ == "__main__":``.
         worker_config: Not needed; accepted if it equals the dataset's.
-        cache_pool: Pool that cookers and hooks fetch auxiliary data with; None fetches when data is asked for.
-            Close it after the loader, or leave that to the end of the process.
+        cache_pool: Pool that cookers and hooks fetch auxiliary data with; None fetches when data is asked
+            for. Close it after the loader, or leave that to the end of the process.
 
     Raises:
         ConfigError: An option is impossible, or ``worker_config`` differs from the dataset's.
@@ -98,9 +98,9 @@ def get_savable_loader(
     """Make a loader that can save and restore its position.
 
     The arguments are those of :func:`get_loader`, and four of Megatron-Energon that any value satisfies:
-    ``checkpoint_every_sec``, ``checkpoint_every_min_n_samples`` and ``n_checkpoints`` limit there how much a restore
-    replays; here every batch carries its state, and nothing is replayed. ``gc_collect_every_n_steps`` is not needed:
-    workers make no reference cycles per batch.
+    ``checkpoint_every_sec``, ``checkpoint_every_min_n_samples`` and ``n_checkpoints`` limit there how much a
+    restore replays; here every batch carries its state, and nothing is replayed. ``gc_collect_every_n_steps``
+    is not needed: workers make no reference cycles per batch.
 
     Example:
         >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset

@@ -25,8 +25,9 @@ T = TypeVar("T")
 class BasicDataLoader(Generic[T]):
     """Iterates a dataset in this process or in workers.
 
-    The streams of the rank come in rotation, so the order of the batches does not depend on timing. A ``for`` loop
-    ends with the pass, and the next loop begins the next pass. A loop that was left early goes on in the next loop.
+    The streams of the rank come in rotation, so the order of the batches does not depend on timing. A ``for``
+    loop ends with the pass, and the next loop begins the next pass. A loop that was left early goes on in the
+    next loop.
 
     Args:
         dataset: The dataset to iterate.

@@ -35,15 +35,16 @@ _log = logging.getLogger(__name__)
 class SavableDataLoader(BasicDataLoader[T]):
     """A loader whose position can be saved and restored exactly.
 
-    A stream's state travels with each of its batches. So saving asks no worker: the main process has all states, even
-    while workers are busy or dead.
+    A stream's state travels with each of its batches. So saving asks no worker: the main process has all
+    states, even while workers are busy or dead.
 
     The class implements ``torch.distributed.checkpoint.stateful.Stateful`` with one entry a stream, so that
     ``torch.distributed.checkpoint`` deals the states to any number of ranks that divides the streams.
 
     Attributes:
         on_change: Default of the argument of the same name of :meth:`restore_state_rank`.
-        restore_report: Changes of the dataset since the state that was restored last; None if there were none.
+        restore_report: Changes of the dataset since the state that was restored last; None if there were
+            none.
 
     Example:
         >>> from energon_stream import SavableDataLoader
@@ -79,9 +80,10 @@ class SavableDataLoader(BasicDataLoader[T]):
 
         Args:
             state: The state that :meth:`save_state_rank` returned, or its msgpack bytes; None for the start.
-            on_change: ``"error"`` requires the dataset to be as it was when the state was saved. ``"continue"`` also
-                accepts a dataset to which shards were appended, a blend to which datasets were appended, and other
-                weights; :attr:`restore_report`, which is logged, tells the consequences. None takes :attr:`on_change`.
+            on_change: ``"error"`` requires the dataset to be as it was when the state was saved.
+                ``"continue"`` also accepts a dataset to which shards were appended, a blend to which datasets
+                were appended, and other weights; :attr:`restore_report`, which is logged, tells the
+                consequences. None takes :attr:`on_change`.
 
         Raises:
             StateInUseError: Iteration has begun.
@@ -144,10 +146,10 @@ class SavableDataLoader(BasicDataLoader[T]):
         """Continue from the states of all ranks, with any number of ranks that divides the streams.
 
         Args:
-            states: The list that :meth:`save_state_global` returned, or the states of all ranks in a list; None for
-                the start.
-            src_rank: The rank of the data-parallel group that has the states, if the others pass None; all ranks
-                must then call this. None if every rank passes the list.
+            states: The list that :meth:`save_state_global` returned, or the states of all ranks in a list;
+                None for the start.
+            src_rank: The rank of the data-parallel group that has the states, if the others pass None; all
+                ranks must then call this. None if every rank passes the list.
             on_change: As in :meth:`restore_state_rank`.
 
         Raises:
@@ -171,8 +173,8 @@ class SavableDataLoader(BasicDataLoader[T]):
         To continue on a dataset that changed, set :attr:`on_change` to ``"continue"`` before.
 
         Args:
-            state_dict: The dict that :meth:`state_dict` returned on this rank, or the entries of this rank's streams,
-                whichever ranks saved them.
+            state_dict: The dict that :meth:`state_dict` returned on this rank, or the entries of this rank's
+                streams, whichever ranks saved them.
 
         Raises:
             StateInUseError: Iteration has begun.

@@ -39,7 +39,8 @@ class LoaderOptions:
         prefetch_factor: Batches that each worker keeps ready for each of its streams.
         start_method: One of ``multiprocessing.get_all_start_methods()``.
         shared_bytes: Size of the shared memory of each worker, for batches on the way to the main process.
-        watchdog_timeout_seconds: Seconds without a batch after which workers write their stacks; None for never.
+        watchdog_timeout_seconds: Seconds without a batch after which workers write their stacks; None for
+            never.
         watchdog_initial_timeout_seconds: The same for the first batch; None for ``watchdog_timeout_seconds``.
         fail_on_timeout: True if the watchdog ends the run.
         cache_pool: Pool that cookers and hooks fetch with; each worker has its own share of it.
@@ -118,7 +119,8 @@ class _InProcess:
 
 
 class _Workers:
-    """Runs the streams in worker processes; the step of a stream comes from the worker that owns the stream."""
+    """Runs the streams in worker processes; the step of a stream comes from the worker that owns the
+    stream."""
 
     def __init__(
         self,
@@ -206,7 +208,7 @@ class _Workers:
             if pid is not None and hasattr(signal, "SIGUSR1"):
                 os.kill(pid, signal.SIGUSR1)  # the worker's faulthandler writes its stacks to stderr
             late = f"worker {worker} (process {pid}) has returned no batch for {waited:.0f} s"
-            hint = "the worker's stacks are on stderr; raise watchdog_timeout_seconds if the work takes that long"
+            hint = "its stacks are on stderr; raise watchdog_timeout_seconds if the work takes that long"
             if options.fail_on_timeout:
                 raise WorkerError(late, hint=hint)
             _log.warning("%s; %s", late, hint)
@@ -216,7 +218,7 @@ class _Workers:
         process.join(_JOIN_SECONDS)
         return WorkerError(
             f"worker {worker} (process {process.pid}) died with exit code {process.exitcode}",
-            hint="a negative code is a signal: -9 often means that memory ran out. If no worker starts at all with "
+            hint="a negative code is a signal: -9 often means that memory ran out. If no worker starts with "
             'start_method="spawn", put the program under if __name__ == "__main__":',
         )
 

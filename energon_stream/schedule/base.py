@@ -1,8 +1,9 @@
 """Schedules: pure functions from a cursor to the next sample references.
 
-A schedule holds no position. A *cursor* is a named tuple of integers and other cursors, and everything random is drawn
-from the counters in it. ``take`` looks ahead; ``advance`` returns the cursor after some references were consumed. A
-reader that looks ahead keeps one cursor for each, so look-ahead never gets into a saved state.
+A schedule holds no position. A *cursor* is a named tuple of integers and other cursors, and everything random
+is drawn from the counters in it. ``take`` looks ahead; ``advance`` returns the cursor after some references
+were consumed. A reader that looks ahead keeps one cursor for each, so look-ahead never gets into a saved
+state.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class LeafCursor(NamedTuple):
         position: References consumed in this pass.
         group: Number of the group of slices that the next reference is in.
         offset: References of that group that were consumed.
-        share: First sample, and one past the last, of the stream's share in this pass. None for the share in the dataset
-            as it is now; set if the pass began before the dataset grew.
+        share: First sample, and one past the last, of the stream's share in this pass. None for the share in
+            the dataset as it is now; set if the pass began before the dataset grew.
     """
 
     epoch: int
@@ -124,7 +125,8 @@ class Schedule(Protocol):
         """Return the cursor at the start of pass number ``epoch``."""
 
     def take(self, cursor: Cursor, count: int) -> tuple[Refs, Cursor]:
-        """Return the next ``count`` references (fewer only at the end of the pass) and the cursor after them."""
+        """Return the next ``count`` references (fewer only at the end of the pass) and the cursor after
+        them."""
 
     def advance(self, cursor: Cursor, count: int) -> Cursor:
         """Return the cursor after ``count`` more references; equal to ``take(cursor, count)[1]``."""

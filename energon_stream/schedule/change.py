@@ -1,12 +1,13 @@
 """Plans of datasets that grew: cursors of the earlier plan become cursors of the present one.
 
-A dataset grows at its end: the earlier plan had the first leaves of the present one, each with its first shards. New totals
-change the streams' shares, also of the leaves after the one that grew. The pass that a stream is in ends in the stream's
-earlier share; its next pass of that leaf has the present share. Over all streams, the passes under way have every
-earlier sample once, as if nothing had changed, and the passes after them every present sample.
+A dataset grows at its end: the earlier plan had the first leaves of the present one, each with its first
+shards. New totals change the streams' shares, also of the leaves after the one that grew. The pass that a
+stream is in ends in the stream's earlier share; its next pass of that leaf has the present share. Over all
+streams, the passes under way have every earlier sample once, as if nothing had changed, and the passes after
+them every present sample.
 
-This holds for blends, where streams are in passes of all leaves at a time. It does not hold for concatenations: a stream may
-not have begun a later leaf that others have begun.
+This holds for blends, where streams are in passes of all leaves at a time. It does not hold for
+concatenations: a stream may not have begun a later leaf that others have begun.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def earlier_plan(plan: Plan, shards: Sequence[int]) -> Plan:
 
 
 def carry(before: Schedule, now: Schedule, cursor: Cursor) -> Cursor:
-    """Convert a cursor of the earlier schedule, in passes that have been begun, to one of the present schedule.
+    """Convert a cursor of the earlier schedule, in passes that have been begun, to one of the present
+    schedule.
 
     Args:
         before: The schedule of the earlier plan.

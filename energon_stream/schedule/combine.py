@@ -48,7 +48,8 @@ class RepeatSchedule:
 
     Args:
         inner: The schedule to repeat; it must end.
-        repeats: Number of passes. A fraction takes that share of the last pass, rounded down; None never ends.
+        repeats: Number of passes. A fraction takes that share of the last pass, rounded down; None never
+            ends.
     """
 
     inner: Schedule
@@ -64,7 +65,7 @@ class RepeatSchedule:
         if length is None:
             raise ConfigError(
                 "an endless dataset cannot be repeated",
-                hint="remove repetitions from the outer level, or give the inner level a number of repetitions",
+                hint="repeat the outer level only, or give the inner level a number of repetitions",
             )
         return length
 
@@ -78,7 +79,8 @@ class RepeatSchedule:
         return inner * whole + math.floor(inner * (self.repeats - whole))
 
     def begin(self, epoch: int = 0) -> RepeatCursor:
-        """Return the cursor at the start; the numbers of the inner passes go on from one outer pass to the next."""
+        """Return the cursor at the start; the numbers of the inner passes go on from one outer pass to the
+        next."""
         first = epoch * (1 if self.repeats is None else math.ceil(self.repeats))
         return RepeatCursor(first, first, self.inner.begin(first))
 
@@ -182,7 +184,8 @@ class ConcatSchedule:
         return _total([self.children[cursor.child].remaining(cursor.inner), *later])
 
     def length_at(self, cursor: ConcatCursor) -> int | None:
-        """Count the references of all together. Children that are over count as long as their next pass will be."""
+        """Count the references of all together. Children that are over count as long as their next pass will
+        be."""
         lengths = [child.length for child in self.children]
         lengths[cursor.child] = self.children[cursor.child].length_at(cursor.inner)
         return _total(lengths)

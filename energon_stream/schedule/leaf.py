@@ -29,7 +29,8 @@ class OrderSpec:
 
     Attributes:
         max_samples_per_sequence: Wanted length of a slice; None takes each shard's share whole.
-        shuffle_window: Number of samples among which a sample is moved (``shuffle_buffer_size``); 0 or 1 for none.
+        shuffle_window: Number of samples among which a sample is moved (``shuffle_buffer_size``); 0 or 1 for
+            none.
         parallel_slices: Number of slices that are read side by side (``parallel_shard_iters``).
         shuffle_over_epochs: k permutes the slices of k passes together, -1 draws slices with
             replacement, None keeps the order of the dataset.
@@ -68,10 +69,10 @@ class OrderSpec:
 class LeafSchedule:
     """One leaf in one stream: permuted slices, merged a group at a time.
 
-    A bijection, evaluated where it is needed, permutes the slices. A group is as many consecutive slices as are read
-    side by side, or as the shuffle window needs. Inside a group, the samples of each slice change places among
-    themselves, as far as the shuffle window reaches. Then rounds merge the slices; each round takes one share of
-    every slice, in an order of its own. So:
+    A bijection, evaluated where it is needed, permutes the slices. A group is as many consecutive slices as
+    are read side by side, or as the shuffle window needs. Inside a group, the samples of each slice change
+    places among themselves, as far as the shuffle window reaches. Then rounds merge the slices; each round
+    takes one share of every slice, in an order of its own. So:
 
     * A batch has samples of as many slices as possible.
     * The order is a function of (key, epoch, group, offset): the cursor is all there is to save.

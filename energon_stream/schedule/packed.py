@@ -1,14 +1,16 @@
 """Cursors as plain values, which states hold.
 
-A cursor becomes a tuple of its fields; a leaf's has four numbers, or six with a share. Where a blend has sixteen children
-or more, and all are leaves or repeated leaves, ``bytes`` stand for the cursors of its children. The bytes hold columns:
+A cursor becomes a tuple of its fields; a leaf's has four numbers, or six with a share. Where a blend has
+sixteen children or more, and all are leaves or repeated leaves, ``bytes`` stand for the cursors of its
+children. The bytes hold columns:
 
 * references consumed since the blend's pass began, in all passes of the child together
 * number of the group: the difference from its number if all groups were of equal size
 * references before the group: the difference from their number if all groups were of equal size
 * where some pass began before its dataset grew: both bounds of the share, as differences from the bounds now
 
-What the schedule knows is left out. No column depends on the weights: they may change between save and restore.
+What the schedule knows is left out. No column depends on the weights: they may change between save and
+restore.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def unpack_columns(data: bytes, length: int) -> Int64Array:
     """Read columns of a known length into an array of shape (columns, length).
 
     Raises:
-        ValueError: The bytes are no columns of that length. Finding out takes no more memory than such columns.
+        ValueError: The bytes are no columns of that length. Finding out takes no more memory than such
+            columns.
     """
     inflate = zlib.decompressobj()
     try:
@@ -84,7 +87,8 @@ def _expected_begin(group: Int64Array, facts: Int64Array) -> Int64Array:
 class _LeafChildren:
     """The children of a large blend, and their last cursors as numbers.
 
-    Few children move between two states. The cursors of the others are the same objects and not looked at again.
+    Few children move between two states. The cursors of the others are the same objects and not looked at
+    again.
     """
 
     def __init__(self, blend: BlendSchedule, leaves: Sequence[LeafSchedule]) -> None:

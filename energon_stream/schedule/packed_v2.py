@@ -1,8 +1,8 @@
 """Reader of packed cursors and columns in states of format version 2. Nothing writes them any more.
 
-The bytes are the number of columns, for each column the number of bytes that its numbers take (0 if all are 0), and one raw
-deflate stream of the bytes, those of equal significance side by side. The columns were: total, begin, group and bounds,
-of which begin and group are differences from a prediction in floating point.
+The bytes are the number of columns, for each column the number of bytes that its numbers take (0 if all are
+0), and one raw deflate stream of the bytes, those of equal significance side by side. The columns were:
+total, begin, group and bounds, of which begin and group are differences from a prediction in floating point.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Restoring a state into a dataset that changed since the state was saved.
 
-Shards may be appended to leaves, leaves to blends, and the weights of blends may change; each alone or together. That
-nothing else changed is proved, not assumed: the first leaves and shards of the present dataset are described once more, as
-many as there were when the state was saved, and the hashes of that description must be the state's.
+Shards may be appended to leaves, leaves to blends, and the weights of blends may change; each alone or
+together. That nothing else changed is proved, not assumed: the first leaves and shards of the present dataset
+are described once more, as many as there were when the state was saved, and the hashes of that description
+must be the state's.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class _Reader:
         path: Its place in the pipeline.
         dataset: The present dataset.
         saved: Its leaves when the state was saved.
-        counts: For each leaf, samples of the present passes that this rank's streams consumed, and samples left.
+        counts: For each leaf, samples of the present passes that this rank's streams consumed, and samples
+            left.
     """
 
     path: str
@@ -52,7 +54,7 @@ class _Reader:
 
     @property
     def differs(self) -> bool:
-        """Whether there are more shards now."""
+        """True if there are more shards now."""
         return self.saved.shards != self.dataset.shards
 
     def name(self, number: int) -> str:
@@ -124,7 +126,8 @@ def _check_can_have_grown(reader: _Reader) -> None:
     dataset, had = reader.dataset, reader.saved.shards
     if len(had) > len(dataset.shards):
         raise _refused(
-            f"there were {len(had)} datasets and are {len(dataset.shards)}; datasets can be added at the end, not removed",
+            f"there were {len(had)} datasets and are {len(dataset.shards)}; "
+            "datasets can be added at the end, not removed",
             "keep the dataset, with a small weight",
         )
     for number, (before, after) in enumerate(zip(had, dataset.shards, strict=False)):
@@ -137,7 +140,8 @@ def _check_can_have_grown(reader: _Reader) -> None:
             )
     if reader.differs and _has_concat(dataset.plan):
         raise _refused(
-            "datasets that are concatenated have changed, and some stream may not have begun one that others have",
+            "datasets that are concatenated have changed, and some stream may not have begun one that others "
+            "have begun",
             "restore at the beginning of a validation pass, without a state",
         )
 
@@ -183,8 +187,8 @@ def _check_prints(
             "the order differs in more than weights and new shards: "
             + (
                 now.difference(state, "order")
-                or "options of shuffling and slices, repetitions, subsets in percent, or datasets added elsewhere than "
-                "at the end of a blend"
+                or "options of shuffling and slices, repetitions, subsets in percent, or datasets added "
+                "elsewhere than at the end of a blend"
             )
         )
     if saved.get("pipeline") != prints["pipeline"]:
@@ -203,7 +207,7 @@ def _replaced(dataset: SavableDataset[Any], state: Any, path: str, change: Calla
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise StateError(
             f"the state is damaged, or {type(dataset).__name__}.inner_states does not read it: {error!r}",
-            hint="run assert_exact_resume of energon_stream.testing.operator_suite on an operator of your own",
+            hint="for an operator of your own, run energon_stream.testing.operator_suite.assert_exact_resume",
         ) from error
     inner = [
         _replaced(one, at, dataset.input_path(path, number), change)

@@ -5,13 +5,13 @@ Four hashes tell one dataset from another, and say which part differs::
     "fingerprint": {"data": shards and their counts, "order": shuffling, slices, blending without weights,
                     "weights": of all blends, "pipeline": operators without weights}
 
-The numbers of shards tell a dataset that grew from another one, with an entry for each reader dataset in the pipeline::
+The numbers of shards tell a dataset that grew from another one. Each reader dataset has an entry::
 
     "leaves": [[number of leaves, number of shards of each, marks], ...]
 
-The numbers are a column of :mod:`energon_stream.schedule.packed`. They prove nothing by themselves; the hash of the data, made
-again from that many shards, does. If that hash differs, the marks name the leaf in the error: two bytes of a hash for each
-leaf, where there are at most 64.
+The numbers are a column of :mod:`energon_stream.schedule.packed`. They prove nothing by themselves; the hash
+of the data, made again from that many shards, does. If that hash differs, the marks name the leaf in the
+error: two bytes of a hash for each leaf, where there are at most 64.
 
 The options, where they are few, only word errors as well::
 
@@ -69,13 +69,15 @@ class Description:
     options: dict[str, Any] | None
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
-        """Return the parts of the fingerprint in which a state differs, in words, with options where they are known."""
+        """Return the parts of the fingerprint in which a state differs, in words, with options where they are
+        known."""
         saved = state["fingerprint"]
         differing = [name for name in _PARTS if saved.get(name) != self.prints[name]]
         return [self.difference(state, name) or f"{_PARTS[name]} differs" for name in differing]
 
     def difference(self, state: Mapping[str, Any], part: str) -> str:
-        """Return the options of ``"order"`` or ``"pipeline"`` that a state was saved with and that differ now."""
+        """Return the options of ``"order"`` or ``"pipeline"`` that a state was saved with and that differ
+        now."""
         kept, now = state.get("options"), self.options
         if not isinstance(kept, Mapping) or now is None:
             return ""
@@ -145,7 +147,8 @@ def fingerprint(config: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] 
 
     Args:
         config: The return value of ``dataset.config()``.
-        earlier: Descriptions to take in the place of its reader datasets, in order; by default the present ones.
+        earlier: Descriptions to take in the place of its reader datasets, in order; by default the present
+            ones.
     """
     parts = _split(config, earlier or _readers(config))
     return {name: _hash(part).hex() for name, part in parts.items()}

@@ -1,8 +1,8 @@
 """The state of a rank: made, packed, and checked before it is used.
 
-It holds built-in types only (dict, list, tuple, str, int, float, bool, bytes, None): no paths, no class names, no
-credentials. It goes through ``torch.save`` and ``torch.load`` with default arguments, or :func:`dumps` and
-:func:`loads` (msgpack). :mod:`energon_stream.state.versions` describes the format.
+It holds built-in types only (dict, list, tuple, str, int, float, bool, bytes, None): no paths, no class
+names, no credentials. It goes through ``torch.save`` and ``torch.load`` with default arguments, or
+:func:`dumps` and :func:`loads` (msgpack). :mod:`energon_stream.state.versions` describes the format.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def read_rank_state(state: Any) -> dict[str, Any]:
     """Check that something is a whole rank state, and give its fields their types.
 
     Args:
-        state: The state that ``save_state_rank`` returned, or its msgpack bytes; of any version that can be read.
+        state: The state that ``save_state_rank`` returned, or its msgpack bytes; of any version that can be
+            read.
 
     Returns:
         The state in the present version.
@@ -134,8 +135,8 @@ def _topology_hint(saved: Mapping[str, int], mine: Mapping[str, int]) -> str:
     sizes = world_sizes(saved["num_streams"])
     if any(saved[name] != mine[name] for name in ("num_streams", "seed_offset")):
         return (
-            f"pass num_streams={saved['num_streams']} and seed_offset={saved['seed_offset']} to WorkerConfig: they fix "
-            f"the order. Then {sizes} ranks are possible, with any num_workers"
+            f"pass num_streams={saved['num_streams']}  and seed_offset={saved['seed_offset']} to WorkerConfig: "
+            f"which fix the order. Then {sizes} ranks are possible, with any num_workers"
         )
     return (
         "this is the state of another rank, or of another number of ranks: pass the states of all ranks to "
@@ -181,8 +182,8 @@ def check_rank_state(
     if differences:
         raise StateMismatchError(
             f"the state was saved with another dataset: {'; '.join(differences)}",
-            hint="build the dataset as it was when the state was saved, or start without a state. If only shards or "
-            'datasets were added, or weights changed, restore with on_change="continue"',
+            hint="build the dataset as it was when the state was saved, or start without a state. If only "
+            'shards or datasets were added, or weights changed, restore with on_change="continue"',
         )
     return rotation, {int(stream): value for stream, value in read["streams"].items()}
 
@@ -212,7 +213,8 @@ def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: i
     rotation = read_rotation(read["rotation"], saved)
     if rotation.pass_length != pass_length:
         raise StateMismatchError(
-            f"the state was saved with {_epochs(rotation.pass_length)}, this dataset has {_epochs(pass_length)}",
+            f"the state was saved with {_epochs(rotation.pass_length)}, "
+            f"this dataset has {_epochs(pass_length)}",
             hint=_length_hint(rotation.pass_length, config),
         )
     return rotation

@@ -1,7 +1,7 @@
 """Dealing the states of all ranks to another number of ranks.
 
-Streams own the state, and batch k of the job comes from stream k modulo the number of streams. So the states of all
-streams, and the index of the next batch, are all there is to deal.
+Streams own the state, and batch k of the job comes from stream k modulo the number of streams. So the states
+of all streams, and the index of the next batch, are all there is to deal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def deal_state(states: Sequence[Any], rank: int, world_size: int) -> Any:
     """Return the state with which one rank goes on.
 
     Args:
-        states: The states of all ranks, saved after the same step, in any order. None for a rank that had not begun.
+        states: The states of all ranks, saved after the same step, in any order. None for a rank that had not
+            begun.
         rank: The rank.
         world_size: Number of ranks now; it must divide the number of streams.
 
@@ -30,7 +31,8 @@ def deal_state(states: Sequence[Any], rank: int, world_size: int) -> Any:
 
     Raises:
         StateError: One is not a state.
-        StateMismatchError: The states do not belong together, are not complete, or cannot be dealt to so many ranks.
+        StateMismatchError: The states do not belong together, are not complete, or cannot be dealt to so many
+            ranks.
     """
     if all(state is None for state in states):
         return None
@@ -56,7 +58,8 @@ def redistribute(
 
     Raises:
         StateError: One is not a state.
-        StateMismatchError: The states do not belong together, are not complete, or cannot be dealt to so many ranks.
+        StateMismatchError: The states do not belong together, are not complete, or cannot be dealt to so many
+            ranks.
 
     Example:
         >>> from energon_stream import WorkerConfig, get_savable_loader
@@ -112,8 +115,8 @@ def _check_one_job(read: Sequence[Mapping[str, Any]], called: Sequence[str]) -> 
     if len(read) != world_size or len(by_rank) != world_size:
         repeated = [name for names in by_rank.values() if len(names) > 1 for name in names]
         raise StateMismatchError(
-            f"there are states of ranks {sorted(state['topology']['rank'] for state in read)}, but the job had "
-            f"{world_size} ranks",
+            f"there are states of ranks {sorted(state['topology']['rank'] for state in read)}, "
+            f"but the job had {world_size} ranks",
             where=", ".join(repeated) or None,
             hint="pass one state of every rank",
         )

@@ -18,13 +18,16 @@ class LeafChange:
 
     Attributes:
         leaf: URL and split part of the dataset.
-        change: ``"grown"``: shards were appended. ``"added"``: the dataset is new. ``"dealt"``: it did not change, but
-            a dataset before it has another number of samples, which moves the streams' shares of this one by a few.
+        change: ``"grown"``: shards were appended. ``"added"``: the dataset is new. ``"dealt"``: it did not
+            change, but a dataset before it has another number of samples, which moves the streams' shares of
+            this one by a few.
         shards: Number of shards when the state was saved, and now.
         samples: Number of samples when the state was saved, and now, in the used subset.
-        consumed: Samples that this rank's streams consumed in the passes that they are in. Samples that operators
-            hold are among these; in passes with several copies, or with replacement, each draw counts.
-        left: Samples that these passes still have, of those when the state was saved, as if nothing had changed.
+        consumed: Samples that this rank's streams consumed in the passes that they are in. Samples that
+            operators hold are among these; in passes with several copies, or with replacement, each draw
+            counts.
+        left: Samples that these passes still have, of those when the state was saved, as if nothing had
+            changed.
     """
 
     leaf: str
@@ -38,11 +41,11 @@ class LeafChange:
         if self.change == "added":
             return f"{self.leaf} is new, with {self.samples[1]} samples: drawn from the next sample on"
         under_way = (
-            f"in the passes under way in this rank's streams, {self.consumed} samples were consumed and {self.left} "
-            "earlier ones follow"
+            f"in the passes under way in this rank's streams, {self.consumed} samples were consumed "
+            f"and {self.left} earlier ones follow"
         )
         if self.change == "dealt":
-            return f"{self.leaf} did not change, but the streams' shares of it move by a few samples; {under_way}"
+            return f"{self.leaf} did not change, but the streams' shares move by a few samples; {under_way}"
         return (
             f"{self.leaf} grew from {self.shards[0]} to {self.shards[1]} shards, from {self.samples[0]} to "
             f"{self.samples[1]} samples; {under_way}; later passes have all {self.samples[1]}"
@@ -53,14 +56,16 @@ class LeafChange:
 class ChangeReport:
     """The changes between a state and the dataset that it was restored into.
 
-    Guarantee: each stream ends its present pass of a leaf as it would have without the change. Over all streams that had
-    begun, these passes have every sample that there was when the state was saved, once (or as often as
-    ``shuffle_over_epochs_multiplier`` says). The passes after them have every sample that there is now.
+    Guarantee: each stream ends its present pass of a leaf as it would have without the change. Over all
+    streams that had begun, these passes have every sample that there was when the state was saved, once (or
+    as often as ``shuffle_over_epochs_multiplier`` says). The passes after them have every sample that there
+    is now.
 
     Attributes:
         leaves: Leaves that changed, in their order.
-        weights: True if the weights of some blend changed. New weights hold from the next draw on; every leaf goes on
-            where it was. The weights of ``blend_epochized`` are numbers of samples, so growth changes them too.
+        weights: True if the weights of some blend changed. New weights hold from the next draw on; every leaf
+            goes on where it was. The weights of ``blend_epochized`` are numbers of samples, so growth changes
+            them too.
 
     Example:
         >>> from energon_stream.state import ChangeReport
@@ -80,7 +85,7 @@ class ChangeReport:
             lines.append(f"  and {len(shown) - _MOST_SHOWN} more datasets, see restore_report")
         if dealt := len(self.leaves) - len(shown):
             lines.append(
-                f"  the streams' shares of {dealt} other datasets move by a few samples after their present passes"
+                f"  the streams' shares of {dealt} other datasets move by a few samples in their next passes"
             )
         if self.weights:
             lines.append("  new weights hold from the next draw on; every dataset goes on where it was")

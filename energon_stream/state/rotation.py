@@ -1,7 +1,7 @@
 """The rotation of a rank's streams in saved states, and for another number of ranks.
 
-Format: ``[stream whose turn is next, [streams that ended in this pass], elements that the rank yielded in this pass,
-passes that are over, elements of a pass of the whole job with virtual epochs (else 0)]``.
+Format: ``[stream whose turn is next, [streams that ended in this pass], elements that the rank yielded in
+this pass, passes that are over, elements of a pass of the whole job with virtual epochs (else 0)]``.
 """
 
 from __future__ import annotations

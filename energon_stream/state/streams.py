@@ -1,10 +1,11 @@
 """A rank's state as one entry a stream, for stores of states by key.
 
-``torch.distributed.checkpoint`` keeps one value for each key, whichever rank writes it, and lets any rank read it. Keyed by
-stream, states are dealt to another number of ranks by the keys that a rank asks for, and nothing else.
+``torch.distributed.checkpoint`` keeps one value for each key, whichever rank writes it, and lets any rank
+read it. Keyed by stream, states are dealt to another number of ranks by the keys that a rank asks for, and
+nothing else.
 
-Format, version 1: ``{"format": "energon_stream.streams", "version": 1, "streams": {"<stream>": bytes}}``. Each entry is
-msgpack of a rank's state (:mod:`energon_stream.state.versions`) that has this stream only.
+Format, version 1: ``{"format": "energon_stream.streams", "version": 1, "streams": {"<stream>": bytes}}``.
+Each entry is msgpack of a rank's state (:mod:`energon_stream.state.versions`) that has this stream only.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _entries(state_dict: Any) -> dict[int, Any]:
     if not isinstance(state_dict, Mapping) or state_dict.get("format") != STREAMS_FORMAT:
         raise StateError(
             f"a {type(state_dict).__name__} that is not a loader's state_dict()",
-            hint="pass the return value of state_dict(); for that of save_state_rank(), use restore_state_rank",
+            hint="pass what state_dict() returned; restore_state_rank takes what save_state_rank() returned",
         )
     if state_dict.get("version") != _VERSION:
         raise StateVersionError(
@@ -138,7 +139,8 @@ def _entries(state_dict: Any) -> dict[int, Any]:
 
 
 def _entry(data: Any, stream: int) -> dict[str, Any]:
-    """Read one stream's entry, as far as this module needs it; the rank's state is checked as a whole later."""
+    """Read one stream's entry, as far as this module needs it; the rank's state is checked as a whole
+    later."""
     try:
         state = migrate(loads(bytes(data)) if isinstance(data, (bytes, bytearray)) else data)
     except StateError as error:

@@ -1,23 +1,23 @@
-"""The format of a rank's state, its versions, and the migration of earlier ones. To change the format, start here.
+"""The format of a rank's state, its versions, and the migration of earlier ones.
 
 A rank's state, version 3::
 
     {"format": "energon_stream.rank", "version": 3,
      "fingerprint": {"data": hash, "order": hash, "weights": hash, "pipeline": hash},
-     "options": options in plain values, or None; for messages only
+     "options": options in plain values, or None; for messages only,
      "leaves": number of shards of each leaf, see :mod:`energon_stream.state.description`,
      "topology": {"world_size": R, "rank": r, "num_streams": S, "seed_offset": n},
      "rotation": whose turn it is, see :mod:`energon_stream.state.rotation`,
-     "streams": {"<stream>": {"batches": batches of the stream, "node": state of its pipeline}, or None at the start}}
+     "streams": {"<stream>": {"batches": number, "node": state of the pipeline}, or None at the start}}
 
 A node's state is described by the node's class in :mod:`energon_stream.pipeline`, a cursor in it by
 :mod:`energon_stream.schedule.packed`.
 
-For a new version: raise ``VERSION``, add a function that converts the version before to ``_MIGRATIONS``, and save states
-with the last commit of the version before by ``tests/state/save_states.py``.
+To change the format, raise ``VERSION``, add a function that converts the version before to ``_MIGRATIONS``,
+and save states with the last commit of the version before by ``tests/state/save_states.py``.
 
-* Version 2 called ``rotation`` ``turn`` and ``leaves`` ``sources``, had no ``options`` and packed columns differently
-  (:mod:`energon_stream.schedule.packed_v2`).
+* Version 2 called ``rotation`` ``turn`` and ``leaves`` ``sources``, had no ``options``, and packed columns
+  differently (:mod:`energon_stream.schedule.packed_v2`).
 * Version 1 was never released.
 """
 

@@ -1,7 +1,7 @@
 """The S3 operations of the stand-in server: a request in, a response out, no sockets.
 
-Covered: what boto3, s3fs and obstore send for reading, writing, listing and deleting, path style.
-Reference: Amazon S3 API Reference (API version 2006-03-01). Signatures are not checked.
+They cover the requests that boto3, s3fs and obstore send to read, write, list and delete, with path-style
+addresses. Reference: Amazon S3 API Reference (API version 2006-03-01). Signatures are not checked.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class HttpRequest:
 
     @property
     def key(self) -> str:
-        """What follows the bucket; ``""`` for the bucket itself."""
+        """The path after the bucket; ``""`` for the bucket itself."""
         return self.path[1:].partition("/")[2]
 
     @property
@@ -74,33 +74,37 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Status, headers (without Content-Length) and body; who sends it closes the body."""
+    """Answer to a request.
+
+    Attributes:
+        status: The HTTP status.
+        headers: Headers without Content-Length.
+        body: The bytes to send.
+        length: The Content-Length; None for the length of the body. An answer to HEAD has no body.
+    """
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    body: StoredBytes | None = None
-
-
-def _data(data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(status, headers or {}, StoredBytes(memoryview(data), 0, len(data)))
+    body: bytes | memoryview = b""
+    length: int | None = None
 
 
 def _xml(name: str, content: str) -> Response:
     text = f'<?xml version="1.0" encoding="UTF-8"?>\n<{name} {_XMLNS}>{content}</{name}>'
-    return _data(text.encode(), headers={"Content-Type": "application/xml"})
+    return Response(200, {"Content-Type": "application/xml"}, text.encode())
 
 
 def error_response(
     status: int, path: str, code: str | None = None, headers: dict[str, str] | None = None
 ) -> Response:
-    """An S3 error document; ``code`` defaults to the usual one of the status."""
+    """Return an S3 error document; ``code`` defaults to the usual one of the status."""
     code = code or _CODES.get(status, "InternalError" if status >= 500 else "InvalidRequest")
     text = (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         f"<Error><Code>{code}</Code><Message>{code}</Message><Resource>{escape(path)}</Resource>"
         "<RequestId>0</RequestId></Error>"
     )
-    return _data(text.encode(), status, {"Content-Type": "application/xml", **(headers or {})})
+    return Response(status, {"Content-Type": "application/xml", **(headers or {})}, text.encode())
 
 
 def _time(modified: float) -> str:
@@ -108,7 +112,7 @@ def _time(modified: float) -> str:
 
 
 def _parse_range(header: str, size: int) -> tuple[int, int] | None:
-    """Begin and end of a range header clipped to the object; None where it cannot be satisfied."""
+    """Return begin and end of a range header, clipped to the object; None if no byte is in the range."""
     first, _, last = header.removeprefix("bytes=").partition("-")
     if not first:
         begin, end = max(0, size - int(last)), size
@@ -126,7 +130,8 @@ class S3Api:
         self._upload_ids = itertools.count(1)
 
     def handle(self, request: HttpRequest) -> Response:
-        """Answer one request; what is not covered is answered ``501``, what makes no sense ``400``."""
+        """Answer a request: with status 501 if the operation is not covered, 400 if the request makes no
+        sense."""
         try:
             return self._dispatch(request)
         except (ValueError, KeyError, ElementTree.ParseError, *_BAD_NAME):
@@ -221,10 +226,8 @@ class S3Api:
         found = self.objects.open(request.bucket, request.key)
         if found is None:
             return error_response(404, request.path)
-        response = _object_response(request, *found)
-        if response.body is None or response.body.source is not found[1].source:
-            found[1].close()
-        return response
+        with found[1]:
+            return _object_response(request, *found)
 
     def _put_object(self, request: HttpRequest) -> Response:
         if "uploadId" in request.query:
@@ -258,11 +261,8 @@ class S3Api:
         found = self.objects.open(bucket, key)
         if found is None:
             return None
-        source = found[1].source
-        if isinstance(source, memoryview):
-            return bytes(source)
-        with source:
-            return source.read()
+        with found[1] as stored:
+            return bytes(stored.read(0, found[0].size))
 
     # Uploads in parts
 
@@ -272,7 +272,8 @@ class S3Api:
             self._uploads[upload] = {}
             return _xml(
                 "InitiateMultipartUploadResult",
-                f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key><UploadId>{upload}</UploadId>",
+                f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key>"
+                f"<UploadId>{upload}</UploadId>",
             )
         parts = self._uploads.pop(request.query.get("uploadId", ""), None)
         if parts is None:
@@ -283,7 +284,8 @@ class S3Api:
         )
         return _xml(
             "CompleteMultipartUploadResult",
-            f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key><ETag>{escape(info.etag)}</ETag>",
+            f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key>"
+            f"<ETag>{escape(info.etag)}</ETag>",
         )
 
     def _put_part(self, request: HttpRequest) -> Response:
@@ -295,7 +297,7 @@ class S3Api:
         return Response(headers={"ETag": f'"{etag}"'})
 
 
-def _object_response(request: HttpRequest, info: ObjectInfo, body: StoredBytes) -> Response:
+def _object_response(request: HttpRequest, info: ObjectInfo, stored: StoredBytes) -> Response:
     wanted, unwanted = request.headers.get("if-match"), request.headers.get("if-none-match")
     if wanted is not None and wanted.strip('"') not in ("*", info.etag.strip('"')):
         return error_response(412, request.path)
@@ -307,14 +309,15 @@ def _object_response(request: HttpRequest, info: ObjectInfo, body: StoredBytes) 
     }
     if unwanted is not None and unwanted.strip('"') in ("*", info.etag.strip('"')):
         return Response(304, headers)
-    header = request.headers.get("range")
-    if header is None or "," in header:
-        return Response(200, headers, body)
-    span = _parse_range(header, info.size)
-    if span is None:
-        return error_response(416, request.path, headers={"Content-Range": f"bytes */{info.size}"})
-    headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{info.size}"
-    return Response(206, headers, body.part(*span))
+    header, status, span = request.headers.get("range"), 200, (0, info.size)
+    if header is not None and "," not in header:
+        found = _parse_range(header, info.size)
+        if found is None:
+            return error_response(416, request.path, headers={"Content-Range": f"bytes */{info.size}"})
+        status, span = 206, found
+        headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{info.size}"
+    body = b"" if request.method == "HEAD" else stored.read(*span)
+    return Response(status, headers, body, span[1] - span[0])
 
 
 _ECHOED = {

@@ -1,4 +1,4 @@
-"""What a stand-in S3 server does to its traffic: shaping, faults, counters, log."""
+"""Traffic of the stand-in S3 server: shaping, faults, counters, log."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Shaping:
 
     Attributes:
         first_byte_latency: Seconds from the request to the first byte of the answer.
-        rate: Bytes per second and connection; None is as fast as it goes.
+        rate: Bytes per second and connection; None for no limit.
         share_503: Share of object reads answered ``503 SlowDown``.
         share_reset: Share of object reads whose connection is reset (RST) within the body.
         share_truncate: Share of object reads whose connection is closed (FIN) within the body.
         slow_tail: Share of object reads that are slow, and the factor by which their latency is
             longer and their rate lower.
-        seed: The same seed and order of requests give the same faults.
+        seed: Seed of the faults; the same seed and order of requests lead to the same faults.
     """
 
     first_byte_latency: float = 0.0
@@ -45,7 +45,10 @@ class Shaping:
         object.__setattr__(self, "slow_tail", tuple(self.slow_tail))  # JSON makes it a list
         shares = (self.share_503, self.share_reset, self.share_truncate)
         if min(*shares, self.slow_tail[0]) < 0 or sum(shares) > 1 or self.slow_tail[0] > 1:
-            raise ConfigError(f"fault shares {shares} and slow tail {self.slow_tail} are no shares of one")
+            raise ConfigError(
+                f"fault shares {shares} and slow tail {self.slow_tail} are no shares of one",
+                hint="use numbers from 0 to 1, whose sum is at most 1",
+            )
         if self.first_byte_latency < 0 or self.slow_tail[1] < 1 or (self.rate is not None and self.rate <= 0):
             raise ConfigError("latency must be >= 0, the slow factor >= 1, the rate > 0 or None")
 
@@ -55,13 +58,17 @@ class Rule:
     """A targeted fault. Rules are tried in the order in which they were added, before the shares.
 
     Attributes:
-        action: ``status`` answers with an error, ``reset`` and ``truncate`` end the connection half
-            way through the body, ``delay`` waits before the first byte, ``stall`` half way.
-        pattern: Shell pattern over ``bucket/key``.
-        method: Only requests of this method; None is all.
-        times: After so many requests the rule is used up; None never.
+        action: ``status`` answers with an error, ``reset`` and ``truncate`` end the connection halfway
+            through the body, ``delay`` waits before the first byte, ``stall`` halfway.
+        pattern: Shell pattern of ``bucket/key``.
+        method: Method of the requests; None for all.
+        times: Number of requests that the rule is for; None for no limit.
         status: HTTP status for ``status``.
         seconds: Length of a ``delay`` or ``stall``.
+
+    Example:
+        >>> from energon_stream.testing.s3server import Rule
+        >>> once = Rule("reset", pattern="data/*.tar", times=1)
     """
 
     action: Action
@@ -78,7 +85,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What happens to one request. ``at`` is the share of the body before a reset, truncation or stall."""
+    """Speed and fault of one request. ``at`` is the share of the body before a reset, truncation or stall."""
 
     latency: float = 0.0
     rate: float | None = None
@@ -89,7 +96,8 @@ class Fate:
 
 
 class LogEntry(NamedTuple):
-    """One answered request. ``bytes`` counts the body as sent, ``time`` is ``time.monotonic()`` at its end."""
+    """One answered request. ``bytes`` counts the body as sent, ``time`` is ``time.monotonic()`` at its
+    end."""
 
     method: str
     key: str
@@ -100,7 +108,7 @@ class LogEntry(NamedTuple):
 
 
 class Tally(dict[str, int]):
-    """Counts by name, 0 for what did not occur."""
+    """Counts by name; 0 for names that did not occur."""
 
     def __missing__(self, name: str) -> int:
         return 0
@@ -108,18 +116,17 @@ class Tally(dict[str, int]):
 
 @dataclass(frozen=True, slots=True)
 class ServerCounters:
-    """What a server did since its start or the last reset.
+    """Requests and bytes of a server since its start or the last reset.
 
     Attributes:
-        requests: Requests per HTTP method, 0 for those that did not come; GETs that read no object
-            (listings) count as ``LIST``.
-        faults: Faults injected, per kind: ``status``, ``reset``, ``truncate``, ``delay``, ``stall``, ``slow``.
+        requests: Requests per HTTP method; GETs that read no object (listings) count as ``LIST``.
+        faults: Faults injected, per kind: ``status``, ``reset``, ``truncate``, ``delay``, ``stall``,
+            ``slow``.
         bytes_sent: Body bytes sent.
         bytes_received: Body bytes received.
         connections: Connections accepted.
-        max_in_flight: Most requests that were being answered at one moment. Never more than the
-            clients had open; without latency or rate a small answer is out before the next
-            request is looked at, whatever the clients have open.
+        max_in_flight: Most requests that were being answered at one moment, never more than the clients had
+            open. Without latency or rate, small answers are sent one after the other.
     """
 
     requests: Tally = field(default_factory=Tally)
@@ -130,7 +137,7 @@ class ServerCounters:
     max_in_flight: int = 0
 
     def __post_init__(self) -> None:
-        # Own copies; out of JSON they come as plain dicts.
+        # Own copies; from JSON they come as plain dicts.
         object.__setattr__(self, "requests", Tally(self.requests))
         object.__setattr__(self, "faults", Tally(self.faults))
 
@@ -141,7 +148,7 @@ class ServerCounters:
 
 
 class Traffic:
-    """Decides what happens to each request and keeps the books; used by the event loop only."""
+    """Decides the fate of each request, counts and logs; used by the event loop only."""
 
     def __init__(self, shaping: Shaping) -> None:
         self.shaping = shaping
@@ -160,7 +167,7 @@ class Traffic:
         self.log.clear()
 
     def counters(self) -> ServerCounters:
-        """The books as they are now."""
+        """Return the present counts."""
         return ServerCounters(
             self._requests,
             self._faults,
@@ -171,7 +178,7 @@ class Traffic:
         )
 
     def shape(self, shaping: Shaping) -> None:
-        """Take other options; the sequence of random faults starts again."""
+        """Change the options; the sequence of random faults starts again."""
         self.shaping = shaping
         self._dice = Random(shaping.seed)
 
@@ -199,7 +206,7 @@ class Traffic:
         return self._rolled(fate) if reads_object else fate
 
     def end(self, method: str, key: str, byte_range: str | None, status: int, sent: int) -> None:
-        """Note that the answer is out, or as much of it as was meant to be."""
+        """Log that the answer was sent, or the share of it that its fate allows."""
         self._in_flight -= 1
         self.bytes_sent += sent
         self.log.append(LogEntry(method, key, byte_range, status, sent, time.monotonic()))

@@ -1,7 +1,6 @@
 """HTTP/1.1 for the stand-in S3 server, on bare sockets of an asyncio loop.
 
-Bare sockets, because bodies then go out without a copy (``sendall`` of memory, ``sendfile`` of files)
-and connections can be ended the way networks end them: by RST or by FIN, in the middle of a body.
+Bare sockets allow to end connections the way networks end them: by RST or by FIN, in the middle of a body.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from typing import Any
 
 from energon_stream.testing._s3api import HttpRequest, Response, S3Api, error_response
 from energon_stream.testing._s3faults import Fate, Rule, Shaping, Traffic
-from energon_stream.testing._s3objects import StoredBytes
 
 __all__ = ["CONTROL_PATH", "QUIET_HEADER", "serve"]
 
 CONTROL_PATH = "/_control/"  # no bucket can be named so
 QUIET_HEADER = "x-energon-stream-quiet"
-"""Requests with this header are neither counted nor shaped: tests use it to look behind the scenes."""
+"""Requests with this header are neither counted nor shaped: tests use it to look at the server's objects."""
 
 _PACE_SECONDS = 0.005
 _MAX_HEAD = 64 * 1024
@@ -37,7 +35,7 @@ class _Reader:
         self._buffer = bytearray()
 
     async def until(self, mark: bytes) -> bytes:
-        """Read up to a mark and swallow it. Raises ``EOFError`` at the end of the connection."""
+        """Read up to a mark, which is dropped. Raises ``EOFError`` at the end of the connection."""
         while (position := self._buffer.find(mark)) < 0:
             data = await self._loop.sock_recv(self._connection, _MAX_HEAD)
             if not data or len(self._buffer) > _MAX_HEAD:
@@ -62,7 +60,7 @@ class _Reader:
 
 
 async def _read_chunks(reader: _Reader) -> bytearray:
-    """A chunked body, of HTTP or of ``aws-chunked`` (sizes may carry signatures, trailers are skipped)."""
+    """Read a chunked body, of HTTP or of ``aws-chunked``; signatures and trailers are skipped."""
     body = bytearray()
     while size := int((await reader.until(b"\r\n")).partition(b";")[0], 16):
         body += await reader.exactly(size)
@@ -94,15 +92,15 @@ class _Connection:
         self._counted = False
 
     async def run(self) -> None:
-        """Serve until the client goes, or a fault ends the connection."""
+        """Serve until the client closes the connection, or a fault ends it."""
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A ValueError is a request that cannot be parsed: no client of interest sends one.
+        # A ValueError is a request that cannot be parsed; clients of S3 send none.
         with self._connection, contextlib.suppress(EOFError, ConnectionError, ValueError):
             while await self._serve_one():
                 pass
 
     async def _serve_one(self) -> bool:
-        """Serve a request; False ends the connection."""
+        """Serve a request; return False to end the connection."""
         head = (await self._reader.until(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, target, _ = head[0].split(" ", 2)
         pairs = (line.partition(":") for line in head[1:])
@@ -153,43 +151,34 @@ class _Connection:
         return fate.cut is None
 
     async def _send(self, response: Response, fate: Fate, request: HttpRequest) -> int:
-        """Send a response, or as much of it as its fate lets through; returns the body bytes sent."""
-        body = response.body
-        length = 0 if body is None else body.length
+        """Send a response, or the share of it that the fate allows; return the number of body bytes sent."""
+        body = memoryview(response.body)
+        length = len(body) if response.length is None else response.length
         lines = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in response.headers.items()]
         lines += [f"Content-Length: {length}", "x-amz-request-id: 0", "", ""]
         head = "\r\n".join(lines).encode("latin-1")
-        if response.status in (204, 304) or request.method == "HEAD" or body is None:
-            await self._loop.sock_sendall(self._connection, head)
-            if body is not None:
-                body.close()
+        await self._loop.sock_sendall(self._connection, head)
+        if request.method == "HEAD":
             return 0
-        try:
-            await self._loop.sock_sendall(self._connection, head)
-            stop = length if fate.cut is None and not fate.stall else int(length * fate.at)
-            await self._send_paced(body, 0, stop, fate.rate)
-            if fate.cut is not None:
-                self._end(fate.cut)
-                return stop
-            if fate.stall:
-                await asyncio.sleep(fate.stall)
-                await self._send_paced(body, stop, length, fate.rate)
-            return length
-        finally:
-            body.close()
+        stop = length if fate.cut is None and not fate.stall else int(length * fate.at)
+        await self._send_paced(body[:stop], fate.rate)
+        if fate.cut is not None:
+            self._end(fate.cut)
+            return stop
+        if fate.stall:
+            await asyncio.sleep(fate.stall)
+            await self._send_paced(body[stop:], fate.rate)
+        return len(body)
 
-    async def _send_paced(self, body: StoredBytes, begin: int, end: int, rate: float | None) -> None:
-        if rate is None:
-            await body.send(self._loop, self._connection, begin, end)
-            return
-        start, step, position = self._loop.time(), max(4096, int(rate * _PACE_SECONDS)), begin
-        while position < end:
-            upto = min(end, position + step)
-            # A piece goes out when its last byte is due, so that a body never comes early.
-            await asyncio.sleep(start + (upto - begin) / rate - self._loop.time())
-            await body.send(self._loop, self._connection, position, upto)
-            position = upto
+    async def _send_paced(self, body: memoryview, rate: float | None) -> None:
+        start, step = self._loop.time(), len(body) if rate is None else max(4096, int(rate * _PACE_SECONDS))
+        for begin in range(0, len(body), max(1, step)):
+            piece = body[begin : begin + step]
+            if rate is not None:
+                # A piece goes out when its last byte is due, so that a body never comes early.
+                await asyncio.sleep(start + (begin + len(piece)) / rate - self._loop.time())
+            await self._loop.sock_sendall(self._connection, piece)
 
     def _end(self, how: str) -> None:
         if how == "reset":
@@ -199,7 +188,7 @@ class _Connection:
 
 
 def _control(traffic: Traffic, request: HttpRequest) -> Response:
-    """Answer the handle of :mod:`energon_stream.testing.s3server`: JSON in, JSON out."""
+    """Answer an S3Control: JSON in, JSON out."""
     argument: dict[str, Any] = json.loads(bytes(request.body) or b"{}")
     answer: object = None
     match request.path.removeprefix(CONTROL_PATH):
@@ -219,8 +208,7 @@ def _control(traffic: Traffic, request: HttpRequest) -> Response:
             traffic.clear_rules()
         case _:
             return error_response(501, request.path)
-    data = json.dumps(answer).encode()
-    return Response(200, {"Content-Type": "application/json"}, StoredBytes(memoryview(data), 0, len(data)))
+    return Response(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
 
 
 async def serve(listener: socket.socket, api: S3Api, traffic: Traffic) -> None:

@@ -1,12 +1,10 @@
-"""Where the stand-in S3 server keeps its objects: memory, or a folder of buckets on disk."""
+"""Objects of the stand-in S3 server: in memory, or in a folder of buckets on disk."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import os
-import socket
 import tempfile
 import time
 from bisect import bisect_left, bisect_right
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-__all__ = ["StoredBytes", "FolderObjects", "MemoryObjects", "ObjectInfo", "Objects", "Page", "list_page"]
+__all__ = ["FolderObjects", "MemoryObjects", "ObjectInfo", "Objects", "Page", "StoredBytes", "list_page"]
 
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _LAST = "\U0010ffff"  # sorts after every other character
@@ -32,79 +30,50 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoredBytes:
-    """Bytes to send, without a copy: a piece of memory or of an open file."""
+    """The bytes of one version of an object; a context manager that closes them."""
 
     source: memoryview | BinaryIO
-    start: int
-    length: int
 
-    async def send(
-        self, loop: asyncio.AbstractEventLoop, connection: socket.socket, begin: int, end: int
-    ) -> None:
-        """Send bytes ``begin`` to ``end`` of this body."""
-        first = self.start + begin
+    def read(self, begin: int, end: int) -> memoryview:
+        """Return bytes ``begin`` to ``end``."""
         if isinstance(self.source, memoryview):
-            await loop.sock_sendall(connection, self.source[first : self.start + end])
-        else:
-            await _send_file(loop, connection, self.source, first, end - begin)
+            return self.source[begin:end]
+        return memoryview(os.pread(self.source.fileno(), end - begin, begin))
 
-    def part(self, begin: int, end: int) -> StoredBytes:
-        """Bytes ``begin`` to ``end`` of this body."""
-        return StoredBytes(self.source, self.start + begin, end - begin)
+    def __enter__(self) -> StoredBytes:
+        return self
 
-    def close(self) -> None:
-        """Close the file."""
+    def __exit__(self, *_: object) -> None:
         if not isinstance(self.source, memoryview):
             self.source.close()
 
 
-async def _send_file(
-    loop: asyncio.AbstractEventLoop, connection: socket.socket, file: BinaryIO, offset: int, count: int
-) -> None:
-    # Not loop.sock_sendfile: it goes through the selector once more behind the last byte, so that the
-    # client's next request could be counted before this one has ended.
-    while count:
-        try:
-            sent = os.sendfile(connection.fileno(), file.fileno(), offset, count)
-        except BlockingIOError:
-            writable = asyncio.Event()
-            loop.add_writer(connection, writable.set)
-            try:
-                await writable.wait()
-            finally:
-                loop.remove_writer(connection)
-            continue
-        if not sent:
-            raise ConnectionError("the file became shorter while it was sent")
-        offset, count = offset + sent, count - sent
-
-
 class Objects(Protocol):
-    """Objects by bucket and key. Absent ones are None; a missing bucket is the caller's check."""
+    """Objects by bucket and key. The caller checks that the bucket exists."""
 
     def buckets(self) -> list[str]:
-        """Names of all buckets, sorted."""
+        """Return the names of all buckets, sorted."""
 
     def create_bucket(self, bucket: str) -> None:
-        """Make a bucket; an existing one stays."""
+        """Make a bucket, if there is none of this name."""
 
     def delete_bucket(self, bucket: str) -> None:
         """Remove an empty bucket."""
 
     def keys(self, bucket: str) -> Sequence[str]:
-        """All keys, sorted."""
+        """Return all keys, sorted."""
 
     def info(self, bucket: str, key: str) -> ObjectInfo | None:
-        """Metadata of an object."""
+        """Return the metadata of an object; None if it does not exist."""
 
     def open(self, bucket: str, key: str) -> tuple[ObjectInfo, StoredBytes] | None:
-        """Metadata and bytes of one version of an object; the caller closes the body."""
+        """Return the metadata and the bytes of one version of an object, which the caller closes."""
 
     def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
-        """Store an object whole; readers of the old one keep it."""
+        """Store an object; those who read the old version still can."""
 
     def delete(self, bucket: str, key: str) -> None:
-        """Remove an object, if there is one."""
+        """Remove an object, if it exists."""
 
 
 class MemoryObjects:
@@ -135,7 +104,7 @@ class MemoryObjects:
 
     def open(self, bucket: str, key: str) -> tuple[ObjectInfo, StoredBytes] | None:
         found = self._buckets.get(bucket, {}).get(key)
-        return None if found is None else (found[0], StoredBytes(found[1], 0, found[0].size))
+        return None if found is None else (found[0], StoredBytes(found[1]))
 
     def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
         etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
@@ -150,7 +119,7 @@ class MemoryObjects:
 
 
 class FolderObjects:
-    """Objects as files ``root/bucket/key``, always as they lie on disk now.
+    """Objects as files ``root/bucket/key``; each request sees the files as they are then.
 
     ETags are made of size, modification time and inode. Keys that are no file names (``a//b``, ``a/``,
     and ``a`` beside ``a/b``) cannot be stored.
@@ -181,17 +150,17 @@ class FolderObjects:
         found = self.open(bucket, key)
         if found is None:
             return None
-        found[1].close()
-        return found[0]
+        with found[1]:
+            return found[0]
 
     def open(self, bucket: str, key: str) -> tuple[ObjectInfo, StoredBytes] | None:
         try:
-            file = open(self._path(bucket, key), "rb", buffering=0)  # noqa: SIM115 (the answer closes it)
+            file = open(self._path(bucket, key), "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
         except _ABSENT:
             return None
         stat = os.fstat(file.fileno())
         etag = f'"{stat.st_size:x}-{stat.st_mtime_ns:x}-{stat.st_ino:x}"'
-        return ObjectInfo(stat.st_size, etag, stat.st_mtime), StoredBytes(file, 0, stat.st_size)
+        return ObjectInfo(stat.st_size, etag, stat.st_mtime), StoredBytes(file)
 
     def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
         path = self._path(bucket, key)
@@ -217,7 +186,7 @@ class FolderObjects:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a listing. ``next_after`` continues it; None is the end."""
+    """One page of a listing; the next page begins after ``next_after``, which is None on the last page."""
 
     keys: list[str]
     prefixes: list[str]
@@ -229,13 +198,14 @@ def list_page(keys: Sequence[str], prefix: str, delimiter: str, after: str, limi
 
     Args:
         keys: All keys of the bucket, sorted.
-        prefix: Only keys that start so.
-        delimiter: Keys that hold it behind the prefix are shown once, as a common prefix; ``""`` is none.
-        after: Only keys and common prefixes behind this one.
+        prefix: Beginning of the keys to show.
+        delimiter: Keys with this text behind the prefix are shown together, as one common prefix; ``""`` for
+            none.
+        after: Key or common prefix after which the page begins.
         limit: Most keys and common prefixes together.
     """
     if delimiter and after.endswith(delimiter):
-        after += _LAST  # a common prefix that was shown stands for all its keys
+        after += _LAST  # a common prefix stands for all keys below it
     position = max(bisect_left(keys, prefix), bisect_right(keys, after))
     found: list[str] = []
     prefixes: list[str] = []

@@ -1,7 +1,7 @@
-"""Builders of small datasets: real tars with deterministic content.
+"""Builders of small datasets: real tars with deterministic content, for tests and examples.
 
-The builders write tars only; ``prepared_*`` adds ``.nv-meta`` with the library's own writer. Tests that
-must not rely on that writer use :mod:`energon_stream.testing.reference`.
+``prepared_*`` functions also write ``.nv-meta``, with the library's own writer. Tests that must not rely on
+that writer use :mod:`energon_stream.testing.reference`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from energon_stream.rng import derive_key
 __all__ = [
     "CAPTIONING_YAML",
     "CRUDE_YAML",
+    "TEXT_YAML",
     "Parts",
     "binary_dataset",
     "captioning_dataset",
     "prepared_binary_dataset",
     "prepared_captioning_dataset",
+    "prepared_text_dataset",
     "random_bytes",
     "write_shards",
 ]
@@ -38,11 +40,15 @@ CAPTIONING_YAML: dict[str, Any] = {
     "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
     "field_map": {"image": "jpg", "caption": "txt"},
 }
+TEXT_YAML: dict[str, Any] = {
+    "sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"},
+    "field_map": {"text": "txt"},
+}
 CRUDE_YAML: dict[str, Any] = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 
 
 def random_bytes(size: int, *key: int | str) -> bytes:
-    """Incompressible bytes that depend on ``key`` only."""
+    """Return incompressible bytes that depend on ``key`` only."""
     return np.random.Generator(np.random.SFC64(derive_key(*key))).bytes(size)
 
 
@@ -59,9 +65,9 @@ def write_shards(
     """Write tars of samples.
 
     Args:
-        folder: Where the tars go; made if missing.
+        folder: Folder of the tars; made if missing.
         shards: Number of tars.
-        samples_per_shard: Samples of each tar; the last one has them all, too.
+        samples_per_shard: Number of samples of each tar.
         parts: Content of sample ``i`` of the dataset, counted through the shards.
         name: Format string of a tar's path below ``folder``, with the shard's number.
         key: Format string of a sample's key, with the sample's number.
@@ -72,9 +78,15 @@ def write_shards(
 
     Raises:
         ConfigError: No shards or no samples.
+
+    Example:
+        >>> from energon_stream.testing.datasets import write_shards
+        >>> tars = write_shards("new", shards=2, samples_per_shard=3, parts=lambda i: {"txt": b"text"})
+        >>> [tar.name for tar in tars]
+        ['data-000000.tar', 'data-000001.tar']
     """
     if shards < 1 or samples_per_shard < 1:
-        raise ConfigError(f"{shards} shards of {samples_per_shard} samples make no dataset")
+        raise ConfigError(f"{shards} shards of {samples_per_shard} samples", hint="use 1 or more of both")
     paths = []
     for shard in range(shards):
         path = Path(folder) / name.format(shard)
@@ -99,15 +111,15 @@ def captioning_dataset(
     with_json: bool = False,
     name: str = "data-{:06d}.tar",
 ) -> list[Path]:
-    """Write image and caption pairs: sample ``i`` is one colour of its own, captioned ``caption i``.
+    """Write image and caption pairs: sample ``i`` is an image of one colour, captioned ``caption i``.
 
     Args:
-        folder: Where the tars go.
+        folder: Folder of the tars.
         shards: Number of tars.
         samples_per_shard: Samples of each tar.
         size: Width and height of the images.
         image_format: ``JPEG`` (part ``jpg``) or ``PNG`` (part ``png``).
-        with_json: Add a part ``json`` with ``index`` and ``caption``.
+        with_json: True to add a part ``json`` with ``index`` and ``caption``.
         name: Format string of a tar's path.
 
     Returns:
@@ -135,11 +147,11 @@ def captioning_dataset(
 def binary_dataset(
     folder: str | os.PathLike[str], *, samples: int = 4000, payload_bytes: int = 40_000, shards: int = 8
 ) -> list[Path]:
-    """Write samples of one incompressible ``bin`` and a ``json`` of 80 bytes; the defaults are D40.
+    """Write samples of one incompressible ``bin`` and a ``json`` of 80 bytes.
 
     Args:
-        folder: Where the tars go.
-        samples: Samples of the whole dataset, a multiple of ``shards`` or rounded down to one.
+        folder: Folder of the tars.
+        samples: Samples of the whole dataset, rounded down to a multiple of ``shards``.
         payload_bytes: Size of each ``bin``.
         shards: Number of tars.
 
@@ -157,7 +169,16 @@ def binary_dataset(
 def prepared_captioning_dataset(
     folder: str | os.PathLike[str], *, split_ratio: tuple[int, int, int] = (8, 1, 1), **options: Any
 ) -> Path:
-    """Write a :func:`captioning_dataset` and prepare it as ``CaptioningSample``; returns the folder."""
+    """Write a :func:`captioning_dataset`, prepare it as ``CaptioningSample`` and return the folder.
+
+    Example:
+        >>> from energon_stream import WorkerConfig, get_val_dataset
+        >>> from energon_stream.testing.datasets import prepared_captioning_dataset
+        >>> folder = prepared_captioning_dataset("pairs", shards=10, samples_per_shard=4)
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> next(iter(get_val_dataset(folder, batch_size=2, worker_config=config))).caption
+        ['caption ...', 'caption ...']
+    """
     image = "png" if options.get("image_format") == "PNG" else "jpg"
     captioning_dataset(folder, **options)
     field_map = {"image": image, "caption": "txt"}
@@ -167,9 +188,28 @@ def prepared_captioning_dataset(
 def prepared_binary_dataset(
     folder: str | os.PathLike[str], *, split_ratio: tuple[int, int, int] = (1, 0, 0), **options: Any
 ) -> Path:
-    """Write a :func:`binary_dataset` and prepare it as ``CrudeWebdataset``; returns the folder."""
+    """Write a :func:`binary_dataset`, prepare it as ``CrudeWebdataset`` and return the folder."""
     binary_dataset(folder, **options)
     return _prepare(folder, split_ratio, CRUDE_YAML)
+
+
+def prepared_text_dataset(
+    folder: str | os.PathLike[str],
+    *,
+    split_ratio: tuple[int, int, int] = (1, 0, 0),
+    shards: int = 4,
+    samples_per_shard: int = 25,
+    text: str = "text {}",
+) -> Path:
+    """Write texts, prepare them as ``TextSample`` and return the folder; ``text`` formats a sample's
+    number."""
+    write_shards(
+        folder,
+        shards=shards,
+        samples_per_shard=samples_per_shard,
+        parts=lambda index: {"txt": text.format(index).encode()},
+    )
+    return _prepare(folder, split_ratio, TEXT_YAML)
 
 
 def _prepare(folder: str | os.PathLike[str], split_ratio: tuple[int, int, int], yaml: dict[str, Any]) -> Path:

@@ -135,9 +135,9 @@ def assert_equal_values(left: Any, right: Any, where: str = "value") -> None:
 def assert_exact_resume(make: Callable[[], SavableDataset[Any]], steps: int = 40, tail: int = 12) -> None:
     """Check that a dataset, restored after every one of its first steps, goes on identically.
 
-    Each state goes through msgpack, and is restored into a new dataset. The state of a running stream must not change
-    its kind over time. The contract of ``config()`` and ``inner_states()`` is checked too: a run that continues on a
-    dataset that grew relies on it.
+    Each state goes through msgpack, and is restored into a new dataset. The state of a running stream must
+    not change its kind over time. The contract of ``config()`` and ``inner_states()`` is checked too: a run
+    that continues on a dataset that grew relies on it.
 
     Args:
         make: Makes the dataset anew.
@@ -145,8 +145,8 @@ def assert_exact_resume(make: Callable[[], SavableDataset[Any]], steps: int = 40
         tail: Steps compared after each restore.
 
     Raises:
-        AssertionError: A continuation differs, and the message says after which step; or the contract is broken, and
-            the message says which method to fix.
+        AssertionError: A continuation differs, and the message says after which step; or the contract is
+            broken, and the message says which method to fix.
 
     Example:
         >>> from energon_stream import MapDataset

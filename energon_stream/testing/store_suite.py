@@ -1,15 +1,4 @@
-"""Conformance suite for stores: what every ``Store`` must do, whatever is behind it.
-
-Fill the fixture and inherit the tests::
-
-    class TestMyStore(StoreConformance):
-        @pytest.fixture
-        def spec(self, tmp_path):
-            return StoreSpec(f"mystore://{tmp_path}")
-
-A store that can only be read is filled another way: the fixture ``filling`` names a writable place with the
-same content.
-"""
+"""Conformance suite for stores: the behaviour that the library relies on, whatever is behind a store."""
 
 from __future__ import annotations
 
@@ -25,17 +14,31 @@ from energon_stream.storage import ByteRange, Store, StoreSpec, run_isolated
 __all__ = ["StoreConformance"]
 
 _DIGITS = b"0123456789"
-_ODD_KEYS = ("a.tar", "a/b.tar", "a/b/c d+e%20ü.json", "a/b/snow☃man#?&=.txt", "ab", "z/.nv-meta/.info.json")
+_ODD_KEYS = (
+    *("a.tar", "a/b.tar", "a/b/c d+e%20ü.json", "a/b/snow☃man#?&=.txt", "ab"),
+    "z/.nv-meta/.info.json",
+)
 
 
 class StoreConformance:
-    """Tests of one store.
+    """Tests of one store. Derive a test class, and define the fixture ``spec``.
+
+    For a store that cannot be written, override the fixture ``filling`` as well.
 
     Attributes:
-        has_versions: The store tells content versions (etags) and honours them.
-        has_listing: The store can list what lies below a folder.
-        many: Number of objects in the listing test; beyond one page of the store.
-        odd_keys: Keys of the listing test, with all signs that the store takes.
+        has_versions: True if the store tells content versions (etags) and honours them.
+        has_listing: True if the store can list the objects below a folder.
+        many: Number of objects in the listing test; more than one page of the store.
+        odd_keys: Keys of the listing test, with all characters that the store takes.
+
+    Example:
+        >>> import pytest
+        >>> from energon_stream.storage import StoreSpec
+        >>> from energon_stream.testing.store_suite import StoreConformance
+        >>> class TestFiles(StoreConformance):
+        ...     @pytest.fixture
+        ...     def spec(self, tmp_path):
+        ...         return StoreSpec(f"file://{tmp_path}")
     """
 
     has_versions = True
@@ -45,17 +48,18 @@ class StoreConformance:
 
     @pytest.fixture
     def spec(self) -> StoreSpec:
-        """A place with nothing in it; override this."""
+        """An empty place; override this."""
         raise NotImplementedError("a conformance class must override the 'spec' fixture")
 
     @pytest.fixture
     def filling(self, spec: StoreSpec) -> StoreSpec:
-        """Where objects are written that ``spec`` reads; override this if the store cannot be written."""
+        """The place to write the objects that ``spec`` reads; override this if the store cannot be
+        written."""
         return spec
 
     @pytest.fixture
     def missing_root(self, spec: StoreSpec) -> StoreSpec:
-        """A place that does not exist, a bucket where there are buckets."""
+        """A place that does not exist; a bucket, if the store has buckets."""
         return spec.join("nowhere")
 
     @pytest.fixture
@@ -67,7 +71,7 @@ class StoreConformance:
         return spec.open()
 
     def test_reads_whole_ranges_and_suffixes(self, store: Store) -> None:
-        """Exactly the bytes asked for."""
+        """Each read returns exactly the requested bytes."""
         assert bytes(store.get("digits").data) == _DIGITS
         assert store.get("digits").total_size in (None, 10)
         for start, stop in ((0, 10), (0, 1), (3, 7), (9, 10), (5, 5)):
@@ -81,19 +85,19 @@ class StoreConformance:
         assert bytes(spec.join("digits").open().get("").data) == _DIGITS
 
     def test_empty_object(self, store: Store) -> None:
-        """No bytes are a legal content."""
+        """An object may be empty."""
         assert bytes(store.get("empty").data) == b""
         assert bytes(store.get_suffix("empty", 5).data) == b""
         assert store.head("empty").size == 0
 
     @pytest.mark.parametrize("bounds", [(5, 11), (10, 11), (20, 30), (-1, 3)])
     def test_range_beyond_the_object_is_an_error(self, store: Store, bounds: tuple[int, int]) -> None:
-        """Never fewer bytes in silence."""
+        """A read never returns fewer bytes without an error."""
         with pytest.raises(RangeError):
             store.get_range("digits", ByteRange(*bounds))
 
     def test_missing_object_and_root(self, store: Store, missing_root: StoreSpec) -> None:
-        """A named error that says where."""
+        """The error names the object."""
         missing = missing_root.open()
         for place in (store, missing):
             with pytest.raises(ObjectNotFoundError, match="absent"):
@@ -106,7 +110,7 @@ class StoreConformance:
             assert list(store.list("absent")) == []
 
     def test_replaced_object_is_noticed(self, store: Store, filling: StoreSpec) -> None:
-        """With the old version every read fails, with the new one it succeeds."""
+        """Reads of the old version fail, reads of the new one succeed."""
         if not self.has_versions:
             pytest.skip("this store has no content versions")
         old = store.get("digits").etag or store.head("digits").etag
@@ -123,7 +127,7 @@ class StoreConformance:
         assert bytes(store.get("digits", etag=new).data) == b"a different text"
 
     def test_keys(self, spec: StoreSpec, filling: StoreSpec) -> None:
-        """Any Unicode key."""
+        """Keys may have any Unicode characters."""
         writer, store = filling.open(), spec.open()
         for key in self.odd_keys:
             writer.put(key, key.encode())
@@ -132,7 +136,7 @@ class StoreConformance:
             assert store.head(key).size == len(key.encode())
 
     def test_listing(self, spec: StoreSpec, filling: StoreSpec) -> None:
-        """Recursive, sorted, below a folder and not a name's beginning, any Unicode key."""
+        """Listings are recursive, sorted, and below a folder, not below the beginning of a name."""
         self._needs_listing()
         writer, store = filling.open(), spec.open()
         for key in self.odd_keys:
@@ -146,7 +150,7 @@ class StoreConformance:
             assert bytes(store.get(entry.path).data) == entry.path.encode()
 
     def test_long_listing(self, spec: StoreSpec, filling: StoreSpec) -> None:
-        """Listings come in pages; all of them are read."""
+        """All pages of a listing are read."""
         self._needs_listing()
         writer = filling.open()
         keys = [f"many/{number:06d}" for number in range(self.many)]
@@ -157,7 +161,7 @@ class StoreConformance:
     def test_put_replaces_and_delete_is_idempotent(
         self, store: Store, spec: StoreSpec, filling: StoreSpec
     ) -> None:
-        """A second put wins; deleting twice is no error."""
+        """A second put replaces the first; deleting twice is no error."""
         if filling != spec:
             pytest.skip("this store is only read")
         store.put("folder/digits", b"first")
@@ -171,7 +175,7 @@ class StoreConformance:
             assert list(store.list("folder")) == []
 
     def test_put_file(self, store: Store, filling: StoreSpec, tmp_path: Path) -> None:
-        """Large files arrive whole."""
+        """Large files are written whole."""
         content = bytes(range(256)) * (12 << 12)  # 12 MiB: several parts of a multipart upload
         (tmp_path / "source").write_bytes(content)
         filling.open().put_file("deep/folder/copy", str(tmp_path / "source"))
@@ -185,18 +189,18 @@ class StoreConformance:
         assert [bytes(body.data) for body in bodies] == [_DIGITS[r.start : r.stop] for r in ranges]
 
     def test_usable_again_after_close(self, store: Store) -> None:
-        """``close`` is not the end."""
+        """A closed store opens again when it is used."""
         store.close()
         assert bytes(store.get("digits").data) == _DIGITS
 
     def test_spec_travels_by_pickle(self, spec: StoreSpec, store: Store) -> None:
-        """The spec is all that another process needs."""
+        """Another process opens the store from the spec alone."""
         copy = pickle.loads(pickle.dumps(spec))
         assert copy == spec
         assert bytes(copy.open().get("digits").data) == _DIGITS
 
     def test_use_after_fork(self, store: Store) -> None:
-        """A store that was used before a fork works in the child, and still in the parent."""
+        """A store that was used before a fork works in the child, and afterwards in the parent."""
         assert bytes(store.get("digits").data) == _DIGITS
         assert run_isolated(lambda: bytes(store.get("digits").data)) == _DIGITS
         assert bytes(store.get("digits").data) == _DIGITS

@@ -21,10 +21,8 @@ from energon_stream import (
 from energon_stream.index.metadata import encode_info, encode_split
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.state import dumps, loads
-from energon_stream.testing import s3server
-from energon_stream.testing._s3objects import FolderObjects
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset
-from energon_stream.testing.s3server import S3Server
+from energon_stream.testing.s3server import FolderObjects, S3Server
 
 BATCH, PER_SHARD, SIDE_BY_SIDE = 32, 100, 16
 SAMPLE_BYTES = 4 * 512  # bin and json, each a header and a block
@@ -81,10 +79,8 @@ def root(tmp_path_factory):
 
 @contextmanager
 def one_tar_each(root):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(s3server, "FolderObjects", OneTar)
-        with S3Server(root) as server:
-            yield server
+    with S3Server(OneTar(root)) as server:
+        yield server
 
 
 @pytest.fixture

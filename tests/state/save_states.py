@@ -28,7 +28,6 @@ from saved_pipelines import (
     DATASETS,
     LESS_GROWN,
     PIPELINES,
-    TEXT,
     go_on,
     open_loader,
     take,
@@ -41,19 +40,12 @@ BATCHES = 12
 
 def write_datasets(folder: Path, datasets: dict[str, tuple[int, int]] = DATASETS) -> None:
     """Write and prepare the datasets; texts are the dataset's letter and the sample's number."""
-    from energon_stream.index.prepare import prepare_dataset
     from energon_stream.recipe.prepare import prepare_metadataset
-    from energon_stream.testing.datasets import write_shards
+    from energon_stream.testing.datasets import prepared_text_dataset
 
     for name, (shards, per_shard) in datasets.items():
-        write_shards(
-            folder / name,
-            shards=shards,
-            samples_per_shard=per_shard,
-            parts=lambda index, letter=name[0]: {"txt": f"{letter}{index}".encode()},
-        )
-        yaml = {"sample_type": TEXT, "field_map": {"text": "txt"}}
-        prepare_dataset(str(folder / name), split_ratio=(1, 0, 0), dataset_yaml=yaml)
+        text = name[0] + "{}"
+        prepared_text_dataset(folder / name, shards=shards, samples_per_shard=per_shard, text=text)
     write_mixtures(folder)
     prepare_metadataset(folder / "joined.yaml")
 
