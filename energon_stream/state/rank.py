@@ -135,8 +135,8 @@ def _topology_hint(saved: Mapping[str, int], mine: Mapping[str, int]) -> str:
     sizes = world_sizes(saved["num_streams"])
     if any(saved[name] != mine[name] for name in ("num_streams", "seed_offset")):
         return (
-            f"pass num_streams={saved['num_streams']}  and seed_offset={saved['seed_offset']} to WorkerConfig: "
-            f"which fix the order. Then {sizes} ranks are possible, with any num_workers"
+            f"set num_streams={saved['num_streams']} and seed_offset={saved['seed_offset']} to WorkerConfig: "
+            f"they fix the order. Then {sizes} ranks are possible, with any num_workers"
         )
     return (
         "this is the state of another rank, or of another number of ranks: pass the states of all ranks to "
