@@ -10,7 +10,7 @@ from energon_stream.index.dataset_index import DatasetIndex
 from energon_stream.media import AuxStores
 from energon_stream.pipeline.node import RestoreKey
 from energon_stream.read.locator import RawSample
-from energon_stream.read.part_selection import PartSelection
+from energon_stream.read.part_ranges import PartSelection
 from energon_stream.samples import SourceInfo
 
 __all__ = ["DatasetLeaf", "Leaf", "SampleBuilder"]

@@ -243,7 +243,8 @@ class WantedBytes:
 
     def _number(self, leaf: int, object_number: int) -> int:
         """Number of an object, the same for all locators that have it; -1 where its store is not looked at."""
-        store, path = self._locators[leaf].place(object_number)
+        shard = self._locators[leaf].object(object_number)
+        store, path = shard.store, shard.path
         if not self._chosen(store):
             return -1
         number = self._numbers.setdefault((store.url, path), len(self._places))

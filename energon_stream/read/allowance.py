@@ -1,12 +1,11 @@
-"""What the readers of one process may hold together, and whose request is next.
+"""The byte budget that the readers of a process share; decides which fetch is requested next.
 
-The streams of a process consume in turn, so what a reader wants in ``n`` samples is wanted by all at about the same
-time. Fetches are requested in that order, whichever reader planned them, as far ahead as the byte budget allows.
+The streams of a process rotate, so all readers use their *n*-th next sample at about the same time. Fetches are requested
+in that order, whichever reader planned them, as far ahead as the byte budget allows.
 
-A reader alone keeps a fetch until its last sample is consumed: two plans fit in the budget. Of many readers each
-has a small part of it, so plans must be large to hold neighbours at all. Their fetches are taken apart as they come:
-each sample is copied out, and its bytes count until it is consumed, so that one plan fits and the next one moves in as
-the old one is used up.
+A single reader keeps a fetch until its last sample is consumed; two plans fit in the budget. Of many readers, each has a
+small share of the budget, and only a large plan has neighbours to merge. So their fetches are taken apart when they
+arrive: each sample is copied out and counts until it is consumed, and the next plan moves in as the old one is used up.
 """
 
 from __future__ import annotations
@@ -25,46 +24,46 @@ from energon_stream.storage import Fetcher
 __all__ = ["Allowance", "SharingReader"]
 
 _SMALL_PLAN = 16 << 20
-"""Plans of many readers are made as large as fits up to here, and larger only where half of what fits is."""
+"""Plans of many readers take 9/10 of their share up to this size; above it, half of the share."""
 _SMALL_REQUEST = 2 << 20
-"""Requests of many readers are no larger, unless plans hold many."""
+"""Largest request of many readers, unless their plans are large."""
 _QUANTA = 64
-"""Parts of the budget after which many readers look ahead again."""
+"""Many readers look ahead again whenever this fraction of the budget, 1/64, is freed."""
 
 
 class SharingReader(Protocol):
-    """What an allowance asks of a reader."""
+    """A reader, as an allowance uses it."""
 
     consumed: int
-    """Ranges that were given out, by which deadlines are counted."""
+    """Number of consumed ranges, from which deadlines count."""
 
     @property
     def queue(self) -> deque[RangeFetch]:
-        """Planned fetches that are to be requested, the most urgent first."""
+        """Planned fetches that are not requested yet, most urgent first."""
 
     def begin(self, exact: bool) -> None:
-        """Plan the first samples, if that was not done."""
+        """Plan the first samples, once."""
 
     def fill(self, wait: bool) -> bool:
-        """Plan one generation, where nothing is queued and the limits allow; whether that was done.
+        """Plan one generation if nothing is queued and the limits allow. Return whether it was planned.
 
         Args:
-            wait: Whether to wait for index entries where there is nothing to give out.
+            wait: Whether to wait for index entries if no sample is ready.
         """
 
     def waits(self) -> bool:
-        """Whether there may be something to plan before bytes are freed."""
+        """Return whether planning may be possible before bytes are freed."""
 
 
 class Allowance:
-    """A byte budget that some readers share; they join before the first of them is asked for a sample.
+    """A byte budget that readers share. All join before the first sample is read.
 
     Args:
-        options: Limits of one reader: its share.
+        options: Limits of one reader.
         fetcher: Runs the requests.
 
     Attributes:
-        look_again: Whether something changed that may let a reader go on.
+        look_again: Whether something has changed that may let a reader plan or request.
     """
 
     def __init__(self, options: ReadOptions, fetcher: Fetcher) -> None:
@@ -81,32 +80,29 @@ class Allowance:
         self._slow_start: int | None = None
 
     def join(self, reader: SharingReader) -> None:
-        """Share the budget with another reader."""
+        """Add a reader."""
         self._readers.append(reader)
         self.look_again = True
 
     def leave(self, reader: SharingReader, left: int) -> None:
-        """A reader is closed; ``left`` bytes of requested fetches are dropped with it."""
+        """Remove a closed reader, whose requested fetches held ``left`` bytes."""
         self._readers = [other for other in self._readers if other is not reader]
         self._outstanding -= left
 
     @property
     def is_shared(self) -> bool:
-        """Whether several readers have it."""
+        """Whether several readers share the budget."""
         return len(self._readers) > 1
 
     @property
     def fetch_bytes(self) -> int:
-        """Bytes that fetches may hold together."""
+        """Bytes that all fetches may hold together."""
         whole = self._options.fetch_bytes * max(1, len(self._readers))
         return whole * 15 // 16 if self.is_shared else whole  # single samples leave gaps in memory
 
     @property
     def plan_bytes(self) -> int:
-        """Bytes of one plan of a reader.
-
-        A reader alone may take in as much again of what comes after them.
-        """
+        """Bytes of one plan. A single reader may take in as much again of later samples."""
         if not self.is_shared:
             return self._options.generation
         share = self.fetch_bytes // len(self._readers)
@@ -114,14 +110,14 @@ class Allowance:
 
     @property
     def request_bytes(self) -> int:
-        """Largest fetch. Many small ones fill what the samples of others leave, as soon as they leave it."""
+        """Largest fetch. Of many readers they are small, to fill freed bytes at once."""
         most = self._options.max_request
         return most if not self.is_shared else min(most, max(_SMALL_REQUEST, self.plan_bytes // 4))
 
     def look_ahead(self, reader: SharingReader) -> None:
-        """Locate, plan and request what the limits allow; waits only where ``reader`` has nothing to give out."""
+        """Locate, plan and request as much as the limits allow. Wait only if ``reader`` has no sample ready."""
         self._freed = 0
-        self.look_again = False  # from now on, other threads may say so
+        self.look_again = False  # from here on, other threads may set it again
         reader.begin(exact=True)
         others = [other for other in self._readers if other is not reader]
         if others:
@@ -130,30 +126,32 @@ class Allowance:
             self._request()
             planned = reader.fill(wait=True)
             for other in others:
-                with suppress(StorageError):  # it meets it again, and tells of it, in its own turn
+                with suppress(
+                    StorageError
+                ):  # the reader meets the error again, and raises it, when it is read
                     other.begin(exact=False)
                     planned |= other.fill(wait=False)
             if not planned:
                 break
-        # Without freed bytes there is room for no other fetch; but what is being located may be there soon.
+        # Without freed bytes no other fetch has room, but index entries may arrive soon.
         waiting = [one.waits() for one in self._readers]
         starting = self._slow_start is not None and any(one.queue for one in self._readers)
         if self._first or starting or any(waiting):
             self.look_again = True
 
     def request_first(self, fetches: Sequence[RangeFetch]) -> None:
-        """Request the first samples of all; nothing competes with them for the line."""
+        """Request the first samples. Nothing competes with them for the line."""
         self._first_asked, self._arrived = time.monotonic(), 0
         self._request()
         self._first = [fetch for fetch in fetches if fetch.is_requested]
 
     def request_now(self, reader: SharingReader, fetch: RangeFetch) -> None:
-        """Request a fetch that is needed now, whatever the budget: one larger than a plan can be so."""
+        """Request a fetch that is needed now, whatever the budget. A fetch larger than a plan may need this."""
         while not fetch.is_requested:
             self._send(reader)
 
     def consume(self, fetch: RangeFetch, number: int) -> None:
-        """One range of a fetch is consumed."""
+        """Mark one range of a fetch as consumed."""
         freed = fetch.leave(number)
         if freed:
             self._outstanding -= freed
@@ -162,11 +160,11 @@ class Allowance:
                 self.look_again = True
 
     def _request(self) -> None:
-        """Request fetches, the most urgent first, within the budget; a larger one when it is alone.
+        """Request fetches, most urgent first, within the budget. A larger one goes out when it is alone.
 
-        Nothing competes with the first samples for the line: what comes after them waits for their answers. Nor
-        do the fetches after these all compete with each other, or the most urgent of them would come when all have
-        come: no more are under way than the line holds, and as much more as has arrived (a slow start).
+        Later fetches wait until the first samples have arrived. After that comes a slow start: no more bytes are in flight
+        than the line holds, and one more for each that has arrived. Otherwise all would arrive together, the most
+        urgent with the last.
         """
         if self._first:
             if not all(fetch.has_arrived for fetch in self._first):
@@ -180,7 +178,7 @@ class Allowance:
             if self._slow_start is not None and not self._may_start(size):
                 return
             if self.is_shared and sum(fetch.size for fetch in self._under_way) + size > self.fetch_bytes // 3:
-                return  # the client's memory for fetches under way is not given back
+                return  # the client keeps its memory for requests in flight
             self._send(reader)
 
     def _most_urgent(self) -> SharingReader | None:
@@ -193,7 +191,7 @@ class Allowance:
         fetch = reader.queue.popleft()
         self._outstanding += fetch.size
         fetch.request(self._fetcher)
-        if self.is_shared and not fetch.locator.index_is_local:  # local files are views
+        if self.is_shared and not fetch.locator.index_is_local:  # fetches of local files are views
             fetch.may_be_taken_apart()
             fetch.answer.add_done_callback(self._on_arrived)
         elif self._slow_start is None:
@@ -201,11 +199,11 @@ class Allowance:
         self._under_way.append(fetch)
 
     def _on_arrived(self, _answer: object) -> None:
-        """Called in the fetcher's threads."""
+        """Callback in the fetcher's threads."""
         self.look_again = True
 
     def _may_start(self, size: int) -> bool:
-        """Whether the slow start lets some more bytes be requested; it ends where only the budget limits."""
+        """Return whether the slow start allows more bytes. It ends when only the budget limits."""
         waiting = [fetch for fetch in self._under_way if not fetch.has_arrived]
         if not self.is_shared:
             self._arrived += sum(fetch.size for fetch in self._under_way) - sum(
@@ -220,7 +218,7 @@ class Allowance:
         return not waiting or sum(fetch.size for fetch in waiting) + size <= allowed
 
     def _take_apart(self) -> None:
-        """Copy the samples out of the fetches that have arrived, and drop these."""
+        """Copy the samples out of fetches that have arrived."""
         waiting: deque[RangeFetch] = deque()
         for fetch in self._under_way:
             if fetch.has_arrived:

@@ -1,4 +1,4 @@
-"""Prepared datasets as file stores, one range request for each part; plain folders with media metadata."""
+"""File stores of prepared datasets, with one range request per part, and of folders with media metadata."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energon_stream.index.tar_format import split_name
 from energon_stream.media import FileStore, SystemFileStore, open_once
 from energon_stream.media.file_store import missing_file
 from energon_stream.read.index_database import index_database
-from energon_stream.read.locator import VersionGuard
+from energon_stream.read.objects import VersionGuard
 from energon_stream.samples import SourceInfo
 from energon_stream.storage import ByteRange, Store, StoreSpec, strip_credentials
 from energon_stream.storage.buffers import as_bytes
@@ -36,7 +36,7 @@ class _Place(NamedTuple):
 
 
 class _Index:
-    """A folder's ``index.sqlite``, in one process; what several stores share."""
+    """A folder's ``index.sqlite`` in one process, shared by several stores."""
 
     def __init__(self, spec: StoreSpec) -> None:
         self.store = open_once(spec)
@@ -46,14 +46,14 @@ class _Index:
             raise _not_prepared(self.store, "index.sqlite") from error
 
     def image(self, key: str, store: FileStore[bytes]) -> ImageMetadata:
-        """Metadata of an image; ``store`` is for messages."""
+        """Return the metadata of an image; ``store`` is for messages."""
         where = self._database.url
         try:
             found = self._database.rows(_FIND_IMAGE, (key,))
         except apsw.SQLError as error:
             raise _no_media(self.store.url) from error
         except apsw.Error as error:
-            raise MetadataError(f"this is no usable index: {error}", where=where) from error
+            raise MetadataError(f"the index cannot be used: {error}", where=where) from error
         if not found:
             raise missing_file(key, store)
         return ImageMetadata.from_json(found[0][0], f"{where}: {key}")
@@ -68,14 +68,14 @@ class _Opened(_Index):
         self.versions = VersionGuard(self.store.url)
 
     def find(self, key: str) -> _Place | None:
-        """Where a part lies; None where there is none."""
+        """Return the place of a part, or None if the dataset has no such part."""
         name = split_name(key)
         if name is None:
             return None
         try:
             found = self._database.rows(_FIND, name)
         except apsw.Error as error:
-            raise MetadataError(f"this is no usable index: {error}", where=self._database.url) from error
+            raise MetadataError(f"the index cannot be used: {error}", where=self._database.url) from error
         if not found:
             return None
         shard, sample, offset, size = found[0]
@@ -92,10 +92,10 @@ def _dataset(spec: StoreSpec) -> _Opened:
 
 @dataclass(frozen=True, slots=True)
 class WebdatasetFileStore(FileStore[bytes]):
-    """The parts of a prepared dataset, by sample key and part name: ``store["folder/000012.jpg"]``.
+    """Parts of a prepared dataset, by sample key and part name: ``store["folder/000012.jpg"]``.
 
     Attributes:
-        spec: The dataset; it needs ``index.sqlite``.
+        spec: The dataset. It must have ``index.sqlite``.
     """
 
     spec: StoreSpec
@@ -117,29 +117,29 @@ class WebdatasetFileStore(FileStore[bytes]):
         return as_bytes(body.data), SourceInfo(self.get_path(), place.sample, place.shard, (key,))
 
     def get_media_metadata(self, key: str) -> ImageMetadata:
-        """Size and kind of an image.
+        """Return the size and format of an image.
 
         Raises:
             UnsupportedStoreError: The dataset was prepared without media metadata.
-            FieldError: There is none of that name.
+            FieldError: The index has no image of this name.
         """
         return _dataset(self.spec).image(key, self)
 
     def get_path(self) -> str:
-        """Path or URL of the dataset."""
+        """Return the path or URL of the dataset."""
         return strip_credentials(self.spec.url)
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class FolderFileStore(SystemFileStore):
-    """A plain folder of files, and what ``prepare-media`` found out about them."""
+    """A plain folder of files, with the metadata that ``prepare-media`` has indexed."""
 
     def get_media_metadata(self, key: str) -> ImageMetadata:
-        """Size and kind of an image.
+        """Return the size and format of an image.
 
         Raises:
             UnsupportedStoreError: The folder has no media metadata.
-            FieldError: There is none of that name.
+            FieldError: The index has no image of this name.
         """
         try:
             index = _folders.map(self.spec, lambda: _Index(self.spec))
@@ -150,11 +150,11 @@ class FolderFileStore(SystemFileStore):
 
 def _no_media(where: str) -> UnsupportedStoreError:
     hint = "run `energon-stream prepare-media`"
-    return UnsupportedStoreError("there is no media metadata", where=where, hint=hint)
+    return UnsupportedStoreError("media metadata was not indexed", where=where, hint=hint)
 
 
 def _read_info(store: Store) -> dict[str, int]:
-    """Samples of each shard, in the order of the shards' ids."""
+    """Return the number of samples of each shard, in the order of the shards' ids."""
     for name in (INFO_JSON, INFO_YAML):
         try:
             where = f"{store.url}/{name}"
@@ -166,7 +166,7 @@ def _read_info(store: Store) -> dict[str, int]:
 
 def _not_prepared(store: Store, what: str) -> NotPreparedError:
     return NotPreparedError(
-        f"auxiliary data needs a prepared dataset, and here is no {what}",
+        f"{what} not found; auxiliary data needs a prepared dataset",
         where=store.url,
-        hint=f"run `energon-stream prepare {store.url}`, or name it filesystem://… if it is a plain folder",
+        hint=f"run `energon-stream prepare {store.url}`, or write filesystem://… for a plain folder",
     )

@@ -1,4 +1,4 @@
-"""A folder's ``index.sqlite``, opened once in a process and queried from any of its threads."""
+"""A folder's ``index.sqlite``, opened once per process and queried from any thread."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from energon_stream.storage.fork import PerProcess
 __all__ = ["IndexDatabase", "index_database"]
 
 _CACHE_KIB = 256
-"""Pages that a connection keeps; what it drops is read again from the lines that the process keeps."""
+"""SQLite's page cache of a connection. Dropped pages are read again from the lines that the process keeps."""
 
 
 class IndexDatabase:
-    """The index of one folder, in one process; made by :func:`index_database`.
+    """The index of one folder in one process. Use :func:`index_database`.
 
     Args:
         spec: The folder.
 
     Raises:
-        ObjectNotFoundError: It has no index.
+        ObjectNotFoundError: The folder has no index.
     """
 
     def __init__(self, spec: StoreSpec) -> None:
@@ -41,18 +41,18 @@ class IndexDatabase:
             self._database = LocalDatabase(posixpath.join(local_path(self.store.url), INDEX_SQLITE))
         else:
             self._database = RemoteDatabase(RemoteFile(self.store, INDEX_SQLITE))
-        self._idle: deque[apsw.Connection] = deque()  # as many as there were queries at one time
+        self._idle: deque[apsw.Connection] = deque()  # as many as queries ran at one time
 
     @property
     def url(self) -> str:
-        """Where the index lies."""
+        """URL of the index."""
         return f"{self.store.url}/{INDEX_SQLITE}"
 
     def rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Run a query.
 
         Raises:
-            apsw.Error: It is no usable index.
+            apsw.Error: The file is not a usable index.
             StorageError: The store did not deliver.
         """
         try:
@@ -68,7 +68,7 @@ class IndexDatabase:
 
 @dataclass(slots=True)
 class _Slot:
-    """The index of one folder while anybody has it; a dataset that is opened later may be a new one."""
+    """The index of one folder, while it is in use. A dataset that is opened later may be a new one."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     opened: weakref.ref[IndexDatabase] | None = None
@@ -86,10 +86,10 @@ _SLOTS: PerProcess[_Slot] = PerProcess()
 
 
 def index_database(spec: StoreSpec) -> IndexDatabase:
-    """The index of a folder; in a process, all who have it share it.
+    """Return the index of a folder, which all users in the process share.
 
     Raises:
-        ObjectNotFoundError: It has no index.
+        ObjectNotFoundError: The folder has no index.
         StorageError: The store did not deliver.
     """
     return _SLOTS.map(spec, _Slot).get(spec)

@@ -1,4 +1,4 @@
-"""Samples of several datasets, joined by their keys: one byte range of each, read together."""
+"""The locator of joins, whose samples have a byte range in each of several datasets."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.read.locator import Cutter, OffsetCache, RawSample
+from energon_stream.read.objects import ShardObject
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.row_pages import RowPages
 from energon_stream.read.tar import TarLocator
-from energon_stream.storage import Store
 
 __all__ = ["JoinLocator"]
 
@@ -24,15 +24,15 @@ _HINT = "Run `energon-stream prepare` for the metadataset again."
 
 @dataclass(slots=True)
 class JoinLocator:
-    """Reads the rows of one join in this process; see :class:`Locator` for the methods.
+    """Locator of one join; see :class:`Locator`.
 
-    The objects are the shards of all members, member after member. Places come from the join's index
-    alone, so no ``.tar.idx`` is read.
+    The objects are the shards of all members, member after member. Ranges come from the join's index alone, so no
+    ``.tar.idx`` is read.
 
     Args:
-        leaf: Number of this source in sample references.
+        leaf: Number of the leaf in references.
         index: The opened join.
-        offsets: Index entries at hand.
+        offsets: Cache of index entries.
     """
 
     leaf: int
@@ -61,11 +61,11 @@ class JoinLocator:
         return self._rows.store.is_local
 
     def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
-        """Loads of the index's pages."""
+        """Return loads of pages of the index."""
         return self._rows.missing(samples)
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Shard, first byte, and one past the last byte in each member; -1 for a missing partner."""
+        """Return shard, first byte, and one past the last byte in each member; -1 for a missing partner."""
         shards, starts, sizes = (
             self._rows.take(samples).reshape(len(samples), self.width, 3).transpose(2, 0, 1)
         )
@@ -75,41 +75,31 @@ class JoinLocator:
         if wrong.any():
             row = int(samples[int(wrong.any(axis=1).argmax())])
             raise IndexMismatchError(
-                f"row {row} of the join names no bytes of its datasets",
+                f"row {row} of the join points outside its datasets",
                 where=self.index.rows.spec.url,
                 hint=_HINT,
             )
         return np.where(there, shards + self._first[:-1], -1), starts, starts + sizes
 
     def _member(self, number: int) -> tuple[int, TarLocator, int]:
-        """Number of the member that has an object, the member, and the object's number there."""
+        """Return the number of the member that has an object, the member, and the object's number there."""
         at = bisect_right(self._first_list, number) - 1
         return at, self._members[at], number - self._first_list[at]
 
-    def place(self, number: int) -> tuple[Store, str]:
-        """Store and path of a member's shard."""
+    def object(self, number: int) -> ShardObject:
+        """Return a member's shard."""
         _, member, shard = self._member(number)
-        return member.place(shard)
-
-    def etag(self, number: int) -> str | None:
-        """Content version of a member's shard, if it is known."""
-        _, member, shard = self._member(number)
-        return member.etag(shard)
-
-    def observe(self, number: int, etag: str | None) -> None:
-        """Note the version of a member's shard."""
-        _, member, shard = self._member(number)
-        member.observe(shard, etag)
+        return member.object(shard)
 
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
     ) -> Cutter:
-        """What the member makes of a page of its own."""
+        """Delegate to the member."""
         _, member, shard = self._member(number)
         return member.split(shard, data, start, starts, stops)
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
-        """Join what was cut from the members; they must have one key."""
+        """Join the members' pieces, which must have the same key."""
         samples: list[RawSample | None] = [None] * self.width
         for number, raw in found:
             samples[self._member(number)[0]] = raw
@@ -126,7 +116,7 @@ class JoinLocator:
         return replace(primary, members=tuple(samples))
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """Cut each member's bytes as they come, member by member; they must have one key."""
+        """Read member after member; all must have the same key."""
         found = []
         for number, stream in streams:
             _, member, shard = self._member(number)

@@ -1,4 +1,4 @@
-"""Records of a JSONL file as samples."""
+"""The locator of JSONL files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.jsonl import JsonlIndex
-from energon_stream.read.locator import Cutter, OffsetCache, RawSample, VersionGuard
+from energon_stream.read.locator import Cutter, OffsetCache, RawSample
+from energon_stream.read.objects import ShardObject, VersionGuard
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.row_pages import RowPages
 from energon_stream.storage import Store
@@ -20,26 +21,26 @@ __all__ = ["JsonlLocator"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Records:
-    """Records of a page, whitespace around them included."""
+    """Records of a fetch, with the whitespace around them."""
 
     leaf: int
     records: list[memoryview]
 
     def cut(self, sample: int, number: int) -> RawSample | None:
-        """One record; see :meth:`Cutter.cut`."""
+        """Return one record; see :meth:`Cutter.cut`."""
         return RawSample(self.leaf, sample, str(sample), None, {"json": self.records[number]})
 
 
 @dataclass(slots=True)
 class JsonlLocator:
-    """Reads one JSONL file in this process; see :class:`Locator` for the methods.
+    """Locator of one JSONL file; see :class:`Locator`.
 
-    The key of a sample is its number, its only part ``json``.
+    A sample's key is its number; its only part is ``json``.
 
     Args:
-        leaf: Number of this source in sample references.
+        leaf: Number of the leaf in references.
         index: The opened file.
-        offsets: Index entries at hand.
+        offsets: Cache of index entries.
     """
 
     leaf: int
@@ -65,11 +66,11 @@ class JsonlLocator:
         return self._rows.store.is_local
 
     def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
-        """Loads of the index's pages."""
+        """Return loads of pages of the index."""
         return self._rows.missing(np.concatenate([samples, samples + 1]))
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """0, first byte, and one past the last byte: ``int64 [len(samples), 1]`` arrays."""
+        """Return object 0, first byte, and one past the last byte: ``int64 [len(samples), 1]`` arrays."""
         starts, stops = self._rows.take(samples), self._rows.take(samples + 1)
         wrong = np.flatnonzero((starts < 0) | (stops <= starts))
         if len(wrong):
@@ -80,31 +81,23 @@ class JsonlLocator:
             )
         return np.zeros_like(starts), starts, stops
 
-    def place(self, number: int) -> tuple[Store, str]:
-        """The file."""
-        return self.store, ""
-
-    def etag(self, number: int) -> str | None:
-        """Content version of the file, if it is known."""
-        return self._versions.etag("")
-
-    def observe(self, number: int, etag: str | None) -> None:
-        """Note the file's version."""
-        self._versions.observe("", etag)
+    def object(self, number: int) -> ShardObject:
+        """Return the file."""
+        return ShardObject(self.store, "", self._versions)
 
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
     ) -> Cutter:
-        """The bytes of each record."""
+        """Slice the records."""
         bounds = zip((starts - start).tolist(), (stops - start).tolist(), strict=True)
         return _Records(self.leaf, [data[first:last] for first, last in bounds])
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
-        """The one record that there is."""
+        """Return the only piece."""
         return found[0][1]
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """One record; see :meth:`Locator.cut_streams`."""
+        """Read one record; see :meth:`Locator.cut_streams`."""
         stream = streams[0][1]
         whole = memoryview(stream.read(stream.stop - stream.start))
         return _Records(self.leaf, [whole]).cut(sample, 0)

@@ -1,14 +1,13 @@
-"""Samples that are too large to be fetched as one fetch: streamed, each part to its own bytes.
+"""Reads samples that are too large for one fetch: each part streams into its own bytes.
 
-A range is requested in pieces, several ahead, and copied in order to where its bytes belong, so that there is
-the sample once, and a small set of pieces besides.
+A range is requested in pieces, several ahead, which are copied in order to their place. So the sample is in memory once,
+beside a small number of pieces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 
 from energon_stream.read.locator import Locator, RawSample
 from energon_stream.read.options import ReadOptions
@@ -27,42 +26,33 @@ def read_large_sample(
     options: ReadOptions,
     deadline: int = 0,
 ) -> RawSample | None:
-    """Read one sample, alone; may be run by the fetcher itself.
-
-    Memory: the sample, and :func:`piece_sizes` besides. Each part is all of a ``bytes`` object.
+    """Read one sample alone. A thread of the fetcher may call this.
 
     Args:
-        locator: The dataset.
+        locator: The leaf.
         sample: Sample number.
-        ranges: Object, first byte, and one past the last byte, as :meth:`Locator.locate` gave them.
+        ranges: Object, first byte, and one past the last byte, from :meth:`Locator.locate`.
         fetcher: Runs the requests.
         options: Limits.
-        deadline: Rank of the requests in the fetcher's queue.
+        deadline: Urgency of the requests, as for :meth:`Fetcher.submit`.
 
     Returns:
-        The sample; None when it is excluded.
+        The sample, each part in a ``bytes`` object of its own; None if it is excluded.
 
     Raises:
         IndexMismatchError: A range does not hold one sample.
         ObjectChangedError: An object was replaced while it was read.
     """
     pieces = piece_sizes(sum(stop - start for _, start, stop in ranges), options)
-
-    def opened(number: int, start: int, stop: int) -> RangeStream:
-        store, path = locator.place(number)
-        return RangeStream(
-            store,
-            path,
-            ByteRange(start, stop),
-            pieces=pieces,
-            fetcher=fetcher,
-            etag=partial(locator.etag, number),
-            observe=partial(locator.observe, number),
-            deadline=deadline,
-        )
-
     with ExitStack() as stack:
-        streams = [
-            (number, stack.enter_context(closing(opened(number, *place)))) for number, *place in ranges
-        ]
+        streams = []
+        for number, start, stop in ranges:
+            stream = RangeStream(
+                locator.object(number),
+                ByteRange(start, stop),
+                pieces=pieces,
+                fetcher=fetcher,
+                deadline=deadline,
+            )
+            streams.append((number, stack.enter_context(closing(stream))))
         return locator.cut_streams(sample, streams)

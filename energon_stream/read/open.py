@@ -1,4 +1,4 @@
-"""From an opened dataset to what reads it in this process."""
+"""Opens the locator of a dataset in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from energon_stream.index.jsonl import JsonlIndex
 from energon_stream.read.join import JoinLocator
 from energon_stream.read.jsonl import JsonlLocator
 from energon_stream.read.locator import Locator, OffsetCache
-from energon_stream.read.part_selection import PartSelection
+from energon_stream.read.part_ranges import PartSelection
 from energon_stream.read.parts import PartLocator
 from energon_stream.read.tar import TarLocator
 
@@ -23,18 +23,18 @@ def open_locator(
     selection: PartSelection | None = None,
     max_gap: int = 0,
 ) -> Locator:
-    """Make the source of an opened dataset.
+    """Open the locator of a dataset.
 
     Args:
-        leaf: Its number in sample references.
+        leaf: Number of the leaf in references.
         index: The opened dataset.
-        offsets: Index entries at hand, shared by the locators of a pipeline.
-        selection: Parts that are needed; None for all. Local files are mapped, so that nothing is saved there;
-            neither joined datasets nor JSONL files can be read by parts.
+        offsets: Cache of index entries, shared by the locators of a pipeline.
+        selection: Parts that are needed; None for all. It is ignored for local files, which are mapped, for joins and
+            for JSONL files.
         max_gap: Bytes that are read rather than skipped.
 
     Raises:
-        TypeError: There is no reader for this kind of index.
+        TypeError: The kind of index is unknown.
     """
     if isinstance(index, WebDatasetIndex):
         whole = TarLocator(leaf, index, offsets)
@@ -45,4 +45,4 @@ def open_locator(
         return JsonlLocator(leaf, index, offsets)
     if isinstance(index, JoinIndex):
         return JoinLocator(leaf, index, offsets)
-    raise TypeError(f"nothing reads a {type(index).__name__}")
+    raise TypeError(f"no locator reads a {type(index).__name__}")

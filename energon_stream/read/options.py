@@ -1,4 +1,4 @@
-"""How much to fetch next: pure arithmetic on bytes and places."""
+"""Limits of reading ahead, and the size of generations. No I/O."""
 
 from __future__ import annotations
 
@@ -13,31 +13,40 @@ __all__ = ["CHUNK", "CONNECTION_BYTES", "LOADING", "ReadOptions", "cut_generatio
 
 
 CHUNK = 1024
-"""References that a reader locates at a time; bounds the work done between two samples."""
+"""References that a reader locates at a time. Bounds the work between two samples."""
 
 LOADING = 4
-"""Chunks whose index entries are asked for at a time: a late answer holds up only what comes after it."""
+"""Chunks whose index entries are requested at a time, so that a late answer delays only later chunks."""
 
-_LEAST_AHEAD = 512  # references of one of many readers
-CONNECTION_BYTES = 1 << 20  # bytes that a request under way takes besides its block, as measured with obstore
+_MIN_AHEAD = 512  # references of one of many readers
+CONNECTION_BYTES = 1 << 20  # memory of a request in flight beside its body, as measured with obstore
 _FIRST_SAMPLES = 32
-_FAST_LINE = 1.25e9  # bytes a second: ten gigabits
+_FAST_LINE = 1.25e9  # bytes per second: ten gigabits
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Limits of the look-ahead of one process.
+    """Limits of reading ahead in one process.
 
     Attributes:
-        byte_budget: Bytes that reading ahead may take: three quarters for blocks that are requested or not yet
-            consumed, the rest for the connections, which hold about a megabyte each besides.
-        max_request: Largest coalesced request in bytes; only a larger sample is read by a larger one.
+        byte_budget: Upper bound, in bytes, on the memory of reading ahead: three quarters for fetches that are
+            requested or not yet consumed, the rest for connections, which take about a megabyte each.
+        max_request: Largest coalesced request, in bytes. Only a larger sample is read by a larger request.
         max_gap: Unwanted bytes between two samples that are read rather than split a request.
-        max_in_flight: Requests under way at once; fewer where the budget has no room for their connections.
-        max_ahead: References that are requested and not yet consumed, whatever their bytes.
+        max_in_flight: Largest number of requests at one time; fewer if the budget has no room for their connections.
+        max_ahead: Largest number of samples that are requested and not yet consumed.
         first_samples: Samples that are fetched as exact ranges before anything else. None: those of the first batch,
             or of the first packing buffer.
-        transport: ``"auto"``, ``"fsspec"`` or ``"obstore"``.
+
+    Raises:
+        ConfigError: A limit is not positive.
+
+    Example:
+        >>> from energon_stream import ReadOptions, WorkerConfig, get_train_dataset
+        >>> dataset = get_train_dataset(
+        ...     "captions", batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=10,
+        ...     worker_config=WorkerConfig(0, 1, 0), read_options=ReadOptions(byte_budget=64 << 20),
+        ... )
     """
 
     byte_budget: int = 256 << 20
@@ -46,7 +55,6 @@ class ReadOptions:
     max_in_flight: int = 64
     max_ahead: int = 8192
     first_samples: int | None = None
-    transport: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("byte_budget", "max_request", "max_in_flight", "max_ahead", "exact_samples"):
@@ -57,74 +65,79 @@ class ReadOptions:
             raise ConfigError(f"max_gap is {self.max_gap}", hint="use 0 or more bytes")
 
     def share(self, readers: int) -> ReadOptions:
-        """The limits of one of several readers that share a process."""
+        """Return the limits of one of several readers in a process."""
         if readers < 2:
             return self
         return replace(
             self,
             byte_budget=max(1, self.byte_budget // readers),
-            max_ahead=max(min(self.max_ahead, _LEAST_AHEAD), self.max_ahead // readers),
+            max_ahead=max(min(self.max_ahead, _MIN_AHEAD), self.max_ahead // readers),
         )
 
     @property
     def exact_samples(self) -> int:
-        """``first_samples``, or a usual number where nobody derived it from a batch size."""
+        """``first_samples``, or a default if nobody derived it from a batch size."""
         return _FIRST_SAMPLES if self.first_samples is None else self.first_samples
 
     @property
     def generation(self) -> int:
-        """Bytes that are planned together. A quarter of what blocks may hold: a plan may take in as much again
-        of what comes after it, and two plans have to fit."""
+        """Bytes that are planned together: a quarter of :attr:`fetch_bytes`.
+
+        A plan may take in as much again of later samples, and two plans have to fit.
+        """
         return max(1, self.fetch_bytes // 4)
 
     @property
     def fetch_bytes(self) -> int:
-        """Bytes that blocks may hold together."""
+        """Bytes that all fetches may hold together."""
         return self.byte_budget * 3 // 4
 
     @property
     def in_flight(self) -> int:
-        """Requests under way at once for which the budget has room."""
+        """Number of requests in flight for which the budget has room."""
         return max(1, min(self.max_in_flight, (self.byte_budget - self.fetch_bytes) // CONNECTION_BYTES))
 
     @property
     def largest_shared(self) -> int:
-        """Bytes of a sample up to which it is fetched beside others; a larger one is read alone."""
+        """Size in bytes of the largest sample that is fetched beside others; larger ones are read alone."""
         return self.fetch_bytes // 4
 
     @property
     def second_take(self) -> int:
-        """References that are located while the first samples are under way."""
+        """References that are located while the first samples are in flight."""
         return min(self.max_ahead, max(CHUNK, self.max_ahead // 4))
 
     @property
     def most_ahead(self) -> int:
-        """References after the last one consumed that are looked at, at most: those of plans, which are made while there
-        are fewer than ``max_ahead`` of them and have half as many, and those located after these."""
+        """Largest number of references after the consumed ones that a reader looks at.
+
+        A reader plans half of ``max_ahead`` while fewer than ``max_ahead`` are planned, and locates more after these.
+        """
         located = max(self.exact_samples + self.second_take, self.max_ahead + LOADING * CHUNK)
         return self.max_ahead + self.max_ahead // 2 + located
 
     @property
     def most_ahead_bytes(self) -> int:
-        """Bytes of those of them that blocks may lie between: what blocks hold, a plan, and what it may take in, which
-        is as much again and one more reference."""
+        """Upper bound, in bytes, on how far ahead of the consumer a reader may fetch.
+
+        It is the bytes of all fetches, of a plan, and of the later samples that the plan may take in.
+        """
         return self.fetch_bytes + 2 * self.generation + self.largest_shared
 
     def slow_start_bytes(self, latency: float) -> int:
-        """Bytes that may be under way at first: what a fast line holds, given the seconds of a round trip."""
+        """Return the bytes that may be in flight at first: the content of a fast line with this round-trip time."""
         return max(16 << 20, int(latency * _FAST_LINE))
 
 
 def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, wanted: int) -> int:
-    """Decide how many of the next references form a generation.
+    """Choose how many of the next references form a generation.
 
-    Requests are merged within a generation, so a cut that separates neighbours of an object costs
-    requests. Among the places where between a quarter and all of the wanted bytes lie before the cut, the one
-    is taken that separates the fewest neighbours for its length; shuffled orders have such places where
-    one group of slices ends.
+    Requests are merged within a generation, so a cut between neighbours of an object costs requests. Among the places
+    with a quarter to all of the wanted bytes before them, this chooses the one that separates the fewest neighbours
+    for its length. In a shuffled order that is where a group of slices ends.
 
     Args:
-        objects: ``int64``, object of each reference, in the order in which they are wanted.
+        objects: ``int64``, object of each reference, in the order of use.
         starts: ``int64``, first byte of each.
         stops: ``int64``, one past the last byte of each.
         wanted: Bytes of a generation.
@@ -136,7 +149,7 @@ def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, w
     most = int(np.searchsorted(within, wanted, side="right"))
     if most >= len(within) or most < 2:
         return max(1, most)
-    # Where passes meet, a range is there twice: its neighbour is then the one of the same pass.
+    # Where passes meet, a range occurs twice; its neighbour is the one of the same pass.
     order = np.lexsort((starts, objects))
     again = (objects[order][1:] == objects[order][:-1]) & (starts[order][1:] == starts[order][:-1])
     place = np.arange(len(order))

@@ -1,7 +1,8 @@
-"""Which bytes of a tar to read for some parts of its samples: pure arithmetic on places."""
+"""Selects parts of samples, and finds the byte ranges that hold them. No I/O."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,32 @@ import numpy.typing as npt
 from energon_stream.arrays import Int64Array
 from energon_stream.index.tar_format import TAR_RECORD
 
-__all__ = ["PartRanges", "find_part_ranges"]
+__all__ = ["PartRanges", "PartSelection", "find_part_ranges"]
+
+_MAX_RANGES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PartSelection:
+    """The parts of its samples that a dataset needs.
+
+    Attributes:
+        wanted: Names, or a function of a name.
+        declared: Whether the user selected parts; False if a field map merely leaves some out.
+    """
+
+    wanted: frozenset[str] | Callable[[str], bool]
+    declared: bool = True
+
+    def __contains__(self, part: str) -> bool:
+        return part in self.wanted if isinstance(self.wanted, frozenset) else bool(self.wanted(part))
+
+    @property
+    def max_ranges(self) -> int:
+        """Largest number of byte ranges of a sample; the last one takes the rest."""
+        if not isinstance(self.wanted, frozenset):
+            return _MAX_RANGES
+        return max(1, min(_MAX_RANGES, len(self.wanted)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,10 +44,9 @@ class PartRanges:
     """Byte ranges of neighbouring samples.
 
     Attributes:
-        starts: ``int64 [n, width]``, first byte of each range, which is one of a tar header; -1 where a
-            sample has fewer.
-        stops: ``int64 [n, width]``, one past the last byte, which is one of padding; -1 likewise.
-        skipped: Bytes of the samples that are in no range.
+        starts: ``int64 [n, width]``, first byte of each range, where a tar header begins; -1 if a sample has fewer.
+        stops: ``int64 [n, width]``, one past the last byte of each range, padding included; -1 likewise.
+        skipped: Bytes of the samples outside all ranges.
     """
 
     starts: Int64Array
@@ -41,21 +66,21 @@ def find_part_ranges(
 ) -> PartRanges:
     """Find the byte ranges that hold the wanted parts, with their headers.
 
-    Wanted parts of a sample with at most ``max_gap`` unwanted bytes between them are one range; where there
-    are more ranges than ``width``, the last one takes the rest. Of a sample without a wanted part, its smallest
-    part is read, because its header has the key.
+    Wanted parts of a sample with at most ``max_gap`` unwanted bytes between them share a range. If a sample has more
+    ranges than ``width``, the last one takes the rest. A sample without a wanted part contributes its smallest part,
+    because the header has the key.
 
     Args:
-        samples: ``int64``, sample of each part, counted from 0; parts are in the order of the tar.
+        samples: ``int64``, sample of each part, from 0, in the order of the tar.
         starts: ``int64``, first byte of each part's content.
         sizes: ``int64``, its length.
-        wanted: ``bool``, which parts are wanted.
-        begin: Where the first part's header begins.
+        wanted: ``bool``, whether a part is wanted.
+        begin: First byte of the first part's header.
         max_gap: Unwanted bytes that are read rather than split a range.
         width: Largest number of ranges of a sample.
 
     Raises:
-        ValueError: No tar has its parts at such places.
+        ValueError: The parts do not follow each other as in a tar.
     """
     stops = starts + -(-sizes // TAR_RECORD) * TAR_RECORD
     headers = np.concatenate([[begin], stops[:-1]])

@@ -1,4 +1,4 @@
-"""Fetches: requests that serve the byte ranges of several samples."""
+"""Range fetches: coalesced requests, and the samples that are cut from their answers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from energon_stream.storage import Body, ByteRange, Fetcher, plan_fetches
 __all__ = ["RangeFetch", "PlannedSample", "plan_range_fetches"]
 
 _GIVEN: Future[Any] = Future()
-"""Stands for an answer whose bytes are not needed any more."""
+"""Stands for an answer whose bytes are no longer needed."""
 _GIVEN.set_result(None)
 
 
 @dataclass(slots=True, eq=False)
 class _Apart:
-    """Samples of a fetch, each with bytes of its own; an error stands for one that cannot be cut."""
+    """Samples of a fetch that was taken apart, each with its own bytes; an error if it cannot be cut."""
 
     samples: list[RawSample | None | IndexMismatchError]
 
     def cut(self, sample: int, number: int) -> RawSample | None:
-        """Give a sample out; see :meth:`Cutter.cut`."""
+        """Return a sample once; see :meth:`Cutter.cut`."""
         found, self.samples[number] = self.samples[number], None
         if isinstance(found, IndexMismatchError):
             raise found
@@ -40,18 +40,18 @@ class _Apart:
 
 @dataclass(slots=True, eq=False)
 class RangeFetch:
-    """Neighbouring bytes of an object, and the ranges within them that are wanted.
+    """One coalesced range request, and the wanted ranges within it.
 
     Attributes:
-        locator: Whose object it is.
+        locator: Locator of the leaf.
         object: Number of the object.
         start: First byte.
         size: Length in bytes.
         starts: ``int64``, first byte of each range.
         stops: ``int64``, one past the last byte of each.
         samples: ``int64``, sample that each range belongs to.
-        deadline: When its first range is wanted, as the fetcher counts.
-        users: Ranges that are still wanted.
+        deadline: Urgency of the first range, as for :meth:`Fetcher.submit`.
+        users: Number of ranges that are not consumed yet.
     """
 
     locator: Locator
@@ -75,37 +75,37 @@ class RangeFetch:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether the answer is there."""
+        """Whether the answer has arrived."""
         return self._answer is not None and self._answer.done()
 
     @property
     def answer(self) -> Future[Body]:
-        """The answer to come.
+        """The future answer.
 
         Raises:
-            RuntimeError: Nothing was requested.
+            RuntimeError: The request was not made; a bug of this library.
         """
         if self._answer is None:
-            raise RuntimeError("a fetch was used before it was requested; please report this")
+            raise RuntimeError("a fetch was used before it was requested; please report this bug")
         return self._answer
 
     def request(self, fetcher: Fetcher) -> None:
-        """Ask for the bytes."""
-        store, path = self.locator.place(self.object)
+        """Submit the request."""
+        shard = self.locator.object(self.object)
         self._answer = fetcher.submit(
-            store,
-            path,
+            shard.store,
+            shard.path,
             ByteRange(self.start, self.start + self.size),
-            etag=self.locator.etag(self.object),
+            etag=shard.etag,
             deadline=self.deadline,
         )
 
     def cutter(self) -> Cutter:
-        """Wait for the bytes, and give what cuts them.
+        """Wait for the bytes and return their cutter.
 
         Raises:
-            StorageError: They could not be read.
-            IndexMismatchError: The index asked for them, and they do not exist.
+            StorageError: The bytes could not be read.
+            IndexMismatchError: The index points beyond the object.
         """
         if self._cutter is None:
             self._cutter = self._split()
@@ -113,7 +113,7 @@ class RangeFetch:
 
     @property
     def held(self) -> int:
-        """Bytes that it takes, or will when they are here."""
+        """Bytes that the fetch holds, or will hold when its answer arrives."""
         if self._answer is None or not self.users:
             return 0
         if self._sizes is None:
@@ -121,7 +121,7 @@ class RangeFetch:
         return sum(self._sizes) - sum(self._sizes[number] for number in self._left or ())
 
     def leave(self, number: int) -> int:
-        """A range is consumed; returns how many bytes less the fetch takes."""
+        """Mark a range as consumed; return how many bytes this releases."""
         self.users -= 1
         if self._left is not None:
             self._left.append(number)
@@ -130,13 +130,13 @@ class RangeFetch:
         return 0 if self.users else self.size
 
     def may_be_taken_apart(self) -> None:
-        """Remember which ranges are consumed, from now on."""
+        """Record consumed ranges from now on, so that :meth:`take_apart` is possible."""
         self._left = []
 
     def take_apart(self) -> int:
-        """Give each sample bytes of its own where the fetch has arrived; returns how many bytes less it takes.
+        """Copy each remaining sample out of the answer; return how many bytes this releases.
 
-        An error stays where it is, for whoever wants the first sample.
+        If the request failed, nothing happens; the error is raised for the first sample.
         """
         if self._left is None or self._sizes is not None or not self.users or len(self.starts) < 2:
             return 0
@@ -157,7 +157,7 @@ class RangeFetch:
         return before - self.held
 
     def drop(self) -> int:
-        """Forget the fetch, and take the request back if it has not begun; returns the bytes that it took."""
+        """Cancel the request if it has not begun; return the bytes that the fetch held."""
         held, self.users = self.held, 0
         if self._answer is not None:
             self._answer.cancel()
@@ -170,11 +170,11 @@ class RangeFetch:
             raise IndexMismatchError(error.what, where=error.where, hint=error.hint) from error
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(
-                "the dataset lists a shard that is not there",
+                "a shard of the dataset does not exist",
                 where=error.where,
-                hint="Put it back, or run `energon-stream prepare` again.",
+                hint="Restore it, or run `energon-stream prepare` again.",
             ) from error
-        self.locator.observe(self.object, body.etag)
+        self.locator.object(self.object).observe(body.etag)
         return self.locator.split(self.object, body.data, self.start, self.starts, self.stops)
 
 
@@ -189,14 +189,14 @@ def _own(cutter: Cutter, sample: int, number: int) -> RawSample | None | IndexMi
 
 
 class PlannedSample(NamedTuple):
-    """A sample to come.
+    """A sample whose fetches are planned.
 
     Attributes:
-        leaf: Number of its locator.
-        sample: Its number there.
-        fetch: RangeFetch that holds its range, or the first of several.
-        number: Number of the range within the fetch.
-        more: RangeFetch and number of its further ranges.
+        leaf: Number of the leaf.
+        sample: Sample number within the leaf.
+        fetch: Fetch of the sample's first range.
+        number: Number of this range within the fetch.
+        more: Fetch and number of further ranges.
     """
 
     leaf: int
@@ -206,13 +206,13 @@ class PlannedSample(NamedTuple):
     more: tuple[tuple[RangeFetch, int], ...] = ()
 
     def cut(self, locator: Locator) -> RawSample | None:
-        """Wait for the bytes, and cut the sample out of them.
+        """Wait for the bytes and cut the sample.
 
         Returns:
-            The sample; None when it is excluded.
+            The sample; None if it is excluded.
 
         Raises:
-            StorageError: They could not be read.
+            StorageError: The bytes could not be read.
             IndexMismatchError: They are not the sample.
         """
         if locator.width == 1:
@@ -222,7 +222,9 @@ class PlannedSample(NamedTuple):
         return locator.merge(self.sample, found)
 
 
-_planned: Callable[[tuple[Any, ...]], PlannedSample] = partial(tuple.__new__, PlannedSample)  # there are many
+_planned: Callable[[tuple[Any, ...]], PlannedSample] = partial(
+    tuple.__new__, PlannedSample
+)  # skips the constructor: called for every sample
 
 
 def plan_range_fetches(
@@ -234,22 +236,22 @@ def plan_range_fetches(
     max_bytes: int,
     deadline: int,
 ) -> tuple[list[RangeFetch], list[PlannedSample]]:
-    """Plan requests for the next ``must`` ranges of a window, which forgets them.
+    """Plan fetches for the next ``must`` ranges of a window, and remove these from it.
 
-    Ranges of the ``may`` after them that lie between two of these are served too; they get their fetch now, and
-    their turn later.
+    Of the ``may`` ranges after them, those that lie between two of these are served as well. They get their fetch now
+    and are planned later.
 
     Args:
         locators: Locators by leaf number.
         window: Located ranges.
-        must: Ranges to serve, at the window's head; they hold whole references.
-        may: Ranges after these that may be served as well.
+        must: Number of ranges to serve, from the head of the window; they form whole references.
+        may: Number of ranges after these that may be served as well.
         max_gap: Unwanted bytes between two ranges that are read rather than split a request.
-        max_bytes: Largest fetch, but for a single larger range.
-        deadline: What the fetcher is told for the first range; it counts on from there.
+        max_bytes: Largest fetch; only a larger single range exceeds it.
+        deadline: Deadline of the first range; later ranges count on from it.
 
     Returns:
-        The fetches, the most urgent first, and the samples in their order.
+        The fetches, most urgent first, and the samples in order.
     """
     reach = must + may
     free = np.flatnonzero(window.is_free(reach))
@@ -273,7 +275,7 @@ def plan_range_fetches(
             starts[rows],
             stops[rows],
             window.index[free[rows]],
-            deadline + int(free[rows[0]]),  # rows are in order: the first is the most urgent
+            deadline + int(free[rows[0]]),  # rows are in order, so the first is the most urgent
             len(rows),
         )
         fetches.append(fetch)
@@ -290,7 +292,7 @@ def plan_range_fetches(
 def _samples(
     leaves: list[int], indices: list[int], heads: list[int], fetches: list[RangeFetch], numbers: list[int]
 ) -> list[PlannedSample]:
-    """Samples of the ranges in columns; each has those from its head to the next one's."""
+    """Group ranges into samples. A sample has the ranges from its head to the next head."""
     if len(heads) == len(fetches):
         columns = zip(leaves, indices, fetches, numbers, itertools.repeat(()), strict=False)
         return list(map(_planned, columns))

@@ -1,32 +1,32 @@
-"""The bytes of a long range in order, each of them once, with bounded memory."""
+"""Reads a long range of an object in order, in pieces, within bounded memory."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
+from energon_stream.read.objects import ShardObject
 from energon_stream.read.options import CONNECTION_BYTES, ReadOptions
-from energon_stream.storage import Body, ByteRange, Fetcher, Store
+from energon_stream.storage import Body, ByteRange, Fetcher
 from energon_stream.storage.buffers import BytesBuilder
 
 __all__ = ["PieceSizes", "RangeStream", "piece_sizes"]
 
 _PIECES = 16
-"""Most requests in flight at one time."""
+"""Largest number of requests in flight."""
 _GOOD_PIECE = 2 << 20
-"""Bytes from which a request's latency is no longer most of its time; smaller only where memory is short."""
+"""Size from which latency is no longer most of a request's time. Pieces are smaller only if memory is short."""
 _MIN_PIECE = 64 << 10
 
 
 class PieceSizes(NamedTuple):
-    """How a range is requested.
+    """Size and number of the pieces of a range.
 
     Attributes:
         size: Bytes of a request.
-        ahead: Pieces that are requested and not yet copied to their place.
+        ahead: Largest number of pieces that are requested and not yet copied.
     """
 
     size: int
@@ -34,7 +34,10 @@ class PieceSizes(NamedTuple):
 
 
 def piece_sizes(sample: int, options: ReadOptions) -> PieceSizes:
-    """Pieces that hold, with their connections, a sixteenth of the sample or the budget, and half of what it leaves.
+    """Choose pieces for a sample.
+
+    With their connections, they take a sixteenth of the budget or the sample, whichever is larger, and half of the
+    budget that the sample leaves.
 
     Args:
         sample: Bytes of the sample.
@@ -47,50 +50,43 @@ def piece_sizes(sample: int, options: ReadOptions) -> PieceSizes:
 
 
 class RangeStream:
-    """A range of an object, read from first to last byte; requests begin with the first read.
+    """A range of an object, read from first to last byte. Requests begin with the first read.
 
-    It may be read on one of the fetcher's own threads: what has not begun when it is needed is fetched by the
-    reading thread itself, so nothing waits for a thread that waits.
+    A thread of the fetcher may read it: if a piece's request has not begun when the piece is needed, the reading
+    thread fetches it itself, so no thread waits for a waiting one.
 
     Args:
-        store: Where the object lies.
-        path: Its path.
+        shard: The object.
         byte_range: The range.
-        pieces: How it is requested.
+        pieces: Size and number of the pieces.
         fetcher: Runs the requests.
-        etag: Gives the content version that the object must have, if it is known.
-        observe: Told the version of each answer; raises when it is another one.
-        deadline: Rank of the requests in the fetcher's queue.
+        deadline: Urgency of the requests, as for :meth:`Fetcher.submit`.
     """
 
     def __init__(
         self,
-        store: Store,
-        path: str,
+        shard: ShardObject,
         byte_range: ByteRange,
         *,
         pieces: PieceSizes,
         fetcher: Fetcher,
-        etag: Callable[[], str | None],
-        observe: Callable[[str | None], None],
         deadline: int = 0,
     ) -> None:
         self.start = byte_range.start
         self.stop = byte_range.stop
-        self._store, self._path, self._fetcher = store, path, fetcher
+        self._shard, self._fetcher = shard, fetcher
         self._pieces, self._deadline = pieces, deadline
-        self._etag, self._observe = etag, observe
         self._requested = self._position = self.start
         self._waiting: deque[tuple[ByteRange, Future[Body]]] = deque()
-        self._block = memoryview(b"")
+        self._piece = memoryview(b"")
 
     def seek(self, offset: int) -> None:
-        """Leave out the bytes before ``offset``, which is not before those that were read."""
+        """Skip to ``offset``, which must not lie before the current position."""
         while self._position < min(offset, self.stop):
             self._next(offset - self._position)
 
     def read(self, length: int) -> bytes:
-        """The next ``length`` bytes, or those up to the end of the range, in an object of their own."""
+        """Return the next ``length`` bytes, or fewer at the end of the range, in a new object."""
         length = min(length, self.stop - self._position)
         with BytesBuilder(length) as built:
             done = 0
@@ -101,18 +97,18 @@ class RangeStream:
             return built.finish()
 
     def close(self) -> None:
-        """Cancel what is queued and let go of what was not read."""
+        """Cancel queued requests and release received bytes."""
         for _, future in self._waiting:
             future.cancel()
         self._waiting.clear()
-        self._block = memoryview(b"")
+        self._piece = memoryview(b"")
         self._requested = self.stop
 
     def _next(self, most: int) -> memoryview:
-        """Some of the next bytes, ``most`` at most; to be copied before the next call."""
-        if not self._block:
-            self._block = self._take()
-        piece, self._block = self._block[:most], self._block[most:]
+        """Return at most ``most`` of the next bytes. Copy them before the next call."""
+        if not self._piece:
+            self._piece = self._take()
+        piece, self._piece = self._piece[:most], self._piece[most:]
         self._position += len(piece)
         return piece
 
@@ -120,11 +116,11 @@ class RangeStream:
         self._request()
         piece, future = self._waiting.popleft()
         body = self._fetch(piece) if future.cancel() else future.result()
-        self._observe(body.etag)
+        self._shard.observe(body.etag)
         return body.data
 
     def _request(self) -> None:
-        """Request as many pieces as may be under way."""
+        """Request as many pieces as may be in flight."""
         while self._requested < self.stop and len(self._waiting) < self._pieces.ahead:
             stop = min(self._requested + self._pieces.size, self.stop)
             piece = ByteRange(self._requested, stop)
@@ -133,4 +129,4 @@ class RangeStream:
             self._requested = stop
 
     def _fetch(self, piece: ByteRange) -> Body:
-        return self._store.get_range(self._path, piece, etag=self._etag())
+        return self._shard.store.get_range(self._shard.path, piece, etag=self._shard.etag)

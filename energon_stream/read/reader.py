@@ -1,17 +1,15 @@
-"""Sample references to raw samples, read ahead of their use.
+"""Turns references into raw samples, reading ahead of the consumer.
 
-The reader knows the future, because the schedule is a pure function. It works in *generations*: some
-references are located by the index, and their byte ranges are merged to fetches by the pure planner. Generation
-0 holds the first batch as exact ranges, generation 1 some more in small fetches, the later ones a quarter of the
-byte budget each. A fetch may take in samples that lie between two wanted ones and are due in the next generation;
-their bytes are kept, not fetched again.
+The schedule is a pure function, so the reader knows the future. It works in *generations*: it locates some references by
+the index, and the planner merges their byte ranges into fetches. Generation 0 has the first batch as exact ranges,
+generation 1 up to 16 MiB, later ones a quarter of the byte budget each. A fetch may take in samples that lie between two
+wanted ones and belong to the next generation; they are kept, not fetched twice.
 
-Fetches are requested in the order in which their first sample is wanted, as far ahead as the byte budget allows:
-bytes count from the request until the last sample of their fetch is consumed. Two generations fit in the budget, so
-a sample's fetch has always been requested when its turn comes.
+Fetches are requested in the order of their first samples, as far ahead as the byte budget allows. Bytes count from the
+request until the last sample of the fetch is consumed. Two generations fit in the budget, so the fetch of a sample has
+always been requested when the sample is due.
 
-Nothing here runs in a thread of its own: the consumer's calls drive the planning, the fetcher's
-threads the requests.
+The consumer's calls drive the planning; the fetcher's threads run the requests.
 """
 
 from __future__ import annotations
@@ -36,17 +34,20 @@ from energon_stream.storage import Fetcher
 __all__ = ["SampleReader", "fetch_samples"]
 
 _FIRST_PLAN = 16 << 20
-"""Bytes of the plan after the first samples: small, so that its answers come soon."""
+"""Bytes of the plan after the first samples. It is small, so that its answers arrive soon."""
 
 _INDEX_BYTES = 4096
-"""What the part of an index that samples need has, as a rule: many samples wait for one that is late."""
+"""Usual size of a page of index entries. A late one is requested twice, because many samples wait for it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Locating:
-    """References, how many there were before, and the loads of their index entries that are under way.
+    """References whose index entries are being loaded.
 
-    The loads are None where they have to be asked for again.
+    Attributes:
+        refs: The references.
+        before: Number of references before them.
+        loads: Loads of their index entries; None if they must be requested again.
     """
 
     refs: Refs
@@ -67,16 +68,32 @@ def _request_offsets(
 
 
 class SampleReader:
-    """Reads the samples of one schedule in its order.
+    """Reads the samples of one schedule in order.
 
     Args:
-        schedule: Which samples, in which order.
-        cursor: Where to begin.
-        locators: Locators by leaf number, opened in this process.
+        schedule: The order of the samples.
+        cursor: Place in the schedule at which to begin.
+        locators: Locators by leaf number.
         fetcher: Runs the requests.
         options: Limits of one reader.
-        allowance: The budget that it shares with other readers; None for one of its own.
+        allowance: Budget that is shared with other readers; None for a budget of its own.
+
+    Attributes:
+        queue: Planned fetches that are not requested yet, most urgent first.
+        consumed: Number of consumed ranges.
     """
+
+    # Private attributes, in the order of a reference's way:
+    # _next_cursor        place in the schedule of the next reference to locate
+    # _exhausted          whether the schedule has no more references in this pass
+    # _locating           references whose index entries are being loaded
+    # _located_refs       number of references whose index entries were requested
+    # _window             located ranges that are not planned yet
+    # _generation         number of the next generation; _begun is set once generation 0 is planned
+    # _planned_ranges     number of planned ranges; _exact_ranges of them belong to generation 0
+    # _unconsumed_ranges  number of planned ranges that are not consumed yet
+    # _ready              planned samples, in order; _large is a sample to be read alone after these
+    # _cursor             place in the schedule, _since_cursor samples before the consumer's
 
     def __init__(
         self,
@@ -95,27 +112,26 @@ class SampleReader:
         self._allowance.join(self)
         self.queue: deque[RangeFetch] = deque()
         self.consumed = 0
-        self._consumed_cursor = cursor
-        self._consumed = 0
-        self._ahead_cursor = cursor
+        self._cursor = cursor
+        self._since_cursor = 0
+        self._next_cursor = cursor
         self._exhausted = False
         self._locating: deque[_Locating] = deque()
         self._window = Window()
         self._begun = False
         self._generation = 0
-        self._taken = 0
-        self._planned = 0
-        self._ahead = 0
+        self._located_refs = 0
+        self._planned_ranges = 0
+        self._unconsumed_ranges = 0
         self._ready: deque[PlannedSample] = deque()
         self._large: tuple[int, int, list[tuple[int, int, int]]] | None = None
-        self._exact = 0
+        self._exact_ranges = 0
 
     def next(self) -> RawSample | None:
-        """The next sample; None at the end of the pass.
+        """Return the next sample; None at the end of the pass.
 
         Raises:
-            StorageError: Its bytes could not be read, as when the shard is gone; the next call goes on with
-                the sample after it.
+            StorageError: The bytes could not be read. The next call continues with the next sample.
             IndexMismatchError: The shard is not what its index says.
         """
         allowance = self._allowance
@@ -133,36 +149,36 @@ class SampleReader:
 
     def _next_planned(self) -> RawSample | None:
         planned = self._ready.popleft()
-        self._consumed += 1
+        self._since_cursor += 1
         self._leave(planned.fetch, planned.number)
         for fetch, number in planned.more:
             self._leave(fetch, number)
         return planned.cut(self._locators[planned.leaf])
 
     def _leave(self, fetch: RangeFetch, number: int) -> None:
-        """One range of a fetch is consumed."""
-        self._ahead -= 1
+        """Mark one range of a fetch as consumed."""
+        self._unconsumed_ranges -= 1
         self.consumed += 1
         if not fetch.is_requested:
             self._allowance.request_now(self, fetch)
         self._allowance.consume(fetch, number)
 
     def _next_large(self, leaf: int, index: int, ranges: list[tuple[int, int, int]]) -> RawSample | None:
-        self._consumed += 1
+        self._since_cursor += 1
         self._large = None
         return read_large_sample(
             self._locators[leaf], index, ranges, fetcher=self._fetcher, options=self._options
         )
 
     def cursor(self) -> Cursor:
-        """Where a reader has to begin that goes on after the last sample given out."""
-        if self._consumed:
-            self._consumed_cursor = self._schedule.advance(self._consumed_cursor, self._consumed)
-            self._consumed = 0
-        return self._consumed_cursor
+        """Return the cursor after the last consumed sample."""
+        if self._since_cursor:
+            self._cursor = self._schedule.advance(self._cursor, self._since_cursor)
+            self._since_cursor = 0
+        return self._cursor
 
     def close(self) -> None:
-        """Cancel what is queued and let go of all buffers."""
+        """Cancel queued requests and release all buffers."""
         left = sum(fetch.drop() for fetch in self._window.fetches if fetch is not None)
         for planned in self._ready:
             left += planned.fetch.drop() + sum(fetch.drop() for fetch, _ in planned.more)
@@ -175,15 +191,15 @@ class SampleReader:
         self._locating.clear()
 
     def fill(self, wait: bool) -> bool:
-        """Plan one generation, where nothing is queued and the limits allow.
+        """Plan one generation if nothing is queued and the limits allow.
 
         Args:
-            wait: Whether to wait for index entries where there is nothing to give out.
+            wait: Whether to wait for index entries if no sample is ready.
 
         Returns:
-            Whether that was done.
+            Whether a generation was planned.
         """
-        if self.queue or self._ahead >= self._options.max_ahead or self._large is not None:
+        if self.queue or self._unconsumed_ranges >= self._options.max_ahead or self._large is not None:
             return False
         if self._is_held_back:
             return False
@@ -191,7 +207,7 @@ class SampleReader:
         return self._plan()
 
     def waits(self) -> bool:
-        """Whether there may be something to plan before bytes are freed; what is being located may be there soon."""
+        """Return whether planning may be possible before bytes are freed, because index entries may arrive."""
         if self._is_held_back:
             return True
         if self.queue or not self._locating:
@@ -203,27 +219,27 @@ class SampleReader:
         return False
 
     def _on_located(self, _load: Future[object]) -> None:
-        """Called in the fetcher's threads. To try in vain before every sample costs more than the samples."""
+        """Callback in the fetcher's threads. Polling before every sample would cost more than the samples."""
         self._allowance.look_again = True
 
     @property
     def _is_held_back(self) -> bool:
-        """Whether what comes later waits for the first samples to be given out."""
+        """Whether later generations wait until the first samples are consumed."""
         return self._generation == 2 and self._has_first_samples
 
     @property
     def _has_first_samples(self) -> bool:
-        """Whether some of the first samples are still to be given out: what comes later waits for that."""
-        return self._planned - self._ahead < self._exact
+        """Whether some of the first samples are not consumed yet."""
+        return self._planned_ranges - self._unconsumed_ranges < self._exact_ranges
 
     def begin(self, exact: bool) -> None:
-        """Request the first samples as they lie; meanwhile locate what comes after them.
+        """Request the first samples as exact ranges, and locate later ones meanwhile.
 
-        The first answers take a round trip, which is time to plan. The index entries that the later samples
-        need are waited for no longer than that.
+        The first answers take a round trip, which leaves time to plan. This waits no longer for the index entries of
+        later samples.
 
         Args:
-            exact: Whether somebody waits for the first samples; else they are planned like later ones.
+            exact: Whether the consumer waits for the first samples; otherwise they are planned like later ones.
         """
         if self._begun:
             return
@@ -240,7 +256,7 @@ class SampleReader:
         if not must:
             return
         self._plan_fetches(must, 0, 0)
-        self._exact = must
+        self._exact_ranges = must
         fetches = list(self.queue)
         self._allowance.request_first(fetches)
         self._take(options.second_take)
@@ -251,30 +267,30 @@ class SampleReader:
             wait(awaited, return_when=FIRST_COMPLETED)
 
     def _before_large(self) -> int:
-        """Ranges before the first reference that has to be read alone. Local files are views: none has to be."""
+        """Return the number of ranges before the first reference that must be read alone. Local files are views."""
         window = self._window
         remote = np.array([not locator.index_is_local for locator in self._locators], dtype=np.bool_)
         alone = np.flatnonzero(window.larger_than(self._options.largest_shared) & remote[window.leaf])
         return int(alone[0]) if len(alone) else len(window)
 
     def _take(self, count: int) -> None:
-        """Begin to locate the next references."""
-        refs, self._ahead_cursor = self._schedule.take(self._ahead_cursor, count)
+        """Begin to load the index entries of the next references."""
+        refs, self._next_cursor = self._schedule.take(self._next_cursor, count)
         if not len(refs):
             self._exhausted = True
             return
-        loads = _request_offsets(self._locators, refs, self._fetcher, self._taken)
-        self._locating.append(_Locating(refs, self._taken, loads))
-        self._taken += len(refs)
+        loads = _request_offsets(self._locators, refs, self._fetcher, self._located_refs)
+        self._locating.append(_Locating(refs, self._located_refs, loads))
+        self._located_refs += len(refs)
 
     def _append_located(self, wait: bool) -> bool:
-        """Move references whose index entries are there to the window; False where some are still awaited.
+        """Move references whose index entries have arrived to the window. Return False if some have not.
 
         Args:
-            wait: Whether to wait for the next chunk of them.
+            wait: Whether to wait for the next chunk.
 
         Raises:
-            StorageError: Entries could not be read; the next call asks for them again.
+            StorageError: Entries could not be read. The next call requests them again.
         """
         while self._locating:
             first = self._locating[0]
@@ -291,10 +307,10 @@ class SampleReader:
         return True
 
     def _locate(self, wait: bool) -> None:
-        """Keep enough located references at hand for a generation and what may be taken in after it."""
+        """Locate enough references for a generation and the samples that it may take in."""
         window, options = self._window, self._options
         enough = 2 * self._allowance.plan_bytes
-        most = LOADING if self._generation > 1 else 1  # the first samples share the line with few
+        most = LOADING if self._generation > 1 else 1  # few requests share the line with the first samples
         while True:
             self._append_located(wait=wait and not len(window))
             pending = len(self._locating)
@@ -307,7 +323,7 @@ class SampleReader:
                 return
 
     def _plan(self) -> bool:
-        """Plan one generation; False when it has to wait for references."""
+        """Plan one generation. Return False if it must wait for references."""
         window, options = self._window, self._options
         if not len(window):
             return False
@@ -327,14 +343,16 @@ class SampleReader:
         return True
 
     def _cut(self, wanted: int, shared: int) -> tuple[int, int]:
-        """Ranges of the next generation, and how many after these may be taken in; of the first ``shared``."""
+        """Return the number of ranges of the next generation, and of those after it that it may take in."""
         window = self._window
         keys = window.leaf << 32 | window.objects
         rest = slice(min(shared, self._options.max_ahead // 2))
         must = window.whole(cut_generation(keys[rest], window.starts[rest], window.stops[rest], wanted))
-        if self._allowance.is_shared:  # what is taken in would be held long, and be missing in the next plan
+        if (
+            self._allowance.is_shared
+        ):  # ranges that are taken in would be held for long, and the next plan would lack them
             return must, 0
-        # What is taken in ends at a good place, too: a part of what a shard has to give leaves gaps to the rest.
+        # End the ranges that are taken in at a good place, too, so that few neighbours are separated.
         after = slice(must, shared)
         room = max(0, 2 * wanted - int(window.sizes()[:must].sum()))
         return must, cut_generation(keys[after], window.starts[after], window.stops[after], room)
@@ -342,22 +360,22 @@ class SampleReader:
     def _plan_fetches(self, must: int, may: int, max_gap: int) -> None:
         most = self._allowance.request_bytes
         fetches, planned = plan_range_fetches(
-            self._locators, self._window, must, may, max_gap, most, self._planned
+            self._locators, self._window, must, may, max_gap, most, self._planned_ranges
         )
         self.queue.extend(fetches)
         self._ready.extend(planned)
-        self._planned += must
-        self._ahead += must
+        self._planned_ranges += must
+        self._unconsumed_ranges += must
         self._generation += 1
 
 
 def fetch_samples(
     locators: Sequence[Locator], refs: Refs, fetcher: Fetcher, options: ReadOptions
 ) -> list[RawSample | None]:
-    """Read some samples at once, with as few requests as their places allow.
+    """Read some samples at once, with as few requests as possible.
 
     Returns:
-        One raw sample for each reference, in the same order; None for an excluded one.
+        One raw sample per reference, in order; None for an excluded one.
     """
     for load in _request_offsets(locators, refs, fetcher, deadline=0):
         load.result()

@@ -1,4 +1,4 @@
-"""Rows of an index file, by pages that are read once and kept within bounds."""
+"""Looks up rows of an index file in pages, which are read once and kept within bounds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["RowPages"]
 
 
 class RowPages:
-    """Looks up rows.
+    """Rows of one index file.
 
     Args:
-        leaf: Number of the source that the file is the index of.
+        leaf: Number of the leaf that the file indexes.
         file: The file.
-        cache: Where pages are kept.
+        cache: Keeps pages.
     """
 
     def __init__(self, leaf: int, file: RowFile, cache: OffsetCache) -> None:
@@ -29,16 +29,16 @@ class RowPages:
         self.store = file.spec.open()
 
     def missing(self, rows: Int64Array) -> list[Callable[[], object]]:
-        """What has to be run before :meth:`take`: one load for each page that is not at hand."""
+        """Return functions to run before :meth:`take`: one for each page to load."""
         pages = np.unique(rows // self._file.page_rows).tolist()
         return [partial(self._load, page) for page in pages if self._cache.claim(*self._place(page))]
 
     def take(self, rows: Int64Array) -> Int64Array:
-        """Some rows: ``int64 [len(rows), width]``."""
+        """Return rows as ``int64 [len(rows), width]``."""
         pages = rows // self._file.page_rows
         found = np.empty((len(rows), self._file.width), dtype=np.int64)
         for page in np.unique(pages).tolist():
-            window = self._cached(page) or self._load(page)  # another source may have pushed it out
+            window = self._cached(page) or self._load(page)  # another leaf may have pushed it out
             mine = pages == page
             found[mine] = window.offsets[rows[mine] - window.first]
         return found

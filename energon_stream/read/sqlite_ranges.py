@@ -1,8 +1,8 @@
-"""SQLite databases in object storage, queried without downloading them.
+"""Queries SQLite databases in object storage without downloading them.
 
-SQLite reads its file through a VFS of ours, which fetches lines of it as they are touched. Lines stay in an
-unnamed temporary file of the process, so each is fetched once; of a file larger than that may grow, what came
-first stays (when lookups are random, no other choice hits more often) and the rest is fetched again.
+SQLite reads the file through a virtual file system, which fetches lines of it when SQLite touches them. Lines stay in an
+unnamed temporary file of the process, so each is fetched once. If the database is larger than this file may grow, the
+lines that came first stay: with random lookups, no other choice hits more often.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from energon_stream.storage import ByteRange, Store
 __all__ = ["LocalDatabase", "RemoteDatabase", "RemoteFile"]
 
 _LINE_BYTES = 1 << 20
-"""Bytes of one request. It takes hardly longer than one for a page of 4 KiB, and random lookups need soon
-what lies near: at 50 ms a request, the first 200 in an index of 214 MB took 17 s, with 64 KiB 42 s."""
+"""Bytes of one request. It takes hardly longer than a page of 4 KiB, and lookups soon need neighbouring pages: at 50 ms
+per request, the first 200 lookups in an index of 214 MB took 17 s; with 64 KiB they took 42 s."""
 
 _SHORT_LINE_BYTES = 64 << 10
-"""The same where most of the file cannot be kept, so that what lies near is of no use."""
+"""Bytes of one request if most of the file cannot be kept, so that neighbours are not reused."""
 
 _KEEP_BYTES = 4 << 30
 _READ_ONLY = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
@@ -34,17 +34,17 @@ _numbers = itertools.count()
 
 
 class RemoteFile:
-    """A file in a store, read in lines that are kept; for one process and any number of its threads.
+    """A file in a store, read in lines that are kept. Several threads of a process may use it.
 
     Args:
-        store: Where it lies.
-        path: Its path; all lines are of one version of it.
-        line: Bytes of one request; None to choose by the size of the file.
-        first: Bytes of the first one, at the end of the file.
-        keep: Bytes that are kept on disk.
+        store: Store of the file.
+        path: Path in the store. All lines are of one version.
+        line: Bytes of one request; None chooses by the size of the file.
+        first: Bytes of the first request, at the end of the file.
+        keep: Bytes to keep on disk.
 
     Raises:
-        ObjectNotFoundError: There is no such file.
+        ObjectNotFoundError: The file does not exist.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class RemoteFile:
         self._store, self._path, self._keep = store, path, keep
         self._lock = threading.Lock()
         self._lines: dict[int, Future[bytes | None]] = {}
-        self._file = tempfile.TemporaryFile(prefix="energon-index-")  # noqa: SIM115  (lives as long as this)
-        # One request tells the size and the version, and has all of a small file.
+        self._file = tempfile.TemporaryFile(prefix="energon-index-")  # noqa: SIM115  (it lives as long as this object)
+        # One request returns the size, the version, and all of a small file.
         tail = store.get_suffix(path, first)
         self.size = store.head(path).size if tail.total_size is None else tail.total_size
         self._line = line or (_LINE_BYTES if self.size <= keep else _SHORT_LINE_BYTES)
@@ -71,7 +71,7 @@ class RemoteFile:
             self._lines[number] = _done()
 
     def read(self, offset: int, amount: int) -> bytes:
-        """Bytes from ``offset``; fewer at the end of the file."""
+        """Return bytes from ``offset``, fewer at the end of the file."""
         stop = min(offset + amount, self.size)
         pieces = []
         for number in range(offset // self._line, -(-stop // self._line)):
@@ -86,7 +86,7 @@ class RemoteFile:
         return b"".join(pieces)
 
     def _load(self, number: int) -> bytes | None:
-        """See to it that a line is in the file; gives it where it may not be kept."""
+        """Fetch a line into the temporary file. Return the line only if it cannot be kept."""
         with self._lock:
             future = self._lines.get(number)
             if future is None:
@@ -94,7 +94,7 @@ class RemoteFile:
                 keep = (len(self._lines) + 1) * self._line <= self._keep
                 if keep:
                     self._lines[number] = mine
-        if future is not None:  # it is there, or another thread is fetching it
+        if future is not None:  # the line is present, or another thread fetches it
             return future.result()
         first = number * self._line
         part = ByteRange(first, min(first + self._line, self.size))
@@ -103,7 +103,7 @@ class RemoteFile:
             if keep:
                 os.pwrite(self._file.fileno(), data, first)
         except BaseException as error:
-            with self._lock:  # the next one tries again
+            with self._lock:  # the next read tries again
                 self._lines.pop(number, None)
             mine.set_exception(error)
             raise
@@ -118,7 +118,7 @@ def _done() -> Future[bytes | None]:
 
 
 class _OpenFile:
-    """What SQLite asks of a file that nobody writes."""
+    """A read-only file, as SQLite uses it."""
 
     def __init__(self, file: RemoteFile) -> None:
         self._file = file
@@ -161,19 +161,19 @@ class RemoteDatabase(apsw.VFS):
         super().__init__(self._name, "")
 
     def connect(self) -> apsw.Connection:
-        """A connection, for one thread."""
+        """Return a new connection, for one thread."""
         return apsw.Connection(f"file:index?immutable=1&vfs={self._name}", flags=_READ_ONLY)
 
     def xOpen(self, name: Any, flags: list[int]) -> Any:
-        """SQLite opens the database, and would open journals if it were not immutable."""
+        """Open the database; SQLite opens no journals of an immutable one."""
         return _OpenFile(self._file)
 
     def xAccess(self, pathname: str, flags: int) -> bool:
-        """There is nothing beside the database."""
+        """Report that no other file exists."""
         return False
 
     def xFullPathname(self, name: str) -> str:
-        """Names mean nothing here."""
+        """Return the name, which has no meaning here."""
         return name
 
 
@@ -188,5 +188,5 @@ class LocalDatabase:
         self._path = path
 
     def connect(self) -> apsw.Connection:
-        """A connection, for one thread."""
+        """Return a new connection, for one thread."""
         return apsw.Connection(f"file:{quote(self._path)}?immutable=1", flags=_READ_ONLY)

@@ -1,4 +1,4 @@
-"""Prepared WebDatasets: where samples lie in their tars, how to cut them out."""
+"""The locator of prepared WebDatasets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.tar_format import SampleParts, sample_parts, walk_sample
 from energon_stream.index.tar_headers import AlikeSamples, split_samples
 from energon_stream.index.tar_index import OffsetWindow, page_bounds
-from energon_stream.read.locator import Cutter, OffsetCache, RawSample, VersionGuard
+from energon_stream.read.locator import Cutter, OffsetCache, RawSample
+from energon_stream.read.objects import ShardObject, VersionGuard
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.storage.base import Store
 
@@ -23,14 +24,14 @@ __all__ = ["TarLocator"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AlikeCutter:
-    """Received bytes of samples with the same parts; the inner loop of training.
+    """Cuts a fetch whose samples all have the same parts. This is the inner loop of training.
 
     Attributes:
-        locator: Whose block it is.
+        locator: Locator of the leaf.
         path: Path of the shard.
-        shard: Its number.
-        part: Gives the bytes of a slice of the fetch.
-        found: What lies where.
+        shard: Number of the shard.
+        part: Returns the bytes of a slice of the fetch.
+        found: Keys, names and places of the parts.
     """
 
     locator: TarLocator
@@ -54,17 +55,17 @@ class _AlikeCutter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TarCutter:
-    """Received bytes of any samples; ``found`` has None for those whose headers are still to be read.
+    """Cuts a fetch of any samples.
 
     Attributes:
-        locator: Whose block it is.
+        locator: Locator of the leaf.
         path: Path of the shard.
-        shard: Its number.
+        shard: Number of the shard.
         data: Bytes of the fetch.
-        start: Where it begins in the shard.
+        start: First byte of the fetch in the shard.
         starts: ``int64``, first byte of each sample in the shard.
         stops: ``int64``, one past the last byte of each.
-        found: What lies where.
+        found: Keys, names and places of the parts; None for samples whose headers are not read yet.
     """
 
     locator: TarLocator
@@ -93,12 +94,12 @@ class _TarCutter:
 
 @dataclass(slots=True)
 class TarLocator:
-    """Reads one prepared WebDataset in this process.
+    """Locator of one prepared WebDataset; see :class:`Locator`.
 
     Args:
-        leaf: Number of this leaf in sample references.
+        leaf: Number of the leaf in references.
         index: The opened dataset.
-        offsets: Index entries at hand; may be shared by the locators of a pipeline.
+        offsets: Cache of index entries; the locators of a pipeline may share one.
     """
 
     leaf: int
@@ -125,11 +126,11 @@ class TarLocator:
         return self.store.is_local
 
     def shard_of(self, samples: Int64Array) -> Int64Array:
-        """Shard number of each sample, ``int64``."""
+        """Return the shard number of each sample, ``int64``."""
         return np.searchsorted(self.index.shard_starts, samples, side="right") - 1
 
     def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
-        """What has to be run before :meth:`locate`: one load for each shard whose entries are not at hand."""
+        """Return one load for each shard whose entries are missing."""
         return [
             partial(self._load, *span)
             for span in self._spans(samples)
@@ -142,7 +143,7 @@ class TarLocator:
         )
 
     def _spans(self, samples: Int64Array) -> list[tuple[int, int, int]]:
-        """Shard, first and last entry of whole blocks of its index, for each shard that the samples touch."""
+        """Return shard, first and last entry of whole pages of its index, for each shard that the samples touch."""
         shards = self.shard_of(samples)
         order = np.argsort(shards, kind="stable")
         ordered = shards[order]
@@ -155,31 +156,23 @@ class TarLocator:
         return list(zip(ordered[starts].tolist(), firsts.tolist(), lasts.tolist(), strict=True))
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Shard number, first byte, and one past the last byte: ``int64 [len(samples), 1]`` arrays."""
+        """Return shard number, first byte, and one past the last byte: ``int64 [len(samples), 1]`` arrays."""
         shards = self.shard_of(samples)
         local = samples - self.index.shard_starts[shards]
         starts = np.empty(len(samples), dtype=np.int64)
         stops = np.empty(len(samples), dtype=np.int64)
         for shard, first, last in self._spans(samples):
             window = self.offsets.get(self.leaf, shard, first, last)
-            if window is None:  # pushed out by other locators meanwhile
+            if window is None:  # other leaves have pushed it out
                 window = self._load(shard, first, last)
             mine = shards == shard
             starts[mine] = window.offsets[local[mine] - window.first]
             stops[mine] = window.offsets[local[mine] + 1 - window.first]
         return shards[:, None], starts[:, None], stops[:, None]
 
-    def place(self, shard: int) -> tuple[Store, str]:
-        """Store and path of a shard."""
-        return self.store, self.index.shard_paths[shard]
-
-    def etag(self, shard: int) -> str | None:
-        """Content version that the shard had when it was first read, if it is known."""
-        return self._versions.etag(self.index.shard_paths[shard])
-
-    def observe(self, shard: int, etag: str | None) -> None:
-        """Note the version of a shard; see :meth:`Locator.observe`."""
-        self._versions.observe(self.index.shard_paths[shard], etag)
+    def object(self, shard: int) -> ShardObject:
+        """Return a shard."""
+        return ShardObject(self.store, self.index.shard_paths[shard], self._versions)
 
     def split(
         self, shard: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
@@ -192,11 +185,11 @@ class TarLocator:
         return _TarCutter(self, path, shard, data, start, starts, stops, found)
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
-        """The one sample that there is."""
+        """Return the only piece."""
         return found[0][1]
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """Cut a sample's bytes into its parts as they come; see :meth:`Locator.cut_streams`."""
+        """Cut a stream into parts as its bytes arrive; see :meth:`Locator.cut_streams`."""
         shard, stream = streams[0]
         path = self.index.shard_paths[shard]
 
@@ -215,7 +208,7 @@ class TarLocator:
         return RawSample(self.leaf, sample, key, path, dict(parts))
 
     def mismatch(self, error: CorruptTarError, path: str, offset: int) -> IndexMismatchError:
-        """What to raise where the index led to something else than a sample."""
+        """Return the error for an index entry that does not lead to a sample."""
         plain = self.index.plain
         again = "run `energon-stream prepare` again" if plain is None else f"remove {plain.indices.folder}"
         return IndexMismatchError(

@@ -1,4 +1,4 @@
-"""Whether data may run code: files that name classes, and parts that are pickles."""
+"""Trust in datasets, which may name classes to import and contain pickles."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 __all__ = ["TRUST_VARIABLE", "is_trusted"]
 
 TRUST_VARIABLE = "ENERGON_STREAM_TRUST_DATASET_CODE"
-"""Setting this environment variable to 1 trusts all datasets, unless an argument says otherwise."""
+"""Environment variable that trusts all datasets if it is 1 and no argument says otherwise."""
 
 
-def is_trusted(said: bool | None) -> bool:
-    """What an argument says, or the environment where it says nothing."""
-    return os.environ.get(TRUST_VARIABLE) == "1" if said is None else said
+def is_trusted(argument: bool | None) -> bool:
+    """Return the argument, or, if it is None, whether the environment trusts datasets."""
+    return os.environ.get(TRUST_VARIABLE) == "1" if argument is None else argument

@@ -1,4 +1,4 @@
-"""The byte ranges that are wanted next, in their order."""
+"""Located byte ranges that are not planned yet, in order."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def _no_ints() -> Int64Array:
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """Located byte ranges that are not planned yet. A reference has one, or several that follow each other.
+    """Located byte ranges that are not planned yet. A reference has one or more consecutive ranges.
 
     Attributes:
-        leaf: ``int64``, number of the locator of each range.
-        index: ``int64``, sample that it belongs to.
-        objects: ``int64``, object that holds it.
+        leaf: ``int64``, number of the leaf of each range.
+        index: ``int64``, sample of each range.
+        objects: ``int64``, object of each range.
         starts: ``int64``, first byte.
         stops: ``int64``, one past the last byte.
-        begins: ``bool``, whether a reference begins with this range.
-        fetches: RangeFetch of a range that lies in one of earlier ranges; else None.
-        numbers: Its number within that fetch.
+        begins: ``bool``, whether a range is the first of its reference.
+        fetches: Fetch of a range that an earlier plan has taken in; else None.
+        numbers: Number of the range within that fetch.
     """
 
     leaf: Int64Array = field(default_factory=_no_ints)
@@ -48,14 +48,16 @@ class Window:
         return len(self.fetches)
 
     def append(self, locators: Sequence[Locator], refs: Refs) -> None:
-        """Locate references whose index entries are at hand, and add their ranges at the end."""
+        """Locate references whose index entries are loaded, and append their ranges."""
         leaves = np.unique(refs.leaf).tolist()
         most = max((locators[leaf].width for leaf in leaves), default=1)
         objects = np.full((len(refs), most), -1, dtype=np.int64)
         starts, stops = (np.empty((len(refs), most), dtype=np.int64) for _ in range(2))
         for leaf in leaves:
-            mine, its = refs.leaf == leaf, slice(0, locators[leaf].width)
-            objects[mine, its], starts[mine, its], stops[mine, its] = locators[leaf].locate(refs.index[mine])
+            mine, columns = refs.leaf == leaf, slice(0, locators[leaf].width)
+            objects[mine, columns], starts[mine, columns], stops[mine, columns] = locators[leaf].locate(
+                refs.index[mine]
+            )
         there = objects >= 0
         counts = there.sum(axis=1)
         begins = np.zeros_like(there)
@@ -74,20 +76,20 @@ class Window:
         return self.stops - self.starts
 
     def whole(self, count: int) -> int:
-        """``count``, and as many as complete the last one's reference."""
+        """Return ``count`` plus the ranges that complete the last reference."""
         while count < len(self) and not self.begins[count]:
             count += 1
         return count
 
     def larger_than(self, limit: int) -> npt.NDArray[np.bool_]:
-        """Of each range, whether its reference has more bytes than ``limit``."""
+        """Return, for each range, whether its reference has more than ``limit`` bytes."""
         reference = np.cumsum(self.begins) - 1
         totals = np.bincount(reference, self.sizes()) if len(self) else np.zeros(0)
         large: npt.NDArray[np.bool_] = totals[reference] > limit
         return large
 
     def pop(self) -> tuple[int, int, list[tuple[int, int, int]]]:
-        """The first reference, which the window forgets: leaf, index, and (object, first byte, end) of its ranges."""
+        """Remove the first reference; return leaf, index, and (object, first byte, end) of its ranges."""
         count = self.whole(1)
         columns = (self.objects[:count].tolist(), self.starts[:count].tolist(), self.stops[:count].tolist())
         found = int(self.leaf[0]), int(self.index[0]), list(zip(*columns, strict=True))
@@ -95,11 +97,11 @@ class Window:
         return found
 
     def is_free(self, count: int) -> npt.NDArray[np.bool_]:
-        """Which of the first ``count`` ranges have no fetch yet."""
+        """Return, for each of the first ``count`` ranges, whether it has no fetch yet."""
         return np.fromiter((fetch is None for fetch in self.fetches[:count]), dtype=np.bool_)
 
     def forget(self, count: int) -> tuple[list[Any], list[int]]:
-        """Drop the first ``count`` ranges; returns their fetches, and their numbers within these."""
+        """Remove the first ``count`` ranges; return their fetches, and their numbers within these."""
         self.leaf, self.index, self.objects = self.leaf[count:], self.index[count:], self.objects[count:]
         self.starts, self.stops, self.begins = self.starts[count:], self.stops[count:], self.begins[count:]
         dropped = self.fetches[:count], self.numbers[:count]

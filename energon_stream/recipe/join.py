@@ -11,7 +11,7 @@ from energon_stream.index.join_index import JoinIndex
 from energon_stream.media import AuxStores, FileStore
 from energon_stream.pipeline.leaf import DatasetLeaf
 from energon_stream.read.locator import RawSample
-from energon_stream.read.part_selection import PartSelection
+from energon_stream.read.part_ranges import PartSelection
 from energon_stream.recipe.named_code import import_class, is_own_module
 from energon_stream.recipe.sample_factory import SampleFactory
 from energon_stream.recipe.sample_types import resolve_sample_type

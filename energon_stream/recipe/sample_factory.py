@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_stream.errors import FieldError, SampleError
 from energon_stream.read.decode import FileStoreDecoder
-from energon_stream.read.part_selection import PartSelection
+from energon_stream.read.part_ranges import PartSelection
 from energon_stream.recipe.fields import FieldAccess, parts_of
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, Sample, SourceInfo
 from energon_stream.storage.buffers import as_bytes

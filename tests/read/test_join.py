@@ -275,8 +275,8 @@ def no_primary(index):
     [
         (cut_short, MetadataError, "no index of a join of 2"),
         (partner_of_another_row, IndexMismatchError, "row 0 .*different keys: '00000000', '00000001'"),
-        (no_such_shard, IndexMismatchError, "row 0 .*names no bytes"),
-        (no_primary, IndexMismatchError, "row 0 .*names no bytes"),
+        (no_such_shard, IndexMismatchError, "row 0 .*points outside"),
+        (no_primary, IndexMismatchError, "row 0 .*points outside"),
     ],
 )
 def test_a_damaged_index_is_named(lake, damage, error, words):

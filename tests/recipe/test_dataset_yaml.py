@@ -10,7 +10,7 @@ from PIL import Image
 from energon_stream.errors import DecodeError, FieldError, MetadataError, NotPreparedError, UntrustedCodeError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.read.decode import SampleDecoder
-from energon_stream.read.part_selection import PartSelection
+from energon_stream.read.part_ranges import PartSelection
 from energon_stream.read.trust import TRUST_VARIABLE
 from energon_stream.recipe.dataset_yaml import DatasetYamlOptions, make_sample_factory, read_dataset_config
 from energon_stream.recipe.fields import parse_field_map

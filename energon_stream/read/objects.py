@@ -1,0 +1,68 @@
+"""Objects that hold samples, and the check that they do not change while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from energon_stream.errors import ObjectChangedError
+from energon_stream.storage.base import Store
+
+__all__ = ["ShardObject", "VersionGuard"]
+
+
+class VersionGuard:
+    """Checks that all answers about an object have the same version.
+
+    Args:
+        url: Root URL of the objects, for messages.
+        expected: Versions by path, from an earlier listing. They are compared with the first answer; they are not
+            sent, because not every store can check them.
+    """
+
+    def __init__(self, url: str, expected: Mapping[str, str] | None = None) -> None:
+        self._url = url
+        self._expected = expected or {}
+        self._etags: dict[str, str] = {}
+
+    def etag(self, path: str) -> str | None:
+        """Return the version of the first answer, if it carried one."""
+        return self._etags.get(path)
+
+    def observe(self, path: str, etag: str | None) -> None:
+        """Check the version of an answer against the first or expected one.
+
+        Raises:
+            ObjectChangedError: The versions differ.
+        """
+        known = etag if etag is None else self._etags.setdefault(path, self._expected.get(path, etag))
+        if known != etag:
+            raise ObjectChangedError(
+                f"the object was replaced while it was being read (version {known}, now {etag})",
+                where=f"{self._url}/{path}".rstrip("/"),
+                hint="prepare the dataset again and restart from a saved state",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardObject:
+    """An object that holds samples: where it is, and which version a reader has seen.
+
+    Attributes:
+        store: Store that has the object.
+        path: Path in the store.
+        versions: Versions seen so far.
+    """
+
+    store: Store
+    path: str
+    versions: VersionGuard
+
+    @property
+    def etag(self) -> str | None:
+        """Version of the first answer, if it carried one."""
+        return self.versions.etag(self.path)
+
+    def observe(self, etag: str | None) -> None:
+        """Check the version of an answer; see :meth:`VersionGuard.observe`."""
+        self.versions.observe(self.path, etag)
