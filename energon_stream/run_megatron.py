@@ -1,7 +1,4 @@
-"""Run a program that is written for ``megatron.energon`` with this library in its place.
-
-See :mod:`energon_stream.compat.run_megatron`.
-"""
+"""``python -m energon_stream.run_megatron``; see :mod:`energon_stream.compat.run_megatron`."""
 
 from energon_stream.compat.run_megatron import main
 

@@ -1,11 +1,12 @@
-"""``megatron.energon`` as another name of this library, in this process and those it starts.
+"""``megatron.energon`` as another name of this library, in this process and in processes that it starts.
 
 A finder, first in ``sys.meta_path``, answers imports at the addresses of
-:mod:`energon_stream.compat.addresses`. A folder in ``sys.path`` does the rest (``on_path``). It makes
-``megatron`` a namespace package where no Megatron is installed, and is one more portion of it where there is one.
-It has the metadata of a distribution ``megatron-energon``, for programs that ask for its version. And it brings
-the alias to processes that begin with an empty interpreter and get the path only, as those of
-multiprocessing's ``spawn``: its ``megatron/energon/__init__.py`` does what :func:`install_alias` does.
+:mod:`energon_stream.compat.addresses`. The folder ``on_path`` in ``sys.path`` does the rest:
+
+* It makes ``megatron`` a namespace package, or adds to it if another Megatron is installed.
+* It has the metadata of a distribution ``megatron-energon``, for programs that ask for its version.
+* It brings the alias to processes that start with an empty interpreter and get only the path, such as those
+  of multiprocessing's ``spawn``: its ``megatron/energon/__init__.py`` installs the alias.
 """
 
 from __future__ import annotations
@@ -34,26 +35,34 @@ __all__ = [
 ]
 
 ALIAS_VARIABLE = "ENERGON_STREAM_ALIAS"
-"""Setting this environment variable to 1 makes ``import energon_stream`` install the alias; ``shadow`` does so
-where Megatron-Energon is installed too."""
+"""Environment variable: with 1, ``import energon_stream`` installs the alias; with ``shadow``, also over an
+installed Megatron-Energon."""
 
 ON_PATH = str(Path(__file__).parent / "on_path")
-"""The folder for ``sys.path``, or for ``PYTHONPATH``."""
+"""Folder for ``sys.path`` or ``PYTHONPATH``."""
 
 _ROOT = "megatron.energon"
 
 
 def install_alias(*, shadow: bool = False) -> None:
-    """Make ``megatron.energon`` and its submodules resolve to this library. Doing so twice is fine.
+    """Make ``megatron.energon`` and its submodules resolve to this library. A second call does nothing.
 
-    Call it before anything imports ``megatron.energon``. It holds in this process, in processes forked from it,
-    and in those that multiprocessing spawns; not in other programs that this one starts.
+    Call it before anything imports ``megatron.energon``. It applies to this process, to processes forked from
+    it, and to processes that multiprocessing spawns; not to other programs that this one starts.
 
     Args:
-        shadow: Do so where Megatron-Energon is installed as well, which cannot be imported then.
+        shadow: Whether the alias may hide an installed Megatron-Energon.
 
     Raises:
-        AliasError: Megatron-Energon was imported already; or it is installed, and not to be shadowed.
+        AliasError: Megatron-Energon was imported already, or is installed and ``shadow`` is False.
+
+    Example:
+        >>> from energon_stream.integrations.megatron import install_alias, uninstall_alias
+        >>> install_alias()
+        >>> from megatron.energon import WorkerConfig
+        >>> WorkerConfig.__module__
+        'energon_stream.worker'
+        >>> uninstall_alias()
     """
     if _finder() is not None:
         return
@@ -70,7 +79,7 @@ def install_alias(*, shadow: bool = False) -> None:
         raise AliasError(
             "Megatron-Energon is installed, and the alias would hide it",
             where=installed,
-            hint="uninstall it, or ask for that: install_alias(shadow=True), `run_megatron --shadow`, or "
+            hint="uninstall it, or hide it by install_alias(shadow=True), `run_megatron --shadow` or "
             f"{ALIAS_VARIABLE}=shadow",
         )
     _install()
@@ -84,7 +93,7 @@ def _install() -> None:
 
 
 def install_from_environment() -> None:
-    """Install the alias if the environment variable says so.
+    """Install the alias if the environment variable :data:`ALIAS_VARIABLE` is set.
 
     Raises:
         AliasError: See :func:`install_alias`.
@@ -98,7 +107,7 @@ def install_from_environment() -> None:
 
 
 def uninstall_alias() -> None:
-    """Undo :func:`install_alias`. What was imported by the alias stays usable where it is held."""
+    """Undo :func:`install_alias`. Objects that were imported by the alias stay usable."""
     finder = _finder()
     if finder is None:
         return
@@ -116,7 +125,7 @@ def uninstall_alias() -> None:
 
 
 def adopt(module: ModuleType) -> None:
-    """Make the package that was found in :data:`ON_PATH` the alias's root, and install the alias."""
+    """Make the package in :data:`ON_PATH` the root of the alias, and install the alias."""
     if _finder() is None:
         _install()
     _fill(module, "")
@@ -127,12 +136,12 @@ def _finder() -> _AliasFinder | None:
 
 
 def _is_ours(module: ModuleType) -> bool:
-    """Whether a module is the package in the folder, which is about to call :func:`adopt`."""
+    """Return True for the package in :data:`ON_PATH`, which calls :func:`adopt`."""
     return (getattr(module, "__file__", None) or "").startswith(ON_PATH)
 
 
 def _installed() -> str | None:
-    """Where Megatron-Energon would be imported from; None where nowhere. Runs no code of Megatron's."""
+    """Return the place of an installed Megatron-Energon, or None. Runs no code of Megatron."""
     if "megatron" in sys.modules:
         places = getattr(sys.modules["megatron"], "__path__", ())
     else:
@@ -147,7 +156,7 @@ def _installed() -> str | None:
 
 
 class _AliasFinder(MetaPathFinder):
-    """Finds the addresses."""
+    """Finds the modules at the addresses."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -170,7 +179,7 @@ class _AliasLoader(Loader):
 
 
 def _fill(module: ModuleType, address: str) -> None:
-    """Give a module the names of an address."""
+    """Put the names of an address into a module."""
     names: dict[str, Any] = {}
     for source, wanted in ADDRESSES[address].items():
         found = importlib.import_module(source)
@@ -178,8 +187,8 @@ def _fill(module: ModuleType, address: str) -> None:
     if not address:
         names["__version__"] = ENERGON_VERSION
     for child in ADDRESSES:
-        # All at once, as Megatron-Energon imports them; and before the names, because importing a module binds it
-        # to its name here, which may be one of those: edataclass.
+        # Submodules are imported at once, as in Megatron-Energon. They come before the names, because importing
+        # a submodule binds it here, where a class may have its name: edataclass.
         if child and child.rpartition(".")[0] == address:
             importlib.import_module(f"{_ROOT}.{child}")
     vars(module).update(

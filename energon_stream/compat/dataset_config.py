@@ -1,4 +1,5 @@
-"""Reading a ``dataset.yaml`` to an object of its dataset class, as programs do that check such files."""
+"""``load_config``: reads a ``dataset.yaml`` to an object of its dataset class, for programs that check the
+file."""
 
 from __future__ import annotations
 
@@ -18,10 +19,14 @@ __all__ = ["JsonParser", "load_config", "load_yaml"]
 
 @dataclass(frozen=True)
 class JsonParser:
-    """How strictly a file is read; always strictly.
+    """A parser of ``dataset.yaml``. It is always strict.
 
     Raises:
         ConfigError: ``strict`` is False.
+
+    Example:
+        >>> JsonParser(strict=True)
+        JsonParser(strict=True)
     """
 
     strict: bool = True
@@ -32,7 +37,12 @@ class JsonParser:
 
 
 def load_yaml(stream: IO[bytes] | bytes) -> Any:
-    """Parse YAML, as dataset files are written in it."""
+    """Parse YAML by the rules for dataset files.
+
+    Example:
+        >>> load_yaml(b"on: 012")
+        {'on': 12}
+    """
     return yaml_io.load_yaml(stream if isinstance(stream, bytes) else stream.read(), "YAML")
 
 
@@ -43,17 +53,27 @@ def load_config(
     default_kwargs: Mapping[str, Any] | None = None,
     parser: JsonParser | None = None,
 ) -> Any:
-    """Make the object that a ``dataset.yaml`` describes. Datasets are not opened this way.
+    """Create the object that a ``dataset.yaml`` describes. The dataset is not opened.
 
     Args:
         path: The file, or its parsed content.
-        default_type: The class, where the file names none.
-        default_kwargs: Arguments, where the file has none.
-        parser: Accepted.
+        default_type: Class of the object if the file names none.
+        default_kwargs: Arguments that the file does not have.
+        parser: Ignored; accepted because Megatron-Energon's programs pass it.
 
     Raises:
-        MetadataError: No such class, or not the arguments that it takes.
-        UntrustedCodeError: A class of another package that is not trusted.
+        MetadataError: The class does not exist, or does not take the arguments.
+        UntrustedCodeError: The class is of another package, and not trusted.
+
+    Example:
+        >>> from energon_stream.compat.factories import StandardWebdatasetFactory
+        >>> found = load_config(
+        ...     EPath("captions/.nv-meta/dataset.yaml"),
+        ...     default_type=StandardWebdatasetFactory,
+        ...     default_kwargs={"path": "captions"},
+        ... )
+        >>> found.__sample_type__.__name__, found.field_map
+        ('CaptioningSample', {'image': 'jpg', 'caption': 'txt'})
     """
     where = "dataset.yaml" if isinstance(path, Mapping) else str(path)
     document = path if isinstance(path, Mapping) else load_yaml(path.read_bytes())
@@ -66,7 +86,7 @@ def load_config(
     try:
         return found(**{**(default_kwargs or {}), **keys})
     except TypeError as error:
-        raise MetadataError(f"{found.__name__} cannot be made: {error}", where=where) from error
+        raise MetadataError(f"{found.__name__} does not take these keys: {error}", where=where) from error
 
 
 def _class(document: Mapping[str, Any], where: str) -> Any:

@@ -1,4 +1,4 @@
-"""Paths as objects: what data preparation scripts and dataset classes hand around."""
+"""``EPath``: paths and URLs as objects, for data preparation scripts and dataset classes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,17 @@ __all__ = ["EPath"]
 class EPath:
     """A local path or a URL of a store, with the methods of Megatron-Energon's class of this name.
 
-    A value: it compares, hashes and pickles by its URL. Credentials come from the environment. Files are
-    read and written whole, except that local ones are opened as they are. Remote ones go through fsspec,
-    which a process may use and still fork workers that read by obstore.
+    It is a value: it compares, hashes and pickles by its URL. Credentials come from the environment. Remote
+    files are read and written whole. They go through fsspec, which a process may use and still fork workers
+    that read by obstore.
 
     Args:
-        initial_path: Path, URL, or another such object. Local paths become absolute.
+        initial_path: Path, URL, or another ``EPath``. Local paths become absolute.
+
+    Example:
+        >>> path = EPath("s3://data/captions") / ".nv-meta" / "split.yaml"
+        >>> path.name, path.is_file(), path.relative_to(EPath("s3://data"))
+        ('split.yaml', True, 'captions/.nv-meta/split.yaml')
     """
 
     __slots__ = ("url",)
@@ -57,49 +62,49 @@ class EPath:
         return hash(self.url)
 
     def __truediv__(self, other: str | os.PathLike[str]) -> EPath:
-        """The path below this one; an absolute one is taken as it is."""
+        """Return the path below this one, or the other path if that is absolute."""
         return EPath(join_url(self.url, os.fspath(other)))
 
     @property
     def name(self) -> str:
-        """What follows the last slash."""
+        """Part after the last slash."""
         return self.url.rpartition("/")[2]
 
     @property
     def parent(self) -> EPath:
-        """The folder it lies in."""
+        """Folder of the path."""
         return EPath(parent_url(self.url) or "/")
 
     @property
     def display_name(self) -> str:
-        """For messages, without credentials."""
+        """URL for messages, without credentials."""
         return str(self)
 
     def with_suffix(self, suffix: str) -> EPath:
-        """The same with what follows the name's last dot replaced (``.idx``), or added."""
+        """Return the path with another suffix such as ``.idx``."""
         stem, _ = posixpath.splitext(self.name)
         return self.parent / f"{stem}{suffix}"
 
     def relative_to(self, other: EPath) -> str:
-        """The path from ``other`` to this one.
+        """Return the path from ``other`` to this one.
 
         Raises:
-            ConfigError: It does not lie below ``other``.
+            ConfigError: This path is not below ``other``.
         """
         folder = other.url.rstrip("/") + "/"
         if not self.url.startswith(folder):
-            raise ConfigError(f"{self} does not lie below {other}")
+            raise ConfigError(f"{self} is not below {other}")
         return self.url[len(folder) :]
 
     def is_local(self) -> bool:
-        """Whether it is a file or folder of this machine."""
+        """Return True for a path of this machine."""
         return is_local(self.url)
 
     def local_path(self) -> Path:
-        """As a ``pathlib.Path``.
+        """Return a ``pathlib.Path``.
 
         Raises:
-            ConfigError: It is remote.
+            ConfigError: The path is remote.
         """
         if not self.is_local():
             raise ConfigError(f"{self} is not a local path")
@@ -109,40 +114,40 @@ class EPath:
         return StoreSpec(self.url, transport="auto" if self.is_local() else "fsspec").open()
 
     def is_file(self) -> bool:
-        """Whether there is such a file or object."""
+        """Return True if the file or object exists."""
         with contextlib.suppress(FileNotFoundError):
             self._store().head("")
             return True
         return False
 
     def is_dir(self) -> bool:
-        """Whether there is such a folder; on object storage, whether anything lies below it."""
+        """Return True if the folder exists; on object storage, if anything is below the path."""
         if self.is_local():
             return os.path.isdir(self.url)
         return next(self._store().list(), None) is not None
 
     def stat(self) -> ObjectMeta:
-        """Size and version of a file.
+        """Return size and version of a file.
 
         Raises:
-            StorageError: As for all methods that read or write.
+            StorageError: The file cannot be read. All methods that read or write raise it.
         """
         return self._store().head("")
 
     def size(self) -> int:
-        """Bytes of a file."""
+        """Return the size of a file in bytes."""
         return self.stat().size
 
     def read_bytes(self) -> bytes:
-        """Content of a file."""
+        """Read a file."""
         return bytes(self._store().get("").data)
 
     def read_text(self) -> str:
-        """Content of a file in UTF-8."""
+        """Read a file in UTF-8."""
         return self.read_bytes().decode()
 
     def write_bytes(self, data: bytes) -> None:
-        """Write a file, and the folders above it."""
+        """Write a file, and create the folders above it."""
         self._store().put("", data)
 
     def write_text(self, text: str) -> None:
@@ -150,21 +155,21 @@ class EPath:
         self.write_bytes(text.encode())
 
     def open(self, mode: str = "r", **_: Any) -> IO[Any]:
-        """Open a file. A remote one is read when it is opened, and written when it is closed.
+        """Open a file. A remote file is read when it is opened, and written when it is closed.
 
         Args:
             mode: ``"r"``, ``"rb"``, ``"w"`` or ``"wb"``; text is UTF-8.
-            **_: How Megatron-Energon is to read ahead; here it is read at once.
+            **_: Megatron-Energon's options of reading ahead, which are ignored.
 
         Raises:
-            ConfigError: Another mode.
+            ConfigError: The mode is another one.
         """
         if mode not in ("r", "rb", "w", "wb"):
-            raise ConfigError(f"the mode {mode!r} is none of r, rb, w, wb", where=str(self))
+            raise ConfigError(f"the mode is {mode!r}, and must be r, rb, w or wb", where=str(self))
         if mode.startswith("w"):
             binary: IO[bytes] = _Writer(self)
         elif self.is_local():
-            self.stat()  # raises the library's error where there is no such file
+            self.stat()  # raises the library's error if the file does not exist
             binary = self.local_path().open("rb")
         else:
             binary = io.BytesIO(self.read_bytes())
@@ -175,28 +180,30 @@ class EPath:
         target.write_bytes(self.read_bytes())
 
     def move(self, target: EPath) -> None:
-        """Copy a file, then remove it here."""
+        """Copy a file, then remove this one."""
         self.copy(target)
         self.unlink()
 
     def unlink(self) -> None:
-        """Remove a file; an absent one is not an error."""
+        """Remove a file, if it exists."""
         self._store().delete("")
 
     def mkdir(self, exist_ok: bool = True, parents: bool = False) -> None:
-        """Make a local folder; object storage has none."""
+        """Create a local folder. Object storage has no folders, so nothing is done there."""
         if self.is_local():
             try:
                 Path(self.url).mkdir(exist_ok=exist_ok, parents=parents)
             except OSError as error:
-                raise StorageError(f"no folder can be made: {error.strerror}", where=str(self)) from error
+                raise StorageError(
+                    f"the folder cannot be created: {error.strerror}", where=str(self)
+                ) from error
 
     def walk(self) -> Iterator[EPath]:
-        """All files below the folder, sorted."""
+        """Iterate over all files below the folder, sorted."""
         return (self / entry.path for entry in self._store().list())
 
     def glob(self, pattern: str) -> Iterator[EPath]:
-        """The files below the folder whose relative path matches.
+        """Iterate over the files below the folder whose relative path matches.
 
         Args:
             pattern: ``*`` and ``?`` stand for characters of one name, ``**/`` for any folders.
@@ -213,7 +220,7 @@ def _translate(piece: str) -> str:
 
 
 class _Writer(io.BytesIO):
-    """A buffer that becomes a file when it is closed."""
+    """A buffer that is written to a file when it is closed."""
 
     def __init__(self, target: EPath) -> None:
         super().__init__()

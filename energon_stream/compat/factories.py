@@ -1,8 +1,8 @@
-"""Dataset classes by the names that Megatron-Energon gives them, to derive own ones from.
+"""Dataset classes under Megatron-Energon's names, to derive classes from.
 
-A ``dataset.yaml`` may name such an own class. It is made of the file's keys and then read, not run: what it
-says about samples (``__sample_type__``, ``field_map``, ``sample_loader``, ``part_filter``, ``_decoder``) is
-used as if the file had said it.
+A ``dataset.yaml`` may name a derived class. The keys of the file are its arguments. Its methods are not
+called; its attributes (``__sample_type__``, ``field_map``, ``sample_loader``, ``part_filter``, ``_decoder``)
+are used as if the file had named them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,15 @@ ProgressFn = Callable[[Iterator[Any], int], Iterator[Any]]
 
 
 class BaseCoreDatasetFactory(Generic[T_sample]):
-    """Base of all dataset classes."""
+    """Base of all dataset classes.
+
+    Example:
+        >>> issubclass(CrudeWebdataset, BaseCoreDatasetFactory)
+        True
+    """
 
     __sample_type__: ClassVar[Any] = None
-    """Type of the samples, set by derived classes."""
+    """Type of the samples; derived classes set it."""
 
 
 class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
@@ -49,8 +54,14 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
 
     Args:
         path: The folder.
-        part_filter: Parts that are used: names, or a function that says so; None for all.
-        **options: What else ``dataset.yaml`` may say: ``split_config``, ``max_samples_per_sequence`` and so on.
+        part_filter: Parts that are used: names, or a function of a name; None for all.
+        **options: Other options of ``dataset.yaml``: ``split_config``, ``max_samples_per_sequence`` and so
+            on.
+
+    Example:
+        >>> ratio = [("train", 0.8), ("val", 0.2)]
+        >>> sorted(BaseWebdatasetFactory.prepare_dataset("tars", ["*.tar"], split_parts_ratio=ratio))
+        ['jpg', 'txt']
     """
 
     def __init__(self, path: str | os.PathLike[str], *, part_filter: Any = None, **options: Any) -> None:
@@ -75,7 +86,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         fix_duplicates: bool = False,
         index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
     ) -> set[str]:
-        """Index a folder of tars; an earlier preparation is replaced. Writes no ``dataset.yaml``.
+        """Index a folder of tars, and replace an earlier index. Writes no ``dataset.yaml``.
 
         Args:
             parent_path: The folder, local or remote.
@@ -84,23 +95,23 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             split_parts_patterns: Pairs of a split part and a pattern of its tars.
             split_config: Must be the default.
             shuffle_seed: Seed for shuffling the tars before they are split; None keeps their order.
-            progress_fn: Wraps an iterator over the tars, whose number it is told.
-            workers: Tars that are read at once.
-            tar_index_only: Write the ``.tar.idx`` files only.
-            media_filter: Which parts are images whose size is indexed.
+            progress_fn: Wraps an iterator over the tars; it gets the iterator and the number of tars.
+            workers: Tars that are read at the same time.
+            tar_index_only: Whether only the ``.tar.idx`` files are written.
+            media_filter: Parts that are images whose size is indexed.
             fix_duplicates: Must be False.
-            index_sqlite_tmp_path: Must be None; the system's folder for temporary files is used.
+            index_sqlite_tmp_path: Must be None; the system's temporary folder is used.
 
         Returns:
             Names of all parts in the dataset.
 
         Raises:
-            ConfigError: An option that cannot be honoured.
+            ConfigError: An option cannot be honoured.
             EnergonStreamError: What ``energon_stream.index.prepare.prepare_dataset`` raises.
         """
         if split_config != SPLIT_CONFIG or fix_duplicates or index_sqlite_tmp_path is not None:
             raise ConfigError(
-                "split_config, fix_duplicates and index_sqlite_tmp_path are not available here",
+                "split_config, fix_duplicates and index_sqlite_tmp_path are not supported",
                 hint=f"leave them out; the split is written to {SPLIT_CONFIG}",
             )
         report = prepare_dataset(
@@ -120,7 +131,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
 
 
 class _Progress:
-    """Turns calls with numbers done into steps of a wrapped iterator."""
+    """Advances a wrapped iterator as work gets done."""
 
     def __init__(self, wrap: ProgressFn) -> None:
         self._wrap = wrap
@@ -131,7 +142,7 @@ class _Progress:
             self._steps = iter(self._wrap(iter(range(total)), total))
         next(self._steps, None)
         if done == total:
-            next(self._steps, None)  # so that a progress bar sees the end
+            next(self._steps, None)  # a progress bar ends when its iterator does
 
 
 class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
@@ -140,8 +151,9 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
     Args:
         path: The folder.
         subflavors: Put on each sample.
-        field_map: Which part becomes which field.
-        sample_loader: Makes the fields of a dict of parts: a function, or ``file.py:function`` in ``.nv-meta``.
+        field_map: Part for each field.
+        sample_loader: Makes the fields from a dict of parts: a function, or ``file.py:function`` in
+            ``.nv-meta``.
         part_filter: Parts that are used: names, a function, or ``file.py:function``.
         **kwargs: As for :class:`BaseWebdatasetFactory`.
     """
@@ -163,11 +175,11 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
 
 
 class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T_sample]):
-    """The same with decoded parts. Derived classes may set ``_decoder`` to another one.
+    """A folder of tars with decoded parts. Derived classes may set ``_decoder``.
 
     Args:
         path: The folder.
-        decoder: How parts are decoded; None leaves them as bytes.
+        decoder: Decodes parts; None leaves them as bytes.
         **kwargs: As for :class:`DefaultGenericWebdatasetFactory`.
     """
 
@@ -193,11 +205,11 @@ class StandardWebdatasetFactory(DefaultDecoderWebdatasetFactory[T_sample]):
 
     def __init__(self, path: str | os.PathLike[str], *, sample_type: type[Any], **kwargs: Any) -> None:
         super().__init__(path, **kwargs)
-        self.__sample_type__ = sample_type  # type: ignore[misc] # of this one only
+        self.__sample_type__ = sample_type  # type: ignore[misc] # of this object alone
 
 
 class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
-    """A folder of tars with samples without a type, for cookers."""
+    """A folder of tars with crude samples, for cookers."""
 
     __sample_type__ = CrudeSample
 
@@ -218,12 +230,12 @@ class CrudeJsonlDatasetFactory(BaseCoreDatasetFactory[CrudeSample]):
 
     @classmethod
     def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:
-        """Write the index beside the file; returns the number of samples."""
+        """Write the index beside the file, and return the number of samples."""
         return prepare_jsonl(os.fspath(path))
 
 
 class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
-    """A file of JSON lines, as ``get_train_dataset`` takes it."""
+    """A file of JSON lines; the same as :class:`CrudeJsonlDatasetFactory`."""
 
 
 _TYPED = {

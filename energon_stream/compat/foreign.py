@@ -1,4 +1,4 @@
-"""Dataset classes of other packages, derived from those of :mod:`energon_stream.compat.factories`."""
+"""Reads dataset classes of other packages, which derive from :mod:`energon_stream.compat.factories`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HOOKS = (
 
 @dataclass(frozen=True, slots=True)
 class _CalledDecoder(FileStoreDecoder):
-    """A decoder that is called with a dict of encoded parts, as ``webdataset.autodecode.Decoder`` is."""
+    """Wraps a decoder that takes a dict of encoded parts, such as ``webdataset.autodecode.Decoder``."""
 
     function: Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -47,25 +47,27 @@ def describe_foreign(
     trust: bool | None,
     where: str,
 ) -> ForeignDescription:
-    """Make the dataset class that ``dataset.yaml`` names, and look at what it has become.
+    """Create an object of the dataset class that ``dataset.yaml`` names, and read its attributes.
 
     Args:
-        module: Its module.
-        name: Its name.
-        document: The keys of the file, which are its keyword arguments.
+        module: Module of the class.
+        name: Name of the class.
+        document: The keys of the file, which are the keyword arguments of the class.
         path: Path or URL of the dataset.
-        decoder: Passed as ``decoder``.
-        trust: Whether classes may be imported that the user's program has not imported.
+        decoder: Argument ``decoder`` of the class.
+        trust: Whether classes that the user's program has not imported may be imported; None asks the
+            environment.
         where: The file, for messages.
 
     Raises:
         UntrustedCodeError: The class is not imported, and the dataset not trusted.
-        MetadataError: It is no such class, cannot be made, or relies on methods that are not called here.
+        MetadataError: The class is no dataset class, does not take these arguments, or overrides methods that
+            are not called here.
     """
     found = import_class(module, name, trust=trust, where=where, base=DefaultGenericWebdatasetFactory)
     if not (isinstance(found, type) and issubclass(found, DefaultGenericWebdatasetFactory)):
         raise MetadataError(
-            f"{module}.{name} is no dataset class",
+            f"{module}.{name} is not a dataset class",
             where=where,
             hint="derive it from DefaultDecoderWebdatasetFactory, or use sample_type",
         )
@@ -80,7 +82,7 @@ def describe_foreign(
     try:
         made = found(EPath(path), **{"decoder": decoder, **document})
     except TypeError as error:
-        raise MetadataError(f"{module}.{name} cannot be made: {error}", where=where) from error
+        raise MetadataError(f"{module}.{name} does not take these keys: {error}", where=where) from error
     keys = ("field_map", "sample_loader", "part_filter", "subflavors")
     described = {key: value for key in keys if (value := getattr(made, key)) is not None}
     return ForeignDescription(_sample_type(made, where), _decoder(made), {**made.options, **described})

@@ -1,6 +1,7 @@
-"""Names of Megatron-Energon that programs import, or that its saved states hold, and that do nothing here.
+"""Names of Megatron-Energon that programs import, or that its saved states hold; they do nothing here.
 
-Without them such programs could not be imported, and such states could not be loaded and refused for what they are.
+Without them such programs could not be imported, and such states could not be loaded and refused for what
+they are.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class AVDecoder:
     def __init__(self, stream: Any, suppress_warnings: bool = False) -> None:
         raise ConfigError(
             "video and audio cannot be decoded by this version",
-            hint="set `decoder = SampleDecoder(av_decode=None)` on the task encoder, and decode the bytes there",
+            hint="set `decoder = SampleDecoder(av_decode=None)` on the task encoder, and decode there",
         )
 
 

@@ -1,11 +1,11 @@
-"""Run a program that is written for ``megatron.energon`` with this library in its place::
+"""Runs a program that is written for ``megatron.energon`` with this library in its place::
 
-    python -m energon_stream.run_megatron train.py --its --arguments
-    python -m energon_stream.run_megatron -m package.train --its --arguments
-    torchrun --nproc-per-node 8 -m energon_stream.run_megatron train.py --its --arguments
+    python -m energon_stream.run_megatron train.py ARGUMENTS
+    python -m energon_stream.run_megatron -m package.train ARGUMENTS
+    torchrun --nproc-per-node 8 -m energon_stream.run_megatron train.py ARGUMENTS
 
-``--shadow`` goes before the program and allows it where Megatron-Energon is installed as well.
-``--path`` prints the folder that does the same for any Python that has it in its ``PYTHONPATH``.
+``--shadow``, before the program, hides an installed Megatron-Energon. ``--path`` prints a folder; with that
+folder in ``PYTHONPATH``, any Python program gets this library as ``megatron.energon``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program that the arguments name, as ``__main__`` and with its own ``sys.argv``."""
+    """Run the program that the arguments name, as ``__main__`` and with the rest of the arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m energon_stream.run_megatron",
         description="Run a program with energon_stream as megatron.energon.",
@@ -31,12 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="the program is a module, as for python -m"
     )
-    parser.add_argument("--shadow", action="store_true", help="also where Megatron-Energon is installed")
+    parser.add_argument("--shadow", action="store_true", help="hide an installed Megatron-Energon")
     parser.add_argument(
         "--path", action="store_true", help="print a folder for PYTHONPATH, and do nothing else"
     )
     parser.add_argument("program", nargs="?", help="a file, or with -m a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
     options = parser.parse_args(arguments)
     if options.path:
         sys.stdout.write(f"{ON_PATH}\n")
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.program is None:
         parser.error("name the program to run")
     if not options.is_module and not os.path.exists(options.program):
-        parser.error(f"there is no file {options.program}")
+        parser.error(f"the file {options.program} does not exist")
     try:
         install_alias(shadow=options.shadow)
     except AliasError as error:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runpy.run_module(options.program, run_name="__main__", alter_sys=True)
         return
     if not getattr(sys.flags, "safe_path", False):
-        # Python has put the working folder there, for us; a program that is a file finds its own.
+        # Python put the working directory there. A program that is a file gets its own folder instead.
         sys.path[0] = os.path.dirname(os.path.realpath(options.program))
     runpy.run_path(options.program, run_name="__main__")
 

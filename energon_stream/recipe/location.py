@@ -62,8 +62,8 @@ class DatasetLocation:
 
         Args:
             function: Reads.
-            forks: Whether this process may fork workers later. It must then not start a client of its own, so a
-                short-lived child process reads.
+            forks: Whether this process may fork workers later. It must then not start a client of its own, so
+                a short-lived child process reads.
         """
         # A metadataset may name remote datasets; that is not known before it is read.
         local = not self.is_metadataset and is_local(str(self.root))

@@ -274,7 +274,7 @@ class _Parser:
         return {name: self.aux_ref(ref, f"{place}.aux.{name}") for name, ref in found.items()}
 
     def aux_ref(self, value: Any, place: str) -> AuxRef:
-        """Parse ``path``, ``filesystem://…``, ``filesystem+scheme://…``, ``{path: …}`` or ``{fs_path: …}``."""
+        """Parse ``path``, ``filesystem://…``, ``filesystem+scheme://…``, ``{path: …}``, ``{fs_path: …}``."""
         if isinstance(value, Mapping):
             check_keys(value, ("path", "fs_path"), self.at(place))
         if isinstance(value, Mapping) and len(value) == 1:

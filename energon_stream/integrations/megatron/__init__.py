@@ -1,4 +1,5 @@
-"""Data module, loader wrapper and checkpoint files for programs written for Megatron; it need not be installed.
+"""Data module, loader wrapper and checkpoint files for programs written for Megatron; it need not be
+installed.
 
 ``__init__.pyi`` lists the names. Each is imported when it is first used, because most of them import PyTorch.
 """

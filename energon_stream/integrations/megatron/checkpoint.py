@@ -1,4 +1,4 @@
-"""Files of loader states in checkpoint folders, by Megatron's convention.
+"""Writes and reads loader states in checkpoint folders, by Megatron's convention.
 
 ``<root>/iter_0000010/train_dataloader_dprank000.pt`` holds ``{"dataloader_state_dict": state}``.
 """
@@ -21,21 +21,35 @@ _KEY = "dataloader_state_dict"
 
 
 def dataloader_state_path(root: str | os.PathLike[str], iteration: int, dp_rank: int) -> Path:
-    """The file of a data-parallel rank."""
+    """Return the file of a data-parallel rank.
+
+    Example:
+        >>> print(dataloader_state_path("run", 10, dp_rank=0))
+        run/iter_0000010/train_dataloader_dprank000.pt
+    """
     return Path(root, f"iter_{iteration:07d}", f"train_dataloader_dprank{dp_rank:03d}.pt")
 
 
 def save_dataloader_state(loader: Any, root: str | os.PathLike[str], iteration: int, *, dp_rank: int) -> Path:
-    """Write where a rank stands. The file is whole or absent, also if ranks with equal batches all write it.
+    """Write the state of a rank. The file is complete or absent, even if several ranks write it at the same
+    time.
 
     Args:
-        loader: An ``EnergonDataloader`` (or another one with ``save_state``).
+        loader: An ``EnergonDataloader``, or another loader with ``save_state``.
         root: Folder of the checkpoints.
         iteration: Training step.
         dp_rank: The pure data-parallel rank.
 
     Returns:
         The file.
+
+    Example:
+        >>> from energon_stream.integrations.megatron import EnergonMultiModalDataModule
+        >>> module = EnergonMultiModalDataModule("captions", tokenizer=None, num_workers=0)
+        >>> loader = module.train_dataloader()
+        >>> batch = next(loader)
+        >>> print(save_dataloader_state(loader, "run", 1, dp_rank=0).name)
+        train_dataloader_dprank000.pt
     """
     path = dataloader_state_path(root, iteration, dp_rank)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,16 +62,23 @@ def save_dataloader_state(loader: Any, root: str | os.PathLike[str], iteration: 
 def restore_dataloader_state(
     loader: Any, root: str | os.PathLike[str], iteration: int, *, dp_rank: int
 ) -> None:
-    """Go on where a rank stood; before the first batch.
+    """Restore the state of a rank. Call it before the first batch.
 
     Args:
-        loader: An ``EnergonDataloader`` (or another one with ``restore_state``).
+        loader: An ``EnergonDataloader``, or another loader with ``restore_state``.
         root: Folder of the checkpoints.
         iteration: Training step.
         dp_rank: The pure data-parallel rank.
 
     Raises:
-        StateError: There is no such file, or no state in it, or one that does not fit.
+        StateError: The file does not exist, or its state does not fit the loader.
+
+    Example:
+        >>> from energon_stream.integrations.megatron import EnergonMultiModalDataModule
+        >>> module = EnergonMultiModalDataModule("captions", tokenizer=None, num_workers=0)
+        >>> saved = save_dataloader_state(module.train_dataloader(), "run", 2, dp_rank=0)
+        >>> again = EnergonMultiModalDataModule("captions", tokenizer=None, num_workers=0).train_dataloader()
+        >>> restore_dataloader_state(again, "run", 2, dp_rank=0)
     """
     path = dataloader_state_path(root, iteration, dp_rank)
     if not path.exists():
@@ -65,7 +86,7 @@ def restore_dataloader_state(
         raise StateError(
             f"rank {dp_rank} has no saved loader state",
             where=str(path),
-            hint=f"there are {found}" if found else "was the checkpoint saved without the loader?",
+            hint=f"the folder has {found}" if found else "was the checkpoint saved without the loader?",
         )
     content = torch.load(path, weights_only=True)
     if not isinstance(content, Mapping) or _KEY not in content:

@@ -1,4 +1,4 @@
-"""The data module and the loader wrapper that Megatron's training loops are given."""
+"""The data module and the loader wrapper for Megatron's training loops."""
 
 from __future__ import annotations
 
@@ -20,37 +20,45 @@ _log = logging.getLogger(__name__)
 
 
 class EnergonMultiModalDataModule:
-    """Makes the training and the validation loader of a multimodal dataset.
+    """Creates the training and the validation loader of a multimodal dataset.
 
-    Signature, defaults and attributes are those of Megatron-Bridge's class of this name, of both its
-    generations: the later one, without ``image_processor`` and ``global_batch_size``, is called by keywords.
+    Signature, defaults and attributes are those of Megatron-Bridge's class of this name. Its later version,
+    without ``image_processor`` and ``global_batch_size``, is called by keywords, so both versions are
+    covered.
 
     Args:
         path: Dataset or metadataset, local or on object storage.
-        tokenizer: Kept for task encoders, as the arguments that are said to be kept.
-        image_processor: Kept.
-        seq_length: Kept.
+        tokenizer: Stored for task encoders, like all arguments that are "stored".
+        image_processor: Stored.
+        seq_length: Stored.
         micro_batch_size: Samples of a batch.
-        global_batch_size: Kept.
+        global_batch_size: Stored.
         num_workers: Worker processes of each rank for training.
-        num_val_workers: The same for validation; default ``num_workers``.
+        num_val_workers: The same for validation. Default: ``num_workers``.
         pin_memory: Whether batches are pinned where CUDA is available.
-        shuffle_buffer_size: See ``get_train_dataset``; holds for both splits.
+        shuffle_buffer_size: See ``get_train_dataset``; applies to both splits.
         max_samples_per_sequence: See ``get_train_dataset``.
-        multimodal_sample_config: Kept.
-        task_encoder: How samples become batches; default a ``DefaultTaskEncoder()``.
-        decoder_seq_length: Kept.
+        multimodal_sample_config: Stored.
+        task_encoder: Makes batches of samples. Default: a ``DefaultTaskEncoder()``.
+        decoder_seq_length: Stored.
         packing_buffer_size: See ``get_train_dataset``.
-        validation_task_encoder: The same for validation; default ``task_encoder``.
-        pg_collection: Has the process group ``dp`` of the data-parallel ranks, as Megatron-Core's
-            ``ProcessGroupCollection``; any object will do. None: see :meth:`_build_worker_config`.
-        cache_pool: What cookers and hooks fetch auxiliary data with.
+        validation_task_encoder: The same for validation. Default: ``task_encoder``.
+        pg_collection: An object with the process group ``dp`` of the data-parallel ranks, such as
+            Megatron-Core's ``ProcessGroupCollection``. None: the group of Megatron-Core, if the program has
+            initialised its model parallelism, and the ranks of ``torch.distributed`` otherwise.
+        cache_pool: Fetches auxiliary data for cookers and hooks.
         **kwargs: Further arguments of ``get_train_dataset``, for both splits.
 
     Attributes:
         init_global_step: 0; for the trainer.
-        train_dataloader_object: The training loader, when it was made.
-        val_dataloader_object: The validation loader, when it was made.
+        train_dataloader_object: The training loader, once it is created.
+        val_dataloader_object: The validation loader, once it is created.
+
+    Example:
+        >>> from energon_stream.integrations.megatron import EnergonMultiModalDataModule
+        >>> module = EnergonMultiModalDataModule("captions", None, micro_batch_size=4, num_workers=0)
+        >>> len(next(module.train_dataloader()).caption)
+        4
     """
 
     def __init__(
@@ -104,21 +112,18 @@ class EnergonMultiModalDataModule:
         self._val: EnergonDataloader | None = None
 
     def _build_worker_config(self, num_workers: int, split: str = "train") -> WorkerConfig:
-        """Find out which data this process reads.
+        """Return the configuration of this process, by its pure data-parallel rank.
 
-        It is that of its pure data-parallel rank. Ranks that share it because they differ in their tensor,
-        pipeline or context parallel rank have to read the same batches; the group of data and context
-        parallelism together, ``dp_cp``, would give each of them other ones.
-
-        The group is ``pg_collection.dp``. Without it, it is that of Megatron-Core where the program has
-        initialised its model parallelism; and where it has not, or there is no Megatron-Core, the ranks are
-        those of ``torch.distributed``.
+        Ranks that differ only in their tensor, pipeline or context parallel rank must read the same batches.
+        The group of data and context parallelism together, ``dp_cp``, would give them different ones.
         """
         group: DataParallelGroup | None = getattr(self.pg_collection, "dp", None)
         if group is None:
             group = _megatron_core_group()
         if group is None:
-            _log.info("%s loader: no data-parallel group of Megatron, so the default ranks", split)
+            _log.info(
+                "%s loader: no data-parallel group of Megatron, so the ranks of torch.distributed", split
+            )
             return WorkerConfig.default_worker_config(num_workers)
         _log.info("%s loader: data-parallel rank %d of %d", split, group.rank(), group.size())
         return WorkerConfig(
@@ -128,10 +133,10 @@ class EnergonMultiModalDataModule:
     def datasets_provider(
         self, worker_config: WorkerConfig, split: Literal["train", "val"] = "val"
     ) -> SavableDataset[Any]:
-        """Open a split: shuffled and endless, for validation as well.
+        """Open a split. Validation is shuffled and endless as well.
 
         Raises:
-            ConfigError: Another split than ``"train"`` or ``"val"``.
+            ConfigError: The split is neither ``"train"`` nor ``"val"``.
         """
         if split not in ("train", "val"):
             raise ConfigError(f"the split is {split!r}", hint="use 'train' or 'val'")
@@ -150,36 +155,36 @@ class EnergonMultiModalDataModule:
     def _loader(self, num_workers: int, split: Literal["train", "val"]) -> SavableDataLoader[Any]:
         config = self._build_worker_config(num_workers, split)
         dataset = self.datasets_provider(config, split)
-        # Without CUDA there is nothing to pin for, so True is "where it is available".
+        # None pins where CUDA is available. Without CUDA, True would be an error.
         return get_savable_loader(
             dataset, cache_pool=self.cache_pool, pin_memory=None if self.pin_memory else False
         )
 
     def build(self) -> tuple[EnergonDataloader, EnergonDataloader]:
-        """The training and the validation loader."""
+        """Return the training and the validation loader."""
         return self.train_dataloader(), self.val_dataloader()
 
     def train_dataloader(self) -> EnergonDataloader:
-        """The training loader, made at the first call."""
+        """Return the training loader; the first call creates it."""
         if self._train is None:
             self.train_dataloader_object = self._loader(self.num_workers, "train")
             self._train = EnergonDataloader(self.train_dataloader_object)
         return self._train
 
     def val_dataloader(self) -> EnergonDataloader:
-        """The validation loader, made at the first call."""
+        """Return the validation loader; the first call creates it."""
         if self._val is None:
             self.val_dataloader_object = self._loader(self.num_val_workers, "val")
             self._val = EnergonDataloader(self.val_dataloader_object)
         return self._val
 
     def test_dataloader(self) -> None:
-        """None: there is no test split."""
+        """Return None, because there is no test split."""
         _log.warning("there is no test split")
 
 
 def _megatron_core_group() -> DataParallelGroup | None:
-    """The data-parallel group of Megatron-Core, if the program has initialised its model parallelism."""
+    """Return Megatron-Core's data-parallel group, if the program has initialised its model parallelism."""
     state = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return None
@@ -188,10 +193,18 @@ def _megatron_core_group() -> DataParallelGroup | None:
 
 
 class EnergonDataloader:
-    """Endless batches for a training loop that calls ``next``, one epoch after the other.
+    """An endless iterator of batches, epoch after epoch, for training loops that call ``next``.
 
     Args:
-        dataloader: A loader of ``get_savable_loader``, or of ``get_loader`` where no state is wanted.
+        dataloader: A loader of ``get_savable_loader``, or of ``get_loader`` if no state is saved.
+
+    Example:
+        >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_val_dataset("captions", batch_size=8, worker_config=config)
+        >>> loader = EnergonDataloader(get_loader(dataset))
+        >>> [len(next(loader).caption) for _ in range(3)]  # the split has 8 samples
+        [8, 8, 8]
     """
 
     def __init__(self, dataloader: Any) -> None:
@@ -205,12 +218,12 @@ class EnergonDataloader:
         return self
 
     def save_state(self) -> dict[str, Any]:
-        """Where this rank stands; see ``SavableDataLoader.save_state_rank``."""
+        """Return the state of this rank; see ``SavableDataLoader.save_state_rank``."""
         state: dict[str, Any] = self._dataloader.save_state_rank()
         return state
 
     def restore_state(self, state: dict[str, Any] | None) -> None:
-        """Go on where a saved state stands; before the first ``next``.
+        """Continue from a saved state. Call it before the first ``next``.
 
         Raises:
             StateError: See ``SavableDataLoader.restore_state_rank``.
@@ -220,20 +233,25 @@ class EnergonDataloader:
 
 
 def cyclic_iter(iter: Iterable[Any]) -> Iterator[Any]:
-    """Iterate again and again.
+    """Iterate over an iterable again and again.
 
     Args:
-        iter: What can be iterated more than once.
+        iter: An iterable that can be iterated more than once.
 
     Raises:
-        EmptyDatasetError: It gave nothing, twice in a row; the first time it may just have been at its end.
+        EmptyDatasetError: The iterable yielded nothing twice in a row.
+
+    Example:
+        >>> from itertools import islice
+        >>> list(islice(cyclic_iter([1, 2]), 5))
+        [1, 2, 1, 2, 1]
     """
-    empty = 0
+    empty = 0  # once is not an error: a restored loader may be at its end
     while empty < 2:
         empty += 1
         for element in iter:
             empty = 0
             yield element
     raise EmptyDatasetError(
-        "there is nothing to iterate", hint="is the split empty, or are all samples skipped?"
+        "the loader yields no batch", hint="is the split empty, or are all samples skipped?"
     )

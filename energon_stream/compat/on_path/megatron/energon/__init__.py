@@ -1,6 +1,6 @@
-"""Found by processes that have this folder in their path and the alias not yet: installs it, and becomes its root.
+"""Installs the alias, and becomes its root, in processes that have this folder in their path.
 
-There is no ``__init__.py`` in the folder above, so that ``megatron`` stays a namespace package.
+The folder above has no ``__init__.py``, so that ``megatron`` stays a namespace package.
 """
 
 import sys
