@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, and after which waits, a request is retried; see ``StoreSpec.open(policy=…)``.
+    """Rules for retrying a request: how often, and after which waits. See ``StoreSpec.open(policy=…)``.
 
     The wait before retry ``n`` is uniform in ``[0, min(max_delay, base_delay * 2**(n - 1))]`` ("full jitter",
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/). With eleven attempts, one

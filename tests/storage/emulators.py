@@ -1,4 +1,4 @@
-"""Servers that stand for Azure and Google Cloud, on loopback."""
+"""Emulators of Azure and Google Cloud, on loopback."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ _NODE_MODULES = Path(__file__).resolve().parents[2] / ".venv-stores" / "node_mod
 
 
 def find_azurite():
-    """Path of Azurite's blob service, from ``make stores`` or the PATH; None where there is none."""
+    """Return the path of Azurite's blob service, from ``make stores`` or the PATH, or None."""
     return shutil.which("azurite-blob", path=f"{_NODE_MODULES}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
@@ -51,7 +51,7 @@ class Azurite(ProcessServer):
 
 
 class GcpEmulator(ProcessServer):
-    """Google Cloud Storage's JSON API: gcp-storage-emulator, which has no XML API and checks no credentials."""
+    """Google Cloud Storage: gcp-storage-emulator, which has the JSON API only and checks no credentials."""
 
     @property
     def storage_options(self):
@@ -74,7 +74,7 @@ class GcpEmulator(ProcessServer):
 
 
 def google_key(folder):
-    """Path of a key file with which obstore asks nobody for a token."""
+    """Write a key file that lets obstore work without a token server, and return the path."""
     path = folder / "key.json"
     nobody = {"client_email": "", "private_key": "", "private_key_id": "", "disable_oauth": True}
     path.write_text(json.dumps(nobody))
@@ -82,7 +82,7 @@ def google_key(folder):
 
 
 def msc_config(folder, profile, server, bucket):
-    """A configuration of multi-storage-client for one bucket."""
+    """Write a configuration of multi-storage-client for one bucket, and return the path."""
     provider = {
         "type": "s3",
         "options": {
@@ -110,7 +110,7 @@ def _answers_http(url):
 
 
 class PlainHttp:
-    """A folder by HTTP, with byte ranges and nothing else: no versions, no listing.
+    """Serves a folder by HTTP, with byte ranges, without versions or listing.
 
     Args:
         root: The folder.

@@ -10,7 +10,7 @@ from energon_stream.storage.buffers import BytesBuilder, as_bytes
 TEXT = bytes(range(256)) * 16
 
 
-def test_all_of_a_bytes_object_is_handed_out_as_it_is():
+def test_a_view_of_a_whole_bytes_object_is_not_copied():
     for view in (TEXT, memoryview(TEXT), memoryview(TEXT)[:], memoryview(TEXT)[10:][:0][:0]):
         assert as_bytes(view) == bytes(view)
     assert as_bytes(TEXT) is TEXT
@@ -28,7 +28,7 @@ def test_all_of_a_bytes_object_is_handed_out_as_it_is():
         memoryview(TEXT)[:0],
     ],
 )
-def test_a_part_of_something_is_copied(view):
+def test_other_views_are_copied(view):
     result = as_bytes(view)
     assert type(result) is bytes
     assert result == view.tobytes()
@@ -36,7 +36,7 @@ def test_a_part_of_something_is_copied(view):
 
 
 def test_bytes_are_built_in_place():
-    """One object of the size, from the first piece to the result."""
+    """Only one object of that size is allocated."""
     size, piece = 20 << 20, bytes(range(256)) * 4096
     tracemalloc.start()
     try:
@@ -57,8 +57,8 @@ def test_bytes_of_length_zero():
         assert builder.finish() == b""
 
 
-def test_an_error_between_leaves_no_view_of_the_object():
-    """Else the collector may finalize the object before the view, which Python reports (in development mode, or 3.13)."""
+def test_an_error_while_building_leaves_no_view():
+    """Python 3.13, or development mode, reports a BytesIO that is finalized before its view."""
     program = """
         import gc
         from energon_stream.storage.buffers import BytesBuilder

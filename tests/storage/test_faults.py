@@ -55,7 +55,7 @@ def test_transient_faults_are_retried_with_growing_delays(s3_server, store, coun
     throttled = fault.get("status") in (429, 503)
     assert seen.errors == {"ThrottledError" if throttled else "TransientStorageError": times}
     assert seen.bytes_received == len(WANTED)
-    assert s3_server.counters().requests["GET"] == times + 1  # no retries hidden below ours
+    assert s3_server.counters().requests["GET"] == times + 1  # the transport itself does not retry
 
 
 def test_a_lasting_fault_ends_after_the_attempts(s3_server, store, slept):

@@ -27,7 +27,7 @@ from energon_stream.storage.retry import RetryPolicy
 
 
 class GatedStore:
-    """Answers when the gate opens; remembers the order and how many were inside."""
+    """Answers when the gate opens; records the order and the number of requests inside."""
 
     is_local = False
 
@@ -87,8 +87,8 @@ def test_in_flight_is_bounded_and_errors_reach_the_caller():
         Fetcher(max_in_flight=0)
 
 
-def test_who_leaves_the_line_lets_the_next_request_begin():
-    """Its own next attempt waits for a slot again."""
+def test_a_released_slot_lets_the_next_request_begin():
+    """The task's next attempt waits for a slot again."""
     fetcher, second_runs, first_asks = Fetcher(max_in_flight=1), threading.Event(), threading.Event()
 
     def first():
@@ -138,7 +138,7 @@ def test_requests_that_end_while_they_are_submitted_answer_too():
 
 def test_idle_threads_keep_no_body_alive():
     class Large(bytearray):
-        """Can be referred to weakly."""
+        """Supports weak references."""
 
     class Bodies(GatedStore):
         def get_range(self, path, byte_range, *, etag=None):
@@ -177,7 +177,7 @@ def test_counters_see_retries_and_concurrency(s3_server, tmp_bucket):
 
 @pytest.mark.parametrize(("transport", "warnings"), [("auto", 1), ("fsspec", 0)])
 def test_exit_with_requests_in_flight_and_use_in_forked_children(s3_server, tmp_bucket, transport, warnings):
-    """In a process of its own: children of a parent that has not read yet, and of one that has; a clean exit."""
+    """Runs in a new process: forks children before and after the first read, and exits cleanly."""
     s3_server.put(f"{tmp_bucket}/key", b"data")
     program = f"""
         import logging
@@ -217,11 +217,11 @@ def test_isolated_functions_return_raise_and_die():
         run_isolated(sys.exit, 2)
 
 
-def test_who_is_interrupted_ends_the_child(tmp_path):
+def test_an_interrupt_ends_the_child(tmp_path):
     note, main = tmp_path / "pid", threading.get_ident()
 
     def waits_for_the_answer():
-        """Before that, Python ignores an interrupt that arrives in a hook of os.register_at_fork."""
+        """Earlier, an interrupt could hit a hook of os.register_at_fork, where Python ignores it."""
         return note.exists() and note.read_text() and "pipe" in sys._current_frames()[main].f_locals
 
     def interrupt_when_it_runs():

@@ -1,4 +1,4 @@
-"""What a fork costs whose parent has used obstore: imports and descriptions come from the parent, clients do not."""
+"""Fork safety: values per process, work done before a fork, and garbage of the parent."""
 
 import gc
 import json
@@ -53,7 +53,7 @@ PROGRAM = """
 
 
 def in_threads(function, count=32):
-    """Results of ``function`` in threads that call it at the same moment."""
+    """Call ``function`` from many threads at the same moment, and return the results."""
     barrier = threading.Barrier(count)
 
     def call(_):
@@ -158,18 +158,17 @@ def seen(s3_server, tmp_bucket):
     return json.loads(done.stdout)
 
 
-def test_the_parent_of_a_fallback_imports_for_its_children(seen):
+def test_a_parent_imports_the_fallback_for_its_children(seen):
     assert (seen["isolated"], seen["read"]) == ("data", "data")
     assert seen["children"] == [{"data": "data", "imported": [], "models": []}] * 2
     assert seen["after"] == {"s3fs": True, "threads": []}  # no loop, so no client either
 
 
-def test_who_does_not_fork_or_has_not_used_obstore_imports_nothing(seen):
+def test_without_forks_or_obstore_the_fallback_is_not_imported(seen):
     assert seen["unused"] == seen["used"] == {"s3fs": False, "threads": []}
 
 
-def test_a_preparation_is_made_once_and_its_failure_is_nobodys(monkeypatch):
-    monkeypatch.setattr(fork, "_preparations", {})
+def test_a_preparation_runs_once_and_its_failure_is_ignored():
     calls = []
 
     def fail():
@@ -198,7 +197,7 @@ def test_sessions_share_descriptions_and_nothing_else(tmp_path, monkeypatch):
 
 
 class Client:
-    """What tells which process finalized it, and is never freed without the collector."""
+    """An object in a cycle, so that only the collector frees it; it reports the process that does."""
 
     def __init__(self, tell):
         self.itself = self
@@ -206,7 +205,7 @@ class Client:
 
 
 class Finalizations:
-    """The processes that collected clients."""
+    """Collects the ids of processes that finalized clients."""
 
     def __init__(self):
         self.reading, self.writing = os.pipe2(os.O_NONBLOCK)
@@ -230,7 +229,7 @@ def finalizations():
 
 
 def test_children_leave_their_parents_garbage_alone(finalizations):
-    """s3fs's finalizers wait for a thread that is not there, and take the parent's sockets out of an epoll set."""
+    """s3fs's finalizers wait for a missing thread, and remove the parent's sockets from an epoll set."""
     gc.disable()  # or the parent might collect it before there are children
     try:
         finalizations.make_garbage()
@@ -245,12 +244,12 @@ def test_children_leave_their_parents_garbage_alone(finalizations):
     assert finalizations.pids() == [os.getpid()]
 
 
-def test_the_collector_works_on_after_a_fork():
+def test_the_collector_is_enabled_after_a_fork():
     assert run_isolated(gc.isenabled)
     assert gc.isenabled()
 
 
-def test_children_collect_their_own(finalizations):
+def test_children_collect_their_own_garbage(finalizations):
     def child():
         finalizations.make_garbage()
         gc.collect()
@@ -260,8 +259,8 @@ def test_children_collect_their_own(finalizations):
     assert finalizations.pids() == [child_pid]
 
 
-def test_own_forks_of_a_process_with_threads_warn_nobody_and_others_do(recwarn):
-    """Python warns of them since 3.12. Own children take no lock that a thread may have held."""
+def test_only_foreign_forks_warn_about_threads(recwarn):
+    """Python 3.12 and later warn if a process with threads forks. Our children take no inherited locks."""
     warnings.simplefilter("always")
     can_end = threading.Event()
     thread = threading.Thread(target=can_end.wait)
@@ -279,7 +278,7 @@ def test_own_forks_of_a_process_with_threads_warn_nobody_and_others_do(recwarn):
         thread.join()
 
 
-def test_who_does_not_collect_has_children_that_do_not():
+def test_a_disabled_collector_stays_disabled_in_children():
     gc.disable()
     try:
         assert not run_isolated(gc.isenabled)

@@ -1,4 +1,4 @@
-"""What is late, and how many bytes may be asked for twice: plain numbers."""
+"""The rules of second requests: lateness, and the budget of bytes."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def test_a_slow_tail_does_not_move_the_limit_and_a_slow_store_does():
     usual = learnt(MB, [0.05] * 60)
     assert learnt(MB, [0.05] * 57 + [1.0] * 3).late_after(MB) == usual.late_after(MB)
     assert learnt(MB, [0.05] * 50 + [1.0] * 10).late_after(MB) > 1.0
-    for _ in range(64):  # what lies back is forgotten
+    for _ in range(64):  # old durations are forgotten
         usual.observe(MB, 0.5)
     assert usual.late_after(MB) == pytest.approx(1.05)
 
@@ -37,7 +37,7 @@ def test_a_burst_of_slow_answers_moves_the_limit_by_little():
     assert learnt(MB, [0.06] * 50 + [0.08] * 10).late_after(MB) == pytest.approx(0.17)
 
 
-def test_other_sizes_borrow_what_cannot_be_too_little():
+def test_other_sizes_borrow_a_limit_that_is_not_too_low():
     model = learnt(MB, [0.06] * 20)
     assert model.late_after(40 * KB) == model.late_after(MB)
     assert model.late_after(4 * MB) == 4 * model.late_after(MB)
@@ -49,17 +49,17 @@ def test_other_sizes_borrow_what_cannot_be_too_little():
 
 
 @given(st.floats(0.005, 0.3), st.floats(5e6, 1e9), SIZES, SIZES)
-def test_what_takes_its_usual_time_is_never_late(first_byte, rate, known, asked):
-    """Latency and rate as they are in profiles of stores; the model knows one size only."""
+def test_a_request_of_usual_duration_is_never_late(first_byte, rate, known, asked):
+    """Latency and rate are those of real stores; the model knows one size only."""
     model = learnt(known, [first_byte + known / rate] * 12)
     late_after = model.late_after(asked)
     assert late_after is not None
-    # Within a class sizes differ by less than the factor of two that is allowed for.
+    # Within a class, sizes differ by less than a factor of two, which the limit allows for.
     assert late_after >= first_byte + asked / rate
 
 
 @given(st.floats(0.001, 0.2), st.lists(st.tuples(st.booleans(), SIZES), max_size=200))
-def test_bytes_asked_twice_stay_within_the_share_at_any_time(share, requests):
+def test_repeated_bytes_stay_within_the_share_at_any_time(share, requests):
     budget, asked, twice = HedgeBudget(share), 0, 0
     for is_late, size in requests:
         asked += size

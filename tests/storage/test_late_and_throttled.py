@@ -1,4 +1,4 @@
-"""The fetcher at a slow, throttling or broken store: second requests, fewer in flight, no slot held in vain."""
+"""The fetcher at slow, throttling and broken stores: second requests, fewer in flight, freed slots."""
 
 import subprocess
 import sys
@@ -50,11 +50,11 @@ def served(server, ending):
     return sum(entry.key.endswith(ending) for entry in server.log())
 
 
-def test_a_slow_tail_is_asked_twice_within_the_bytes_allowed(s3_server, store, fetcher, counters):
+def test_a_slow_tail_is_requested_twice_within_the_budget(s3_server, store, fetcher, counters):
     s3_server.shape(first_byte_latency=0.02, slow_tail=(0.02, 20.0), seed=1)
     s3_server.reset_counters()
     read(fetcher, store, COUNT)
-    fetcher.close()  # late answers come in and are dropped
+    fetcher.close()  # late answers arrive and are dropped
     seen, served = counters.snapshot(), s3_server.counters()
     assert seen.hedges > 0
     assert seen.hedged_bytes == seen.hedges * SIZE <= 0.03 * COUNT * SIZE
@@ -64,8 +64,8 @@ def test_a_slow_tail_is_asked_twice_within_the_bytes_allowed(s3_server, store, f
     assert seen.max_in_flight <= 32 + 10
 
 
-def test_a_healthy_store_is_asked_once(s3_server, store, fetcher, counters):
-    s3_server.shape(first_byte_latency=0.2)  # long against the pauses of a busy machine
+def test_a_healthy_store_gets_no_second_requests(s3_server, store, fetcher, counters):
+    s3_server.shape(first_byte_latency=0.2)  # longer than the pauses of a busy machine
     read(fetcher, store, 200)
     assert counters.snapshot().hedges <= 3
 
@@ -76,7 +76,7 @@ def test_the_second_answer_is_enough_and_the_first_is_dropped(s3_server, store, 
     s3_server.reset_counters()
     s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=2.0))
     assert fetcher.submit(store, "slow", ByteRange(0, SIZE)).result().data == OBJECT[:SIZE]
-    assert served(s3_server, "/slow") == 1  # the first one's answer is still to come
+    assert served(s3_server, "/slow") == 1  # the first answer is still on its way
     read(fetcher, store, 40)
     fetcher.close()
     assert served(s3_server, "/slow") == 2
@@ -84,19 +84,19 @@ def test_the_second_answer_is_enough_and_the_first_is_dropped(s3_server, store, 
     assert seen.bytes_received == 81 * SIZE + seen.hedged_bytes
 
 
-def test_a_function_is_repeated_where_that_is_allowed(s3_server, store, fetcher):
+def test_a_function_is_repeated_if_that_is_allowed(s3_server, store, fetcher):
     s3_server.shape(first_byte_latency=0.01)
     read(fetcher, store, 40)
     s3_server.reset_counters()
     s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=2.0))
     assert fetcher.call(lambda: store.get("slow").data, repeatable_bytes=SIZE).result() == OBJECT[:SIZE]
-    assert served(s3_server, "/slow") == 1  # the first one's answer is still to come
+    assert served(s3_server, "/slow") == 1  # the first answer is still on its way
 
 
-def test_a_large_late_request_is_repeated_for_its_first_byte_and_not_read_then(
+def test_a_large_request_is_late_by_its_first_byte_and_its_answer_is_dropped(
     s3_server, tmp_bucket, store, counters
 ):
-    """By what small answers take in all, one of 4 MB would be late after many seconds."""
+    """By the total duration of small answers, one of 4 MB would be late after many seconds."""
     large, fetcher = 4_000_000, Fetcher(8, hedged_share=1.0)
     s3_server.put(f"{tmp_bucket}/large", OBJECT[:large])
     s3_server.shape(first_byte_latency=0.01)
@@ -123,7 +123,7 @@ def test_a_second_request_may_be_late_too(s3_server, store, fetcher, counters):
 
 
 @pytest.mark.parametrize("how", ["off", "call", "too few answers", "too large"])
-def test_what_is_not_asked_twice(s3_server, store, counters, how):
+def test_requests_that_are_not_repeated(s3_server, store, counters, how):
     fetcher = Fetcher(8, hedged_share=0.0 if how == "off" else 0.03)
     read(fetcher, store, 5 if how == "too few answers" else 40)
     before = counters.snapshot()
@@ -141,7 +141,7 @@ def test_what_is_not_asked_twice(s3_server, store, counters, how):
             Fetcher(8, hedged_share=share)
 
 
-def test_a_rejected_second_request_is_not_tried_again(s3_server, store, fetcher, counters):
+def test_a_rejected_second_request_is_not_retried(s3_server, store, fetcher, counters):
     read(fetcher, store, 40)
     before = counters.snapshot()
     s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=1.0))
@@ -165,7 +165,7 @@ def test_a_fifth_of_random_503_costs_neither_requests_nor_concurrency(s3_server,
 
 
 class ScriptedStore:
-    """Answers as its ``answer(path, number)`` does; numbers count the requests for a path."""
+    """Answers with ``answer(path, number)``; the number counts the requests for a path."""
 
     is_local = False
     url = "scripted://"
@@ -194,8 +194,8 @@ def managed(store, counters, **policy):
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_what_is_not_read_twice_may_be_asked_twice_again(counters, tells):
-    """The share allows for one second request, or for the megabyte each that two of them cost."""
+def test_bytes_that_are_dropped_return_to_the_budget(counters, tells):
+    """The share allows one full second request, or the first megabyte of two."""
 
     def answer(path, number):
         if path != "good" and number == 1:
@@ -212,7 +212,7 @@ def test_what_is_not_read_twice_may_be_asked_twice_again(counters, tells):
     assert counters.snapshot().bytes_received == (22 if tells else 23) * len(wanted)
 
 
-def test_two_failures_are_the_first_one(fetcher, counters):
+def test_if_both_requests_fail_the_first_error_is_raised(fetcher, counters):
     second_failed = threading.Event()
 
     def answer(path, number):
@@ -232,7 +232,7 @@ def test_two_failures_are_the_first_one(fetcher, counters):
     assert scripted.asked["bad"] == 2
 
 
-def test_a_late_request_whose_answer_came_does_not_try_again(fetcher, counters):
+def test_a_late_request_is_not_retried_after_the_answer_came(fetcher, counters):
     answered = threading.Event()
 
     def answer(path, number):
@@ -251,7 +251,7 @@ def test_a_late_request_whose_answer_came_does_not_try_again(fetcher, counters):
     assert counters.snapshot().retries == 0
 
 
-def test_a_request_that_waits_for_its_next_try_leaves_its_slot_to_others(counters):
+def test_a_request_between_attempts_leaves_its_slot_to_others(counters):
     asleep, wake = threading.Event(), threading.Event()
 
     def sleep(seconds):
@@ -275,7 +275,7 @@ def test_a_request_that_waits_for_its_next_try_leaves_its_slot_to_others(counter
     fetcher.close()
 
 
-def test_concurrency_follows_what_the_store_takes(fetcher, counters):
+def test_concurrency_follows_the_store(fetcher, counters):
     takes = [4]
 
     def answer(path, number):
@@ -301,8 +301,8 @@ def test_concurrency_follows_what_the_store_takes(fetcher, counters):
     assert scripted.most_inside >= 28
 
 
-def test_close_fork_and_exit_while_a_late_request_is_under_way(s3_server, tmp_bucket, store):
-    """In a process of its own; the exit waits for threads in the client, and takes none down with it."""
+def test_close_fork_and_exit_with_a_late_request_in_flight(s3_server, tmp_bucket, store):
+    """Runs in a new process: the exit waits for threads inside the client."""
     for key in ("slow", "sloth"):
         s3_server.put(f"{tmp_bucket}/{key}", OBJECT[:SIZE])
         s3_server.add_rule(Rule("delay", f"*/{key}", times=1, seconds=1.5))

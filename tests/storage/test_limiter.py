@@ -10,11 +10,11 @@ from repetitions import examples
 
 from energon_stream.storage.limiter import ConcurrencyLimit
 
-ANSWER = 0.06  # seconds an accepted request takes
+ANSWER = 0.06  # seconds of an accepted request
 
 
 def load(takes, requests, limit, *, share=0.0, rejection=0.05, seed=0):
-    """Requests with back-off at a store that rejects what exceeds ``takes``, and a share of the rest.
+    """Simulate requests with back-off at a store that rejects all beyond ``takes``, and a share of others.
 
     Returns attempts, the limit averaged over time, and successes per second.
     """
@@ -47,7 +47,7 @@ def load(takes, requests, limit, *, share=0.0, rejection=0.05, seed=0):
     return attempts, area / now, requests / now
 
 
-def test_a_store_that_takes_everything_is_asked_with_all():
+def test_a_store_without_limit_gets_all_requests():
     limit = ConcurrencyLimit(32)
     attempts, mean, _ = load(10**9, 500, limit)
     assert (attempts, mean, limit.limit) == (500, pytest.approx(32), 32)
@@ -60,9 +60,9 @@ def test_a_store_that_takes_everything_is_asked_with_all():
     rejection=st.sampled_from([0.002, 0.02, 0.06]),
     seed=st.integers(0, 99),
 )
-def test_a_loaded_store_rejects_few_and_is_used_well(largest, share_taken, rejection, seed):
+def test_a_loaded_store_rejects_few_and_is_well_used(largest, share_taken, rejection, seed):
     takes, limit = max(1, int(share_taken * largest)), ConcurrencyLimit(largest)
-    load(takes, 600, limit, rejection=rejection, seed=seed)  # until it has settled
+    load(takes, 600, limit, rejection=rejection, seed=seed)  # until the limit is stable
     attempts, _, speed = load(takes, 3000, limit, rejection=rejection, seed=seed)
     assert attempts <= 1.4 * 3000
     assert speed >= 0.6 * takes / ANSWER
@@ -85,7 +85,7 @@ def test_it_recovers_when_the_store_does(takes):
     assert limit.limit == 48
 
 
-def test_a_dead_store_is_asked_with_one_request_at_a_time():
+def test_a_dead_store_gets_one_request_at_a_time():
     limit = ConcurrencyLimit(32)
     for _ in range(500):
         limit.observe(rejected=True, in_flight=limit.limit)
@@ -93,7 +93,7 @@ def test_a_dead_store_is_asked_with_one_request_at_a_time():
     assert limit.limit == 1
 
 
-def test_answers_to_what_was_in_flight_do_not_shrink_it_twice():
+def test_answers_of_earlier_requests_do_not_shrink_it_twice():
     limit = ConcurrencyLimit(32)
     for _ in range(17):  # a quarter of 64, and one
         assert limit.limit == 32

@@ -1,4 +1,4 @@
-"""What only local files have: views without copies, maps that outlive the store, atomic writes."""
+"""Local files: views without copies, maps that outlive the store, atomic writes."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ def test_views_share_one_map_and_outlive_it(tmp_path):
     assert (bytes(part), store.get("a").data) == (b"234", b"new")
 
 
-def test_writes_are_seen_whole_or_not_at_all(tmp_path):
+def test_writes_are_atomic(tmp_path):
     store = LocalStore(str(tmp_path))
     contents = [bytes([number]) * 200_000 for number in range(8)]
     store.put("a", contents[0])

@@ -1,4 +1,4 @@
-"""Where credentials, endpoint and region come from, and which transport is taken."""
+"""Sources of credentials, endpoint and region, and the choice of the transport."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The conformance suite on stores beside S3: HTTP, Azure, Google Cloud, multi-storage-client, chained URLs."""
+"""The conformance suite on HTTP, Azure, Google Cloud, multi-storage-client and chained URLs."""
 
 import socket
 import uuid
@@ -14,17 +14,17 @@ from energon_stream.testing.store_suite import StoreConformance
 
 
 class _Obstore:
-    """What differs where obstore is the transport."""
+    """Overrides for obstore."""
 
     def test_use_after_fork(self, store):
-        """Its runtime does not survive; a hang would be worse than the error (``auto`` falls back)."""
+        """obstore's runtime does not survive a fork, so an error replaces a hang (``auto`` falls back)."""
         store.get("digits")
         with pytest.raises(UnsupportedStoreError, match="fork"):
             run_isolated(store.get, "digits")
 
 
 class TestHttpFsspec(StoreConformance):
-    """A server with ranges, versions and conditional reads; what it has is written through S3."""
+    """A server with ranges, versions and conditional reads; objects are written through S3."""
 
     has_listing = False
     transport = "fsspec"
@@ -89,7 +89,7 @@ class TestGcsFsspec(StoreConformance):
 
 
 class TestGcsObstore(_Obstore, StoreConformance):
-    """obstore speaks Google's XML API, which is S3's where this library uses it, so S3's stand-in answers."""
+    """obstore uses Google's XML API, which equals S3's for our requests, so the S3 server answers."""
 
     @pytest.fixture
     def spec(self, s3_server, tmp_bucket, monkeypatch, tmp_path):
@@ -112,7 +112,7 @@ def msc_profile(tmp_path_factory):
 
 
 class TestMsc(StoreConformance):
-    """multi-storage-client, whose profile leads to the S3 stand-in. It keeps a client for each profile, so one is enough."""
+    """multi-storage-client with a profile of the S3 server. It has a client per profile, so one is enough."""
 
     @pytest.fixture
     def spec(self, msc_profile):
@@ -120,7 +120,7 @@ class TestMsc(StoreConformance):
 
 
 class _Chained(StoreConformance):
-    """Reads through one of fsspec's caches on disk; what is cached is not asked for again, so there are no versions."""
+    """Reads through fsspec's caches on disk, which do not check versions of cached objects."""
 
     has_versions = False
     cache = ""
@@ -152,7 +152,7 @@ class TestBlockcache(_Chained):
 
 @pytest.mark.parametrize("transport", ["obstore", "fsspec"])
 def test_http_servers_without_versions_or_ranges(tmp_path, transport):
-    """Without versions a replaced object goes unnoticed; without ranges there is an error, not the whole object."""
+    """Without versions a replaced object goes unnoticed; without ranges a read is an error."""
     (tmp_path / "digits").write_bytes(b"0123456789")
     with emulators.PlainHttp(tmp_path) as server:
         store = StoreSpec(server.endpoint_url, None, transport).open()
@@ -167,7 +167,7 @@ def test_http_servers_without_versions_or_ranges(tmp_path, transport):
 
 
 def test_connection_strings_of_azure_reach_obstore(monkeypatch):
-    """Passed or from the environment; what is passed wins."""
+    """They are passed, or set in the environment; passed ones win."""
     text = "DefaultEndpointsProtocol=https;AccountName=name;AccountKey=a2V5;EndpointSuffix=core.example"
     passed = dict(resolve_config("az://box/x", {"connection_string": text})[0].settings)
     assert passed == {
@@ -182,15 +182,15 @@ def test_connection_strings_of_azure_reach_obstore(monkeypatch):
     }
 
 
-def test_an_emulator_of_google_is_not_asked_by_obstore(monkeypatch):
-    """obstore does not read the variable and would go to Google itself."""
+def test_obstore_refuses_an_emulator_of_google(monkeypatch):
+    """obstore does not read the variable, and would connect to Google."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
     with pytest.raises(UnsupportedStoreError, match="STORAGE_EMULATOR_HOST"):
         resolve_config("gs://bucket/x", {"token": "anon"})
 
 
 def test_hugging_face_urls():
-    """What can be seen without the network: the URL is taken as it is, and a dead server has a name."""
+    """Without network: the URL is passed on unchanged, and errors name a dead server."""
     pytest.importorskip("huggingface_hub")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"

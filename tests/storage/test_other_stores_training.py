@@ -1,4 +1,4 @@
-"""Datasets in stores beside S3 are trained from, and resumed: the batches are those of the local files."""
+"""Training and resuming from stores other than S3: the batches equal those of local files."""
 
 import json
 import os
@@ -41,7 +41,7 @@ BY_WORKERS = (
     "msc",
     "simplecache",
 )
-# Workers first: they are forked, which obstore's use in the same process makes slower.
+# Workers first: they are forked, and slower after obstore was used in this process.
 CASES = [(2, place) for place in BY_WORKERS] + [(0, place) for place in PLACES]
 
 
@@ -59,7 +59,7 @@ def upload(captions, url, options, transport="fsspec"):
 
 
 def in_new_process(places, environment):
-    """What ``training`` prints of some places."""
+    """Return the digests that ``training`` prints for some places."""
     script = subprocess.run(
         [sys.executable, training.__file__],
         input=json.dumps(places),
@@ -73,7 +73,7 @@ def in_new_process(places, environment):
 
 @pytest.fixture(scope="module")
 def batches(captions, tmp_path_factory):
-    """Digests by case; nothing for Azure where there is no Azurite."""
+    """Digests by case; none for Azure without Azurite."""
     folder: Path = tmp_path_factory.mktemp("other-stores")
     with S3Server() as s3, emulators.GcpEmulator() as google, emulators.PlainHttp(captions.parent) as plain:
         s3.create_bucket("box")
@@ -102,7 +102,7 @@ def batches(captions, tmp_path_factory):
             "gcs-obstore": {"url": "gs://box/captions", "options": google_key} | obstore,
             "gcs-fsspec": {"url": "gs://box/captions", "options": google.storage_options} | fsspec,
             "msc": {"url": "msc://profile/captions"},
-            # Without cache_storage each process has a folder of its own; they do not guard a shared one.
+            # Without cache_storage, each process has its own folder; a shared one would not be locked.
             **{
                 name: {"url": f"{name}::{URL}", "options": {"s3": s3.storage_options}}
                 for name in ("simplecache", "filecache", "blockcache")
@@ -129,7 +129,7 @@ def batches(captions, tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[1]}-{case[0]}")
-def test_batches_are_those_of_the_local_files_also_after_a_stop(captions, batches, case):
+def test_batches_equal_those_of_local_files_also_after_a_stop(captions, batches, case):
     if case not in batches:
         pytest.skip("Azurite is not installed (make stores)")
     whole, resumed = batches[case]

@@ -1,4 +1,4 @@
-"""The planner against a naive model, and against its own promises."""
+"""The planner against a naive model, and against its documentation."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def plan(ranges, max_gap, max_bytes):
 
 
 def naive(ranges, max_gap, max_bytes):
-    """Fetches as (object, start, stop), one range at a time."""
+    """Plan fetches as (object, start, stop), one range at a time."""
     fetches = []
     current = reach = None  # fetch as object, start, stop, limit; the object and its furthest byte so far
     for obj, start, length, required in sorted(ranges, key=lambda r: (r[0], r[1], -r[2])):
@@ -51,7 +51,7 @@ def naive(ranges, max_gap, max_bytes):
 
 @examples(400)
 @given(RANGES, st.integers(0, 30), st.integers(1, 120))
-def test_agrees_with_the_naive_model_and_serves_every_required_range(ranges, max_gap, max_bytes):
+def test_agrees_with_the_naive_model_and_covers_every_required_range(ranges, max_gap, max_bytes):
     if not ranges:
         return
     result = plan(ranges, max_gap, max_bytes)
@@ -80,7 +80,7 @@ def test_optional_ranges_bridge_but_never_extend():
     assert result.fetch_of.tolist() == [-1, 0, 0, 0, -1]
 
 
-def test_nothing_required_is_nothing_to_fetch():
+def test_without_required_ranges_nothing_is_fetched():
     result = plan([(0, 0, 10, False)], 0, 10)
     assert len(result.starts) == 0
     assert result.fetch_of.tolist() == [-1]

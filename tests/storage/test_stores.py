@@ -43,7 +43,7 @@ class TestS3Obstore(TestS3Fsspec):
     transport = "obstore"
 
     def test_use_after_fork(self, store):
-        """Its runtime does not survive; a hang would be worse than the error (``auto`` falls back)."""
+        """obstore's runtime does not survive a fork, so an error replaces a hang (``auto`` falls back)."""
         store.get("digits")
         with pytest.raises(UnsupportedStoreError, match="fork"):
             run_isolated(store.get, "digits")

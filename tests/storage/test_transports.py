@@ -1,4 +1,4 @@
-"""The table of transports: lazy imports, stores that users register, and platforms without Linux's features."""
+"""The table of transports: lazy imports, registered stores, and systems without Linux's features."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""The same fault through both transports: the same error, the same books, the same requests at the server."""
+"""Both transports answer a fault with the same error, counters and requests."""
 
 import contextlib
 import socket
@@ -25,7 +25,7 @@ ATTEMPTS = 3
 
 
 def outcome(url, options, transport, action):
-    """What an action on a store ends with, and what was counted."""
+    """Return the result or error of an action on a store, and the counters."""
     counters = StorageCounters()
     policy = RetryPolicy(attempts=ATTEMPTS, base_delay=0.001, max_delay=0.001, sleep=lambda seconds: None)
     store = StoreSpec(url, options | {"config_kwargs": {"read_timeout": 2}}, transport).open(
@@ -120,7 +120,7 @@ def test_answers_of_a_healthy_server(s3_server, tmp_bucket, action, error):
 
 @contextlib.contextmanager
 def answering(answer):
-    """A server that gives one answer to whatever it is asked; its endpoint."""
+    """Run a server that gives the same answer to every request; yields its endpoint."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve():

@@ -1,6 +1,6 @@
-"""A script: trains from the places that standard input lists (JSON), with and without a stop, and prints the batches.
+"""A script that trains from places listed on standard input (JSON), and prints digests of the batches.
 
-It is a process of its own, because workers are forked from one that has used no store before.
+It runs in a new process, because workers must be forked from one that has used no store.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ def open_loader(place):
 
 
 def take(loader, count):
-    """Digests of batches, over the ends of passes."""
+    """Return digests of batches, across the ends of passes."""
     found = []
     while len(found) < count:
         for batch in loader:
@@ -42,7 +42,7 @@ def take(loader, count):
 
 
 def train(place):
-    """Digests of the batches of one run, and of one that is stopped and restored."""
+    """Return the digests of one run, and of one that is stopped and restored."""
     whole = take(open_loader(place), BATCHES)
     loader = open_loader(place)
     begun = take(loader, STOP)
@@ -53,7 +53,7 @@ def train(place):
 
 
 def import_file_systems(places):
-    """Once, and not in each of the many children."""
+    """Import once, and not in each of the many children."""
     for place in places:
         if place.get("transport") != "obstore":
             for part in place["url"].split("::"):
