@@ -157,10 +157,10 @@ def test_classes_are_the_datasets_unless_the_program_has_imported_them(folder, t
     [
         ("Overriding", {}, "overrides load_sample, which is not called here"),
         ("Typeless", {"field_map": {"text": "txt"}}, "Typeless.__sample_type__ is None"),
-        ("NotOne", {}, "is no dataset class"),
+        ("NotOne", {}, "is not a dataset class"),
         ("ChatDataset", {}, "'field_map' must map"),
         ("ChatDataset", {"field_map": {"conversation": "txt"}, "specs": 1}, "unknown key 'specs'"),
-        ("Parsing", {"sample_loader": "a.py:b"}, "cannot be made: .*multiple values"),
+        ("Parsing", {"sample_loader": "a.py:b"}, "does not take these keys: .*multiple values"),
     ],
 )
 def test_what_is_wrong_with_a_class(folder, name, keys, message):
