@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from energon_stream.cache import BlockCache, CacheConfig, ObjectIdentity
 from energon_stream.cache.directory import CacheDirectory
-from energon_stream.cache.ledger import Busy
+from energon_stream.cache.locks import Busy
 from energon_stream.cache.maintenance import clear_cache, verify_cache
 
 BLOCK, QUOTA = 256 << 10, 12_000_000
@@ -75,13 +75,8 @@ def work(objects: Objects, config: CacheConfig, seed: int, board: mmap.mmap, slo
                 for missing in cache.missing(identity, start, stop):
                     cache.fetch(identity, missing.start, missing.stop, get)
             elif chance < 0.97:
-                into = bytearray(stop - start)
-
-                def fill(first: int, last: int, part: memoryview, data: memoryview = data) -> None:
-                    part[:] = data[first:last]
-
-                cache.fetch_into(identity, start, memoryview(into), fill)
-                counts[6] += into != data[start:stop]
+                with cache.filling():
+                    cache.keep(identity, start, stop, get)
             elif chance < 0.98:
                 cache.close()
                 favourite = rng.randrange(3)

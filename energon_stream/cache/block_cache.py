@@ -1,42 +1,118 @@
-"""The cache of a node, as one process uses it: look, fetch once what is missing, keep it."""
+"""The disk cache of a node, as one process uses it."""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
+from energon_stream.cache.block_reader import (
+    BlockReader,
+    OpenBlocks,
+    Span,
+    join_chunks,
+    merge_spans,
+    recorded_gaps,
+)
+from energon_stream.cache.block_writer import BlockWriter
 from energon_stream.cache.config import CacheConfig
-from energon_stream.cache.counters import CacheCounters, CacheSnapshot
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.download import READ_OVER, Download, Get, keep_unclaimed
-from energon_stream.cache.finding import Chunk, Finder, Span, join_chunks, merge_spans, recorded_gaps
-from energon_stream.cache.identity import ObjectIdentity, ObjectPlace, clean_url, root_name
-from energon_stream.cache.keeper import Keeper
+from energon_stream.cache.identity import BlockPlace, ObjectIdentity, ObjectPlace, clean_url, root_name
 from energon_stream.cache.locks import require_locks
-from energon_stream.cache.open_blocks import OpenBlocks
 from energon_stream.errors import RangeError
 from energon_stream.storage import ByteRange
 from energon_stream.storage.fork import PerProcess
 
-__all__ = ["BlockCache"]
+__all__ = ["BlockCache", "CacheCounters", "CacheSnapshot"]
 
-_OPEN_BLOCKS = 64  # two file descriptors and 32 MiB of addresses each
+_OPEN_BLOCKS = 64  # two file descriptors and 32 MiB of address space each
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSnapshot:
+    """Counters of one process at one moment. Subtract an earlier snapshot; add those of other processes.
+
+    Attributes:
+        hits: Reads that the cache answered alone.
+        hit_bytes: Bytes that came from the cache.
+        misses: Reads that had to fetch some of their bytes.
+        missed_bytes: Bytes fetched.
+        stored_bytes: Fetched bytes that the cache kept.
+        waits: Reads that waited for the download of another thread or process.
+        timeouts: Reads that gave up waiting and fetched the bytes themselves.
+        damaged: Blocks removed because their bytes did not have the right hash.
+
+    Example:
+        >>> from energon_stream.cache import CacheSnapshot
+        >>> before, after = CacheSnapshot(hits=2), CacheSnapshot(hits=5, misses=1)
+        >>> (after - before).hits
+        3
+    """
+
+    hits: int = 0
+    hit_bytes: int = 0
+    misses: int = 0
+    missed_bytes: int = 0
+    stored_bytes: int = 0
+    waits: int = 0
+    timeouts: int = 0
+    damaged: int = 0
+
+    def __add__(self, other: CacheSnapshot) -> CacheSnapshot:
+        return CacheSnapshot(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, earlier: CacheSnapshot) -> CacheSnapshot:
+        return CacheSnapshot(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+
+
+class CacheCounters:
+    """Thread-safe counters of a cache."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = Counter[str]()
+
+    def add(self, **counts: int) -> None:
+        """Add to counters, which have the names of the snapshot's attributes."""
+        with self._lock:
+            for name, count in counts.items():
+                self._counts[name] += count
+
+    def snapshot(self) -> CacheSnapshot:
+        """Return the counts so far."""
+        with self._lock:
+            return CacheSnapshot(**self._counts)
 
 
 class BlockCache:
     """Bytes of objects, kept on disk for all processes of a node.
 
-    Safe to call from several threads. Opened anew in a forked child; travels by pickle. Whatever goes wrong with
-    the disk, reads are answered: by fetching, without keeping the bytes.
+    Thread-safe. A forked child opens it anew; it can be pickled. If the disk fails, reads are answered all the same:
+    the bytes are fetched and not kept.
 
     Args:
-        config: Where and how much.
+        config: Directory, limits and policy.
         shares: See :meth:`set_shares`.
 
     Raises:
-        ConfigError: The directory cannot be made, or the system has not the locks that are needed.
+        ConfigError: The directory cannot be made, or the system lacks the locks that a cache needs.
+
+    Example:
+        >>> from energon_stream.cache import BlockCache, CacheConfig, ObjectIdentity
+        >>> cache = BlockCache(CacheConfig("cache", "1GB", min_free_bytes=0))
+        >>> shard = ObjectIdentity("s3://bucket/data", "shard-0.tar", etag='"1"', size=11)
+        >>> def get(start, stop):  # a request to the store
+        ...     return memoryview(b"hello world")[start:stop]
+        >>> bytes(cache.fetch(shard, 0, 5, get)), bytes(cache.fetch(shard, 0, 5, get))
+        (b'hello', b'hello')
+        >>> cache.counters().hits, cache.counters().misses
+        (1, 1)
     """
 
     def __init__(self, config: CacheConfig, shares: Mapping[str, int] | None = None) -> None:
@@ -47,7 +123,7 @@ class BlockCache:
         self.set_shares(shares or {})
         self._directories = PerProcess(partial(CacheDirectory, config.directory), drop_inherited=True)
         self._counters = PerProcess(CacheCounters, drop_inherited=True)
-        self._opened: PerProcess[tuple[Keeper, Finder]] = PerProcess(drop_inherited=True)
+        self._opened: PerProcess[tuple[BlockWriter, BlockReader]] = PerProcess(drop_inherited=True)
         self._open()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -58,64 +134,78 @@ class BlockCache:
         """Folders and ledger of the cache, opened by this process."""
         return self._directories.get()
 
-    def _open(self) -> tuple[Keeper, Finder]:
+    def _open(self) -> tuple[BlockWriter, BlockReader]:
         return self._opened.map(None, self._make)
 
-    def _make(self) -> tuple[Keeper, Finder]:
+    def _make(self) -> tuple[BlockWriter, BlockReader]:
         blocks = OpenBlocks(_OPEN_BLOCKS if self.config.policy == "pin" else 0)
-        keeper = Keeper(self.directory, self.config, self._named_shares, blocks)
-        return keeper, Finder(keeper, self._counters.get(), blocks)
+        writer = BlockWriter(self.directory, self.config, self._named_shares, blocks)
+
+        def discard(place: BlockPlace, file_id: int) -> None:
+            writer.discard(place, file_id)
+            self._counters.get().add(damaged=1)
+
+        return writer, BlockReader(blocks, discard)
 
     def set_shares(self, shares: Mapping[str, int]) -> None:
-        """Limit what some datasets may have, as :func:`plan_shares` deals it; in this process.
+        """Limit the bytes of some datasets in this process; see :func:`plan_shares`.
 
         Args:
-            shares: Bytes by root URL. What a dataset has beyond its share makes room for others.
+            shares: Bytes by root URL. What a dataset has beyond its share may be evicted.
         """
         self._shares = dict(shares)
         self._named_shares.clear()
         self._named_shares.update({root_name(clean_url(url)): size for url, size in shares.items()})
 
     def counters(self) -> CacheSnapshot:
-        """What this process asked for so far."""
+        """Return the counters of this process."""
         return self._counters.get().snapshot()
 
+    def max_bytes(self) -> int:
+        """Return the disk space that the cache may take: ``max_bytes``, or less if the disk is too full for it."""
+        disk = os.statvfs(self.config.directory)
+        usage = self.directory.ledger.usage()
+        free = (0 if usage is None else usage.bytes) + disk.f_bavail * disk.f_frsize - self.config.floor
+        return max(0, free if self.config.quota is None else min(free, self.config.quota))
+
     def close(self) -> None:
-        """Let others evict what this process used. It may be used again."""
+        """Let others evict what this process used. The cache can be used again."""
         opened = self._opened.pop()
         if opened is not None:
             opened[0].close()
 
     def use(self, url: str) -> None:
-        """Keep what is there of a dataset from being evicted as out of use, until this process ends or closes.
+        """Keep a dataset from being evicted as unused, until this process ends or closes the cache.
 
-        Reading does so as well; a job that uses several datasets says so of all of them before it reads.
+        Reading has the same effect. A job with several datasets calls this for all of them before it reads the first.
 
         Args:
-            url: Its root URL.
+            url: Root URL of the dataset.
         """
         self._open()[0].mark(clean_url(url))
 
     def missing(self, identity: ObjectIdentity, start: int, stop: int) -> list[ByteRange]:
-        """What of some bytes is not there; nothing is read or verified."""
+        """Return the ranges of ``[start, stop)`` that the cache does not have; nothing is read or verified."""
         place = self._place(identity, start, stop)
-        gaps = [gap for part in place.parts(start, stop) for gap in recorded_gaps(part)]
+        gaps = [gap for wanted in place.ranges(start, stop) for gap in recorded_gaps(wanted)]
         return [ByteRange(*gap) for gap in merge_spans(gaps)]
 
     def read(
         self, identity: ObjectIdentity, start: int, stop: int, *, at_hand: bool = False
     ) -> memoryview | None:
-        """Bytes ``start`` to ``stop`` of an object; None unless all of them are there and undamaged.
+        """Return bytes of an object; None unless the cache has all of them, undamaged.
 
         Args:
             identity: The object.
             start: First byte.
             stop: One past the last byte.
-            at_hand: Read nothing from the disk: None also where the system has not the bytes in memory, as far as
-                first and last ones tell.
+            at_hand: Read nothing from the disk: return None also if the system does not have the bytes in memory, as
+                far as the first and last one of each block tell.
         """
         place = self._place(identity, start, stop)
-        chunks, gaps = self._open()[1].find(place, start, stop, at_hand=at_hand)
+        writer, reader = self._open()
+        writer.mark(identity.root)
+        chunks, gaps = reader.find(place, start, stop, at_hand=at_hand)
         if gaps:
             return None
         self._counters.get().add(hits=1, hit_bytes=stop - start)
@@ -124,30 +214,40 @@ class BlockCache:
     def fetch(
         self, identity: ObjectIdentity, start: int, stop: int, get: Get, *, wait: bool = True
     ) -> memoryview:
-        """Bytes of an object: those that are there, and the others by ``get``, which are kept if there is room.
+        """Return bytes of an object. Missing bytes are fetched with ``get``, and kept if there is room.
 
-        Of several who want the same bytes at the same time one fetches and the others wait; if it dies, one of them
-        takes over.
+        If several threads or processes want the same bytes, one fetches them and the others wait. If the fetching
+        process dies, one of the others takes over.
 
         Args:
             identity: The object.
             start: First byte.
             stop: One past the last byte.
-            get: Called for each range that is missing, one after the other, in this thread.
-            wait: Whether to wait for others who are fetching the same bytes, up to ``wait_seconds``; if not, they
-                are fetched again.
+            get: Called for each missing range, one after the other, in this thread.
+            wait: Wait up to ``wait_seconds`` for others who are fetching the same bytes. If False, fetch them again.
 
         Returns:
-            The bytes, read-only; without a copy where they lie in one block, or are all fetched at once.
+            The bytes, read-only. They are not copied if they lie in one block, or were all fetched at once.
 
         Raises:
-            RangeError: The object has no such bytes.
+            RangeError: The object does not have such bytes.
             Exception: What ``get`` raises.
         """
-        return join_chunks(self._collect(identity, start, stop, get, wait))
+        place = self._place(identity, start, stop)
+        writer, reader = self._open()
+        writer.mark(identity.root)
+        chunks, gaps = reader.find(place, start, stop)
+        gaps = merge_spans(gaps, READ_OVER)
+        chunks = [chunk for chunk in chunks if not any(first <= chunk.start < last for first, last in gaps)]
+        download = self._download(place, gaps, get, wait)
+        fetched = download.fetched_bytes
+        self._counters.get().add(hits=int(not fetched), hit_bytes=stop - start - fetched)
+        return join_chunks(chunks + download.chunks)
 
     def keep(self, identity: ObjectIdentity, start: int, stop: int, get: Get, *, wait: bool = True) -> bool:
-        """Have bytes of an object in the cache: what is there is not read, what there is no room for is not fetched.
+        """Fetch missing bytes of an object into the cache. Cached bytes are not read.
+
+        Bytes for which there is no room are not fetched.
 
         Args:
             identity: The object.
@@ -157,10 +257,10 @@ class BlockCache:
             wait: As for :meth:`fetch`.
 
         Returns:
-            Whether all of them are there now.
+            True if the cache has all of the bytes now.
 
         Raises:
-            RangeError: The object has no such bytes.
+            RangeError: The object does not have such bytes.
             Exception: What ``get`` raises.
         """
         place = self._place(identity, start, stop)
@@ -170,31 +270,21 @@ class BlockCache:
         return not download.refused
 
     def filling(self) -> AbstractContextManager[None]:
-        """Around many calls of :meth:`keep`, by several threads: what is kept is counted together."""
+        """Return a context for many calls of :meth:`keep` by several threads: it makes counting bytes cheaper."""
         return self._open()[0].filling()
 
     def publish(self, identity: ObjectIdentity, start: int, data: memoryview) -> None:
         """Keep bytes that were fetched without asking the cache, if there is room."""
-        keeper, _ = self._open()
+        writer, _ = self._open()
         place = self._place(identity, start, start + len(data))
-        kept = keep_unclaimed(keeper, place, start, data)
+        kept = keep_unclaimed(writer, place, start, data)
         self._counters.get().add(stored_bytes=kept)
-
-    def _collect(self, identity: ObjectIdentity, start: int, stop: int, get: Get, wait: bool) -> list[Chunk]:
-        place = self._place(identity, start, stop)
-        chunks, gaps = self._open()[1].find(place, start, stop)
-        gaps = merge_spans(gaps, READ_OVER)
-        chunks = [chunk for chunk in chunks if not any(first <= chunk.start < last for first, last in gaps)]
-        download = self._download(place, gaps, get, wait)
-        fetched = download.fetched_bytes
-        self._counters.get().add(hits=int(not fetched), hit_bytes=stop - start - fetched)
-        return chunks + download.chunks
 
     def _download(
         self, place: ObjectPlace, gaps: list[Span], get: Get, wait: bool, *, only_keep: bool = False
     ) -> Download:
-        keeper, finder = self._open()
-        download = Download(finder, keeper, place, get, only_keep=only_keep)
+        writer, reader = self._open()
+        download = Download(reader, writer, place, get, only_keep=only_keep)
         download.run(gaps, self.config.wait_seconds if wait else 0)
         self._counters.get().add(
             misses=int(download.fetched_bytes > 0),

@@ -1,7 +1,7 @@
-"""One block on disk: data at their places, and after them the records of what is there.
+"""One block on disk: a file with data at their places, and after the data the records of the ranges that it holds.
 
-Data are written before the records that tell of them, and a record tells the hash of its data, so whatever a
-killed writer left behind is not read.
+Data is written before its records, and a record contains the hash of its data. So whatever a killed writer left
+behind is never read.
 """
 
 from __future__ import annotations
@@ -17,41 +17,44 @@ from types import TracebackType
 import xxhash
 
 from energon_stream.cache.identity import BlockPlace
-from energon_stream.cache.ledger import PATIENCE, Busy, Ledger, Limits
-from energon_stream.cache.locks import LockedFile, Turns
+from energon_stream.cache.ledger import Ledger, Limits
+from energon_stream.cache.locks import LockedFile, StripedLocks
 from energon_stream.cache.records import (
     PAGE_BYTES,
     RECORD_BYTES,
-    Piece,
-    PieceTable,
-    encode_pieces,
+    Record,
+    RecordTable,
+    encode_records,
     page_ceil,
 )
 
-__all__ = ["BlockFile", "DamagedError"]
+__all__ = ["MOST_RECORDS", "BlockFile", "DamagedError", "write_all"]
 
+MOST_RECORDS = 1 << 14
+"""Records that a block may have. A block that is full of records takes no more bytes."""
+
+# Byte ranges far beyond the data are locks: who has the file open or mapped (shared) or removes it, and who appends.
 _IN_USE = (1 << 62, (1 << 62) + 1)
-"""Locked by all who have the file open or mapped, and by who removes it to make room."""
-_appending = Turns((1 << 62) + 1, (1 << 62) + 2)
-_MOST_RECORDS = 1 << 14
+_appending = StripedLocks((1 << 62) + 1, (1 << 62) + 2)
+
 _MAPPED_FROM = 1 << 20
-"""Reads of more bytes get a map of the file; fewer are copied, which takes no file descriptor for the time of use."""
+"""Smallest read that maps the file. Smaller ones are copied, because a map keeps a file descriptor while in use."""
+
 _TOUCH_SECONDS = 60.0
 _POPULATE_READ = (
-    22  # madvise(2), Linux 5.14: reads ahead, and says when the disk fails instead of raising SIGBUS
+    22  # madvise(2), Linux 5.14: reads ahead, and reports a failing disk instead of raising SIGBUS
 )
 
-
-_tables: dict[tuple[str, int, int, int], PieceTable] = {}
+_tables: dict[tuple[str, int, int, int], RecordTable] = {}
 _MOST_TABLES = 512
-"""Tables of whole blocks that are kept; one of 32 MiB in pieces of 128 KiB takes 6 kB."""
+"""Tables of whole blocks to remember. The table of a block of 32 MiB in records of 128 KiB takes 6 kB."""
 
 
 class DamagedError(Exception):
-    """Bytes are not those that were written.
+    """The bytes on disk are not the bytes that were written.
 
     Args:
-        file_id: Which file they are in.
+        file_id: The file that contains them; see :attr:`BlockFile.file_id`.
     """
 
     def __init__(self, file_id: int) -> None:
@@ -60,42 +63,42 @@ class DamagedError(Exception):
 
 
 class BlockFile:
-    """A block's file, open. Its bytes are never overwritten nor cut off: views of them stay valid.
+    """A block's open file. Its bytes are never overwritten or cut off, so views of them stay valid.
 
     Args:
         place: The block.
-        file: Its file, as a rule marked as in use.
+        file: The block's file, usually marked as in use.
     """
 
     def __init__(self, place: BlockPlace, file: LockedFile) -> None:
         self.place = place
         self._file = file
-        self._seen = os.fstat(file.fd)
+        self._status = os.fstat(file.fd)
         self._raw = b""
         self._map: mmap.mmap | None = None
 
     @classmethod
     def open(cls, place: BlockPlace, *, writable: bool = False) -> BlockFile | None:
-        """Open the file; None if it is not there, or just being removed."""
+        """Open the file; return None if it does not exist or is being removed."""
         try:
             file = LockedFile(place.path, os.O_RDWR if writable else os.O_RDONLY)
         except FileNotFoundError:
             return None
         if file.try_lock(*_IN_USE, shared=True):
             block = cls(place, file)
-            if block._seen.st_nlink:
+            if block._status.st_nlink:
                 return block
         file.close()
         return None
 
     @classmethod
-    def look_at(cls, place: BlockPlace) -> BlockFile:
-        """Open the file whoever is about to remove it, while nobody may."""
+    def open_unmarked(cls, place: BlockPlace) -> BlockFile:
+        """Open the file without marking it as in use, even if another process is about to remove it."""
         return cls(place, LockedFile(place.path, os.O_RDONLY))
 
     @classmethod
     def open_unused(cls, place: BlockPlace) -> BlockFile | None:
-        """Open the file to remove it; None if it is not there, or somebody has it open."""
+        """Open the file to remove it; return None if it does not exist or somebody has it open."""
         try:
             file = LockedFile(place.path, os.O_RDWR)
         except FileNotFoundError:
@@ -118,36 +121,36 @@ class BlockFile:
         self._map = None  # it would keep the locks
         self._file.close()
 
-    def look_again(self) -> bool:
-        """Note what the file is now; False if it was removed since it was opened."""
-        seen = self._seen = os.fstat(self._file.fd)
-        return seen.st_nlink > 0
+    def refresh(self) -> bool:
+        """Read the file's status again; return False if the file has been removed."""
+        self._status = os.fstat(self._file.fd)
+        return self._status.st_nlink > 0
 
     @property
     def file_id(self) -> int:
-        """Differs from that of a file that has the same name later."""
-        return self._seen.st_ino
+        """Number of the file. A file that gets the same name later has another number."""
+        return self._status.st_ino
 
     @property
     def file_bytes(self) -> int:
-        """Length of the file, which grows with what is there."""
+        """Length of the file now; it grows with each write."""
         return os.fstat(self._file.fd).st_size
 
-    def table(self, start: int = 0, stop: int | None = None) -> PieceTable:
-        """What the file holds now, of all the block or of a part."""
-        self.look_again()
+    def table(self, start: int = 0, stop: int | None = None) -> RecordTable:
+        """Read the records of the block, or of a part of it."""
+        self.refresh()
         return self._decode(start, stop)
 
-    def _decode(self, start: int = 0, stop: int | None = None) -> PieceTable:
-        raw, size = self._raw, max(0, self._seen.st_size - self.place.data_bytes)
+    def _decode(self, start: int = 0, stop: int | None = None) -> RecordTable:
+        raw, size = self._raw, max(0, self._status.st_size - self.place.data_bytes)
         if size != len(raw):  # records are only added
             raw = self._raw = os.pread(self._file.fd, size, self.place.data_bytes)
-        return PieceTable.decode(self.place.key, raw, start, stop)
+        return RecordTable.decode(self.place.key, raw, start, stop)
 
-    def table_as_seen(self) -> PieceTable:
-        """What the file held when it was looked at, or a little later. Not read again while the file stays as it is."""
-        seen = self._seen
-        key = self.place.path, seen.st_ino, seen.st_size, seen.st_mtime_ns
+    def cached_table(self) -> RecordTable:
+        """Return the records as of the last :meth:`refresh` or later, from memory if the file has not changed."""
+        status = self._status
+        key = self.place.path, status.st_ino, status.st_size, status.st_mtime_ns
         table = _tables.get(key)
         if table is None:
             table = _tables[key] = self.table()
@@ -156,28 +159,28 @@ class BlockFile:
         return table
 
     def disk_bytes(self) -> int:
-        """What the file was counted as, or what it takes of the disk if a killed writer left more."""
+        """Return the bytes counted for the file, or its disk space if a killed writer left more."""
         return max(self.table().disk_bytes(), 512 * os.fstat(self._file.fd).st_blocks)
 
     def touch(self) -> None:
-        """Note that the block is used; now and then, the order of minutes is enough."""
-        if time.time() - self._seen.st_mtime > _TOUCH_SECONDS:
+        """Set the time of last use, unless that happened within the last minute."""
+        if time.time() - self._status.st_mtime > _TOUCH_SECONDS:
             try:
                 os.utime(self._file.fd)
             except OSError as error:
                 if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                     raise
 
-    def read(self, run: list[Piece], start: int, stop: int) -> memoryview:
-        """Bytes of pieces that follow each other, verified.
+    def read(self, run: list[Record], start: int, stop: int) -> memoryview:
+        """Read and verify bytes of records that follow each other.
 
         Args:
-            run: The pieces.
-            start: First byte that is wanted.
-            stop: One past the last; both within the pieces.
+            run: The records.
+            start: First byte to return.
+            stop: One past the last; both within the records.
 
         Raises:
-            DamagedError: A piece is not what its record says.
+            DamagedError: The bytes of a record do not have its hash.
             OSError: The disk fails.
         """
         base = run[0][0]
@@ -188,12 +191,13 @@ class BlockFile:
         return data[start - base : stop - base]
 
     def is_in_memory(self, start: int, stop: int) -> bool:
-        """Whether the system has the first and the last of some bytes in memory; False also if it cannot tell."""
+        """Return True if the system has the first and the last of some bytes in memory; False if it cannot tell."""
+        flag = getattr(os, "RWF_NOWAIT", None)
+        if flag is None:
+            return False
         byte = [bytearray(1)]
         try:
-            return all(
-                os.preadv(self._file.fd, byte, place, os.RWF_NOWAIT) == 1 for place in (start, stop - 1)
-            )
+            return all(os.preadv(self._file.fd, byte, place, flag) == 1 for place in (start, stop - 1))
         except OSError:
             return False
 
@@ -215,69 +219,68 @@ class BlockFile:
         return memoryview(mapped)[start:stop]
 
     def try_claim(self, start: int, stop: int) -> bool:
-        """Become the one who fetches some bytes; False while another one is."""
+        """Become the one that fetches some bytes; return False if another one does."""
         return self._file.try_lock(start, stop)
 
     def unclaim(self, start: int, stop: int) -> None:
-        """Let others fetch them, or find them."""
+        """Let others fetch the bytes, or find them."""
         self._file.unlock(start, stop)
 
     @contextmanager
     def appending(self) -> Iterator[None]:
-        """Keep others from writing the file, or from removing it.
+        """Keep others from writing or removing the file.
 
         Raises:
             Busy: Another process keeps the lock.
         """
-        with _appending.hold(self._file, self.place.path, PATIENCE) as is_held:
-            if not is_held:
-                raise Busy
+        with _appending.hold(self._file, self.place.path):
             yield
 
     def store(self, start: int, data: memoryview, ledger: Ledger, limits: Limits) -> int:
-        """Write what of some bytes is not there.
+        """Write the bytes that the file does not have yet.
 
         Args:
-            start: Where in the block they begin.
+            start: Position of the first byte in the block.
             data: The bytes.
-            ledger: Where to count them.
-            limits: How much there may be.
+            ledger: The ledger that counts them.
+            limits: Upper bounds on the cache.
 
         Returns:
-            Bytes written: none where there is no room, or the block was removed.
+            Number of bytes written; 0 if there is no room or the block was removed.
 
         Raises:
             Busy: Others keep locks.
             OSError: The disk is full or fails.
         """
         stop = start + len(data)
-        all_records = encode_pieces(self.place.key, start, data)  # hashed before others have to wait
+        records = encode_records(self.place.key, start, data)  # hashed before others have to wait
         with self.appending():
-            if not self.look_again():
+            if not self.refresh():
                 return 0
-            table = self._decode(start - start % PAGE_BYTES, page_ceil(stop))  # what it may share pages with
+            table = self._decode(
+                start - start % PAGE_BYTES, page_ceil(stop)
+            )  # records that may share its pages
             gaps = table.gaps(start, stop)
             if not gaps:
                 return 0
-            pieces = [(first, data[first - start : last - start]) for first, last in gaps]
-            records = all_records
+            writes = [(first, data[first - start : last - start]) for first, last in gaps]
             if gaps != [(start, stop)]:
-                records = b"".join(encode_pieces(self.place.key, first, piece) for first, piece in pieces)
+                records = b"".join(encode_records(self.place.key, first, gap) for first, gap in writes)
             count = len(records) // RECORD_BYTES
-            if table.num_records + count > _MOST_RECORDS:
+            if table.num_records + count > MOST_RECORDS:
                 return 0
             amount = table.disk_bytes(gaps, count) - table.disk_bytes()
-            with ledger.writing() as books:
-                if not books.take(self.place.root_folder, amount, limits):
+            with ledger.writing() as transaction:
+                if not transaction.take(self.place.root_folder, amount, limits):
                     return 0
-                pieces.append((self.place.data_bytes + table.num_records * RECORD_BYTES, memoryview(records)))
-                for offset, piece in pieces:
-                    _write_all(self._file.fd, piece, offset)
-                books.is_written(amount)
+                writes.append((self.place.data_bytes + table.num_records * RECORD_BYTES, memoryview(records)))
+                for offset, part in writes:
+                    write_all(self._file.fd, part, offset)
             return sum(last - first for first, last in gaps)
 
 
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
+def write_all(fd: int, data: memoryview, offset: int) -> None:
+    """Write bytes at a place of a file, in as many calls as the system needs."""
     while data:
         written = os.pwrite(fd, data, offset)
         data, offset = data[written:], offset + written

@@ -3,38 +3,101 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from energon_stream.cache.block_cache import BlockCache
+from energon_stream.cache.config import CacheConfig
 from energon_stream.cache.download import Get
 from energon_stream.cache.identity import ObjectIdentity
+from energon_stream.cache.locks import has_locks
 from energon_stream.cache.versions import Versions
 from energon_stream.errors import ObjectChangedError, UnsupportedStoreError
 from energon_stream.logs import log_once
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.attempts import attempt_listener, release_slot
+from energon_stream.storage.fork import PerProcess
 
-__all__ = ["CachedStore"]
+__all__ = ["CacheLayer", "CachedStore", "shared_cache"]
 
 _log = logging.getLogger(__name__)
+
+_caches: PerProcess[BlockCache] = PerProcess()
+
+
+def shared_cache(config: CacheConfig) -> BlockCache:
+    """Return this process's one cache with a configuration. Its users share it, so none of them may close it.
+
+    Raises:
+        ConfigError: See :class:`BlockCache`.
+
+    Example:
+        >>> from energon_stream.cache import CacheConfig, shared_cache
+        >>> shared_cache(CacheConfig("cache")) is shared_cache(CacheConfig("cache"))
+        True
+    """
+    return _caches.map(config, lambda: BlockCache(config))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayer:
+    """Picklable wrapper of stores that adds the disk cache.
+
+    On a system without the locks that a cache needs, it adds nothing and logs one warning.
+
+    Attributes:
+        config: The cache.
+        since: Start of the run in seconds since the epoch. Objects have the versions that they had then or later.
+
+    Example:
+        >>> from energon_stream.cache import CacheConfig, CacheLayer
+        >>> from energon_stream.storage import StoreSpec
+        >>> store = CacheLayer(CacheConfig("cache", min_free_bytes=0))(StoreSpec("s3://data/captions").open())
+        >>> for _ in range(2):
+        ...     body = store.get(".nv-meta/dataset.yaml")
+        >>> store.cache.counters().hits
+        1
+    """
+
+    config: CacheConfig
+    since: float = field(default_factory=time.time)
+
+    def __call__(self, store: Store) -> Store:
+        """Return a store that reads ``store`` through the cache."""
+        if not has_locks():
+            message = "the disk cache needs Linux; everything is read from the store, and %s is not used"
+            log_once(_log, message, self.config.directory)
+            return store
+        cache = shared_cache(self.config)
+        return CachedStore(store, cache, Versions(self.config.directory, store, self.since))
 
 
 class CachedStore:
     """Reads a store through a cache; see ``Store`` for the methods.
 
-    What the cache has to know of an object is its version and its size. Where nobody told them (:meth:`remember`),
-    the first request goes out, and its answer tells them. From then on the object is the version that was seen
-    first: another one is an ``ObjectChangedError``, as without a cache.
+    The cache has to know the version and the size of an object. If neither :meth:`remember` nor ``versions`` gives
+    them, the first request goes to the store, and its answer contains them. From then on, this store reads only that
+    version; another one raises ``ObjectChangedError``, as without a cache.
 
     Writes, listings and metadata go to the store.
 
     Args:
         store: The store.
         cache: The cache.
-        versions: Tells versions that nobody told; None to learn them from answers.
+        versions: Versions of the store's objects; None to learn them from answers.
 
     Attributes:
         cache: The cache.
+
+    Example:
+        >>> from energon_stream.cache import BlockCache, CacheConfig, CachedStore
+        >>> from energon_stream.storage import ByteRange, StoreSpec
+        >>> cache = BlockCache(CacheConfig("cache", min_free_bytes=0))
+        >>> store = CachedStore(StoreSpec("s3://data").open(), cache)
+        >>> lines = [bytes(store.get_range("lines.jsonl", ByteRange(0, 9)).data) for _ in range(2)]
+        >>> cache.counters().hits
+        1
     """
 
     is_local = False
@@ -52,18 +115,20 @@ class CachedStore:
         return self._store.url
 
     def remember(self, path: str, meta: ObjectMeta) -> None:
-        """Tell an object's version and size; nothing follows from one without a version."""
+        """Set an object's version and size; an object without a version is not cached."""
         if meta.etag is not None:
             self._known[path] = ObjectIdentity(self.url, path, meta.etag, meta.size)
 
     def known(self, path: str) -> ObjectIdentity | None:
-        """The version of an object that is read through the cache, if it is known or can be told without asking
-        for the object."""
+        """Return the version of an object that the cache serves; None if only a request for the object would tell."""
         return self._version(path, None)
 
     def identify(self, path: str) -> ObjectIdentity | None:
-        """The version of an object that is read through the cache; its metadata are asked for where nothing else tells.
-        None for an object that is not cached, because the store tells no version."""
+        """Return the version of an object that the cache serves, with a request for its metadata if necessary.
+
+        Returns:
+            None for an object that is not cached, because the store has no versions.
+        """
         known = self.known(path)
         if known is None:
             self.remember(path, self.head(path))
@@ -95,7 +160,7 @@ class CachedStore:
 
     def get_at_hand(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
         """Read a byte range if the system has it in memory; see :func:`energon_stream.storage.base.get_at_hand`."""
-        known = self._known.get(path)  # not _version(): to ask for versions takes a request
+        known = self._known.get(path)  # not _version(), which may send a request
         if known is None or etag not in (None, known.etag):
             return None
         start, stop = byte_range.start, byte_range.stop
@@ -105,27 +170,28 @@ class CachedStore:
         return None if data is None else Body(data, known.etag, known.size)
 
     def keep(self, path: str, byte_range: ByteRange) -> bool:
-        """Have a byte range in the cache; see :meth:`BlockCache.keep`.
+        """Fetch a byte range into the cache; see :meth:`BlockCache.keep`.
 
         Raises:
-            UnsupportedStoreError: The store tells no version of the object.
+            UnsupportedStoreError: The store has no version of the object.
         """
         known = self.identify(path)
         if known is None:
             raise UnsupportedStoreError(
-                "the store tells no version of this object, so that it cannot be cached",
+                "the object cannot be cached, because the store returns no ETag for it",
                 where=f"{self.url}/{path}",
+                hint="Read this dataset without a cache (`cache: false`).",
             )
         return self.cache.keep(
             known, byte_range.start, byte_range.stop, self._getter(known), wait=_may_wait()
         )
 
     def head(self, path: str) -> ObjectMeta:
-        """Metadata of one object, as it is now."""
+        """Return the metadata of one object, from the store."""
         return self._store.head(path)
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
-        """All objects below a folder, as they are now."""
+        """List all objects below a folder, from the store."""
         return self._store.list(prefix)
 
     def put(self, path: str, data: bytes) -> None:
@@ -144,11 +210,11 @@ class CachedStore:
         self._store.delete(path)
 
     def close(self) -> None:
-        """Release what the store can release; the cache belongs to others, too."""
+        """Close the store. The cache stays open, because others use it."""
         self._store.close()
 
     def _version(self, path: str, etag: str | None) -> ObjectIdentity | None:
-        """The version that is known, unless another one is asked for."""
+        """Return the known version; None if none is known, or the caller wants another one."""
         known = self._known.get(path)
         if known is None and self._versions is not None:
             meta = self._versions.of(path)
@@ -170,7 +236,7 @@ class CachedStore:
         return fetch
 
     def _check(self, known: ObjectIdentity, body: Body) -> Body:
-        """Stores compare versions already; but bytes of another one must never get into the cache."""
+        # Stores compare versions already, but bytes of another version must never get into the cache.
         if body.etag not in (None, known.etag) or body.total_size not in (None, known.size):
             raise ObjectChangedError(
                 "the object was replaced while it was in use",
@@ -180,10 +246,10 @@ class CachedStore:
         return body
 
     def _learn(self, path: str, start: int, body: Body, size: int | None = None) -> Body:
-        """Keep the bytes of an answer, and what it tells of the object."""
+        """Keep the bytes of an answer, and the object's version and size."""
         size = size if body.total_size is None else body.total_size
         if body.etag is None:
-            message = "%s tells no version of %s; such objects are not cached"
+            message = "%s returns no ETag for %s; such objects are not cached"
             log_once(_log, message, self.url, path, key=self.url)
         elif size is not None:
             known = self._known[path] = ObjectIdentity(self.url, path, body.etag, size)
@@ -193,6 +259,6 @@ class CachedStore:
 
 
 def _may_wait() -> bool:
-    """Not so for a request beside a late one: it would wait for the very one that is late."""
+    # A hedge must not wait: it would wait for the very request that is late.
     listener = attempt_listener()
     return listener is None or listener.retries

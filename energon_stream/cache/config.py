@@ -1,4 +1,4 @@
-"""What users say about the cache."""
+"""Configuration of the disk cache."""
 
 from __future__ import annotations
 
@@ -20,19 +20,27 @@ _LARGEST_BLOCK = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """Where fetched bytes are kept on this node, and how many of them. Sizes may be given as ``"200GB"``.
+    """Directory, size and policy of the disk cache of a node. Sizes are numbers of bytes or texts such as ``"200GB"``.
 
-    All processes of a node that name the same directory share it; it belongs on a local disk.
+    All processes of a node that name the same directory share one cache. The directory belongs on a local disk.
 
     Attributes:
-        directory: Folder of the cache; made if it is absent. It may be moved, and deleted while nobody uses it.
-        max_bytes: Bytes on disk that all processes together may use; None for all but ``min_free_bytes``.
-        policy: ``"pin"``: what came first stays, and only what no running process uses makes room;
-            best where data is read again and again in new orders. ``"lru"``: what was not used for longest goes.
-        min_free_bytes: Bytes of the disk that are left free for others.
-        block_bytes: Size of a block, the unit of eviction and a file each; a multiple of 128 KiB.
-        wait_seconds: How long to wait for another process's download of the same bytes before fetching them
-            again.
+        directory: Folder of the cache; made if it is absent. You may move it, or delete it while nobody uses it.
+        max_bytes: Disk space for all processes together; None for all but ``min_free_bytes``.
+        policy: ``"pin"``: data that came first stays, and only data that no running process uses makes room. Best
+            for data that is read again and again in new orders. ``"lru"``: the least recently used data makes room.
+        min_free_bytes: Bytes of the disk that stay free for others.
+        block_bytes: Size of a block, which is one file and is evicted as a whole; a multiple of 128 KiB.
+        wait_seconds: How long to wait for another process that is downloading the same bytes, before downloading
+            them as well.
+
+    Raises:
+        ConfigError: A value cannot be used; the message names it.
+
+    Example:
+        >>> from energon_stream import CacheConfig
+        >>> CacheConfig("/tmp/cache", "1.5GiB").quota
+        1610612736
     """
 
     directory: str
@@ -58,15 +66,13 @@ class CacheConfig:
                 f"block_bytes is {self.block_bytes}", hint="Use a multiple of 128 KiB, up to 1 GiB."
             )
         if self.quota is not None and self.quota < LINE_BYTES:
-            raise ConfigError(
-                f"max_bytes is {self.max_bytes}", hint="Leave room for some data, or use no cache."
-            )
+            raise ConfigError(f"max_bytes is {self.max_bytes}", hint="Use at least 128 KiB, or no cache.")
         if not 0 <= self.wait_seconds < math.inf:
             raise ConfigError(f"wait_seconds is {self.wait_seconds}", hint="Use 0 or more seconds.")
 
     @property
     def quota(self) -> int | None:
-        """``max_bytes`` as a number."""
+        """``max_bytes`` as a number; None for no limit."""
         return cast("int | None", self.max_bytes)
 
     @property
@@ -81,13 +87,13 @@ class CacheConfig:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> CacheConfig | None:
-        """What ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE`` say.
+        """Return the configuration in ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE``.
 
         Returns:
-            None where no directory is named.
+            None if the first one is not set.
 
         Raises:
-            ConfigError: A size without a directory, or one that is no size.
+            ConfigError: Only the size is set, or it is not a size.
         """
         directory = environment.get("ENERGON_STREAM_CACHE_DIR")
         size = environment.get("ENERGON_STREAM_CACHE_SIZE") or None
@@ -102,14 +108,14 @@ class CacheConfig:
 
 
 def parse_size(size: int | str, name: str = "size") -> int:
-    """Bytes of a number, or of a text such as ``"200GB"`` (10⁹) or ``"1.5GiB"`` (2³⁰).
+    """Return the bytes of a number, or of a text such as ``"200GB"`` (10⁹) or ``"1.5GiB"`` (2³⁰).
 
     Args:
         size: The number or text; not negative.
-        name: What it is, for the message.
+        name: Name of the option, for the error message.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: ``size`` is neither.
     """
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)

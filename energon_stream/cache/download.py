@@ -1,4 +1,4 @@
-"""Bytes that are not in a cache: fetched once by one of all who want them, and kept."""
+"""Fetches of missing bytes: once for everybody who wants them, and kept."""
 
 from __future__ import annotations
 
@@ -7,72 +7,78 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeAlias
 
-from energon_stream.cache.finding import Chunk, Finder, Span, merge_spans, outside
+from energon_stream.cache.block_reader import BlockReader, Chunk, Span, merge_spans, outside
+from energon_stream.cache.block_writer import BlockWriter, Claim
 from energon_stream.cache.identity import ObjectPlace
-from energon_stream.cache.keeper import Claim, Keeper
 from energon_stream.cache.records import PAGE_BYTES, page_ceil
 
 __all__ = ["READ_OVER", "Download", "Get", "has_room", "keep_unclaimed"]
 
 Get: TypeAlias = Callable[[int, int], memoryview]
-"""Fetches bytes ``start`` to ``stop`` of an object: all of them, or raises."""
+"""Fetches bytes ``start`` to ``stop`` of an object: all of them, or it raises."""
 
-_BESIDE_BYTES = 8 * PAGE_BYTES  # what a range takes beside its bytes, rather more than less
+_OVERHEAD_BYTES = 8 * PAGE_BYTES  # disk space of a range beside its bytes, rather more than less
+
 READ_OVER = 32 << 10
-"""Cached bytes between two gaps are fetched again if they are no more than these: a request costs more."""
+"""Up to this many cached bytes between two gaps are fetched again, because two requests cost more than one."""
 
 
-def has_room(keeper: Keeper, place: ObjectPlace, spans: Sequence[Span]) -> bool:
-    """Whether some bytes of an object may be kept; makes room for them if the policy allows it."""
-    need = sum(page_ceil(stop - start) + _BESIDE_BYTES for start, stop in spans)
-    return keeper.has_room(place, need)
+def has_room(writer: BlockWriter, place: ObjectPlace, spans: Sequence[Span]) -> bool:
+    """Return True if some bytes of an object may be kept; make room for them if the policy allows it."""
+    return writer.has_room(place, sum(page_ceil(stop - start) + _OVERHEAD_BYTES for start, stop in spans))
 
 
-def keep_unclaimed(keeper: Keeper, place: ObjectPlace, start: int, data: memoryview) -> int:
-    """Keep bytes that others may be fetching, too.
+def keep_unclaimed(writer: BlockWriter, place: ObjectPlace, start: int, data: memoryview) -> int:
+    """Keep bytes that others may be fetching as well.
 
     Returns:
-        How many were not there and are kept now.
+        Number of bytes that the cache did not have before and has now.
     """
-    if not has_room(keeper, place, [(start, start + len(data))]):
+    if not has_room(writer, place, [(start, start + len(data))]):
         return 0
     kept = 0
-    for part in place.parts(start, start + len(data)):
-        block = keeper.open_block(place, part)
+    for wanted in place.ranges(start, start + len(data)):
+        block = writer.open_block(place, wanted)
         if block is not None:
             with block:
-                kept += keeper.store(block, part, data[part.start - start : part.stop - start])
+                kept += writer.store(block, wanted, data[wanted.start - start : wanted.stop - start])
     return kept
 
 
 class Download:
-    """Fetches what is missing for one read.
+    """Fetches the bytes that one read misses.
 
-    Bytes that are being fetched are locked in their block's file, these and no others. Nobody waits while holding a
-    lock, so there is no deadlock; whoever dies leaves none.
+    Bytes that are being fetched are locked in their block's file; no other bytes are. Nobody waits while holding such
+    a lock, so there is no deadlock. The locks of a process that dies are gone.
 
     Args:
-        finder: Finds what others fetched.
-        keeper: Keeps what is fetched here.
+        reader: Reads bytes that others fetched.
+        writer: Keeps bytes that this download fetches.
         place: The object.
-        get: Fetches.
-        only_keep: Whether bytes are wanted in the cache only: what is there is not read, and what the cache does not take
-            is not fetched.
+        get: Fetches bytes.
+        only_keep: Have the bytes in the cache without returning them: cached bytes are not read, and bytes that the
+            cache does not take are not fetched.
 
     Attributes:
-        chunks: Bytes that came, or were found.
-        fetched_bytes: How many came.
-        kept_bytes: How many of these are kept.
-        waited: Whether others were waited for.
-        gave_up: Whether that took too long.
-        refused: Whether something was not fetched because there is no room for it.
+        chunks: Bytes that were fetched or found.
+        fetched_bytes: Number of bytes fetched.
+        kept_bytes: Number of these that the cache kept.
+        waited: True if this download waited for others.
+        gave_up: True if waiting took too long.
+        refused: True if something was not fetched because there is no room for it.
     """
 
     def __init__(
-        self, finder: Finder, keeper: Keeper, place: ObjectPlace, get: Get, *, only_keep: bool = False
+        self,
+        reader: BlockReader,
+        writer: BlockWriter,
+        place: ObjectPlace,
+        get: Get,
+        *,
+        only_keep: bool = False,
     ) -> None:
-        self._finder = finder
-        self._keeper = keeper
+        self._reader = reader
+        self._writer = writer
         self._place = place
         self._get = get
         self._only_keep = only_keep
@@ -81,14 +87,14 @@ class Download:
         self.waited = self.gave_up = self.refused = False
 
     def run(self, gaps: list[Span], seconds: float) -> None:
-        """Get all of some spans.
+        """Get all bytes of some spans.
 
         Args:
             gaps: The spans.
             seconds: How long to wait for others who are fetching the same bytes.
         """
         deadline = None
-        while gaps and has_room(self._keeper, self._place, gaps):
+        while gaps and has_room(self._writer, self._place, gaps):
             gaps = merge_spans(span for gap in gaps for span in self._attempt(gap))
             if not gaps:
                 return
@@ -98,29 +104,29 @@ class Download:
                 self.gave_up = seconds > 0
                 break
             self.waited = True
-            self._keeper.wait(self._place, next(self._place.parts(*gaps[0])), deadline)
+            self._writer.wait(self._place, next(self._place.ranges(*gaps[0])), deadline)
         else:
             self.refused = bool(gaps)
         if not (self._only_keep and self.refused):
             self._fetch_anyway(gaps)
 
     def _fetch_anyway(self, spans: list[Span]) -> None:
-        """Fetch what others may be fetching, too."""
+        """Fetch bytes that others may be fetching as well."""
         for start, stop in spans:
-            self.kept_bytes += keep_unclaimed(self._keeper, self._place, start, self._fetch(start, stop))
+            self.kept_bytes += keep_unclaimed(self._writer, self._place, start, self._fetch(start, stop))
 
     def _attempt(self, gap: Span) -> list[Span]:
-        """Fetch what nobody else is fetching; returns the rest."""
+        """Fetch the bytes of a gap that nobody else is fetching; return the spans that others are fetching."""
         missing: list[Span] = []
         busy: list[Span] = []
         with ExitStack() as stack:
             mine: list[Claim] = []
-            for part in self._place.parts(*gap):
-                claim = self._keeper.claim(self._place, part)
+            for wanted in self._place.ranges(*gap):
+                claim = self._writer.claim(self._place, wanted)
                 if claim is None:
-                    missing.append((part.start, part.stop))
+                    missing.append((wanted.start, wanted.stop))
                     continue
-                stack.callback(self._keeper.release, claim)
+                stack.callback(self._writer.release, claim)
                 if claim.is_mine:
                     missing += claim.gaps
                     mine.append(claim)
@@ -130,16 +136,16 @@ class Download:
             for start, stop in missing:
                 data = self._fetch(start, stop)
                 for claim in mine:
-                    here = claim.part.between(start, stop)
-                    if here is not None:
-                        piece = data[here.start - start : here.stop - start]
-                        self.kept_bytes += self._keeper.store(claim.block, here, piece)
+                    fetched = claim.wanted.between(start, stop)
+                    if fetched is not None:
+                        part = data[fetched.start - start : fetched.stop - start]
+                        self.kept_bytes += self._writer.store(claim.block, fetched, part)
         if self._only_keep:
             return busy
         for start, stop in outside(merge_spans([*missing, *busy]), *gap):
-            chunks, gaps = self._finder.find(self._place, start, stop)
+            chunks, gaps = self._reader.find(self._place, start, stop)
             self.chunks += chunks
-            self._fetch_anyway(gaps)  # it was there, and is damaged
+            self._fetch_anyway(gaps)  # recorded, but damaged
         return busy
 
     def _fetch(self, start: int, stop: int) -> memoryview:

@@ -1,10 +1,11 @@
-"""Makes room: looks at what is on disk, lets the policy choose, removes."""
+"""Eviction: lists the blocks on disk, lets the policy choose, and removes what it chose."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.directory import CacheDirectory
@@ -22,18 +23,18 @@ def make_room(
     owner: ObjectPlace,
     shares: Mapping[str, int],
 ) -> bool:
-    """Remove blocks. What anybody has open stays.
+    """Remove blocks. Blocks that any process has open stay.
 
     Args:
         directory: The cache.
-        policy: Says which.
-        need: Bytes to gain; nothing is removed where the policy cannot give so many.
-        spare: Bytes to gain beyond that if possible, so that it need not be done again soon.
-        owner: Object that the room is for; other versions of it are not in use.
-        shares: Bytes that some datasets are planned to have, by the names of their folders.
+        policy: Chooses the blocks.
+        need: Bytes to gain. If the policy cannot give so many, nothing is removed.
+        spare: Bytes to gain beyond ``need`` if possible, so that the next eviction is not needed soon.
+        owner: Object that needs the room. Older versions of it count as unused.
+        shares: Bytes planned for some datasets, by the names of their folders.
 
     Returns:
-        Whether ``need`` was gained.
+        True if ``need`` was gained.
 
     Raises:
         Busy: Others keep locks.
@@ -57,10 +58,10 @@ def _entries(directory: CacheDirectory, owner: ObjectPlace) -> list[Entry]:
     entries = []
     for root_folder in directory.root_folders():
         root, in_use = os.path.basename(root_folder), directory.root_in_use(root_folder)
-        its: list[Entry] = []
-        newest = (
-            {_path_name(owner.folder): (math.inf, owner.folder)} if root_folder == owner.root_folder else {}
-        )
+        found: list[Entry] = []
+        newest: dict[str, tuple[float, str]] = {}  # last use and folder of each object's newest version
+        if root_folder == owner.root_folder:
+            newest[_path_name(owner.folder)] = (math.inf, owner.folder)
         for folder in directory.object_folders(root_folder):
             path_name = _path_name(folder)
             for place in directory.blocks(folder):
@@ -69,20 +70,20 @@ def _entries(directory: CacheDirectory, owner: ObjectPlace) -> list[Entry]:
                 except FileNotFoundError:
                     continue
                 used = status.st_mtime
-                its.append(Entry(place.path, root, root, 512 * status.st_blocks, used, in_use))
+                found.append(Entry(place.path, root, root, 512 * status.st_blocks, used, in_use))
                 newest[path_name] = max(newest.get(path_name, (used, folder)), (used, folder))
-        entries += [_superseded(entry, newest) if in_use else entry for entry in its]
+        entries += [_superseded(entry, newest) if in_use else entry for entry in found]
     return entries
 
 
 def _superseded(entry: Entry, newest: Mapping[str, tuple[float, str]]) -> Entry:
-    """A version that another one of the same object came after is not in use, though its dataset is."""
+    """Return an entry of a dataset in use; an object's older versions are marked as unused."""
     folder = os.path.dirname(entry.key)
     if newest[_path_name(folder)][1] == folder:
         return entry
-    return Entry(entry.key, entry.root, folder, entry.bytes, entry.last_use, in_use=False)
+    return replace(entry, group=folder, in_use=False)
 
 
 def _path_name(object_folder: str) -> str:
-    """What all versions of an object have in common."""
+    """Return the part of the folder's name that all versions of the object share."""
     return os.path.basename(object_folder).partition("-")[0]

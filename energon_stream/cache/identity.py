@@ -1,4 +1,4 @@
-"""Which object, and which block of it: values, and the names they have on disk."""
+"""Names of objects and blocks: values, and the paths that they have on disk."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from energon_stream.cache.records import page_ceil
 from energon_stream.storage import strip_credentials
 
 __all__ = [
-    "BlockPart",
     "BlockPlace",
+    "BlockRange",
     "ObjectIdentity",
     "ObjectPlace",
     "block_at",
@@ -26,13 +26,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ObjectIdentity:
-    """One version of an object: with another etag or size it is another object.
+    """One version of an object. The same path with another ETag or size is another object.
 
     Attributes:
-        root: URL below which it lies, the dataset's as a rule; credentials are taken out.
-        path: Path below that.
-        etag: Version as the store names it.
+        root: URL of the folder that contains it, usually the dataset's. Credentials are removed.
+        path: Path below the root.
+        etag: Version, as the store names it.
         size: Length in bytes.
+
+    Example:
+        >>> from energon_stream.cache import ObjectIdentity
+        >>> ObjectIdentity("s3://key:secret@bucket/data/", "shard-0.tar", '"abc"', 1024).root
+        's3://bucket/data'
     """
 
     root: str
@@ -45,18 +50,18 @@ class ObjectIdentity:
 
 
 def clean_url(url: str) -> str:
-    """A dataset's URL as it names the dataset in the cache."""
+    """Return the name that a dataset's URL has in the cache: without credentials and without a slash at the end."""
     return strip_credentials(url).rstrip("/")
 
 
 class BlockPlace(NamedTuple):
-    """Where a block lies.
+    """A block's place on disk.
 
     Attributes:
-        path: Its file, whose name says the block's number and size.
-        size: Bytes of it, fewer for the last one of an object.
-        key: Makes the checks of its records; from the names of dataset, object and block, and not from those of the
-            folders above, so that a cache may be moved.
+        path: The block's file. Its name contains the block's number and size.
+        size: Bytes of the block; the last block of an object may have fewer.
+        key: Key for the checks of the block's records. It follows from the names of dataset, object and block and
+            not from the folders above, so that a cache can be moved.
     """
 
     path: str
@@ -65,7 +70,7 @@ class BlockPlace(NamedTuple):
 
     @property
     def data_bytes(self) -> int:
-        """Length of the data in the file; records follow."""
+        """Length of the data in the file; the records follow."""
         return page_ceil(self.size)
 
     @property
@@ -79,14 +84,14 @@ class BlockPlace(NamedTuple):
         return os.path.dirname(self.object_folder)
 
 
-class BlockPart(NamedTuple):
-    """Bytes of an object that lie in one block.
+class BlockRange(NamedTuple):
+    """A range of an object's bytes that lies in one block.
 
     Attributes:
         block: The block.
-        base: Where in the object it begins.
+        base: Position of the block's first byte in the object.
         start: First byte, counted in the object.
-        stop: One past the last.
+        stop: One past the last byte, counted in the object.
     """
 
     block: BlockPlace
@@ -96,24 +101,24 @@ class BlockPart(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """First byte, and one past the last, counted in the block."""
+        """First byte and one past the last, counted in the block."""
         return self.start - self.base, self.stop - self.base
 
-    def between(self, start: int, stop: int) -> BlockPart | None:
-        """What of it lies between two places of the object."""
+    def between(self, start: int, stop: int) -> BlockRange | None:
+        """Return the intersection with the object's bytes ``[start, stop)``; None if it is empty."""
         start, stop = max(start, self.start), min(stop, self.stop)
         return self._replace(start=start, stop=stop) if start < stop else None
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectPlace:
-    """Where the blocks of an object lie.
+    """The place of an object's blocks on disk.
 
     Attributes:
         identity: The object.
         block_bytes: Size of its blocks.
-        folder: Its folder, in that of the dataset. The name begins with the path's, so that other versions of the
-            object are found.
+        folder: Folder of the blocks, inside the dataset's folder. The names of all versions of an object begin with
+            the same hash of the path.
     """
 
     identity: ObjectIdentity
@@ -125,18 +130,18 @@ class ObjectPlace:
         """Folder of the dataset."""
         return os.path.dirname(self.folder)
 
-    def parts(self, start: int, stop: int) -> Iterator[BlockPart]:
-        """A byte range by blocks."""
+    def ranges(self, start: int, stop: int) -> Iterator[BlockRange]:
+        """Yield the bytes ``[start, stop)`` block by block."""
         numbers = range(start // self.block_bytes, -(-stop // self.block_bytes)) if start < stop else ()
         for number in numbers:
             base = number * self.block_bytes
             size = min(self.block_bytes, self.identity.size - base)
             block = _block(f"{self.folder}/{number}.{size}", size)
-            yield BlockPart(block, base, max(start, base), min(stop, base + size))
+            yield BlockRange(block, base, max(start, base), min(stop, base + size))
 
 
 def block_at(path: str) -> BlockPlace | None:
-    """The block that a file holds; None if its name is none of a block."""
+    """Return the block of a file; None if the file's name is not a block's."""
     number, dot, size = os.path.basename(path).partition(".")
     return _block(path, int(size)) if dot and number.isdecimal() and size.isdecimal() else None
 
@@ -147,13 +152,13 @@ def _block(path: str, size: int) -> BlockPlace:
 
 
 def root_name(url: str) -> str:
-    """Name of a dataset's folder."""
+    """Return the name of a dataset's folder."""
     return _hash(url).hex()
 
 
 @functools.lru_cache(4096)
 def object_place(data_folder: str, identity: ObjectIdentity, block_bytes: int) -> ObjectPlace:
-    """The place of an object below a cache's data folder."""
+    """Return the place of an object in a cache's data folder."""
     version = _hash(identity.etag, str(identity.size), str(block_bytes)).hex()
     folder = f"{data_folder}/{root_name(identity.root)}/{_hash(identity.path).hex()}-{version}"
     return ObjectPlace(identity, block_bytes, folder)

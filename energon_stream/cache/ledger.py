@@ -1,11 +1,14 @@
-"""The bytes that a cache takes of the disk, counted in a file that all processes share.
+"""The ledger of a cache: a file, shared by all processes, that counts the bytes on disk.
 
-Bytes are counted before they are written and given back after they are gone, so whoever is killed at whatever
-moment, no more is on the disk than is counted. What is counted and not yet finished is *pending*: when nobody
-writes and something is pending, somebody was killed, and the bytes are counted anew from the files.
+Bytes are counted before they are written, and subtracted after they are removed. So there is never more on the disk
+than the ledger counts, whichever process is killed when.
 
-To count takes nine system calls under a lock, and after each of them Python's own lock has to be had again. Where several
-threads write they therefore count ahead, for those who come next, and give back what nobody took when none writes any more.
+Bytes that somebody counted, or began to remove, are *pending* until the last thread of that process has ended its
+:meth:`Ledger.writing`. If nothing writes and bytes are pending, a process was killed, and the files are measured anew.
+
+Counting takes nine system calls under a lock, and after each of them the thread must get the GIL back. So while
+several threads of a process write, the first one counts more than it needs, and the others use up these
+:class:`ReservedBytes` without touching the file. The last writer to end subtracts what is left.
 """
 
 from __future__ import annotations
@@ -14,63 +17,58 @@ import functools
 import os
 import struct
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from energon_stream.cache.ahead import Ahead
-from energon_stream.cache.locks import LockedFile, Turns
+from energon_stream.cache import locks
+from energon_stream.cache.locks import Busy, LockedFile, StripedLocks
 from energon_stream.cache.records import PAGE_BYTES
 
 __all__ = [
     "COUNT_FILE",
     "OBJECT_BYTES",
-    "PATIENCE",
     "ROOT_BYTES",
-    "Books",
-    "Busy",
     "Ledger",
+    "LedgerTransaction",
     "Limits",
+    "ReservedBytes",
     "Usage",
+    "root_bytes",
 ]
 
+COUNT_FILE = "bytes"
+"""File in a dataset's folder that contains the number of bytes counted for the dataset."""
+
 ROOT_BYTES = 4 * PAGE_BYTES
-"""What a dataset's folder takes: the folder, two small files, its entry in the folder above."""
+"""Disk space of a dataset's folder: the folder, two small files, and its entry in the parent folder."""
 
 OBJECT_BYTES = 2 * PAGE_BYTES
-"""What an object's folder takes, with the file in it that describes it."""
+"""Disk space of an object's folder and of the file in it that describes the object."""
 
-_FIXED_BYTES = 8 * PAGE_BYTES  # the cache's own folders and this file
+_FIXED_BYTES = 8 * PAGE_BYTES  # the cache's own folders and the ledger
 _MAGIC = b"ESCACHE1"
 _FIELDS = struct.Struct("<8sqq16s")
 _COUNT = struct.Struct("<q")
-COUNT_FILE = "bytes"
-"""File in a dataset's folder that says how many bytes are counted for it."""
 
-_AHEAD_BYTES = 64 << 20
-_AHEAD_SHARE = 64
-"""Counted ahead is at most a 64th of the room there is: others find it taken."""
+_MOST_RESERVED = 64 << 20
+_RESERVED_SHARE = 64
+"""A process reserves at most a 64th of the free room, because other processes find that room taken."""
 
-_books = Turns(0, 1)  # bytes of the file that are locked
+# Byte ranges of the file, which need not exist, are the locks.
+_changing = StripedLocks(0, 1)
 _WRITING, _EVICTING = (1, 2), (2, 3)
-_names = Turns(3, 4, apart=1)
-PATIENCE = 5.0
-"""Seconds to wait for what others do in micro- or milliseconds; whoever takes longer was stopped, or the disk is."""
-
-
-class Busy(Exception):
-    """Another process keeps a lock for much longer than it should."""
+_objects = StripedLocks(3, 4, apart=1)
 
 
 class Usage(NamedTuple):
-    """What the ledger says.
+    """The ledger's content.
 
     Attributes:
-        bytes: Counted bytes, an upper bound of those on disk.
-        pending: Those of them that somebody is about to write, or to remove.
+        bytes: Counted bytes, an upper bound of the bytes on disk.
+        pending: Bytes among these that may not be on disk, because a process is writing or removing them.
     """
 
     bytes: int
@@ -79,7 +77,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be taken.
+    """Upper bounds on what a cache may take.
 
     Attributes:
         quota: Bytes of the whole cache; None for no limit.
@@ -92,28 +90,66 @@ class Limits:
     shares: Mapping[str, int] = field(default_factory=dict)
 
 
-class Ledger:
-    """The ledger of a cache. Its file stays open from the first change on: many are made, a few a request.
+class ReservedBytes:
+    """Bytes that this process has counted since its threads began to write. Thread-safe.
 
-    Safe to call from several threads; not to be used across a fork.
+    Attributes:
+        pending: All of them, but for those that a failed transaction may not have written.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._unused: dict[str, int] = {}
+        self.pending = 0
+
+    def add(self, root_folder: str, used: int, unused: int) -> None:
+        """Note bytes that were counted for a dataset."""
+        with self._lock:
+            self._unused[root_folder] = self._unused.get(root_folder, 0) + unused
+            self.pending += used + unused
+
+    def use(self, root_folder: str, amount: int) -> bool:
+        """Use bytes that were counted for a dataset; return False if fewer are left."""
+        with self._lock:
+            unused = self._unused.get(root_folder, 0)
+            if unused < amount:
+                return False
+            self._unused[root_folder] = unused - amount
+            return True
+
+    def abandon(self, amount: int) -> None:
+        """Leave bytes pending for good: a transaction failed and may have written them or not."""
+        with self._lock:
+            self.pending -= amount
+
+    def clear(self) -> tuple[int, dict[str, int]]:
+        """Forget everything; return the pending bytes, and the unused bytes by dataset."""
+        with self._lock:
+            pending, unused = self.pending, {folder: n for folder, n in self._unused.items() if n}
+            self.pending, self._unused = 0, {}
+            return pending, unused
+
+
+class Ledger:
+    """The ledger of a cache. Its file stays open after the first change, because changes are frequent.
+
+    Thread-safe; not to be used across a fork.
 
     Args:
-        path: Its file.
+        path: The ledger's file.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._lock = threading.Lock()
         self._file: LockedFile | None = None
-        self._counting = threading.Lock()
-        self._writers = 0  # threads of this process; they share the lock that says so
-        self._written: deque[int] = deque()
-        self._ahead = Ahead()
+        self._lock = threading.Lock()
+        self._num_writers = 0  # threads of this process; they share one lock on the file
+        self._reserved = ReservedBytes()
 
     def usage(self) -> Usage | None:
-        """What is counted; None where nobody has counted since the machine started."""
+        """Return the content; None if nobody has measured the files since the machine started."""
         file = self._file
-        if file is not None and _is_there(file):
+        if file is not None and _exists(file):
             return _read(file)
         try:
             with LockedFile(self._path, os.O_RDONLY) as file:
@@ -122,95 +158,82 @@ class Ledger:
             return None
 
     @contextmanager
-    def writing(self) -> Iterator[Books]:
-        """Hold off recounts while something changes.
+    def writing(self) -> Iterator[LedgerTransaction]:
+        """Begin a transaction. Recounts wait until all transactions have ended.
+
+        If the block raises, what the transaction took stays pending, so that a recount finds out how much of it is
+        on disk.
 
         Raises:
             Busy: A recount takes long.
         """
-        books = Books(self._begin(), self._written, self._ahead, self._has_several)
+        transaction = LedgerTransaction(self._begin(), self._reserved, self._has_several_writers)
         try:
-            yield books
+            yield transaction
+        except BaseException:
+            self._reserved.abandon(transaction.taken)
+            raise
         finally:
-            self._end(books)
+            self._end(transaction)
 
     def _begin(self) -> LockedFile:
-        file = self._join()
-        if file is not None:
-            return file
-        if not self._lock.acquire(timeout=PATIENCE):  # another thread waits for the file's lock
+        if not self._lock.acquire(timeout=locks.PATIENCE):  # another thread waits for the file's lock
             raise Busy
         try:
-            file = self._join()
-            if file is None:
+            file = self._file
+            if not self._num_writers or file is None:
                 file = self._open()
-                if not file.lock(*_WRITING, seconds=PATIENCE, shared=True):
+                if not file.lock(*_WRITING, seconds=locks.PATIENCE, shared=True):
                     raise Busy
                 self._file = file
-                self._count(1)
+            self._num_writers += 1
             return file
         finally:
             self._lock.release()
 
-    def _join(self) -> LockedFile | None:
-        """The file, where other threads hold its lock already."""
-        with self._counting:
-            if not self._writers:
-                return None
-            self._writers += 1
-            return self._file
-
     def _open(self) -> LockedFile:
         file = self._file
-        if file is None or not _is_there(file):
+        if file is None or not _exists(file):
             self._file = None  # closed when nobody reads it
             file = LockedFile(self._path, os.O_RDWR)
         return file
 
-    def _count(self, more: int) -> int:
-        with self._counting:
-            self._writers += more
-            return self._writers
+    def _has_several_writers(self) -> bool:
+        return self._num_writers > 1
 
-    def _has_several(self) -> bool:
-        return self._writers > 1
-
-    def _end(self, books: Books) -> None:
-        with self._counting:
-            if self._writers > 1:
-                self._writers -= 1
-                return
+    def _end(self, transaction: LedgerTransaction) -> None:
         with self._lock:
-            if not self._count(-1):
+            self._num_writers -= 1
+            if not self._num_writers:
                 try:
-                    books.settle()
+                    transaction.settle()
                 finally:
-                    books.file.unlock(*_WRITING)
+                    transaction.file.unlock(*_WRITING)
 
     def close(self) -> None:
-        """Close the file, unless somebody writes. It is opened again when it is needed."""
+        """Close the file unless a thread writes. The next change opens it again."""
         with self._lock:
-            if not self._writers:
+            if not self._num_writers:
                 self._file = None
 
     @contextmanager
     def evicting(self) -> Iterator[bool]:
-        """Be the one who makes room; gives False where another one is."""
+        """Become the one process that makes room; yields False if another one does."""
         with LockedFile(self._path, os.O_RDWR) as file:
             yield file.try_lock(*_EVICTING)
 
     def recount(
         self, measure: Callable[[], Mapping[str, int]], *, seconds: float = 0.0, always: bool = False
     ) -> bool:
-        """Count anew if somebody was killed; nobody writes meanwhile.
+        """Measure the files if a process was killed. Nobody writes meanwhile.
 
         Args:
-            measure: Gives the bytes of each dataset's folder, by its path.
-            seconds: How long to wait for those who write.
-            always: Count anyway.
+            measure: Returns the bytes of each dataset's folder, by path.
+            seconds: How long to wait for processes that write.
+            always: Measure even if nothing is pending.
 
         Returns:
-            Whether the count is right now; False while others write.
+            True if the count is right now; False if others kept writing.
         """
         with LockedFile(self._path, os.O_RDWR | os.O_CREAT) as file:
             if not file.lock(*_WRITING, seconds=seconds):
@@ -219,160 +242,149 @@ class Ledger:
             if always or usage is None or usage.pending:
                 counts = measure()
                 for folder, count in counts.items():
-                    _write_count(folder, count)
+                    with _open_count(folder) as count_file:
+                        # Without truncating it first, which file systems answer with a flush.
+                        os.pwrite(count_file.fd, _COUNT.pack(count), 0)
                 _write(file, Usage(_FIXED_BYTES + sum(counts.values()), 0))
             return True
 
 
-class Books:
-    """The ledger, opened to change it.
+class LedgerTransaction:
+    """Changes to the ledger by one thread.
 
     Args:
-        file: Its file.
-        written: Bytes that this process has counted and written since the file was told so.
-        ahead: Bytes that it has counted for whoever writes next.
-        has_others: Tells whether another of its threads writes, too.
+        file: The ledger's file.
+        reserved: Bytes that this process has counted.
+        has_others: Returns True if other threads of this process write as well.
+
+    Attributes:
+        file: The ledger's file.
+        taken: Bytes that this transaction has taken.
     """
 
-    def __init__(
-        self, file: LockedFile, written: deque[int], ahead: Ahead, has_others: Callable[[], bool]
-    ) -> None:
+    def __init__(self, file: LockedFile, reserved: ReservedBytes, has_others: Callable[[], bool]) -> None:
         self.file = file
-        self._written = written
-        self._ahead = ahead
+        self.taken = 0
+        self._reserved = reserved
         self._has_others = has_others
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude others for a moment. Datasets' folders appear and vanish only under this lock.
+        """Exclude others for a moment. Folders of datasets appear and vanish only under this lock.
 
         Raises:
             Busy: Another process keeps the lock.
         """
-        with _books.hold(self.file, "", PATIENCE) as is_held:
-            if not is_held:
-                raise Busy
+        with _changing.hold(self.file, ""):
             yield
 
     @contextmanager
-    def naming(self, folder: str) -> Iterator[None]:
-        """Exclude others from an object's folder: names appear and vanish in it, and it itself, only under this lock, which is
-        taken before :meth:`locked`. (To make a file may take a file system a quarter of a second.)
+    def object_lock(self, folder: str) -> Iterator[None]:
+        """Exclude others from an object's folder. The folder, and names in it, appear and vanish only under this lock.
+
+        Take it before :meth:`locked`, and never while holding that: making a file can take a quarter of a second.
 
         Raises:
             Busy: Another process keeps the lock.
         """
-        with _names.hold(self.file, os.path.basename(folder), PATIENCE) as is_held:
-            if not is_held:
-                raise Busy
+        with _objects.hold(self.file, os.path.basename(folder)):
             yield
 
     def take(self, root_folder: str, amount: int, limits: Limits) -> bool:
-        """Count bytes that are about to be written; False where the limits forbid it.
+        """Count bytes that are about to be written; return False if the limits forbid it.
 
         Raises:
             Busy: Another process keeps the lock.
         """
-        if self._ahead.take(root_folder, amount):
+        if self._reserved.use(root_folder, amount):
+            self.taken += amount
             return True
         with self.locked():
             return self.take_locked(root_folder, amount, limits)
 
     def take_locked(self, root_folder: str, amount: int, limits: Limits) -> bool:
-        """The same, for who has the lock."""
-        if self._ahead.take(root_folder, amount):  # another thread has counted meanwhile
-            return True
-        if not _is_there(self.file):  # removed, and maybe made anew
-            raise Busy
-        usage = self._usage()
+        """Count bytes as :meth:`take` does, inside :meth:`locked`."""
+        if not self._reserved.use(root_folder, amount):  # no other thread has counted meanwhile
+            if not _exists(self.file):  # removed, and perhaps made anew
+                raise Busy
+            usage = self._usage()
+            room = self._room(root_folder, usage, limits)
+            if room < amount:
+                return False
+            unused = min(_MOST_RESERVED, (room - amount) // _RESERVED_SHARE) if self._has_others() else 0
+            counted = amount + unused
+            _write(self.file, Usage(usage.bytes + counted, usage.pending + counted))
+            _add(root_folder, counted)
+            self._reserved.add(root_folder, amount, unused)
+        self.taken += amount
+        return True
+
+    def _room(self, root_folder: str, usage: Usage, limits: Limits) -> int:
         disk = os.fstatvfs(self.file.fd)
         room = disk.f_bavail * disk.f_frsize - limits.floor
         if limits.quota is not None:
             room = min(room, limits.quota - usage.bytes)
         share = limits.shares.get(os.path.basename(root_folder))
-        if share is not None:
-            room = min(room, share - root_bytes(root_folder))
-        if room < amount:
-            return False
-        ahead = min(_AHEAD_BYTES, (room - amount) // _AHEAD_SHARE) if self._has_others() else 0
-        counted = amount + ahead
-        self._write(Usage(usage.bytes + counted, usage.pending + counted))
-        _add(root_folder, counted)
-        self._ahead.add(root_folder, ahead)
-        return True
-
-    def is_written(self, amount: int) -> None:
-        """What was counted is written. The file hears of it with the next change, or when nobody writes any more: until
-        then it only says that somebody writes."""
-        self._written.append(amount)
+        return room if share is None else min(room, share - root_bytes(root_folder))
 
     def settle(self) -> None:
-        """Tell the file what was written, and what was counted ahead for nobody.
+        """Subtract what was reserved and not used. What was taken is on disk, and no longer pending.
 
         Raises:
             Busy: Another process keeps the lock.
         """
-        ahead = {folder: amount for folder, amount in self._ahead.take_all().items() if amount}
-        if not self._written and not ahead:
+        pending, unused = self._reserved.clear()
+        if not pending:
             return
         with self.locked():
-            usage, amount = self._usage(), sum(ahead.values())
-            for folder, its in ahead.items():  # first, while something is pending
-                with suppress(FileNotFoundError):  # it was removed, and counts no more
-                    _add(folder, -its, make=False)
-            self._write(Usage(usage.bytes - amount, usage.pending - amount))
+            usage = self._usage()
+            for (
+                folder,
+                amount,
+            ) in unused.items():  # first, while bytes are pending: a recount would correct it
+                with suppress(FileNotFoundError):  # the dataset was removed, and its count with it
+                    _add(folder, -amount, make=False)
+            _write(self.file, Usage(usage.bytes - sum(unused.values()), usage.pending - pending))
 
     @contextmanager
     def giving_back(self, root_folder: str | None, amount: int) -> Iterator[None]:
-        """Around the removal of files that were counted as ``amount`` bytes. Needs the lock.
+        """Subtract ``amount`` bytes; the block removes the files. Use it inside :meth:`locked`.
 
         Args:
-            root_folder: Dataset that they belong to; None where its folder itself goes.
-            amount: The bytes.
+            root_folder: Dataset of the files; None if the dataset's folder itself is removed.
+            amount: The bytes that were counted for the files.
         """
         usage = self._usage()
-        self._write(Usage(usage.bytes, usage.pending + amount))
+        _write(self.file, Usage(usage.bytes, usage.pending + amount))
         yield
-        usage = self._usage()
-        self._write(Usage(usage.bytes - amount, usage.pending - amount))
+        _write(self.file, Usage(usage.bytes - amount, usage.pending))
         if root_folder is not None:
             _add(root_folder, -amount)
 
     def _usage(self) -> Usage:
         usage = _read(self.file)
-        if usage is None:  # nobody has counted yet
+        if usage is None:  # nobody has measured the files yet
             raise Busy
         return usage
 
-    def _write(self, usage: Usage) -> None:
-        written = sum(self._written.popleft() for _ in range(len(self._written)))
-        _write(self.file, Usage(usage.bytes, usage.pending - written))
-
 
 def root_bytes(root_folder: str) -> int:
-    """Bytes counted for one dataset."""
+    """Return the bytes counted for one dataset."""
     try:
         raw = Path(root_folder, COUNT_FILE).read_bytes()
     except FileNotFoundError:
         return 0
-    return _count_in(raw)
+    return _parse_count(raw)
 
 
-def _count_in(raw: bytes) -> int:
+def _parse_count(raw: bytes) -> int:
     return int(_COUNT.unpack(raw)[0]) if len(raw) == _COUNT.size else 0
 
 
 def _add(root_folder: str, amount: int, *, make: bool = True) -> None:
     with _open_count(root_folder, make=make) as file:
-        count = _count_in(os.pread(file.fd, _COUNT.size, 0))
+        count = _parse_count(os.pread(file.fd, _COUNT.size, 0))
         os.pwrite(file.fd, _COUNT.pack(count + amount), 0)
-
-
-def _write_count(root_folder: str, count: int) -> None:
-    with _open_count(
-        root_folder
-    ) as file:  # without cutting it off first, which file systems answer with a flush
-        os.pwrite(file.fd, _COUNT.pack(count), 0)
 
 
 def _open_count(root_folder: str, *, make: bool = True) -> LockedFile:
@@ -386,7 +398,7 @@ def _open_count(root_folder: str, *, make: bool = True) -> LockedFile:
         return LockedFile(path, flags)
 
 
-def _is_there(file: LockedFile) -> bool:
+def _exists(file: LockedFile) -> bool:
     return os.fstat(file.fd).st_nlink > 0
 
 
@@ -404,6 +416,6 @@ def _write(file: LockedFile, usage: Usage) -> None:
 
 @functools.cache
 def _boot_id() -> bytes:
-    """Differs after a crash of the machine, when files may not have what was written to them."""
+    """Return this boot's id. After a crash of the machine, files may lack what was written to them."""
     text = Path("/proc/sys/kernel/random/boot_id").read_text()
     return bytes.fromhex(text.strip().replace("-", ""))

@@ -1,8 +1,8 @@
-"""Locks between processes that end with the process: byte-range locks of open file descriptions.
+"""Locks between threads and processes that end with their holder: byte-range locks of open file descriptions.
 
-The kernel keeps them by open file (``F_OFD_SETLK`` of ``fcntl(2)``), so threads exclude each other as processes
-do, and whoever is killed leaves none. They are polled, never waited for in the kernel: a process that was stopped
-while it held one must not stop others for ever.
+The kernel attaches these locks to the open file (``F_OFD_SETLK`` of ``fcntl(2)``). So threads exclude each other as
+processes do, and the locks of a killed process are gone. Waiting means polling, never blocking in the kernel: a
+process that was stopped while it held a lock must not stop others forever.
 """
 
 from __future__ import annotations
@@ -23,38 +23,52 @@ from types import TracebackType
 from energon_stream.errors import ConfigError
 from energon_stream.storage.fork import PerProcess
 
-__all__ = ["LockedFile", "Turns", "require_locks"]
+__all__ = ["PATIENCE", "Busy", "LockedFile", "StripedLocks", "has_locks", "require_locks"]
+
+PATIENCE = 5.0
+"""Seconds to wait for a lock that others hold for micro- or milliseconds. A holder that takes longer was stopped,
+or its disk was."""
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
+_STRIPES = 64
 
 _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 
 
+class Busy(Exception):
+    """Another process holds a lock for much longer than it should."""
+
+
+def has_locks() -> bool:
+    """Return True if this system has locks of open file descriptions."""
+    return sys.platform.startswith("linux") and hasattr(fcntl, "F_OFD_SETLK")
+
+
 def require_locks() -> None:
-    """Check that this system has such locks.
+    """Check that this system has the locks that a cache needs.
 
     Raises:
-        ConfigError: It has not.
+        ConfigError: The system does not have them.
     """
-    if not sys.platform.startswith("linux") or not hasattr(fcntl, "F_OFD_SETLK"):
+    if not has_locks():
         raise ConfigError(
-            "the cache needs locks of open file descriptions, which only Linux has",
-            hint="Run without a cache here.",
+            "the disk cache needs locks of open file descriptions, which only Linux has",
+            hint="Run without a cache on this system: pass no cache=, and unset ENERGON_STREAM_CACHE_DIR.",
         )
 
 
 class LockedFile:
-    """An open file, and the locks on its bytes. Closing it gives them back, unless the file is mapped.
+    """An open file and the locks on its bytes. Closing the file releases the locks, unless the file is mapped.
 
-    A forked child closes its copy at once: it would keep the parent's locks.
+    A forked child closes its copy at once, because the copy would keep the parent's locks.
 
     Args:
         path: The file.
         flags: As for ``os.open``.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: The file cannot be opened.
     """
 
     def __init__(self, path: str, flags: int) -> None:
@@ -63,10 +77,9 @@ class LockedFile:
         _open.add(self)
 
     def try_lock(self, start: int, stop: int, *, shared: bool = False) -> bool:
-        """Lock bytes, which need not exist; False while another description has them locked."""
-        kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+        """Lock bytes, which need not exist; return False if another open file has locked them."""
         try:
-            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, stop - start, 0))
+            self._set_lock(fcntl.F_RDLCK if shared else fcntl.F_WRLCK, start, stop)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
@@ -74,7 +87,7 @@ class LockedFile:
         return True
 
     def lock(self, start: int, stop: int, *, seconds: float, shared: bool = False) -> bool:
-        """Lock bytes, within some seconds; False if it did not come to that."""
+        """Lock bytes; return False if others hold a lock on them for so many seconds."""
         deadline, wait = time.monotonic() + seconds, _FIRST_WAIT
         while not self.try_lock(start, stop, shared=shared):
             left = deadline - time.monotonic()
@@ -85,10 +98,11 @@ class LockedFile:
         return True
 
     def unlock(self, start: int, stop: int) -> None:
-        """Give locks back."""
-        fcntl.fcntl(
-            self.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, start, stop - start, 0)
-        )
+        """Release locks on bytes."""
+        self._set_lock(fcntl.F_UNLCK, start, stop)
+
+    def _set_lock(self, kind: int, start: int, stop: int) -> None:
+        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, stop - start, 0))
 
     def close(self) -> None:
         """Close the file."""
@@ -108,53 +122,53 @@ class LockedFile:
         self.close()
 
 
-class Turns:
-    """Locks of files as :meth:`LockedFile.lock` takes them, for which the threads of this process queue up first.
+class StripedLocks:
+    """Locks by name. Threads of this process queue for a lock first; then one of them polls the file.
 
-    Polling is for other processes; threads that all poll would wake each other's cores up, and find the lock late.
+    If all threads polled, they would keep waking each other's cores and find the lock late. Two names may share a
+    lock, so nobody may hold two locks of one object.
 
     Args:
-        start: First byte that is locked of each file.
-        stop: One past the last.
-        apart: How much further the bytes are for each of 64 kinds of names; 0 where each file has one name.
+        start: First byte to lock in each file.
+        stop: One past the last byte.
+        apart: Distance between the bytes of the 64 stripes of names; 0 if each file has one name.
     """
 
     def __init__(self, start: int, stop: int, apart: int = 0) -> None:
         self._start, self._stop, self._apart = start, stop, apart
-        self._locks = PerProcess(_make_locks, drop_inherited=True)
+        self._queues = PerProcess(_make_queues, drop_inherited=True)
 
     @contextmanager
-    def hold(self, file: LockedFile, name: str, seconds: float) -> Iterator[bool]:
-        """Lock the bytes of a file within some seconds; gives False if it did not come to that.
+    def hold(self, file: LockedFile, name: str, seconds: float | None = None) -> Iterator[None]:
+        """Hold the lock of a name.
 
         Args:
-            file: The file, open.
-            name: Tells the file from others, or what is locked in one file from other things.
-            seconds: How long to wait.
+            file: The open file.
+            name: Distinguishes the file from others, or the thing to lock from others in the same file.
+            seconds: How long to wait; None for :data:`PATIENCE`.
+
+        Raises:
+            Busy: Others hold the lock for longer.
         """
+        seconds = PATIENCE if seconds is None else seconds
         deadline = time.monotonic() + seconds
-        stripe = zlib.crc32(name.encode()) % _STRIPES  # the same in all processes
+        stripe = zlib.crc32(name.encode()) % _STRIPES  # not hash(), which differs between processes
         start, stop = self._start + stripe * self._apart, self._stop + stripe * self._apart
-        turn = self._locks.get()[stripe]
-        if not turn.acquire(timeout=seconds):
-            yield False
-            return
+        queue = self._queues.get()[stripe]
+        if not queue.acquire(timeout=seconds):
+            raise Busy
         try:
             if not file.lock(start, stop, seconds=deadline - time.monotonic()):
-                yield False
-                return
+                raise Busy
             try:
-                yield True
+                yield
             finally:
                 file.unlock(start, stop)
         finally:
-            turn.release()
+            queue.release()
 
 
-_STRIPES = 64  # two names may share a lock: whoever holds one of a kind takes no other of that kind
-
-
-def _make_locks() -> list[threading.Lock]:
+def _make_queues() -> list[threading.Lock]:
     return [threading.Lock() for _ in range(_STRIPES)]
 
 

@@ -1,4 +1,4 @@
-"""A look at a cache from outside: what it holds, whether it is whole, and taking things out. Safe while others use it."""
+"""Inspection of a cache: list, verify and clear it. Safe while others use the cache."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _RECOUNT_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class CachedObject:
-    """One version of an object that is in a cache, at least in part.
+    """One version of an object of which a cache has blocks.
 
     Attributes:
-        path: Its path in the dataset; ``"?"`` where its description is lost.
-        etag: Its version.
-        size: Its length in bytes.
-        blocks: Blocks that are there.
-        bytes: What they take of the disk.
-        last_use: When one of them was last read or written, to a minute; seconds since 1970.
-        folder: Where they are.
+        path: Path in the dataset; ``"?"`` if the description is lost.
+        etag: Version.
+        size: Length of the object in bytes.
+        blocks: Number of blocks in the cache.
+        bytes: Disk space of the blocks.
+        last_use: Time of the last read or write, to a minute; seconds since 1970.
+        folder: Folder of the blocks.
     """
 
     path: str
@@ -50,16 +50,16 @@ class CachedObject:
 
 @dataclass(frozen=True, slots=True)
 class CachedDataset:
-    """A dataset that is in a cache, at least in part.
+    """A dataset of which a cache has blocks.
 
     Attributes:
-        url: Its root URL; ``"?"`` where its description is lost.
-        objects: Objects that are there.
-        blocks: Blocks of these.
-        bytes: What they take of the disk.
-        last_use: The latest of the objects'; 0 where there are none.
-        in_use: Whether a running process uses it.
-        folder: Where it is.
+        url: Root URL; ``"?"`` if the description is lost.
+        objects: Number of objects in the cache, at least in part.
+        blocks: Number of their blocks.
+        bytes: Disk space of the blocks.
+        last_use: Latest use of an object; 0 if the cache has none.
+        in_use: True if a running process uses the dataset.
+        folder: Folder of the dataset in the cache.
     """
 
     url: str
@@ -73,13 +73,13 @@ class CachedDataset:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was verified.
+    """Result of :func:`verify_cache`.
 
     Attributes:
-        blocks: Blocks that are whole.
-        bytes: Their data.
-        damaged: Blocks that were removed.
-        counted: Whether the count of bytes was corrected, too; not so while others write all the time.
+        blocks: Number of undamaged blocks.
+        bytes: Bytes of data in these.
+        damaged: Number of damaged blocks, which were removed.
+        counted: True if the count of bytes was corrected as well; False if others kept writing.
     """
 
     blocks: int
@@ -90,11 +90,11 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class ClearReport:
-    """What was taken out.
+    """Result of :func:`clear_cache`.
 
     Attributes:
-        blocks: Blocks.
-        bytes: What they took of the disk; where they are being read, it is given back after that.
+        blocks: Number of blocks removed.
+        bytes: Disk space of these. The space of a block that is being read is freed when the reader closes it.
     """
 
     blocks: int
@@ -102,7 +102,7 @@ class ClearReport:
 
 
 def list_datasets(directory: CacheDirectory) -> list[CachedDataset]:
-    """Datasets of a cache, the largest first."""
+    """Return the datasets of a cache, the largest first."""
     found = []
     for folder in directory.root_folders():
         objects = list_objects(directory, folder)
@@ -121,7 +121,7 @@ def list_datasets(directory: CacheDirectory) -> list[CachedDataset]:
 
 
 def list_objects(directory: CacheDirectory, root_folder: str) -> list[CachedObject]:
-    """Objects of one dataset, by path."""
+    """Return the objects of one dataset, by path."""
     found = []
     for folder in directory.object_folders(root_folder):
         statuses = [status for place in directory.blocks(folder) if (status := _status(place)) is not None]
@@ -144,18 +144,18 @@ def list_objects(directory: CacheDirectory, root_folder: str) -> list[CachedObje
 def verify_cache(
     directory: CacheDirectory, progress: Callable[[int], object] = lambda size: None
 ) -> VerifyReport:
-    """Hash all that is there, remove what is damaged, count anew.
+    """Hash all blocks, remove damaged ones, and measure the disk space again.
 
     Args:
         directory: The cache.
-        progress: Told the bytes that a block took of the disk, after each.
+        progress: Called after each block with the disk space that it took.
 
     Raises:
         Busy: Another process keeps locks.
         OSError: A damaged block cannot be removed.
     """
     whole = size = damaged = 0
-    for place in _blocks(directory, directory.root_folders()):
+    for place in _blocks(directory):
         status, block = _status(place), BlockFile.open(place)
         if block is not None:
             with block:
@@ -171,12 +171,12 @@ def verify_cache(
 def clear_cache(
     directory: CacheDirectory, root_folder: str | None = None, *, unused_for: float | None = None
 ) -> ClearReport:
-    """Take things out; who reads them goes on, and fetches again what it needs later.
+    """Remove objects from a cache. Processes that read them go on, and later fetch the bytes again.
 
     Args:
         directory: The cache.
-        root_folder: Only of this dataset.
-        unused_for: Only objects that were last used at least so many seconds ago.
+        root_folder: Folder of the dataset to remove objects of; None for all datasets.
+        unused_for: Remove only objects last used at least so many seconds ago.
 
     Raises:
         Busy: Another process keeps locks.
@@ -194,8 +194,8 @@ def clear_cache(
     return ClearReport(blocks, size)
 
 
-def _blocks(directory: CacheDirectory, root_folders: list[str]) -> Iterator[BlockPlace]:
-    for root_folder in root_folders:
+def _blocks(directory: CacheDirectory) -> Iterator[BlockPlace]:
+    for root_folder in directory.root_folders():
         for folder in directory.object_folders(root_folder):
             yield from directory.blocks(folder)
 
@@ -208,7 +208,7 @@ def _status(place: BlockPlace) -> os.stat_result | None:
 
 
 def _verify(block: BlockFile) -> int | None:
-    """Bytes of a block's data; None if some are not what they should be, or cannot be read."""
+    """Return the bytes of a block's data; None if some are damaged or cannot be read."""
     size = 0
     try:
         for run in block.table().runs(0, block.place.size):

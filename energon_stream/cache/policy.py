@@ -1,8 +1,8 @@
-"""What makes room for what: pure functions, the same for the cache and for its simulation.
+"""Eviction policies: pure functions, used by the cache and by its simulation.
 
-Where every epoch has another order, whatever was just used is wanted again only in the next epoch, after all the
-rest. No policy can then serve more than the share c of the reads, if c of the data fits. What stays where it is
-("pin") reaches that; what evicts the least recently used reaches c + (1 - c) ln(1 - c).
+Training reads each epoch in another order. So data that was just used is needed again only after all the rest, and no
+policy can serve more than the share c of the reads if the share c of the data fits. "pin" keeps what it has and
+reaches c; evicting the least recently used data reaches c + (1 - c) ln(1 - c).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Entry:
     """A block, as policies see it.
 
     Attributes:
-        key: Names it, for the caller.
-        root: Dataset that it belongs to.
-        group: What is used and falls out of use together: the dataset, or one version of an object.
-        bytes: What its removal gains.
-        last_use: When it was last read or written, in any unit.
-        in_use: Whether a running process uses its group.
+        key: Name of the block, for the caller.
+        root: Dataset of the block.
+        group: Name of the blocks that come into and fall out of use together: the dataset, or one version of an object.
+        bytes: Bytes that removing the block frees.
+        last_use: Time of the last read or write, in any unit.
+        in_use: True if a running process uses the group.
     """
 
     key: str
@@ -39,20 +39,22 @@ class Entry:
 
 
 class Policy(Protocol):
-    """Chooses what is evicted."""
+    """Chooses the blocks to evict."""
 
     def candidates(self, entries: Sequence[Entry], shares: Mapping[str, int]) -> list[Entry]:
-        """What may be removed, the first to go first.
+        """Return the blocks that may be removed; the first one goes first.
 
         Args:
-            entries: What is in the cache.
-            shares: Bytes that some datasets are planned to have.
+            entries: Blocks of the cache.
+            shares: Bytes planned for some datasets.
         """
 
 
 class PinPolicy:
-    """What is in use stays. What no running process uses goes, the group first that was out of use for longest;
-    then what a dataset has beyond its planned share."""
+    """Evicts what no running process uses, starting with the group that has been unused for longest.
+
+    After that, it evicts what datasets have beyond their planned shares. Everything else stays.
+    """
 
     def candidates(self, entries: Sequence[Entry], shares: Mapping[str, int]) -> list[Entry]:
         """See :class:`Policy`."""
@@ -65,28 +67,28 @@ class PinPolicy:
 
 
 class LruPolicy:
-    """What was not used for longest goes."""
+    """Evicts the least recently used blocks."""
 
     def candidates(self, entries: Sequence[Entry], shares: Mapping[str, int]) -> list[Entry]:
-        """See :class:`Policy`; shares mean nothing here."""
+        """See :class:`Policy`; this policy ignores shares."""
         return sorted(entries, key=lambda entry: entry.last_use)
 
 
 def make_policy(name: Literal["pin", "lru"]) -> Policy:
-    """The policy of a name."""
+    """Return the policy of a name."""
     return PinPolicy() if name == "pin" else LruPolicy()
 
 
 def _beyond(entries: Iterable[Entry], shares: Mapping[str, int]) -> list[Entry]:
-    """What datasets have beyond their shares, oldest first."""
+    """Return the oldest blocks of each dataset that make up what it has beyond its share."""
     by_root: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         if entry.root in shares:
             by_root[entry.root].append(entry)
     beyond = []
-    for root, its in by_root.items():
-        surplus = sum(entry.bytes for entry in its) - shares[root]
-        for entry in sorted(its, key=lambda entry: entry.last_use):
+    for root, blocks in by_root.items():
+        surplus = sum(entry.bytes for entry in blocks) - shares[root]
+        for entry in sorted(blocks, key=lambda entry: entry.last_use):
             if surplus < entry.bytes:
                 break
             surplus -= entry.bytes
@@ -95,22 +97,27 @@ def _beyond(entries: Iterable[Entry], shares: Mapping[str, int]) -> list[Entry]:
 
 
 def plan_shares(sizes: Sequence[int], reads: Sequence[float], quota: int) -> list[int]:
-    """Deal a quota to datasets so that most reads are hits.
+    """Divide a quota among datasets so that as many reads as possible are hits.
 
-    Of a dataset of which a share is pinned, that share of the reads are hits. So each byte of the quota earns
-    what a byte of its dataset is read, and goes where that is most; datasets that earn the same get the same
-    share of their sizes.
+    If a share of a dataset is pinned, the same share of its reads are hits. So a byte of the quota is worth as much
+    as a byte of its dataset is read, and the quota goes first to the datasets whose bytes are read most. Datasets
+    whose bytes are worth the same get the same share of their sizes.
 
     Args:
         sizes: Bytes of each dataset.
-        reads: Bytes that are read of each in the same time, such as weight × bytes of a sample; any unit.
-        quota: Bytes to deal.
+        reads: Bytes read of each dataset in the same time, such as weight × bytes of a sample; in any unit.
+        quota: Bytes to divide.
 
     Returns:
-        Bytes of each dataset; their sum is the quota, or less where all fits.
+        Bytes for each dataset. Their sum is the quota, or less if everything fits.
 
     Raises:
-        ConfigError: Negative numbers, or not as many reads as sizes.
+        ConfigError: A number is negative, or there are not as many reads as sizes.
+
+    Example:
+        >>> from energon_stream.cache import plan_shares
+        >>> plan_shares(sizes=[100, 100], reads=[1, 3], quota=150)
+        [50, 100]
     """
     if len(sizes) != len(reads) or min((*sizes, *reads, quota), default=0) < 0:
         raise ConfigError(
@@ -126,7 +133,7 @@ def plan_shares(sizes: Sequence[int], reads: Sequence[float], quota: int) -> lis
         wanted = sum(sizes[number] for number in numbers)
         dealt = min(wanted, quota)
         quota -= dealt
-        for number in numbers:  # each gets its part of what is left, so that nothing is lost in rounding
+        for number in numbers:  # a part of what is left, so that rounding loses nothing
             shares[number] = dealt * sizes[number] // wanted
             dealt, wanted = dealt - shares[number], wanted - sizes[number]
     return shares

@@ -1,8 +1,8 @@
-"""What a block file says about the bytes it holds: pure functions of records.
+"""Records of a block file: pure functions.
 
-A record tells of a run of bytes that is there, and its hash. Runs are cut at 128 KiB borders, so that a small read
-has little to verify. Each record carries a check of itself that is made with the block's own key: what was
-written in part, or for another object, is no record.
+A record says that the file holds a run of bytes, and gives their hash. Runs end at multiples of 128 KiB, so that a
+small read has little to verify. Each record carries a check of itself, made with the block's key. A record that was
+written in part, or for another block, fails the check and is ignored.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import xxhash
 
 from energon_stream.arrays import Int64Array, UInt64Array
 
-__all__ = ["LINE_BYTES", "PAGE_BYTES", "RECORD_BYTES", "Piece", "PieceTable", "encode_pieces", "page_ceil"]
+__all__ = ["LINE_BYTES", "PAGE_BYTES", "RECORD_BYTES", "Record", "RecordTable", "encode_records", "page_ceil"]
 
 LINE_BYTES = 128 << 10
-"""Where pieces are cut."""
+"""Bytes between the places where runs are cut."""
 
 _HASHED_AT_ONCE = 64 << 10
-"""xxHash gives Python's lock away while it hashes 100 kB or more, which takes longer than the hash where threads are many."""
+"""Bytes hashed per call. From 100 kB on, xxHash releases the GIL; with many threads, taking it again costs more."""
 
 PAGE_BYTES = 4096
-"""What disks give out."""
+"""Allocation unit of file systems."""
 
 RECORD_BYTES = 32
 _EXTENT_BYTES = 12
@@ -36,21 +36,21 @@ _FIELDS = np.dtype("<u8")  # start, stop, hash, check
 _FACTORS = (np.uint64(0xD6E8FEB86659FD93), np.uint64(0xA0761D6478BD642F), np.uint64(0xE7037ED1A0B428DB))
 _HALF = np.uint64(32)
 
-Piece: TypeAlias = tuple[int, int, int]
-"""First byte in the block, one past the last, and the hash."""
+Record: TypeAlias = tuple[int, int, int]
+"""First byte in the block, one past the last, and the hash of the bytes."""
 
 
 def page_ceil(size: int) -> int:
-    """``size`` in whole pages."""
+    """Round ``size`` up to whole pages."""
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
-def encode_pieces(key: int, start: int, data: memoryview) -> bytes:
-    """Records of bytes.
+def encode_records(key: int, start: int, data: memoryview) -> bytes:
+    """Encode the records of some bytes.
 
     Args:
         key: Key of the block.
-        start: Where in the block the bytes begin.
+        start: First byte's position in the block.
         data: The bytes.
     """
     stop = start + len(data)
@@ -76,14 +76,14 @@ def _checks(key: int, table: npt.NDArray[np.uint64]) -> UInt64Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PieceTable:
-    """The pieces of a block, or of a part of it, without those that others hold; starts and stops increase.
+class RecordTable:
+    """Valid records of a block, or of a part of it, in order. Records that lie inside others are left out.
 
     Attributes:
-        starts: ``int64``, first byte of each piece.
+        starts: ``int64``, first byte of each record.
         stops: ``int64``, one past the last byte of each.
         digests: ``uint64``, hash of each.
-        num_records: Records that the file has, those that say nothing included.
+        num_records: Records in the file, invalid ones included.
     """
 
     starts: Int64Array
@@ -92,13 +92,13 @@ class PieceTable:
     num_records: int
 
     @classmethod
-    def decode(cls, key: int, raw: bytes, start: int = 0, stop: int | None = None) -> PieceTable:
-        """Read records.
+    def decode(cls, key: int, raw: bytes, start: int = 0, stop: int | None = None) -> RecordTable:
+        """Decode the records of a block file.
 
         Args:
             key: Key of the block.
-            raw: What follows its data; an unfinished record at the end counts for nothing.
-            start: Take only pieces with bytes from here on …
+            raw: The file's bytes after the data. An unfinished record at the end is ignored.
+            start: Keep only records with bytes from here on …
             stop: … to here; None for the end of the block.
         """
         count = len(raw) // RECORD_BYTES
@@ -115,21 +115,21 @@ class PieceTable:
         adds[1:] = stops[1:] > np.maximum.accumulate(stops)[:-1]
         return cls(starts[adds], stops[adds], table[order[adds], 2], count)
 
-    def runs(self, start: int, stop: int) -> list[list[Piece]]:
-        """Pieces that have bytes of ``[start, stop)``, those that follow each other without a gap together."""
-        # Not numpy's searches: calls of it take longer than these few steps, and this is done for every read.
+    def runs(self, start: int, stop: int) -> list[list[Record]]:
+        """Return the records with bytes of ``[start, stop)``; records without a gap between them form one run."""
+        # bisect, not numpy: this happens for every read, and calling numpy takes longer than these few steps.
         lo, hi = bisect_right(self.stops, start), bisect_left(self.starts, stop)
         columns = (self.starts[lo:hi].tolist(), self.stops[lo:hi].tolist(), self.digests[lo:hi].tolist())
-        runs: list[list[Piece]] = []
-        for piece in zip(*columns, strict=True):
-            if runs and piece[0] <= runs[-1][-1][1]:
-                runs[-1].append(piece)
+        runs: list[list[Record]] = []
+        for record in zip(*columns, strict=True):
+            if runs and record[0] <= runs[-1][-1][1]:
+                runs[-1].append(record)
             else:
-                runs.append([piece])
+                runs.append([record])
         return runs
 
     def gaps(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """What of ``[start, stop)`` is in no piece."""
+        """Return the parts of ``[start, stop)`` that no record covers."""
         gaps = []
         for run in self.runs(start, stop):
             if run[0][0] > start:
@@ -140,15 +140,16 @@ class PieceTable:
         return gaps
 
     def disk_bytes(self, more: Sequence[tuple[int, int]] = (), more_records: int = 0) -> int:
-        """What the block's file takes of the disk, at most; of a partial table, the difference that more makes.
+        """Return an upper bound of the disk space of the block's file.
 
-        Data and records count by pages, and so does what file systems note of the places of a file's data: 12 bytes
-        for each run of pages (an extent of ext4), of which there are no more than records. A file without any
-        counts as a page.
+        Data and records count by pages. So do the file system's notes of where the data lies: 12 bytes for each run
+        of pages (an extent of ext4), and there are no more runs than records. An empty file counts as one page.
+
+        For a table of a part of the block, only the difference between two calls has a meaning.
 
         Args:
-            more: Ranges that are not in the table, as if they were.
-            more_records: Records for these.
+            more: Ranges to count as if the table had them.
+            more_records: Number of records for these ranges.
         """
         starts, stops = self.starts, self.stops
         if more:

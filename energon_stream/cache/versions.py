@@ -1,4 +1,4 @@
-"""Versions of a dataset's objects: from one listing of it, which the processes of a node share for a run."""
+"""Versions of a dataset's objects, from one listing that the processes of a node share for a run."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _log = logging.getLogger(__name__)
 
 
 class Versions:
-    """Tells the version that an object has, by a listing of everything below a store's root.
+    """Versions of a store's objects, from a listing of everything below the store's root.
 
-    Without it, what is in the cache could not be used before a request to the object had told its version. A listing
-    costs a request for each 1,000 objects. It is kept beside the cache, so one process makes it and the others, and
-    workers that start later, use it; each run (``since``) makes its own.
+    Without a listing, cached bytes of an object could be used only after a request to it had returned its version. A
+    listing costs one request for 1,000 objects. It is kept in the cache's folder: one process makes it, and the
+    others, and workers that start later, read it. Each run (``since``) makes its own.
 
     File format: msgpack of ``{"listed": seconds since the epoch, "objects": {path: [etag, size]}}``.
 
     Args:
         directory: The cache's folder.
         store: The store below the cache.
-        since: Seconds since the epoch; older listings are not used.
+        since: Time in seconds since the epoch; older listings are not used.
     """
 
     def __init__(self, directory: str, store: Store, since: float) -> None:
@@ -43,7 +43,7 @@ class Versions:
         self._known: dict[str, ObjectMeta] | None = None
 
     def of(self, path: str) -> ObjectMeta | None:
-        """Version and size of an object; None where the listing did not tell them."""
+        """Return the version and size of an object; None if the listing does not have them."""
         known = self._known
         if known is None:
             with self._lock:
@@ -59,9 +59,9 @@ class Versions:
             found = {entry.path: entry.meta for entry in self._store.list() if entry.meta.etag is not None}
             if not found:  # the root may be an object itself
                 found = {"": self._store.head("")}
-        except StorageError as error:  # one may be allowed to read, and not to list
+        except StorageError as error:  # reading may be allowed where listing is not
             _log.info(
-                "%s cannot be listed, so each object's first request tells its version: %s",
+                "%s cannot be listed; the first answer of each object tells its version: %s",
                 self._store.url,
                 error,
             )
@@ -78,7 +78,7 @@ class Versions:
 
     def _keep(self, listed: float, found: dict[str, ObjectMeta]) -> None:
         objects = {path: (meta.etag, meta.size) for path, meta in found.items()}
-        with contextlib.suppress(OSError):  # a cache that is only read is of use, too
+        with contextlib.suppress(OSError):  # a read-only cache is useful as well
             folder = os.path.dirname(self._path)
             os.makedirs(folder, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=folder)

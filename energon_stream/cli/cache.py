@@ -13,7 +13,7 @@ import click
 from energon_stream.cache import CacheConfig
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.identity import clean_url
-from energon_stream.cache.ledger import Busy
+from energon_stream.cache.locks import Busy
 from energon_stream.cache.maintenance import clear_cache, list_datasets, list_objects, verify_cache
 from energon_stream.cli.options import show_size
 from energon_stream.errors import ConfigError, StorageError

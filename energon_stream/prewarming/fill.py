@@ -12,7 +12,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from energon_stream.cache import BlockCache
-from energon_stream.prewarming.requests import Request, store_of
+from energon_stream.prewarming.planner import PlannedFetch, store_of
 from energon_stream.storage import ByteRange, Fetcher
 
 __all__ = ["Filled", "Verified", "fill", "look", "read_back"]
@@ -24,7 +24,7 @@ _LEAST_BYTES = 1 << 20
 """What requests are cut to in the end; smaller ones would mostly wait for their first byte."""
 
 _QUEUED = 8
-"""Requests that are planned ahead, for each that may be in flight: work for while the next window is planned."""
+"""FetchPlanner that are planned ahead, for each that may be in flight: work for while the next window is planned."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Filled:
 
     Attributes:
         bytes: Bytes that are kept.
-        requests: Requests for them.
+        requests: FetchPlanner for them.
         first_left: The smallest turn of what the cache did not take; None if it took all.
     """
 
@@ -47,7 +47,7 @@ class Filled:
 
 
 def fill(
-    windows: Iterable[list[Request]],
+    windows: Iterable[list[PlannedFetch]],
     caches: Collection[BlockCache],
     fetcher: Fetcher,
     in_flight: int,
@@ -98,7 +98,7 @@ def fill(
 
 
 class _Filling:
-    """Requests under way, and what came of those that are not.
+    """FetchPlanner under way, and what came of those that are not.
 
     Attributes:
         found: What came.
@@ -115,10 +115,10 @@ class _Filling:
         self._memory = _Memory(held_bytes)
         self._on_bytes = on_bytes
         self._begun = 0
-        self._pending: dict[Future[bool], Request] = {}
+        self._pending: dict[Future[bool], PlannedFetch] = {}
         self._done: SimpleQueue[Future[bool]] = SimpleQueue()
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: PlannedFetch) -> None:
         """Ask for it, after all others."""
         future = self._fetcher.call(partial(_fetch, request, self._memory), deadline=self._begun)
         self._begun += 1
@@ -142,7 +142,7 @@ class _Filling:
             self.found.requests += 1
             self._on_bytes(len(request.bytes))
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: PlannedFetch) -> None:
         self.found.leave(request.turn)
         self.full.add(store_of(request).cache)
         for other, its in self._pending.items():  # what has begun may find room, nothing else is worth trying
@@ -172,7 +172,7 @@ class _Filling:
             future.cancel()
 
 
-def _fetch(request: Request, memory: _Memory) -> bool:
+def _fetch(request: PlannedFetch, memory: _Memory) -> bool:
     """Fetch some bytes; False where the cache does not take them."""
     with memory.taken(len(request.bytes)):
         return store_of(request).keep(request.path, request.bytes)
@@ -202,7 +202,7 @@ class _Memory:
                 self._more.notify()
 
 
-def look(windows: Iterable[list[Request]]) -> Filled:
+def look(windows: Iterable[list[PlannedFetch]]) -> Filled:
     """What :func:`fill` would leave if it fetched nothing."""
     found = Filled()
     for window in windows:
@@ -219,7 +219,7 @@ class Verified:
     wrong: int = 0
 
 
-def read_back(pieces: Iterable[Request], on_bytes: Callable[[int], object]) -> Verified:
+def read_back(pieces: Iterable[PlannedFetch], on_bytes: Callable[[int], object]) -> Verified:
     """Read back what is in the cache; every byte is compared with its hash. What is wrong is taken out."""
     found = Verified()
     for piece in pieces:

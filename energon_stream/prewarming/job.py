@@ -16,7 +16,7 @@ from energon_stream.prewarming.amount import Amount, node_ranks, samples_of_stre
 from energon_stream.prewarming.fill import Verified, fill, look, read_back
 from energon_stream.prewarming.progress import estimated, shown
 from energon_stream.prewarming.report import PrewarmPlan, PrewarmResult
-from energon_stream.prewarming.requests import USUAL_BYTES, Requests
+from energon_stream.prewarming.planner import USUAL_BYTES, FetchPlanner
 from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.progress import Progress
 from energon_stream.recipe import get_train_dataset
@@ -136,7 +136,7 @@ class _Job:
         wanted = WantedBytes(
             dataset, samples, amount.step_samples, amount.prefetch, shared_fetcher(), self._is_kept
         )
-        requests = Requests(wanted, limits.max_gap)
+        requests = FetchPlanner(wanted, limits.max_gap)
         total = sum(samples.values())
         verified: Verified | None = None
         if self.dry_run:

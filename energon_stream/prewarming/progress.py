@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from energon_stream.prewarming.requests import Request, Requests
+from energon_stream.prewarming.planner import FetchPlanner, PlannedFetch
 from energon_stream.progress import Progress
 
 __all__ = ["estimated", "shown"]
 
 
-def estimated(requests: Requests, samples: int, progress: Progress) -> Iterator[list[Request]]:
+def estimated(requests: FetchPlanner, samples: int, progress: Progress) -> Iterator[list[PlannedFetch]]:
     """Yield windows of requests, and estimate the bytes of all of them from the samples that were looked at.
 
     Args:
@@ -24,7 +24,7 @@ def estimated(requests: Requests, samples: int, progress: Progress) -> Iterator[
         yield window
 
 
-def shown(requests: Requests, samples: int, enabled: bool | None) -> Iterator[list[Request]]:
+def shown(requests: FetchPlanner, samples: int, enabled: bool | None) -> Iterator[list[PlannedFetch]]:
     """Yield windows of requests, and show how many samples were looked at."""
     with Progress(samples, unit="samples", enabled=enabled) as progress:
         for window in requests.windows():

@@ -66,7 +66,7 @@ class PrewarmResult:
         warm_samples: Samples from the first one on of which all is in the cache.
         is_complete: Whether all of the plan is in the cache now.
         fetched_bytes: Bytes that were fetched into the cache, without those for planning.
-        requests: Requests for them.
+        requests: FetchPlanner for them.
         seconds: How long that took, with planning.
         verified_bytes: Bytes that were read back and had the right hash; None where that was not asked for.
         damaged_bytes: Bytes whose hash was wrong; they were taken out of the cache.

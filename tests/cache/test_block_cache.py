@@ -252,7 +252,7 @@ def test_usable_again_after_close(cache, origin):
 
 
 def test_records_do_not_grow_for_ever(cache, config, monkeypatch):
-    monkeypatch.setattr("energon_stream.cache.block_file._MOST_RECORDS", 10)
+    monkeypatch.setattr("energon_stream.cache.block_file.MOST_RECORDS", 10)
     origin = Origin(BLOCK)
     for start in range(30):
         origin.read(cache, 10 * start, 10 * start + 1)

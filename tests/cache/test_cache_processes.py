@@ -178,12 +178,12 @@ def test_who_must_not_wait_does_not(config, tmp_path):
 
 
 def test_a_stopped_process_that_holds_the_ledger_does_not_stop_reads(config, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("energon_stream.cache.ledger.PATIENCE", 0.05)
+    monkeypatch.setattr("energon_stream.cache.locks.PATIENCE", 0.05)
     BlockCache(config)
     sign = tmp_path / "sign"
 
     def hold():
-        with BlockCache(config).directory.ledger.writing() as books, books.locked():
+        with BlockCache(config).directory.ledger.writing() as transaction, transaction.locked():
             sign.touch()
             time.sleep(60)
 

@@ -186,7 +186,7 @@ def test_objects_without_a_version_are_passed_through_with_one_warning(cache, ca
     assert answers.requests == 3
     assert cache.counters() == CacheSnapshot()
     (warning,) = (record.message for record in caplog.records)
-    assert "tells no version of key" in warning
+    assert "returns no ETag for key" in warning
 
 
 def test_writes_go_to_the_store_and_the_next_read_too(s3_server, store):

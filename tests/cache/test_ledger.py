@@ -1,14 +1,16 @@
-"""The count that all processes share: what it says while somebody writes, after that, and after somebody was killed."""
+"""The ledger that all processes share: while processes write, afterwards, and after one was killed."""
 
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from origins import BLOCK, Origin, counted
 
 from energon_stream.cache import BlockCache
-from energon_stream.cache.ledger import Busy, Ledger, Limits, root_bytes
+from energon_stream.cache.ledger import Ledger, Limits, root_bytes
+from energon_stream.cache.locks import Busy
 from energon_stream.errors import WorkerError
 from energon_stream.storage import run_isolated
 
@@ -20,67 +22,62 @@ def ledger(tmp_path):
     return found
 
 
-def take(books, folder, amount, limits=None):
-    return books.take(str(folder), amount, limits or Limits())
+def take(transaction, folder, amount, limits=None):
+    return transaction.take(str(folder), amount, limits or Limits())
 
 
-def test_what_is_written_is_pending_no_more_once_nobody_writes(ledger, tmp_path, monkeypatch):
-    monkeypatch.setattr("energon_stream.cache.ledger._AHEAD_BYTES", 0)
+def test_bytes_are_pending_until_no_thread_writes(ledger, tmp_path):
     begin = ledger.usage().bytes
     with ledger.writing() as first:
-        with ledger.writing() as second:
-            assert take(second, tmp_path / "root", 500)
-            second.is_written(500)
+        assert take(first, tmp_path / "root", 500)
+        assert ledger.usage() == (begin + 500, 500)
+        with ledger.writing():
+            pass
         assert take(first, tmp_path / "root", 70)
-        assert ledger.usage() == (begin + 570, 70)
-        first.is_written(70)
+        assert ledger.usage() == (begin + 570, 570)
     assert ledger.usage() == (begin + 570, 0)
     assert root_bytes(str(tmp_path / "root")) == 570
 
 
-def test_who_does_not_write_alone_counts_ahead(ledger, tmp_path):
+def test_several_writers_reserve_bytes_for_each_other(ledger, tmp_path):
     folder, other = str(tmp_path / "root"), Ledger(str(tmp_path / "usage"))
     begin, limits = ledger.usage().bytes, Limits(quota=1 << 20)
-    with ledger.writing() as books:
-        assert books.take(folder, 500, limits)
-        books.is_written(500)
+    with ledger.writing() as first:
+        assert first.take(folder, 500, limits)
         assert other.usage() == (begin + 500, 500)  # alone
-        with ledger.writing() as more:
-            assert more.take(folder, 500, limits)
+        with ledger.writing() as second:
+            assert second.take(folder, 500, limits)
             counted = other.usage()
             assert begin + 1000 < counted.bytes <= begin + 1000 + (limits.quota >> 6)
             assert root_bytes(folder) == counted.bytes - begin
-            more.is_written(500)
-            assert more.take(folder, 500, limits)
+            assert second.take(folder, 500, limits)
             assert other.usage() == counted
-            assert more.take(str(tmp_path / "another"), 500, limits)  # each dataset for itself
+            assert second.take(str(tmp_path / "another"), 500, limits)  # each dataset for itself
             assert other.usage().bytes > counted.bytes + 500
-            more.is_written(1000)
     assert ledger.usage() == (begin + 2000, 0)
     assert (root_bytes(folder), root_bytes(str(tmp_path / "another"))) == (1500, 500)
 
 
-def test_nothing_is_counted_ahead_of_a_limit(ledger, tmp_path):
+def test_reserved_bytes_stay_below_a_limit(ledger, tmp_path):
     folder = str(tmp_path / "root")
     begin = ledger.usage().bytes
-    with ledger.writing() as books, ledger.writing():
+    with ledger.writing() as transaction, ledger.writing():
         taken = 0
-        while books.take(folder, 500, Limits(quota=begin + 100_000)):
+        while transaction.take(folder, 500, Limits(quota=begin + 100_000)):
             taken += 500
             assert ledger.usage().bytes <= begin + 100_000
-        books.is_written(taken)
     assert taken >= 98_000
     assert ledger.usage() == (begin + taken, 0)
 
 
-def test_what_a_killed_process_had_counted_ahead_is_counted_anew(ledger, tmp_path):
+def test_bytes_that_a_killed_process_had_reserved_are_measured_again(ledger, tmp_path):
     folder = str(tmp_path / "root")
     begin = ledger.usage().bytes
 
     def child():
         own = Ledger(str(tmp_path / "usage"))
-        with own.writing() as books, own.writing():
-            assert books.take(folder, 500, Limits())
+        with own.writing() as transaction, own.writing():
+            assert transaction.take(folder, 500, Limits())
             os._exit(1)
 
     with pytest.raises(WorkerError):
@@ -90,46 +87,53 @@ def test_what_a_killed_process_had_counted_ahead_is_counted_anew(ledger, tmp_pat
     assert ledger.usage() == (begin + 300, 0)
 
 
-def test_what_is_left_of_a_removed_dataset_is_given_back(ledger, tmp_path):
+def test_reserved_bytes_of_a_removed_dataset_are_subtracted(ledger, tmp_path):
     folder = tmp_path / "root"
     begin = ledger.usage().bytes
-    with ledger.writing() as books, ledger.writing():
-        assert books.take(str(folder), 500, Limits())
-        books.is_written(500)
-        with books.locked(), books.giving_back(None, 500):
+    with ledger.writing() as transaction, ledger.writing():
+        assert transaction.take(str(folder), 500, Limits())
+        with transaction.locked(), transaction.giving_back(None, 500):
             shutil.rmtree(folder)
     assert ledger.usage() == (begin, 0)
     assert not folder.exists()
 
 
-def test_what_is_not_written_stays_pending(ledger, tmp_path):
-    """As after a kill: whoever counts next finds it."""
+@pytest.mark.parametrize("writers", [1, 2])
+def test_bytes_of_a_failed_write_stay_pending(ledger, tmp_path, writers):
+    """As after a kill: the next recount finds out how much of them is on disk."""
     begin = ledger.usage().bytes
-    with ledger.writing() as books:
-        assert take(books, tmp_path / "root", 500)
+
+    def fail():
+        with ledger.writing() as transaction:
+            assert take(transaction, tmp_path / "root", 500)
+            raise OSError("disk")
+
+    with ExitStack() as others:
+        for _ in range(writers - 1):
+            others.enter_context(ledger.writing())
+        with pytest.raises(OSError, match="disk"):
+            fail()
     assert ledger.usage() == (begin + 500, 500)
     assert ledger.recount(dict)
     assert ledger.usage() == (begin, 0)
 
 
-def test_what_was_refused_changes_nothing(ledger, tmp_path):
+def test_a_refused_write_changes_nothing(ledger, tmp_path):
     begin = ledger.usage().bytes
-    with ledger.writing() as books:
-        assert take(books, tmp_path / "root", 500)
-        books.is_written(500)
-        assert not take(books, tmp_path / "root", 500, Limits(quota=begin + 999))
+    with ledger.writing() as transaction:
+        assert take(transaction, tmp_path / "root", 500)
+        assert not take(transaction, tmp_path / "root", 500, Limits(quota=begin + 999))
     assert ledger.usage() == (begin + 500, 0)
 
 
-def test_what_is_given_back_while_others_write(ledger, tmp_path):
+def test_bytes_are_subtracted_while_others_write(ledger, tmp_path):
     folder = str(tmp_path / "root")
     begin = ledger.usage().bytes
-    with ledger.writing() as books:
-        assert take(books, folder, 500)
-        books.is_written(500)
-        with books.locked(), books.giving_back(folder, 200):
-            assert ledger.usage() == (begin + 500, 200)
-        assert ledger.usage() == (begin + 300, 0)
+    with ledger.writing() as transaction:
+        assert take(transaction, folder, 500)
+        with transaction.locked(), transaction.giving_back(folder, 200):
+            assert ledger.usage() == (begin + 500, 700)
+        assert ledger.usage() == (begin + 300, 500)
     assert ledger.usage() == (begin + 300, 0)
     assert root_bytes(folder) == 300
 
@@ -148,9 +152,8 @@ def test_threads_that_write_side_by_side(ledger, tmp_path):
     begin = ledger.usage().bytes
 
     def write(amount):
-        with ledger.writing() as books:
-            assert take(books, tmp_path / "root", amount)
-            books.is_written(amount)
+        with ledger.writing() as transaction:
+            assert take(transaction, tmp_path / "root", amount)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(400)))
@@ -159,7 +162,7 @@ def test_threads_that_write_side_by_side(ledger, tmp_path):
 
 def test_who_counts_holds_off_all_threads(ledger, tmp_path, monkeypatch):
     """Each waits only as long as one does."""
-    monkeypatch.setattr("energon_stream.cache.ledger.PATIENCE", 0.05)
+    monkeypatch.setattr("energon_stream.cache.locks.PATIENCE", 0.05)
 
     def write(_):
         with pytest.raises(Busy), ledger.writing():

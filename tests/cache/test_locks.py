@@ -1,14 +1,14 @@
-"""Locks that threads queue up for before they ask the system."""
+"""Locks for which threads queue before they ask the system."""
 
 import os
 import threading
 
 import pytest
 
-from energon_stream.cache.locks import LockedFile, Turns
+from energon_stream.cache.locks import Busy, LockedFile, StripedLocks
 from energon_stream.storage import run_isolated
 
-TURNS = Turns(10, 11)
+LOCKS = StripedLocks(10, 11)
 
 
 @pytest.fixture
@@ -20,23 +20,24 @@ def opened(path):
     return LockedFile(path, os.O_RDWR | os.O_CREAT)
 
 
-def held(path, seconds=0.0):
-    """Whether the lock can be had."""
-    with opened(path) as file, TURNS.hold(file, path, seconds) as is_held:
-        return is_held
+def is_free(path, seconds=0.0):
+    try:
+        with opened(path) as file, LOCKS.hold(file, path, seconds):
+            return True
+    except Busy:
+        return False
 
 
 def test_one_at_a_time_and_in_the_end_everyone(path):
-    inside, most, turns = 0, 0, 0
+    inside, most, count = 0, 0, 0
 
     def work():
-        nonlocal inside, most, turns
+        nonlocal inside, most, count
         for _ in range(50):
-            with opened(path) as file, TURNS.hold(file, path, 20) as is_held:
-                assert is_held
+            with opened(path) as file, LOCKS.hold(file, path, 600):
                 inside += 1
                 most = max(most, inside)
-                turns += 1
+                count += 1
                 inside -= 1
 
     threads = [threading.Thread(target=work) for _ in range(8)]
@@ -44,28 +45,27 @@ def test_one_at_a_time_and_in_the_end_everyone(path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert (most, turns) == (1, 400)
+    assert (most, count) == (1, 400)
 
 
-def test_what_others_hold_is_not_given_within_the_time(path):
-    with opened(path) as file, TURNS.hold(file, path, 1) as is_held:
-        assert is_held
-        assert not held(path)  # another thread's turn
-        assert not run_isolated(held, path)  # another process asks the system
-        assert run_isolated(held, path + "2")
-    assert held(path)
-    assert run_isolated(held, path)
+def test_a_lock_that_others_hold_is_busy(path):
+    with opened(path) as file, LOCKS.hold(file, path):
+        assert not is_free(path)  # another thread queues
+        assert not run_isolated(is_free, path)  # another process asks the system
+        assert run_isolated(is_free, path + "2")
+    assert is_free(path)
+    assert run_isolated(is_free, path)
 
 
-def test_a_lock_taken_without_a_turn_is_respected(path):
+def test_a_lock_taken_without_queueing_is_respected(path):
     with opened(path) as file:
         assert file.try_lock(10, 11)
-        assert not held(path, 0.05)
+        assert not is_free(path, 0.05)
         file.unlock(10, 11)
-        assert held(path)
+        assert is_free(path)
 
 
-def test_errors_give_it_back(path):
-    with pytest.raises(ZeroDivisionError), opened(path) as file, TURNS.hold(file, path, 1):
+def test_errors_release_it(path):
+    with pytest.raises(ZeroDivisionError), opened(path) as file, LOCKS.hold(file, path):
         raise ZeroDivisionError
-    assert held(path)
+    assert is_free(path)

@@ -8,8 +8,8 @@ from origins import Origin, block_files
 
 from energon_stream.cache import BlockCache, CacheConfig
 from energon_stream.cache.block_file import BlockFile
+from energon_stream.cache.block_reader import OpenBlocks
 from energon_stream.cache.identity import block_at
-from energon_stream.cache.open_blocks import OpenBlocks
 from energon_stream.storage import run_isolated
 
 MAPPED = 2 << 20  # reads of a megabyte and more get a map
@@ -39,7 +39,7 @@ def test_the_last_ones_stay_open(places):
     assert blocks.open(places[0]) is first  # used again, so the other one is older
     blocks.open(places[2])
     assert sorted(open_files(places[0].root_folder)) == [places[0].path, places[2].path]
-    blocks.let_go()
+    blocks.release()
     assert open_files(places[0].root_folder) == [places[0].path]  # somebody has it
     del first
     assert not open_files(places[0].root_folder)
@@ -67,7 +67,7 @@ def test_what_is_open_is_not_removed(places):
     blocks = OpenBlocks(4)
     blocks.open(places[0])
     assert BlockFile.open_unused(places[0]) is None
-    blocks.let_go()
+    blocks.release()
     unused = BlockFile.open_unused(places[0])
     assert unused is not None
     unused.close()

@@ -195,7 +195,7 @@ def test_a_killed_writer_leaves_a_count_that_is_corrected(config):
 
         import energon_stream.cache.block_file as module
 
-        module._write_all = die
+        module.write_all = die
         Origin(BLOCK).read(cache)
 
     pid = os.fork()
@@ -293,7 +293,7 @@ def test_any_error_in_writing_ends_caching_with_one_warning(cache, caplog, monke
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        patch.setattr("energon_stream.cache.block_file._write_all", fail)
+        patch.setattr("energon_stream.cache.block_file.write_all", fail)
         fill(cache, 3)
     fill(cache, 3)
     first.read(cache)

@@ -13,8 +13,8 @@ from energon_stream.cache.records import (
     LINE_BYTES,
     PAGE_BYTES,
     RECORD_BYTES,
-    PieceTable,
-    encode_pieces,
+    RecordTable,
+    encode_records,
 )
 
 SIZE = 5 * LINE_BYTES + 777
@@ -27,11 +27,11 @@ spans = st.tuples(st.integers(0, SIZE - 1), st.integers(1, SIZE)).map(
 
 
 def encode(*ranges, key=KEY):
-    return b"".join(encode_pieces(key, start, BLOCK[start:stop]) for start, stop in ranges)
+    return b"".join(encode_records(key, start, BLOCK[start:stop]) for start, stop in ranges)
 
 
 def decode(raw, key=KEY, **bounds):
-    return PieceTable.decode(key, raw, **bounds)
+    return RecordTable.decode(key, raw, **bounds)
 
 
 def covered(ranges):

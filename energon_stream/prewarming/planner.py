@@ -13,7 +13,7 @@ from energon_stream.prewarming.spans import Coverage, Spans, earliest
 from energon_stream.prewarming.wanted import Wanted, WantedBytes
 from energon_stream.storage import ByteRange, Store
 
-__all__ = ["REQUEST_BYTES", "USUAL_BYTES", "Request", "Requests", "store_of"]
+__all__ = ["REQUEST_BYTES", "USUAL_BYTES", "PlannedFetch", "FetchPlanner", "store_of"]
 
 REQUEST_BYTES = 5 << 20
 """Largest request: what is a little larger than :data:`USUAL_BYTES` is not cut."""
@@ -26,7 +26,7 @@ _SPARE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlannedFetch:
     """Bytes to fetch.
 
     Attributes:
@@ -42,7 +42,7 @@ class Request:
     turn: int
 
 
-class Requests:
+class FetchPlanner:
     """Plans requests, and counts.
 
     Args:
@@ -54,7 +54,7 @@ class Requests:
         ahead: Others.
         bytes: Bytes that they need.
         cached_bytes: Bytes of these that were in a cache.
-        count: Requests for the others.
+        count: FetchPlanner for the others.
     """
 
     def __init__(self, wanted: WantedBytes, max_gap: int) -> None:
@@ -63,8 +63,8 @@ class Requests:
         self._cached = Counter[BlockCache]()
         self.samples = self.ahead = self.bytes = self.cached_bytes = self.count = 0
 
-    def windows(self) -> Iterator[list[Request]]:
-        """Requests, window by window; those of one are in the order in which they are wanted."""
+    def windows(self) -> Iterator[list[PlannedFetch]]:
+        """FetchPlanner, window by window; those of one are in the order in which they are wanted."""
         for wanted in self._wanted.windows():
             new = self._coverage.add(wanted.spans)
             missing = self._missing(new)
@@ -76,7 +76,7 @@ class Requests:
             self.count += len(requests)
             yield requests
 
-    def pieces(self) -> Iterator[Request]:
+    def pieces(self) -> Iterator[PlannedFetch]:
         """All that was wanted so far, by object and place."""
         return iter(self._as_requests(self._coverage.spans.cut(REQUEST_BYTES)))
 
@@ -104,21 +104,21 @@ class Requests:
             found += [(number, gap.start, gap.stop) for gap in gaps]
         return Spans(*np.array(found, dtype=np.int64).reshape(-1, 3).T)
 
-    def _requests(self, pieces: Spans, wanted: Wanted) -> list[Request]:
+    def _requests(self, pieces: Spans, wanted: Wanted) -> list[PlannedFetch]:
         turns = earliest(pieces, wanted.spans, wanted.turns)
         order = np.argsort(turns, kind="stable")
         return self._as_requests(pieces[order], turns[order].tolist())
 
-    def _as_requests(self, pieces: Spans, turns: list[int] | None = None) -> list[Request]:
+    def _as_requests(self, pieces: Spans, turns: list[int] | None = None) -> list[PlannedFetch]:
         columns = pieces.objects.tolist(), pieces.starts.tolist(), pieces.stops.tolist()
         rows = zip(*columns, [0] * len(pieces) if turns is None else turns, strict=True)
         return [
-            Request(*self._wanted.place(number), ByteRange(start, stop), turn)
+            PlannedFetch(*self._wanted.place(number), ByteRange(start, stop), turn)
             for number, start, stop, turn in rows
         ]
 
 
-def store_of(request: Request) -> CachedStore:
+def store_of(request: PlannedFetch) -> CachedStore:
     """The store of a request, which has a cache.
 
     Raises:

@@ -1,0 +1,188 @@
+"""Reads of cached bytes, verified."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import NamedTuple, TypeAlias
+
+from energon_stream.cache.block_file import BlockFile, DamagedError
+from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
+from energon_stream.logs import log_once
+
+__all__ = [
+    "BlockReader",
+    "Chunk",
+    "OpenBlocks",
+    "Span",
+    "join_chunks",
+    "merge_spans",
+    "outside",
+    "recorded_gaps",
+]
+
+_log = logging.getLogger(__name__)
+
+Span: TypeAlias = tuple[int, int]
+"""First byte, and one past the last."""
+
+
+class Chunk(NamedTuple):
+    """Bytes of an object, and the position of the first one."""
+
+    start: int
+    data: memoryview
+
+
+class OpenBlocks:
+    """The blocks read last, whose files stay open so that a hit need not open and map one each time.
+
+    Open blocks are not evicted, so this is for caches that evict nothing in use. Thread-safe; not to be used across a
+    fork. A damaged file that another process removed stays open until somebody asks for its block again, or other
+    blocks take its place.
+
+    Args:
+        most: Number of files that stay open.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._blocks: dict[str, BlockFile] = {}
+
+    def open(self, place: BlockPlace) -> BlockFile | None:
+        """Return a block as it is now; None if it does not exist. It closes when nobody refers to it any more."""
+        if not self._most:
+            return BlockFile.open(place)
+        with self._lock:
+            known = self._blocks.pop(place.path, None)
+            if known is not None and known.refresh():
+                self._blocks[place.path] = known
+                return known
+        block = BlockFile.open(place)
+        if block is not None:
+            with self._lock:
+                self._blocks[place.path] = block
+                for oldest in list(self._blocks)[: -self._most]:
+                    del self._blocks[oldest]
+        return block
+
+    def release(self) -> None:
+        """Close the files that nobody is reading, so that they can be evicted."""
+        with self._lock:
+            self._blocks.clear()
+
+
+class BlockReader:
+    """Reads cached bytes. Damaged and unreadable bytes count as missing.
+
+    Args:
+        blocks: Opens blocks.
+        on_damage: Called with a block and the :attr:`BlockFile.file_id` of its file, whose bytes have another hash.
+    """
+
+    def __init__(self, blocks: OpenBlocks, on_damage: Callable[[BlockPlace, int], None]) -> None:
+        self._blocks = blocks
+        self._on_damage = on_damage
+
+    def find(
+        self, place: ObjectPlace, start: int, stop: int, *, at_hand: bool = False
+    ) -> tuple[list[Chunk], list[Span]]:
+        """Return the cached bytes among an object's bytes ``[start, stop)``, and the gaps between them; in order.
+
+        Args:
+            place: The object.
+            start: First byte.
+            stop: One past the last byte.
+            at_hand: Read no disk: count a block's bytes as missing unless the block has all of them and the system
+                has the first and the last one in memory.
+        """
+        chunks: list[Chunk] = []
+        gaps: list[Span] = []
+        for wanted in place.ranges(start, stop):
+            found = self._read(place, wanted, at_hand)
+            chunks += found
+            spans = [(chunk.start, chunk.start + len(chunk.data)) for chunk in found]
+            gaps += outside(spans, wanted.start, wanted.stop)
+        return chunks, merge_spans(gaps)
+
+    def _read(self, place: ObjectPlace, wanted: BlockRange, at_hand: bool) -> list[Chunk]:
+        try:
+            return _read_range(self._blocks.open(wanted.block), wanted, at_hand)
+        except DamagedError as error:
+            self._on_damage(wanted.block, error.file_id)
+            problem = "are not those that were written"
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+        log_once(
+            _log,
+            "cached bytes of %s/%s %s, they are fetched again [%s]",
+            place.identity.root,
+            place.identity.path,
+            problem,
+            wanted.block.path,
+            key=place.folder,
+        )
+        return []
+
+
+def _read_range(block: BlockFile | None, wanted: BlockRange, at_hand: bool) -> list[Chunk]:
+    if block is None:
+        return []
+    block.touch()
+    chunks = []
+    first, last = wanted.span
+    runs = block.cached_table().runs(first, last)
+    if (
+        at_hand
+    ):  # all or nothing: the caller would read, and hash, the bytes again together with the missing ones
+        is_whole = len(runs) == 1 and runs[0][0][0] <= first and last <= runs[0][-1][1]
+        if not is_whole or not block.is_in_memory(first, last):
+            return []
+    for run in runs:
+        start, stop = max(first, run[0][0]), min(last, run[-1][1])
+        chunks.append(Chunk(start + wanted.base, block.read(run, start, stop)))
+    return chunks
+
+
+def recorded_gaps(wanted: BlockRange) -> list[Span]:
+    """Return the bytes that a block does not have, by its records alone: nothing is verified."""
+    with suppress(OSError):
+        block = BlockFile.open(wanted.block)
+        if block is not None:
+            with block:
+                gaps = block.table(*wanted.span).gaps(*wanted.span)
+                return [(wanted.base + start, wanted.base + stop) for start, stop in gaps]
+    return [(wanted.start, wanted.stop)]
+
+
+def outside(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
+    """Return the parts of ``[start, stop)`` that lie in none of the spans, which are in order and do not overlap."""
+    gaps = []
+    for first, last in spans:
+        if first > start:
+            gaps.append((start, first))
+        start = last
+    if start < stop:
+        gaps.append((start, stop))
+    return gaps
+
+
+def merge_spans(spans: Iterable[Span], distance: int = 0) -> list[Span]:
+    """Sort spans, and merge those with at most ``distance`` bytes between them."""
+    merged: list[Span] = []
+    for start, stop in sorted(spans):
+        if merged and start - merged[-1][1] <= distance:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def join_chunks(chunks: list[Chunk]) -> memoryview:
+    """Join bytes that follow each other; one chunk is not copied."""
+    if len(chunks) == 1:
+        return chunks[0].data.toreadonly()
+    return memoryview(b"".join(chunk.data for chunk in sorted(chunks, key=lambda chunk: chunk.start)))
