@@ -14,9 +14,9 @@ from energon_stream.index.join_index import JoinIndex
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.prewarming.amount import Amount, node_ranks, samples_of_streams
 from energon_stream.prewarming.fill import Verified, fill, look, read_back
+from energon_stream.prewarming.planner import USUAL_BYTES, FetchPlanner
 from energon_stream.prewarming.progress import estimated, shown
 from energon_stream.prewarming.report import PrewarmPlan, PrewarmResult
-from energon_stream.prewarming.planner import USUAL_BYTES, FetchPlanner
 from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.progress import Progress
 from energon_stream.recipe import get_train_dataset
