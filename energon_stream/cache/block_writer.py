@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import NamedTuple
 
-from energon_stream.cache import locks
 from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.block_reader import OpenBlocks, Span
 from energon_stream.cache.config import CacheConfig
@@ -19,7 +18,7 @@ from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.eviction import make_room
 from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
 from energon_stream.cache.ledger import Limits, root_bytes
-from energon_stream.cache.locks import Busy, LockedFile
+from energon_stream.cache.locks import Busy, LockedFile, patience
 from energon_stream.cache.policy import make_policy
 from energon_stream.logs import log_once
 
@@ -191,7 +190,7 @@ class BlockWriter:
         """Return the bytes that have to go before ``need`` more may come."""
         ledger = self._directory.ledger
         usage = ledger.usage()
-        if usage is None and self._directory.recount(seconds=locks.PATIENCE):
+        if usage is None and self._directory.recount(seconds=patience()):
             usage = ledger.usage()
         if usage is None:
             raise Busy

@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from energon_stream.cache import locks
-from energon_stream.cache.locks import Busy, LockedFile, StripedLocks
+from energon_stream.cache.locks import Busy, LockedFile, StripedLocks, patience
 from energon_stream.cache.records import PAGE_BYTES
 
 __all__ = [
@@ -117,8 +116,8 @@ class ReservedBytes:
             self._unused[root_folder] = unused - amount
             return True
 
-    def abandon(self, amount: int) -> None:
-        """Leave bytes pending for good: a transaction failed and may have written them or not."""
+    def leave_pending(self, amount: int) -> None:
+        """Forget bytes that may or may not have been written, so that they stay pending."""
         with self._lock:
             self.pending -= amount
 
@@ -171,32 +170,25 @@ class Ledger:
         try:
             yield transaction
         except BaseException:
-            self._reserved.abandon(transaction.taken)
+            self._reserved.leave_pending(transaction.taken)
             raise
         finally:
             self._end(transaction)
 
     def _begin(self) -> LockedFile:
-        if not self._lock.acquire(timeout=locks.PATIENCE):  # another thread waits for the file's lock
+        if not self._lock.acquire(timeout=patience()):  # another thread waits for the file's lock
             raise Busy
         try:
             file = self._file
-            if not self._num_writers or file is None:
-                file = self._open()
-                if not file.lock(*_WRITING, seconds=locks.PATIENCE, shared=True):
-                    raise Busy
-                self._file = file
+            if file is None or not (self._num_writers or _exists(file)):  # removed, and perhaps made anew
+                file = LockedFile(self._path, os.O_RDWR)
+            if not self._num_writers and not file.lock(*_WRITING, seconds=patience(), shared=True):
+                raise Busy
+            self._file = file  # the old one closes when nobody reads it any more
             self._num_writers += 1
             return file
         finally:
             self._lock.release()
-
-    def _open(self) -> LockedFile:
-        file = self._file
-        if file is None or not _exists(file):
-            self._file = None  # closed when nobody reads it
-            file = LockedFile(self._path, os.O_RDWR)
-        return file
 
     def _has_several_writers(self) -> bool:
         return self._num_writers > 1

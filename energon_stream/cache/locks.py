@@ -23,7 +23,7 @@ from types import TracebackType
 from energon_stream.errors import ConfigError
 from energon_stream.storage.fork import PerProcess
 
-__all__ = ["PATIENCE", "Busy", "LockedFile", "StripedLocks", "has_locks", "require_locks"]
+__all__ = ["PATIENCE", "Busy", "LockedFile", "StripedLocks", "has_locks", "patience", "require_locks"]
 
 PATIENCE = 5.0
 """Seconds to wait for a lock that others hold for micro- or milliseconds. A holder that takes longer was stopped,
@@ -38,6 +38,11 @@ _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 
 class Busy(Exception):
     """Another process holds a lock for much longer than it should."""
+
+
+def patience() -> float:
+    """Return :data:`PATIENCE`, as it is now."""
+    return PATIENCE
 
 
 def has_locks() -> bool:
