@@ -70,7 +70,7 @@ def test_a_full_cache_is_told(server, tmp_path):
         *("--num-workers", "1", *ORDER),
     )
     assert said.exit_code == 0, said.output
-    assert "The cache takes no more: it holds all of the first " in said.stderr
+    assert "The cache is full: it holds the first " in said.stderr
     assert " of 100 steps, " in said.stderr
 
 
@@ -84,7 +84,7 @@ def test_damage_is_told(server, cache):
     said = command(server, *arguments)
     assert said.exit_code == 1
     assert "were damaged" in said.stdout
-    assert "run it again" in said.stderr
+    assert "run the command again" in said.stderr
     assert command(server, *arguments).exit_code == 0
 
 
@@ -93,12 +93,12 @@ def test_damage_is_told(server, cache):
     [
         (["--rank", "3-1"], "--rank is '3-1'"),
         (["--rank", "x"], "--rank is 'x'"),
-        (["--rank", "1"], "rank 1 does not fit world_size 1"),
-        (["--rank", "0-4", "--world-size", "2"], "not ranks of world_size 2"),
+        (["--rank", "1"], "rank 1 does not fit --world-size 1"),
+        (["--rank", "0-4", "--world-size", "2"], "not ranks of --world-size 2"),
         (["--steps", "5"], "counted in samples"),
         (["--epochs", "1", "--fraction", "0.5"], "exclude each other"),
         (["--cache-size", "many"], "'many'"),
-        (["--subset", "1"], "no subset"),
+        (["--subset", "1"], "not a subset"),
     ],
 )
 def test_what_cannot_work_is_refused(server, cache, arguments, message):
