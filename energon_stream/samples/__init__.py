@@ -1,39 +1,18 @@
 """Samples, batches, and the sample types that datasets name."""
 
+from energon_stream.samples import types
 from energon_stream.samples.base import CrudeSample, Sample, SourceInfo
 from energon_stream.samples.batch import METADATA_FIELDS, Batch, batch_metadata
 from energon_stream.samples.edataclass import edataclass
-from energon_stream.samples.types import (
-    CaptioningSample,
-    ImageClassificationSample,
-    ImageSample,
-    InterleavedSample,
-    MultiChoiceVQASample,
-    OCRSample,
-    SimilarityInterleavedSample,
-    TextSample,
-    VidQASample,
-    VQAOCRSample,
-    VQASample,
-)
+from energon_stream.samples.types import *  # noqa: F403 # types.__all__ is the list of the types
 
 __all__ = [
     "METADATA_FIELDS",
     "Batch",
-    "CaptioningSample",
     "CrudeSample",
-    "ImageClassificationSample",
-    "ImageSample",
-    "InterleavedSample",
-    "MultiChoiceVQASample",
-    "OCRSample",
     "Sample",
-    "SimilarityInterleavedSample",
     "SourceInfo",
-    "TextSample",
-    "VQAOCRSample",
-    "VQASample",
-    "VidQASample",
     "batch_metadata",
     "edataclass",
 ]
+__all__ += types.__all__

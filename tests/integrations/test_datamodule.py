@@ -208,9 +208,9 @@ def test_pinning(data, monkeypatch, pin):
     asked = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(asked.append(1)))
     module = module_of(data, pin_memory=pin)
-    next(module.train_dataloader())
+    batch = next(module.train_dataloader())
     assert bool(asked) is pin
-    assert module.train_dataloader_object._pin is False
+    assert not batch.image.is_pinned()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
