@@ -14,6 +14,7 @@ import torch
 from energon_stream import (
     CaptioningSample,
     DefaultTaskEncoder,
+    ReadOptions,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
@@ -22,7 +23,12 @@ from energon_stream import (
 from energon_stream.state import dumps, loads
 
 SECRET = "SECRET-never-to-be-shown"
-ORDER = {"batch_size": 3, "shuffle_buffer_size": 20, "max_samples_per_sequence": 5}
+ORDER = {
+    "batch_size": 3,
+    "shuffle_buffer_size": 20,
+    "max_samples_per_sequence": 5,
+    "read_options": ReadOptions(max_ahead=64),  # a tiny dataset would be planned for hundreds of passes
+}
 
 
 class Encoder(DefaultTaskEncoder):

@@ -12,6 +12,7 @@ from energon_stream import (
     Batch,
     CaptioningSample,
     DefaultTaskEncoder,
+    ReadOptions,
     WorkerConfig,
     edataclass,
     get_loader,
@@ -32,6 +33,7 @@ def make_loader(data, workers=0, *, length=5, encoder=None, make=get_savable_loa
         batch_size=3,
         shuffle_buffer_size=10,
         max_samples_per_sequence=4,
+        read_options=ReadOptions(max_ahead=64),  # a tiny dataset would be planned for hundreds of passes
         virtual_epoch_length=length,
         worker_config=WorkerConfig(0, 1, workers, num_streams=2),
         task_encoder=encoder,

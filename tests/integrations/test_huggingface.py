@@ -12,6 +12,7 @@ from framework_examples import Example  # noqa: E402
 
 from energon_stream import (  # noqa: E402
     DefaultTaskEncoder,
+    ReadOptions,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
@@ -35,6 +36,7 @@ def open_train(data, config=None, **options):
         data / "coco",
         shuffle_buffer_size=10,
         max_samples_per_sequence=4,
+        read_options=ReadOptions(max_ahead=64),  # a tiny dataset would be planned for hundreds of passes
         worker_config=config or WorkerConfig(0, 1, 0, num_streams=2),
         **settings,
     )

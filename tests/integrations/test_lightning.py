@@ -10,14 +10,26 @@ L = pytest.importorskip("lightning.pytorch", reason="no Lightning (the extra 'li
 
 from framework_examples import Example  # noqa: E402
 
-from energon_stream import DefaultTaskEncoder, SkipSample, WorkerConfig, get_savable_loader, get_train_dataset  # noqa: E402
+from energon_stream import (  # noqa: E402
+    DefaultTaskEncoder,
+    ReadOptions,
+    SkipSample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+)
 from energon_stream.errors import ConfigError, StateInUseError  # noqa: E402
 from energon_stream.integrations.lightning import EnergonDataModule  # noqa: E402
 from energon_stream.integrations.lightning.loaders import TrainLoader  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
-TRAIN = {"batch_size": 3, "shuffle_buffer_size": 10, "max_samples_per_sequence": 4}
+TRAIN = {
+    "batch_size": 3,
+    "shuffle_buffer_size": 10,
+    "max_samples_per_sequence": 4,
+    "read_options": ReadOptions(max_ahead=64),  # a tiny dataset would be planned for hundreds of passes
+}
 """Of 40 samples: 14 batches of one stream, 2 x 7 of two."""
 
 

@@ -8,7 +8,7 @@ nodes = pytest.importorskip("torchdata.nodes", reason="no torchdata (the extra '
 
 from framework_examples import Example  # noqa: E402
 
-from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset  # noqa: E402
+from energon_stream import ReadOptions, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset  # noqa: E402
 from energon_stream.errors import StateInUseError, StateMismatchError  # noqa: E402
 from energon_stream.integrations.torchdata import LoaderNode  # noqa: E402
 
@@ -22,6 +22,7 @@ def make_loader(data, workers=0, *, kind="virtual epochs", rank=0, world_size=1,
         batch_size=3,
         shuffle_buffer_size=10,
         max_samples_per_sequence=4,
+        read_options=ReadOptions(max_ahead=64),  # a tiny dataset would be planned for hundreds of passes
         virtual_epoch_length=length if kind == "virtual epochs" else 0,
         worker_config=config,
     )
