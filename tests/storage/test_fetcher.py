@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -10,6 +9,7 @@ import time
 import weakref
 from concurrent.futures import CancelledError
 
+import children
 import pytest
 
 from energon_stream.errors import ConfigError, ObjectNotFoundError, RangeError, WorkerError
@@ -195,9 +195,7 @@ def test_exit_with_requests_in_flight_and_use_in_forked_children(s3_server, tmp_
         print("end")
     """
     s3_server.shape(first_byte_latency=0.02)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
-    )
+    done = children.run("-c", textwrap.dedent(program), finalize=True)
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
     assert done.stderr.count("reads through fsspec") == warnings
 

@@ -1,11 +1,10 @@
 """The fetcher at slow, throttling and broken stores: second requests, fewer in flight, freed slots."""
 
-import subprocess
-import sys
 import textwrap
 import threading
 import time
 
+import children
 import pytest
 
 from energon_stream.errors import ConfigError, RangeError, ThrottledError, TransientStorageError
@@ -322,9 +321,7 @@ def test_close_fork_and_exit_with_a_late_request_in_flight(s3_server, tmp_bucket
         queued = [shared_fetcher(8).submit(store, "key", ByteRange(0, {SIZE})) for _ in range(50)]
         print("end")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
-    )
+    done = children.run("-c", textwrap.dedent(program), finalize=True)
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
     assert "Traceback" not in done.stderr
     assert served(s3_server, "/slow") == served(s3_server, "/sloth") == 2

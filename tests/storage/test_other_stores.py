@@ -31,7 +31,7 @@ class TestHttpFsspec(StoreConformance):
 
     @pytest.fixture
     def filling(self, s3_server, tmp_bucket):
-        return StoreSpec(f"{tmp_bucket}/some folder", s3_server.storage_options, "fsspec")
+        return StoreSpec(f"{tmp_bucket}/some folder", s3_server.storage_options, "obstore")
 
     @pytest.fixture
     def spec(self, s3_server, tmp_bucket):
@@ -127,7 +127,7 @@ class _Chained(StoreConformance):
 
     @pytest.fixture
     def filling(self, s3_server, tmp_bucket):
-        return StoreSpec(f"{tmp_bucket}/some folder", s3_server.storage_options, "fsspec")
+        return StoreSpec(f"{tmp_bucket}/some folder", s3_server.storage_options, "obstore")
 
     @pytest.fixture
     def spec(self, filling, tmp_path):

@@ -3,10 +3,9 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import children
 import emulators
 import pytest
 import training
@@ -60,14 +59,9 @@ def upload(captions, url, options, transport="fsspec"):
 
 def in_new_process(places, environment):
     """Return the digests that ``training`` prints for some places."""
-    script = subprocess.run(
-        [sys.executable, training.__file__],
-        input=json.dumps(places),
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
+    script = children.run(
+        training.__file__, input=json.dumps(places), env=os.environ | environment, check=True
     )
-    assert script.returncode == 0, script.stderr
     return json.loads(script.stdout)
 
 

@@ -9,7 +9,7 @@ import sys
 
 import fsspec
 
-from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_stream import ReadOptions, WorkerConfig, get_savable_loader, get_train_dataset
 
 BATCHES = 15  # more than one pass
 STOP = 6
@@ -23,6 +23,7 @@ def open_loader(place):
         batch_size=3,
         shuffle_buffer_size=10,
         max_samples_per_sequence=5,
+        read_options=ReadOptions(max_ahead=64),  # a tiny dataset would be planned for hundreds of passes
         worker_config=WorkerConfig(0, 1, place["workers"]),
     )
     return get_savable_loader(dataset)
