@@ -1,9 +1,6 @@
-"""Conformance suite for datasets and operators: restoring at every step continues identically.
+"""Conformance suite for datasets and operators: a restore after any step continues identically.
 
-Use it on any dataset, also your own::
-
-    from energon_stream.testing.operator_suite import assert_exact_resume
-    assert_exact_resume(lambda: MapDataset(my_dataset, my_function))
+Use :func:`assert_exact_resume` on any dataset, also on an operator of your own.
 """
 
 from __future__ import annotations
@@ -50,12 +47,17 @@ class _NumbersNode:
 
 
 class NumbersDataset(SavableDataset[int]):
-    """The numbers ``0 … size - 1``, dealt to the streams; the smallest dataset there is.
+    """The numbers ``offset … offset + size - 1``, dealt to the streams; a minimal dataset for tests and examples.
 
     Args:
-        size: How many numbers.
+        size: Number of numbers.
         worker_config: Default: one rank without workers.
         offset: Added to each number.
+
+    Example:
+        >>> from energon_stream.testing.operator_suite import NumbersDataset
+        >>> list(NumbersDataset(4))
+        [0, 1, 2, 3]
     """
 
     def __init__(self, size: int, worker_config: WorkerConfig | None = None, offset: int = 0) -> None:
@@ -64,7 +66,7 @@ class NumbersDataset(SavableDataset[int]):
         self.worker_config = worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
 
     def numbers(self, stream: int) -> range:
-        """What one stream gives in one pass."""
+        """Return the numbers of one pass of a stream."""
         return range(self.offset + stream, self.offset + self.size, self.worker_config.num_streams)
 
     def build(self, context: Context, state: State | None) -> Node:
@@ -72,29 +74,41 @@ class NumbersDataset(SavableDataset[int]):
         return _NumbersNode(self, context, state)
 
     def len_stream(self, stream: int) -> int | None:
-        """Numbers of a stream."""
+        """Return the length of one pass of a stream."""
         return len(self.numbers(stream))
 
     def nominal_length(self) -> int:
-        """All numbers."""
+        """Return the length of one pass of all streams."""
         return self.size
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
-        """A key holds its number."""
+        """Return the numbers, which are in the keys."""
         return [Item(key[1], ("Number", key[1])) for key in keys]
 
     def __repr__(self) -> str:
         return f"NumbersDataset(size={self.size}{f', offset={self.offset}' if self.offset else ''})"
 
     def config(self) -> dict[str, Any]:
-        """Size and offset."""
+        """Return size and offset."""
         return {"type": "NumbersDataset", "size": self.size, "offset": self.offset}
 
 
 def run_steps(
     dataset: SavableDataset[Any], steps: int, states: Any = None, rotation: Rotation | None = None
 ) -> list[Step]:
-    """Run a dataset's streams for some steps (elements and ends of passes)."""
+    """Run a dataset's streams for some steps, which are elements and ends of passes.
+
+    Args:
+        dataset: The dataset.
+        steps: Number of steps.
+        states: State of each stream, to go on from; None for the start.
+        rotation: Rotation of the streams, to go on from; None for the start.
+
+    Example:
+        >>> from energon_stream.testing.operator_suite import NumbersDataset, run_steps
+        >>> [(step.value, step.ended) for step in run_steps(NumbersDataset(2), 4)]
+        [(0, False), (1, False), (None, True), (0, False)]
+    """
     engine = Engine(dataset, list(dataset.worker_config.streams), states, rotation)
     try:
         return [engine.step_any() for _ in range(steps)]
@@ -105,8 +119,20 @@ def run_steps(
 def assert_equal_values(left: Any, right: Any, where: str = "value") -> None:
     """Compare elements deeply, tensors bit by bit.
 
+    Args:
+        left: An element.
+        right: Another element.
+        where: Name of the elements in messages.
+
     Raises:
         AssertionError: They differ; the message says where.
+
+    Example:
+        >>> from energon_stream.testing.operator_suite import assert_equal_values
+        >>> assert_equal_values({"a": [1, 2]}, {"a": [1, 3]})
+        Traceback (most recent call last):
+            ...
+        AssertionError: value['a'][1]: 2 and 3
     """
     if isinstance(left, torch.Tensor):
         same = isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)
@@ -228,8 +254,17 @@ def _assert_inner_states(dataset: SavableDataset[Any], state: State) -> None:
 def assert_restores_by_key(make: Callable[[], SavableDataset[Any]], steps: int = 20) -> None:
     """Check that each element can be made again from its restore key, in another dataset object.
 
+    Args:
+        make: Makes the dataset anew.
+        steps: Steps to take in each stream.
+
     Raises:
-        AssertionError: An element differs, or the dataset says it cannot restore.
+        AssertionError: An element differs, or ``can_restore_sample()`` is False.
+
+    Example:
+        >>> from energon_stream import BatchDataset
+        >>> from energon_stream.testing.operator_suite import NumbersDataset, assert_restores_by_key
+        >>> assert_restores_by_key(lambda: BatchDataset(NumbersDataset(9), 2, list, batcher_stateless=True))
     """
     dataset, other = make(), make()
     if not dataset.can_restore_sample():

@@ -276,3 +276,34 @@ def test_a_batcher_that_returns_nothing_is_a_named_error():
 def test_impossible_arguments_are_named(make):
     with pytest.raises(ConfigError):
         make()
+
+
+def fail(values):
+    raise ValueError("always")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GroupBatchDataset(numbers(), parity, fail, fixed_batch_size=2, failure_tolerance=3),
+        lambda: PackingDataset(numbers(), 4, first_fit, fail, failure_tolerance=3),
+        lambda: PackingDataset(numbers(), 4, first_fit, list, sample_encoder=fail, failure_tolerance=3),
+        lambda: MapDataset(numbers(), lambda x: (fail(x) for _ in range(2)), failure_tolerance=3),
+    ],
+)
+def test_each_function_has_its_own_count_of_failures(make):
+    """One function's success does not hide that another one always fails."""
+    with pytest.raises(FatalSampleError, match="3 samples in a row failed, the last with ValueError: always"):
+        list(make())
+
+
+def test_datasets_show_what_they_are_made_of():
+    dataset = BlendDataset(
+        (BatchDataset(MapDataset(numbers(5), double), 4, list, drop_last=True), 0.75),
+        (ShuffleBufferDataset(ConcatDataset(numbers(2), numbers(3)), 10), 0.25),
+    )
+    assert repr(dataset) == (
+        "BlendDataset("
+        "0.75: BatchDataset(MapDataset(NumbersDataset(size=5), fn=double), batch_size=4, drop_last=True, batcher=list), "
+        "0.25: ShuffleBufferDataset(ConcatDataset(NumbersDataset(size=2), NumbersDataset(size=3)), size=10))"
+    )
