@@ -200,8 +200,8 @@ def test_it_is_not_the_loaders_own_position_where_lightning_fetches_ahead(data, 
 
     class Look(L.Callback):
         def on_train_batch_end(self, trainer, model, *_):
-            inner = trainer.datamodule._train._puller.loader
-            given.append(inner.save_state_rank()["rotation"][2] - len(model.seen))
+            loader = trainer.datamodule.train_dataloader().loader
+            given.append(loader.save_state_rank()["rotation"][2] - len(model.seen))
 
     fit(module(data, **options), callbacks=[Look()], max_epochs=1, **settings)
     assert set(given[:-2]) == ({1} if case == "passes" else {0})
@@ -319,7 +319,7 @@ def test_functions_open_datasets_with_the_ranks_of_the_trainer(data, fit):
     model = fit(EnergonDataModule(train, num_workers=0, num_streams=6, seed_offset=3), max_epochs=1)
     assert [(c.rank, c.world_size, c.num_streams, c.seed_offset) for c in configs] == [(0, 1, 6, 3)]
     assert len(model.seen) == 2
-    with pytest.raises(ConfigError, match="another worker_config"):
+    with pytest.raises(ConfigError, match="a worker_config other than its argument"):
         fit(EnergonDataModule(lambda config: open_train(data, WorkerConfig(1, 2, 0)), num_workers=0))
 
 

@@ -173,7 +173,7 @@ def test_hooks_are_found_however_they_came_there():
     class Same(DefaultTaskEncoder):
         encode_sample = DefaultTaskEncoder.encode_sample
 
-    assert not Same()._hook_overridden("encode_sample")
+    assert repr(train(Same())) == repr(train(DefaultTaskEncoder()))  # there is no step for it
 
 
 class Full(TaskEncoder):

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from energon_stream.errors import StateInUseError
 from energon_stream.integrations.batch_puller import BatchPuller, PulledBatch, epoch_length, of_all_ranks
-from energon_stream.loader import SavableDataLoader
+from energon_stream.loader import BasicDataLoader, SavableDataLoader
 from energon_stream.state import split_streams
 from energon_stream.worker import WorkerConfig
 
@@ -39,9 +39,14 @@ class TrainLoader(Generic[T]):
         self._begin_here()
 
     @property
+    def loader(self) -> BasicDataLoader[T]:
+        """The loader, whose own position is ahead of the last batch trained on."""
+        return self._puller.loader
+
+    @property
     def worker_config(self) -> WorkerConfig:
         """The loader's configuration."""
-        return self._puller.loader.worker_config
+        return self.loader.worker_config
 
     def _begin_here(self) -> None:
         """Count from the loader's present position."""
@@ -92,7 +97,7 @@ class TrainLoader(Generic[T]):
         Raises:
             TypeError: Their number is not certain.
         """
-        length = epoch_length(self._puller.loader.dataset)
+        length = epoch_length(self.loader.dataset)
         if length is None:
             raise TypeError("the number of batches is not known before they are read")
         return length
