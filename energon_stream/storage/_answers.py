@@ -15,7 +15,7 @@ from energon_stream.errors import (
 from energon_stream.storage.base import ByteRange
 from energon_stream.storage.url import strip_credentials
 
-__all__ = ["answer_error", "not_partial", "short_body", "broken"]
+__all__ = ["answer_error", "broken", "not_partial", "object_changed", "short_body"]
 
 _DENIED_CODES = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # S3 says 400 to these
 _TRANSIENT = ((400, "RequestTimeout"), (400, "IncompleteBody"))
@@ -42,11 +42,7 @@ def answer_error(status: int, code: str, message: str, *, where: str, endpoint: 
         hint = f"Check key, secret, token, clock and the bucket's policy at {endpoint}."
         return AccessDeniedError(f"access denied ({answer})", where=where, hint=hint)
     if status == 412:
-        return ObjectChangedError(
-            f"the object was replaced while it was in use ({answer})",
-            where=where,
-            hint="Prepare the dataset again and start a new run.",
-        )
+        return object_changed(where)
     if status == 416:
         return RangeError(
             f"the byte range lies beyond the end of the object ({answer})",
@@ -66,6 +62,15 @@ def answer_error(status: int, code: str, message: str, *, where: str, endpoint: 
     if status in (405, 501):
         return UnsupportedStoreError(f"the store does not offer this request ({answer})", where=where)
     return StorageError(f"the store refused the request ({answer})", where=where)
+
+
+def object_changed(where: str) -> ObjectChangedError:
+    """Return the error for an object whose content version is not the one that was opened."""
+    return ObjectChangedError(
+        "the object was replaced while it was in use",
+        where=where,
+        hint="Prepare the dataset again and start a new run.",
+    )
 
 
 def short_body(wanted: ByteRange, received: str, where: str) -> RangeError:

@@ -17,7 +17,7 @@ from energon_stream.errors import (
     StorageError,
     UnsupportedStoreError,
 )
-from energon_stream.storage._answers import answer_error, broken, not_partial, short_body
+from energon_stream.storage._answers import answer_error, broken, not_partial, object_changed, short_body
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.url import strip_credentials, url_scheme
@@ -195,7 +195,7 @@ class FsspecStore:
                     "this file system has no content versions to compare", where=self._where(path)
                 )
             if current != etag:
-                raise answer_error(412, "", "", where=self._where(path), endpoint="")
+                raise object_changed(self._where(path))
         return Body(memoryview(data), etag, total_size)
 
     @contextmanager

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import obstore
+from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from energon_stream.errors import (
     AccessDeniedError,
@@ -89,14 +93,10 @@ class ObstoreStore:
         return self._get(path, options, etag or meta.etag)
 
     def head(self, path: str) -> ObjectMeta:
-        import obstore
-
         with self._named_errors(path):
             return _meta(obstore.head(self._client(), self._key(path)))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
-        import obstore
-
         folder = self._key(prefix)
         below_root = len(self._root) + 1 if self._root else 0
         with self._named_errors(prefix):
@@ -105,20 +105,14 @@ class ObstoreStore:
                     yield ListEntry(found["path"][below_root:], _meta(found))
 
     def put(self, path: str, data: bytes) -> None:
-        import obstore
-
         with self._named_errors(path):
             obstore.put(self._client(), self._key(path), data)
 
     def put_file(self, path: str, local_path: str) -> None:
-        import obstore
-
         with open(local_path, "rb"), self._named_errors(path):  # a missing local file is not a missing object
             obstore.put(self._client(), self._key(path), Path(local_path))
 
     def delete(self, path: str) -> None:
-        import obstore
-
         with self._named_errors(path):
             try:
                 obstore.delete(self._client(), self._key(path))
@@ -129,8 +123,6 @@ class ObstoreStore:
         """Do nothing: the client is shared, and idle connections end by themselves."""
 
     def _get(self, path: str, options: GetOptions, etag: str | None) -> Body:
-        import obstore
-
         if etag is not None:
             options["if_match"] = etag
         try:  # not _named_errors: this is the hot path
@@ -219,10 +211,6 @@ def _load_fallback() -> None:
 
 
 def _make_client(config: ClientConfig) -> Any:
-    from datetime import timedelta
-
-    from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
-
     client_options: Any = dict(config.client_options)
     if "default_headers" in client_options:
         client_options["default_headers"] = dict(client_options["default_headers"])

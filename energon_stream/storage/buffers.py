@@ -15,11 +15,6 @@ def as_bytes(data: bytes | memoryview) -> bytes:
     """Return the content of a view as ``bytes`` that keep no other memory alive.
 
     This copies, unless the view shows all of a ``bytes`` object: then it returns that object.
-
-    Example:
-        >>> whole = b"data"
-        >>> as_bytes(memoryview(whole)) is whole
-        True
     """
     if isinstance(data, bytes):
         return data
@@ -35,18 +30,11 @@ class BytesBuilder:
     ``io.BytesIO`` owns the object meanwhile, and returns it without a copy if it is filled exactly and no
     view of it is left. Its pages come from ``calloc``, so memory is used only as far as it was filled.
 
-    Use it in a ``with`` statement, which releases the view if an error comes between: a ``BytesIO`` that is finalized
-    while a view of it lives reports an ignored exception since Python 3.13.
+    Use it in a ``with`` statement, which releases the view if an error comes between: a ``BytesIO`` that is
+    finalized while a view of it lives reports an ignored exception since Python 3.13.
 
     Args:
         size: Length in bytes.
-
-    Example:
-        >>> with BytesBuilder(4) as builder:
-        ...     builder.write(2, b"ta")
-        ...     builder.write(0, b"da")
-        ...     builder.finish()
-        b'data'
     """
 
     def __init__(self, size: int) -> None:

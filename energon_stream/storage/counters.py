@@ -74,15 +74,7 @@ def _sum(counts: Mapping[str, int], others: Mapping[str, int], sign: int) -> dic
 
 
 class StorageCounters:
-    """Thread-safe counters of storage requests.
-
-    Example:
-        >>> counters = StorageCounters()
-        >>> counters.begin("get", is_retry=False)
-        >>> counters.end(received=100)
-        >>> counters.snapshot().bytes_received
-        100
-    """
+    """Thread-safe counters of storage requests."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

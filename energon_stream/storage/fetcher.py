@@ -135,12 +135,7 @@ _fetchers: PerProcess[Fetcher] = PerProcess()
 def shared_fetcher(
     max_in_flight: int = _DEFAULT_IN_FLIGHT, *, hedged_share: float = _HEDGED_SHARE
 ) -> Fetcher:
-    """Return the one fetcher of this process with these options. Do not close it: others use it too.
-
-    Example:
-        >>> shared_fetcher() is shared_fetcher(48)
-        True
-    """
+    """Return the one fetcher of this process with these options. Do not close it: others use it too."""
     return _fetchers.map(
         (max_in_flight, hedged_share), lambda: Fetcher(max_in_flight, hedged_share=hedged_share)
     )

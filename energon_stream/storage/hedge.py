@@ -27,13 +27,6 @@ class LatencyModel:
     12 answers borrows from the nearest class that has them: unchanged from a larger size, whose requests take
     longer; in proportion to the size from a smaller one, which is too much by the time to the first byte. If
     a tenth of all answers is slow, slow is usual, and no request is late.
-
-    Example:
-        >>> model = LatencyModel()
-        >>> for _ in range(12):
-        ...     is_new = model.observe(size=1000, seconds=0.1)
-        >>> model.late_after(1000)
-        0.25
     """
 
     def __init__(self) -> None:

@@ -24,13 +24,6 @@ class ConcurrencyLimit:
 
     Attributes:
         limit: Requests that may be in flight now, 1 or more.
-
-    Example:
-        >>> limit = ConcurrencyLimit(48)
-        >>> for _ in range(20):
-        ...     limit.observe(rejected=True, in_flight=48)
-        >>> limit.limit
-        24
     """
 
     def __init__(self, largest: int) -> None:

@@ -15,9 +15,9 @@ from energon_stream.errors import (
     AccessDeniedError,
     ObjectChangedError,
     ObjectNotFoundError,
-    RangeError,
     StorageError,
 )
+from energon_stream.storage._answers import object_changed, short_body
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.url import local_path
 
@@ -62,11 +62,7 @@ class LocalStore:
         view, version = self._view(path, etag)
         start, stop = byte_range.start, byte_range.stop
         if not 0 <= start <= stop <= len(view):
-            raise RangeError(
-                f"requested bytes {start} to {stop}, but the file has {len(view)}",
-                where=self._locate(path),
-                hint="The file is shorter than its index says; prepare the dataset again.",
-            )
+            raise short_body(byte_range, f"{len(view)} bytes", self._locate(path))
         return Body(view[start:stop], version, len(view))
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
@@ -124,7 +120,7 @@ class LocalStore:
             while True:
                 version = _etag(os.stat(location))
                 if etag not in (None, version):
-                    raise _changed(location)
+                    raise object_changed(location)
                 try:
                     return self._map(location, version), version
                 except ObjectChangedError:  # replaced between the two lines; look again
@@ -152,17 +148,9 @@ def _map_file(location: str, version: str) -> memoryview:
     with open(location, "rb") as file:
         status = os.fstat(file.fileno())
         if _etag(status) != version:
-            raise _changed(location)
+            raise object_changed(location)
         # An empty file cannot be mapped.
         return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if status.st_size else b"")
-
-
-def _changed(location: str) -> ObjectChangedError:
-    return ObjectChangedError(
-        "the file was replaced while it was in use",
-        where=location,
-        hint="Prepare the dataset again and start a new run.",
-    )
 
 
 def _not_found(location: str) -> ObjectNotFoundError:

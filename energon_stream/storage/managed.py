@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from energon_stream.errors import RangeError, UnsupportedStoreError
-from energon_stream.storage._answers import answer_error
+from energon_stream.storage._answers import object_changed
 from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, attempt_listener
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.counters import StorageCounters, default_counters
@@ -91,7 +91,7 @@ class ManagedStore:
     def _read(self, path: str, request: Callable[[Store], Body], etag: str | None) -> Body:
         body = self._run("get", request, _body_size)
         if etag is not None and body.etag not in (None, etag):  # some servers ignore If-Match
-            raise answer_error(412, "", "", where=f"{self.url}/{path}", endpoint="")
+            raise object_changed(f"{self.url}/{path}")
         return body
 
     def _run(
