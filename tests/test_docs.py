@@ -122,3 +122,11 @@ def test_only_blocks_that_cannot_run_are_skipped(path: Path) -> None:
 def test_the_readme_and_the_glossary_stay_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
     assert len(page("concepts/glossary.md").splitlines()) <= 40
+
+
+def test_every_public_name_has_an_example() -> None:
+    """The examples run as doctests."""
+    without = [
+        name for name in energon_stream.__all__ if ">>>" not in (getattr(energon_stream, name).__doc__ or "")
+    ]
+    assert without == []

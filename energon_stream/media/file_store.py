@@ -49,7 +49,18 @@ class Decoder(Protocol):
 
 
 class FileStore(ABC, Generic[T_co]):
-    """Data by name. A cooker gets one for each auxiliary dataset (``aux:``) of its dataset."""
+    """Data by name. A cooker gets one for each auxiliary dataset (``aux:``) of its dataset.
+
+    Example:
+        >>> from energon_stream import FileStore, SourceInfo
+        >>> class Squares(FileStore[int]):
+        ...     def __getitem__(self, key):
+        ...         return int(key) ** 2, SourceInfo("squares", key, None, (key,))
+        ...     def get_path(self):
+        ...         return "squares"
+        >>> Squares().get("3")
+        9
+    """
 
     @abstractmethod
     def __getitem__(self, key: str) -> tuple[T_co, SourceInfo]:

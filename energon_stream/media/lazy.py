@@ -16,7 +16,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Lazy(ABC, Generic[T_co]):
-    """A handle of data. A sample may hold it through buffers, until the data itself is needed."""
+    """A handle of data. A sample may hold it through buffers, until the data itself is needed.
+
+    Example:
+        >>> from energon_stream import NoCachePool, SystemFileStore
+        >>> lazy = NoCachePool().get_lazy(SystemFileStore("s3://data"), "mix.yaml")
+        >>> lazy.get()[:10]
+        b'__module__'
+    """
 
     @abstractmethod
     def get(self, sample: Any = None) -> T_co:

@@ -25,6 +25,11 @@ class SourceInfo:
         index: Number of the sample within its split part.
         shard_name: Path of the shard, relative to the dataset; None for datasets without shards.
         file_names: Full names of the members that were read.
+
+    Example:
+        >>> from energon_stream import SourceInfo
+        >>> SourceInfo("s3://data/captions", 0, "data-000000.tar", ("00000000.jpg",)).shard_name
+        'data-000000.tar'
     """
 
     dataset_path: str

@@ -1,4 +1,4 @@
-"""Images to arrays, tensors or PIL images: WebDataset's 17 image modes."""
+"""Decodes images to arrays, tensors or PIL images, in WebDataset's 17 modes."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ IMAGE_EXTENSIONS: frozenset[str] = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ImageMode:
-    """What a mode gives.
+    """Result of an image mode.
 
     Attributes:
         container: ``numpy`` has shape (height, width, colours), ``torch`` (colours, height, width); both
-            have (height, width) for grey. ``pil`` is a ``PIL.Image.Image``.
+            have (height, width) for grey images. ``pil`` is a ``PIL.Image.Image``.
         colours: Pillow's mode, to which every image is converted.
         floating: ``float32`` in [0, 1] instead of ``uint8``.
     """
@@ -125,13 +125,13 @@ def decode_image(data: bytes, mode: ImageMode) -> Any:
 
     Args:
         data: The file.
-        mode: What to make of it.
+        mode: Form of the result.
 
     Returns:
-        ``numpy.ndarray``, ``torch.Tensor`` or ``PIL.Image.Image`` as :class:`ImageMode` says.
+        ``numpy.ndarray``, ``torch.Tensor`` or ``PIL.Image.Image`` ; see :class:`ImageMode`.
 
     Raises:
-        Exception: Whatever Pillow raises for files that it cannot read.
+        Exception: Pillow's error for a file that it cannot read.
     """
     from PIL import Image
 
@@ -139,8 +139,8 @@ def decode_image(data: bytes, mode: ImageMode) -> Any:
         image = opened.convert(mode.colours)
     if mode.container == "pil":
         return image
-    # NumPy does the arithmetic: torch's threads would be woken for each image, which costs more than it.
-    pixels = np.asarray(image)  # of bytes that cannot be written to; one of the next steps copies them
+    # NumPy does the arithmetic, because waking torch's threads for each image costs more.
+    pixels = np.asarray(image)  # read-only; one of the next steps copies it
     if mode.container == "torch" and pixels.ndim == 3:
         pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
     if mode.floating:

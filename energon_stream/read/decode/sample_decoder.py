@@ -1,4 +1,4 @@
-"""The decoder of datasets: a part's extension decides."""
+"""The decoder of samples, which goes by the extensions of parts."""
 
 from __future__ import annotations
 
@@ -34,18 +34,27 @@ _PICKLE_EXTENSIONS = frozenset({"pkl", "pickle", "pyd"})
 
 
 class FileStoreDecoder(ABC):
-    """Turns the bytes of a part or a file into a value."""
+    """Turns the bytes of a part or a file into a value. Derive from it for a decoder of your own.
+
+    Example:
+        >>> from energon_stream import FileStoreDecoder
+        >>> class Upper(FileStoreDecoder):
+        ...     def decode(self, name, data):
+        ...         return bytes(data).decode().upper() if name.endswith("txt") else data
+        >>> Upper().decode("txt", b"a dog")
+        'A DOG'
+    """
 
     @abstractmethod
     def decode(self, name: str, data: bytes | memoryview) -> Any:
         """Decode one part.
 
         Args:
-            name: Part name (``jpg``, ``left.jpg``) or file name; what follows the last dot decides.
-            data: The bytes. Nothing that is returned may refer to them.
+            name: Part name (``jpg``, ``left.jpg``) or file name.
+            data: The bytes. The result must not refer to them.
 
         Raises:
-            DecodeError: The bytes are not what the name says.
+            DecodeError: The bytes do not fit the name.
         """
 
 
@@ -77,7 +86,7 @@ def _cbor(data: bytes) -> Any:
 
 
 def _optional(package: str, purpose: str) -> Any:
-    """Import a package that is not among the requirements."""
+    """Import an optional package."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -103,7 +112,7 @@ _DECODERS: Mapping[str, Callable[[bytes], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class SampleDecoder(FileStoreDecoder):
-    """Decodes parts by what follows the last dot of their names; case does not matter.
+    """Decodes a part by its extension, the text after the last dot, in upper or lower case.
 
     =============================== ======================================================
     images                          see ``image_decode``
@@ -121,17 +130,21 @@ class SampleDecoder(FileStoreDecoder):
 
     Attributes:
         image_decode: One of :data:`IMAGE_MODES`; None leaves images as bytes.
-        av_decode: ``"AVDecoder"``, ``"torch"`` or ``"pyav"``: not available yet, so that video and audio
-            parts raise a ``ConfigError``. None leaves them as bytes.
-        video_decode_audio: Whether the audio of videos is decoded too.
-        guess_content: Whether parts without a known extension are recognised by their first bytes
-            (with the package ``filetype``).
-        allow_pickle: Unpickle, and load ``pth`` with ``weights_only=False``. A pickle runs any code its
-            author wished: only for data that you made yourself. None: whether the environment variable
-            ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
+        av_decode: ``"AVDecoder"``, ``"torch"`` or ``"pyav"``. None of them is available yet, so video and audio parts
+            raise a ``ConfigError``. None leaves them as bytes.
+        video_decode_audio: Whether to decode the audio of videos as well.
+        guess_content: Whether to recognise parts with unknown extensions by their first bytes (with the package
+            ``filetype``).
+        allow_pickle: Whether to unpickle, and to load ``pth`` with ``weights_only=False``. A pickle can run any code:
+            allow it only for data that you made yourself. None: if ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
 
     Raises:
-        ConfigError: An unknown mode, or a package that is not installed.
+        ConfigError: A mode is unknown, or a package is not installed.
+
+    Example:
+        >>> from energon_stream import SampleDecoder
+        >>> SampleDecoder(image_decode="pil").decode("json", b'{"caption": "a dog"}')
+        {'caption': 'a dog'}
     """
 
     image_decode: str | None = "torchrgb"
@@ -151,14 +164,14 @@ class SampleDecoder(FileStoreDecoder):
 
         Args:
             name: Part name (``jpg``, ``left.jpg``) or file name.
-            data: The bytes; nothing that is returned refers to a larger block they may be part of.
+            data: The bytes. The result does not refer to them.
 
         Returns:
-            See the class.
+            The decoded value; see the class.
 
         Raises:
-            DecodeError: The bytes are not what the name says, or the part is a pickle.
-            ConfigError: Parts of this kind cannot be decoded at all.
+            DecodeError: The bytes do not fit the name, or the part is a pickle.
+            ConfigError: Parts of this kind cannot be decoded.
         """
         copied = as_bytes(data)
         try:
@@ -168,7 +181,7 @@ class SampleDecoder(FileStoreDecoder):
         except Exception as error:
             raise DecodeError(
                 f"part {name!r} of {len(copied)} bytes cannot be decoded: {type(error).__name__}: {error}",
-                hint="is it damaged, or is its extension wrong?",
+                hint="check whether the part is damaged or has the wrong extension",
             ) from error
 
     def _decode(self, name: str, data: bytes) -> Any:
@@ -192,7 +205,7 @@ class SampleDecoder(FileStoreDecoder):
     def _decode_av(self, name: str, data: bytes) -> bytes:
         if self.av_decode is not None:
             raise ConfigError(
-                f"part {name!r} is video or audio, which this version cannot decode yet",
+                f"part {name!r} is video or audio, which this version cannot decode",
                 hint="set `decoder = SampleDecoder(av_decode=None)` on the task encoder to get its bytes",
             )
         return data
@@ -200,7 +213,7 @@ class SampleDecoder(FileStoreDecoder):
     def _unpickle(self, name: str, data: bytes) -> Any:
         if not is_trusted(self.allow_pickle):
             raise DecodeError(
-                f"part {name!r} is a pickle, which could run any code",
+                f"part {name!r} is a pickle, which can run any code",
                 hint="if you trust the data, set `decoder = SampleDecoder(allow_pickle=True)` on the task encoder, "
                 f"or {TRUST_VARIABLE}=1",
             )
