@@ -11,9 +11,9 @@ import numpy as np
 from energon_stream.cli.options import path_argument, progress_option, storage_option
 from energon_stream.errors import DatasetError, FatalSampleError, IndexMismatchError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, read_metadata
+from energon_stream.index.index_files import index_path, read_offsets
 from energon_stream.index.prepare import find_shards
 from energon_stream.index.scan import scan_shard
-from energon_stream.index.tar_index import index_path, read_offsets
 from energon_stream.progress import Progress
 from energon_stream.storage import ListEntry, Store, StoreSpec
 

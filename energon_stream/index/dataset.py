@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from energon_stream.errors import (
     NotPreparedError,
     ObjectNotFoundError,
 )
+from energon_stream.index.index_files import OffsetWindow, read_offsets
 from energon_stream.index.kept_index import PlainTars
 from energon_stream.index.metadata import (
     DATASET_CONFIG,
@@ -31,11 +32,11 @@ from energon_stream.index.metadata import (
     parse_info,
     parse_split,
 )
-from energon_stream.index.plain_paths import names_tars
-from energon_stream.index.tar_index import OffsetWindow, read_offsets
+from energon_stream.index.shard_names import names_tars
 from energon_stream.storage import Store, StoreSpec, is_local, local_path, shared_fetcher
 
 __all__ = [
+    "DatasetIndex",
     "DatasetKind",
     "DatasetMetadata",
     "WebDatasetIndex",
@@ -48,6 +49,38 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 DatasetKind = Literal["webdataset", "metadataset", "jsonl", "tars"]
+
+
+class DatasetIndex(Protocol):
+    """An opened dataset: a numbered sequence of samples in shards."""
+
+    @property
+    def spec(self) -> StoreSpec:
+        """Where it lies."""
+
+    @property
+    def split_part(self) -> str:
+        """Name of the split part."""
+
+    @property
+    def num_samples(self) -> int:
+        """Its samples, excluded ones included."""
+
+    @property
+    def shard_paths(self) -> tuple[str, ...]:
+        """Names of what holds the samples."""
+
+    @property
+    def shard_counts(self) -> Int64Array:
+        """``int64``: samples of each shard."""
+
+    @property
+    def shard_starts(self) -> Int64Array:
+        """``int64``: first sample of each shard, and the total."""
+
+    @property
+    def excluded(self) -> Mapping[str, frozenset[str]]:
+        """Shard path to keys of its samples that are not to be used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,8 +29,8 @@ from energon_stream.errors import (
     RangeError,
 )
 from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.index_files import RowFile
 from energon_stream.index.metadata import META_FOLDER
-from energon_stream.index.row_file import RowFile
 from energon_stream.storage import ByteRange, StoreSpec
 
 __all__ = [

@@ -23,9 +23,8 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     RangeError,
 )
-from energon_stream.index.row_file import RowFile
-from energon_stream.index.stream import stream_object
-from energon_stream.index.tar_index import encode_offsets
+from energon_stream.index.in_order import stream_object
+from energon_stream.index.index_files import RowFile, encode_offsets
 from energon_stream.storage import StoreSpec, shared_fetcher
 
 __all__ = ["JsonlIndex", "open_jsonl", "prepare_jsonl"]

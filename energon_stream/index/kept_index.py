@@ -17,7 +17,7 @@ import xxhash
 from energon_stream.cache import CachedStore, CacheLayer
 from energon_stream.cache.identity import root_name
 from energon_stream.errors import IndexMismatchError, NotPreparedError
-from energon_stream.index.tar_index import OffsetWindow, decode_offsets, encode_offsets
+from energon_stream.index.index_files import OffsetWindow, decode_offsets, encode_offsets
 from energon_stream.storage import ListEntry, Store, StoreSpec
 
 __all__ = ["KeptIndices", "PlainTars", "index_directory"]
@@ -99,7 +99,7 @@ class KeptIndices:
         os.replace(path + suffix, path)
 
     def read_offsets(self, tar: ListEntry, count: int, first: int, last: int) -> OffsetWindow:
-        """Read entries of a tar's index, as :func:`energon_stream.index.tar_index.read_offsets` does.
+        """Read entries of a tar's index, as :func:`energon_stream.index.index_files.read_offsets` does.
 
         Raises:
             NotPreparedError: The index was removed since the dataset was opened.

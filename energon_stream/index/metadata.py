@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_stream.errors import MetadataError
-from energon_stream.index.braces import collapse, expand
+from energon_stream.index.shard_names import collapse, expand
 from energon_stream.index.yaml_io import check_keys, dump_yaml, load_yaml
 
 __all__ = [

@@ -20,7 +20,7 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.kept_index import KeptIndices, PlainTars
 from energon_stream.index.metadata import META_FOLDER
 from energon_stream.index.plain_build import sample_counts
-from energon_stream.index.plain_paths import is_compressed, parse_tar_paths
+from energon_stream.index.shard_names import is_compressed, parse_tar_paths
 from energon_stream.storage import ListEntry, ObjectMeta, Store, StoreSpec, shared_fetcher, strip_credentials
 
 __all__ = ["PLAIN_PARTS", "find_tars", "list_tars", "open_plain"]

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError, ObjectNotFoundError
+from energon_stream.index.in_order import ordered_map
+from energon_stream.index.index_files import encode_offsets, index_path
 from energon_stream.index.media import MediaFile, MediaFilter
 from energon_stream.index.media_tables import FoundMedia, MediaReport, MediaTables, find_media
 from energon_stream.index.metadata import (
@@ -24,11 +26,9 @@ from energon_stream.index.metadata import (
     encode_info,
     encode_split,
 )
-from energon_stream.index.parallel import ordered_map
 from energon_stream.index.scan import ShardScan, scan_shard
 from energon_stream.index.split import match_names, split_by_patterns, split_by_ratio
 from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter
-from energon_stream.index.tar_index import encode_offsets, index_path
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.storage import ListEntry, Store, StoreSpec
 

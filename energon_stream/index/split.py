@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from energon_stream.errors import ConfigError
-from energon_stream.index.braces import expand
+from energon_stream.index.shard_names import expand
 
 __all__ = ["SPLIT_NAMES", "match_names", "split_by_patterns", "split_by_ratio"]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from energon_stream.errors import DuplicateKeyError, MetadataError, NotPreparedError, ObjectNotFoundError
+from energon_stream.index.in_order import stream_object
 from energon_stream.index.metadata import META_FOLDER
 from energon_stream.index.scan import ShardScan
-from energon_stream.index.stream import stream_object
 from energon_stream.storage import Store, local_path
 
 __all__ = ["INDEX_SQLITE", "SampleLocation", "SqliteIndex", "SqliteWriter", "open_sqlite", "sqlite_file"]

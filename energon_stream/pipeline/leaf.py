@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from energon_stream.index.dataset_index import DatasetIndex
+from energon_stream.index.dataset import DatasetIndex
 from energon_stream.media import AuxStores
 from energon_stream.pipeline.node import RestoreKey
 from energon_stream.read.locator import RawSample

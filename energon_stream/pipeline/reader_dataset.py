@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeGuard
 import numpy as np
 
 from energon_stream.errors import EmptyStreamError, SkipSample, StateMismatchError, StorageError
-from energon_stream.index.dataset_index import DatasetIndex
+from energon_stream.index.dataset import DatasetIndex
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.leaf import Leaf

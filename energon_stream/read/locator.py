@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from energon_stream.arrays import Int64Array
-from energon_stream.index.tar_index import OffsetWindow
+from energon_stream.index.index_files import OffsetWindow
 from energon_stream.read.objects import ShardObject
 from energon_stream.read.range_stream import RangeStream
 

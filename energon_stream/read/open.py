@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.index.dataset_index import DatasetIndex
+from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.jsonl import JsonlIndex
 from energon_stream.read.join import JoinLocator

@@ -23,8 +23,8 @@ import numpy as np
 
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import EnergonStreamError, IndexMismatchError, MetadataError
+from energon_stream.index.index_files import OffsetWindow
 from energon_stream.index.tar_format import TAR_RECORD, split_name, walk_members
-from energon_stream.index.tar_index import OffsetWindow
 from energon_stream.read.index_database import IndexDatabase, index_database
 from energon_stream.read.locator import Cutter, RawSample
 from energon_stream.read.objects import ShardObject

@@ -8,8 +8,7 @@ from functools import partial
 import numpy as np
 
 from energon_stream.arrays import Int64Array
-from energon_stream.index.row_file import RowFile
-from energon_stream.index.tar_index import OffsetWindow
+from energon_stream.index.index_files import OffsetWindow, RowFile
 from energon_stream.read.locator import OffsetCache
 
 __all__ = ["RowPages"]
@@ -54,4 +53,4 @@ class RowPages:
         return self._cache.load(*self._place(page), lambda: self._read(page))
 
     def _read(self, page: int) -> OffsetWindow:
-        return OffsetWindow(page * self._file.page_rows, self._file.read_block(self.store, page))
+        return OffsetWindow(page * self._file.page_rows, self._file.read_page(self.store, page))

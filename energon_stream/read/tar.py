@@ -11,9 +11,9 @@ import numpy as np
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import CorruptTarError, IndexMismatchError
 from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.index_files import OffsetWindow, page_bounds
 from energon_stream.index.tar_format import SampleParts, sample_parts, walk_sample
 from energon_stream.index.tar_headers import AlikeSamples, split_samples
-from energon_stream.index.tar_index import OffsetWindow, page_bounds
 from energon_stream.read.locator import Cutter, OffsetCache, RawSample
 from energon_stream.read.objects import ShardObject, VersionGuard
 from energon_stream.read.range_stream import RangeStream

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.index.dataset_index import DatasetIndex
+from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.media import AuxStores, DecodeFileStore, FileStore
 from energon_stream.pipeline.leaf import DatasetLeaf, Leaf

@@ -8,6 +8,7 @@ from functools import partial
 
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import (
+    DatasetIndex,
     DatasetMetadata,
     WebDatasetIndex,
     dataset_kind,
@@ -15,7 +16,6 @@ from energon_stream.index.dataset import (
     read_metadata,
     select_part,
 )
-from energon_stream.index.dataset_index import DatasetIndex
 from energon_stream.index.join_index import JoinIndex, JoinMember, open_join_index
 from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG

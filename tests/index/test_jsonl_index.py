@@ -17,7 +17,7 @@ from energon_stream.errors import (
     NotPreparedError,
     ObjectNotFoundError,
 )
-from energon_stream.index import stream
+from energon_stream.index import in_order
 from energon_stream.index.jsonl import open_jsonl, prepare_jsonl
 from energon_stream.storage import StoreSpec
 
@@ -68,13 +68,13 @@ def test_pieces_of_any_size_give_the_same_index(tmp_path, lines, piece, ended):
     path = tmp_path / "x.jsonl"
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "_PIECE", piece)
+        patch.setattr(in_order, "_PIECE", piece)
         prepare_jsonl(str(path))
     assert entries(path) == expected_entries(data)
 
 
 def test_prepared_by_ranges_on_s3(s3_server, tmp_bucket, monkeypatch):
-    monkeypatch.setattr(stream, "_PIECE", 1000)
+    monkeypatch.setattr(in_order, "_PIECE", 1000)
     data = b"".join(json.dumps({"number": i}).encode() + b"\n" for i in range(500))
     s3_server.put(f"{tmp_bucket}/d/x.jsonl", data)
     options = [

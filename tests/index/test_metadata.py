@@ -17,17 +17,17 @@ from energon_stream.errors import (
     NotPreparedError,
     ObjectNotFoundError,
 )
-from energon_stream.index.braces import collapse, expand
 from energon_stream.index.dataset import open_webdataset
-from energon_stream.index.metadata import encode_info, encode_split, parse_info, parse_split
-from energon_stream.index.split import split_by_patterns, split_by_ratio
-from energon_stream.index.tar_index import (
+from energon_stream.index.index_files import (
     decode_offsets,
     encode_offsets,
     index_path,
     page_bounds,
     read_offsets,
 )
+from energon_stream.index.metadata import encode_info, encode_split, parse_info, parse_split
+from energon_stream.index.shard_names import collapse, expand
+from energon_stream.index.split import split_by_patterns, split_by_ratio
 from energon_stream.index.yaml_io import load_yaml
 from energon_stream.storage import StoreSpec
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_stream.errors import ConfigError
-from energon_stream.index.braces import collapse
 from energon_stream.index.dataset import dataset_kind
-from energon_stream.index.plain_paths import TarPaths, parse_tar_paths
+from energon_stream.index.shard_names import TarPaths, collapse, parse_tar_paths
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ import pytest
 from PIL import Image
 
 from energon_stream.index.dataset import open_webdataset
+from energon_stream.index.index_files import read_offsets
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.sqlite_index import open_sqlite
 from energon_stream.index.tar_format import sample_parts
-from energon_stream.index.tar_index import read_offsets
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import (
     CAPTIONING_YAML,

@@ -14,9 +14,17 @@ import numpy as np
 
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError, NotPreparedError, ObjectNotFoundError, RangeError
-from energon_stream.storage import ByteRange, Store
+from energon_stream.storage import ByteRange, Store, StoreSpec
 
-__all__ = ["OffsetWindow", "page_bounds", "decode_offsets", "encode_offsets", "index_path", "read_offsets"]
+__all__ = [
+    "OffsetWindow",
+    "RowFile",
+    "page_bounds",
+    "decode_offsets",
+    "encode_offsets",
+    "index_path",
+    "read_offsets",
+]
 
 _ENTRY = 8
 _PAGE_ENTRIES = (64 << 10) // _ENTRY  # 64 KiB are hardly slower to get than one entry
@@ -141,3 +149,50 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
             hint=_HINT,
         )
     return decode_offsets(body.data, first, where)
+
+
+_PAGE_BYTES = 16 << 10  # a shuffled slice of samples reads one or two pages of a large file
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """Rows of little-endian 64-bit integers after a header; picklable.
+
+    Attributes:
+        spec: Where the file lies.
+        header: Bytes before the first row.
+        width: Integers of a row.
+        rows: Number of rows.
+    """
+
+    spec: StoreSpec
+    header: int
+    width: int
+    rows: int
+
+    @property
+    def page_rows(self) -> int:
+        """Rows that are read together."""
+        return max(1, _PAGE_BYTES // (8 * self.width))
+
+    def read_page(self, store: Store, page: int) -> Int64Array:
+        """Read the rows from ``page * page_rows``.
+
+        Returns:
+            ``int64 [n, width]``; ``n`` is ``page_rows``, or what is left.
+
+        Raises:
+            IndexMismatchError: The file is shorter than it was.
+        """
+        first = page * self.page_rows
+        last = min(first + self.page_rows, self.rows)
+        size = 8 * self.width
+        try:
+            body = store.get_range("", ByteRange(self.header + first * size, self.header + last * size))
+        except RangeError as error:
+            raise IndexMismatchError(
+                f"the index does not have the {self.rows} rows any more that it had when it was opened",
+                where=self.spec.url,
+                hint="Prepare again, and restart.",
+            ) from error
+        return np.frombuffer(body.data, dtype="<i8").astype(np.int64).reshape(-1, self.width)

@@ -1,0 +1,65 @@
+"""Results of work that runs ahead, in order and with a bounded number of results waiting."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from energon_stream.storage import ByteRange, Store, shared_fetcher
+
+__all__ = ["ordered_map", "stream_object"]
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+_PIECE = 8 << 20
+_AHEAD = 8
+
+
+def _in_order(futures: Iterable[Future[_R]], limit: int) -> Iterator[_R]:
+    """Yield results in order. Takes a future, which starts it, while fewer than ``limit`` wait."""
+    waiting: deque[Future[_R]] = deque()
+    for future in futures:
+        waiting.append(future)
+        if len(waiting) == limit:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def ordered_map(function: Callable[[_T], _R], items: Iterable[_T], workers: int) -> Iterator[_R]:
+    """Yield ``function(item)`` of each item, in order; threads run the function.
+
+    Args:
+        function: Called with each item.
+        items: The caller's thread takes the items, at most ``2 * workers`` ahead.
+        workers: Number of threads.
+    """
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="energon-prepare")
+    try:
+        yield from _in_order((pool.submit(function, item) for item in items), 2 * workers)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def stream_object(store: Store, path: str) -> Iterator[memoryview]:
+    """Yield an object in pieces of 8 MiB, all of one version. Up to 8 pieces of a remote one are requested ahead.
+
+    Args:
+        store: Store that has the object.
+        path: Path of the object.
+
+    Raises:
+        ObjectNotFoundError: There is no such object.
+        ObjectChangedError: The object was replaced while it was read.
+    """
+    meta = store.head(path)
+    fetcher = shared_fetcher()
+    requests = (
+        fetcher.submit(store, path, ByteRange(start, min(start + _PIECE, meta.size)), etag=meta.etag)
+        for start in range(0, meta.size, _PIECE)
+    )
+    for body in _in_order(requests, 1 if store.is_local else _AHEAD):
+        yield body.data
