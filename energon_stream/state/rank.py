@@ -116,7 +116,10 @@ def read_rank_state(state: Any) -> dict[str, Any]:
             raise ValueError(f"streams {sorted(streams)}, not {list(mine)}")
         prints = dict(state["fingerprint"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(f"the state is damaged: {error!r}", hint="restore an earlier checkpoint") from error
+        raise StateError(
+            f"the state is damaged: {error!r}",
+            hint="pass what save_state_rank() returned, or restore an earlier checkpoint",
+        ) from error
     return {**state, "fingerprint": prints, "topology": topology, "rotation": rotation, "streams": streams}
 
 
@@ -182,7 +185,7 @@ def check_rank_state(
     if differences:
         raise StateMismatchError(
             f"the state was saved with another dataset: {'; '.join(differences)}",
-            hint="build the dataset as it was when the state was saved, or start without a state. If only "
+            hint="pass the arguments with which the state was saved, or start without a state. If only "
             'shards or datasets were added, or weights changed, restore with on_change="continue"',
         )
     return rotation, {int(stream): value for stream, value in read["streams"].items()}

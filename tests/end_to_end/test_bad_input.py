@@ -157,13 +157,13 @@ OPENING = {
     "state-of-other-order": (
         lambda g: restored(g, g.state(), shuffle_buffer_size=7),
         StateMismatchError,
-        "order",
+        "shuffle_buffer_size was 20, is 7",
         "arguments",
     ),
     "state-of-other-pipeline": (
         lambda g: restored(g, g.state(), batch_size=4),
         StateMismatchError,
-        "batch size",
+        "batch_size of BatchDataset was 3, is 4",
         "arguments",
     ),
     "state-of-other-topology": (
@@ -181,7 +181,7 @@ OPENING = {
     "state-of-something-else": (
         lambda g: restored(g, {"step": 3}),
         StateError,
-        "not a rank state",
+        "not a rank's state",
         "save_state_rank",
     ),
     "state-cut-short": (

@@ -146,7 +146,7 @@ def test_one_pass_reads_each_byte_once_and_the_books_agree(one_pass):
     # Nothing is read for a pass that nobody has asked for, by workers neither.
     # (An attempt that a connection loses on its way does not reach the server's books, and is made again.)
     reached = books.requests["GET"] - OPENING
-    assert counted.total_requests - counted.retries <= reached <= counted.total_requests
+    assert counted.total_requests - sum(counted.errors.values()) <= reached <= counted.total_requests
     if not counted.retries and not counted.hedges:
         assert books.bytes_sent == counted.bytes_received + sum(entry.bytes for entry in opening)
 
@@ -169,10 +169,13 @@ def test_the_first_batch_waits_for_its_own_bytes_only(root, server, workers, pos
     with open_loader(server, workers, read_options=one_by_one) as loader:
         loader.restore_state_rank(state)
         assert runs.take(loader, 1) == expected
+        counted = loader.io_counters()
     waited = until_served(server.log(), expected[0]["__key__"])
-    assert len(waited) <= OPENING + SHARDS + BATCH
+    assert len(waited) <= OPENING + SHARDS + BATCH + counted.hedges + counted.retries
     assert sum(entry.bytes for entry in waited) <= FEW
-    assert sum(entry.bytes for entry in waited if entry.key.endswith(".tar")) == BATCH * EXACT
+    of_samples = sum(entry.bytes for entry in waited if entry.key.endswith(".tar"))
+    # A busy machine may make a request late, which is then made a second time.
+    assert BATCH * EXACT <= of_samples <= (BATCH + counted.retries) * EXACT + counted.hedged_bytes
 
 
 def test_a_fifth_of_faults_loses_nothing_and_multiplies_no_requests(
