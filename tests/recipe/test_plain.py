@@ -506,7 +506,7 @@ def test_joins_and_cookers_with_primary_want_prepared_datasets(tars, tmp_path):
         val(str(tmp_path / "meta.yaml"), declared={})
     encoder = DefaultTaskEncoder()
     encoder.cookers = [Cooker(_with_primary)]
-    with pytest.raises(ConfigError, match="needs 'primary', which only folders of tars that are prepared"):
+    with pytest.raises(ConfigError, match="needs 'primary', which only prepared folders of tars"):
         val(str(tars / TARS), declared={}, task_encoder=encoder)
 
 
