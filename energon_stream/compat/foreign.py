@@ -10,7 +10,6 @@ from energon_stream.compat.epath import EPath
 from energon_stream.compat.factories import DefaultGenericWebdatasetFactory
 from energon_stream.errors import MetadataError
 from energon_stream.read.decode import FileStoreDecoder
-from energon_stream.recipe.dataset_yaml import ForeignDescription
 from energon_stream.recipe.named_code import import_class
 from energon_stream.samples import CrudeSample, Sample
 
@@ -46,7 +45,7 @@ def describe_foreign(
     decoder: FileStoreDecoder | None,
     trust: bool | None,
     where: str,
-) -> ForeignDescription:
+) -> tuple[Mapping[str, Any], FileStoreDecoder | None, type[Sample] | None]:
     """Create an object of the dataset class that ``dataset.yaml`` names, and read its attributes.
 
     Args:
@@ -58,6 +57,10 @@ def describe_foreign(
         trust: Whether classes that the user's program has not imported may be imported; None asks the
             environment.
         where: The file, for messages.
+
+    Returns:
+        The attributes by the keys of ``dataset.yaml``, where functions stand for themselves; the decoder,
+        None to leave bytes; and the sample type, None for crude samples.
 
     Raises:
         UntrustedCodeError: The class is not imported, and the dataset not trusted.
@@ -85,7 +88,7 @@ def describe_foreign(
         raise MetadataError(f"{module}.{name} does not take these keys: {error}", where=where) from error
     keys = ("field_map", "sample_loader", "part_filter", "subflavors")
     described = {key: value for key in keys if (value := getattr(made, key)) is not None}
-    return ForeignDescription(_sample_type(made, where), _decoder(made), {**made.options, **described})
+    return {**made.options, **described}, _decoder(made), _sample_type(made, where)
 
 
 def _sample_type(made: DefaultGenericWebdatasetFactory[Any], where: str) -> type[Sample] | None:

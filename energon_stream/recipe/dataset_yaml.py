@@ -28,12 +28,7 @@ from energon_stream.storage import StoreSpec, is_local, parent_url, run_isolated
 if TYPE_CHECKING:
     from energon_stream.read.decode import FileStoreDecoder
 
-__all__ = [
-    "DatasetYamlOptions",
-    "ForeignDescription",
-    "make_sample_factory",
-    "read_dataset_config",
-]
+__all__ = ["DatasetYamlOptions", "make_sample_factory", "read_dataset_config"]
 
 _FOREIGN_CLASSES = "energon_stream.compat.foreign"
 # Dataset classes of other packages derive from classes that build on this package. Their reader is therefore
@@ -73,21 +68,6 @@ class DatasetYamlOptions:
     def order_overrides(self) -> dict[str, Any]:
         """Return the overrides that are fields of ``OrderSpec``, by the names of these."""
         return {_ORDER_FIELDS[name]: value for name, value in self.overrides.items() if name in _ORDER_FIELDS}
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignDescription:
-    """The samples of a dataset class of another package.
-
-    Attributes:
-        sample_type: Their type; None for crude samples.
-        decoder: Decodes parts; None leaves bytes.
-        document: Everything else, by the keys of ``dataset.yaml``; functions stand for themselves.
-    """
-
-    sample_type: type[Sample] | None
-    decoder: FileStoreDecoder | None
-    document: Mapping[str, Any]
 
 
 def make_sample_factory(
@@ -171,8 +151,7 @@ def read_dataset_config(
         decoder = _decoder(document["decoder"], where)
     module = document.get("__module__")
     if isinstance(module, str) and not is_own_module(module):
-        described = _describe_foreign(document, decoder, trust, where)
-        document, decoder, sample_type = described.document, described.decoder, described.sample_type
+        document, decoder, sample_type = _describe_foreign(document, decoder, trust, where)
         check_keys(document, _KEYS, where)
     else:
         check_keys(document, _KEYS, where)
@@ -201,9 +180,10 @@ def read_dataset_config(
 
 def _describe_foreign(
     document: Mapping[str, Any], decoder: FileStoreDecoder | None, trust: bool | None, where: str
-) -> ForeignDescription:
+) -> tuple[Mapping[str, Any], FileStoreDecoder | None, type[Sample] | None]:
+    """Return the keys of ``dataset.yaml``, decoder and sample type of a dataset class of another package."""
     keys = {key: value for key, value in document.items() if key not in (*_CLASS_KEYS, "decoder")}
-    described: ForeignDescription = importlib.import_module(_FOREIGN_CLASSES).describe_foreign(
+    return importlib.import_module(_FOREIGN_CLASSES).describe_foreign(  # type: ignore[no-any-return]
         str(document["__module__"]),
         str(document["__class__"]),
         keys,
@@ -212,7 +192,6 @@ def _describe_foreign(
         trust=trust,
         where=where,
     )
-    return described
 
 
 def _sample_type(document: Mapping[str, Any], where: str, trust: bool | None) -> type[Sample] | None:

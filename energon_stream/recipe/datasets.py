@@ -10,7 +10,7 @@ from energon_stream.pipeline import Ends, SavableDataset, with_ends
 from energon_stream.read.options import ReadOptions
 from energon_stream.recipe.location import PathOption
 from energon_stream.recipe.mixture import open_mixture
-from energon_stream.recipe.options import CacheOption, DatasetOptions, Shuffling, SubsetOption
+from energon_stream.recipe.options import CacheOption, DatasetOptions, SubsetOption
 from energon_stream.recipe.sample_types import SampleType
 from energon_stream.recipe.tree import AnyLeafRef
 from energon_stream.storage import Transport
@@ -95,9 +95,6 @@ def get_train_dataset(  # noqa: D417 # DatasetOptions describes the other argume
         >>> batch.image.shape
         torch.Size([4, 3, 8, 8])
     """
-    shuffling = Shuffling(
-        max_samples_per_sequence, shuffle_buffer_size, parallel_shard_iters, shuffle_over_epochs_multiplier
-    )
     options = DatasetOptions(
         path=path,
         split_part=split_part,
@@ -117,7 +114,11 @@ def get_train_dataset(  # noqa: D417 # DatasetOptions describes the other argume
         cache=cache,
         trust_dataset_code=trust_dataset_code,
         decoding=decoding,
-        shuffling=shuffling,
+        is_shuffled=True,
+        shuffle_buffer_size=shuffle_buffer_size,
+        max_samples_per_sequence=max_samples_per_sequence,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+        parallel_shard_iters=parallel_shard_iters,
     )
     mixture = open_mixture(options)
     encoder = options.encoder

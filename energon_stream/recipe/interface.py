@@ -9,7 +9,7 @@ from typing import Any
 from energon_stream.recipe.location import DatasetLocation, PathOption, root_of
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.mixture import open_mixture
-from energon_stream.recipe.options import CacheOption, DatasetOptions, Shuffling, SubsetOption
+from energon_stream.recipe.options import CacheOption, DatasetOptions, SubsetOption
 from energon_stream.recipe.sample_types import SampleType
 from energon_stream.recipe.tree import JoinRef, LeafRef
 from energon_stream.storage import Transport
@@ -83,12 +83,6 @@ class DatasetLoaderInterface:
         Raises:
             EnergonStreamError: What :func:`get_train_dataset` raises.
         """
-        shuffling = Shuffling(
-            max_samples_per_sequence,
-            shuffle_buffer_size,
-            parallel_shard_iters,
-            shuffle_over_epochs_multiplier,
-        )
         options = DatasetOptions(
             split_part=split_part or ("train" if training else "val"),
             worker_config=worker_config,
@@ -98,7 +92,11 @@ class DatasetLoaderInterface:
             cache=cache,
             trust_dataset_code=trust_dataset_code,
             decoding=decoding,
-            shuffling=shuffling if training else None,
+            is_shuffled=training,
+            shuffle_buffer_size=shuffle_buffer_size,
+            max_samples_per_sequence=max_samples_per_sequence,
+            shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+            parallel_shard_iters=parallel_shard_iters,
             with_cookers=False,  # the datasets may be for another task
             **vars(self),
         )

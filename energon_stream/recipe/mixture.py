@@ -131,7 +131,7 @@ def open_mixture(options: DatasetOptions) -> Mixture:
         )
     leaves, plans = [], []
     for number, (item, index) in enumerate(found):
-        order = None if options.shuffling is None else options.shuffling.order(item.ref.multiplier)
+        order = options.order(item.ref.multiplier)
         leaf, plan = open_leaf(number, item.ref, index, order, options.samples)
         leaves.append(leaf)
         plans.append(plan)

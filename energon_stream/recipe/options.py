@@ -22,7 +22,7 @@ from energon_stream.storage import Transport
 from energon_stream.task import DefaultTaskEncoder, TaskEncoder
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["CacheOption", "DatasetOptions", "Shuffling", "SubsetOption", "cache_layer"]
+__all__ = ["CacheOption", "DatasetOptions", "SubsetOption", "cache_layer"]
 
 CacheOption = CacheConfig | str | os.PathLike[str] | bool | None
 SubsetOption = Mapping[str, Any] | Sequence[Any] | None
@@ -37,23 +37,6 @@ _DECODING = (
     "allow_pickle",
     "auto_decode",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Shuffling:
-    """The order of samples in training; :func:`get_train_dataset` describes the attributes."""
-
-    max_samples_per_sequence: int | None = None
-    shuffle_buffer_size: int | None = None
-    parallel_shard_iters: int | None = None
-    shuffle_over_epochs_multiplier: int | None = 1
-
-    def order(self, multiplier: int | None) -> OrderSpec:
-        """Return the order of a dataset, given the product of the multipliers that apply to it."""
-        parallel = self.parallel_shard_iters
-        if parallel is None:
-            parallel = 1 if multiplier is None else _PARALLEL_SLICES
-        return OrderSpec(self.max_samples_per_sequence, self.shuffle_buffer_size or 0, parallel, multiplier)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +76,12 @@ class DatasetOptions:
         decoding: Arguments that programs for older versions pass: ``handler``, called with the error and the
             key of a sample that fails; ``auto_decode=False``, which leaves bytes; and the arguments of
             ``SampleDecoder``.
-        shuffling: The order of samples; None for the order of the dataset.
+        is_shuffled: Whether samples are shuffled, or keep the order of the dataset. :func:`get_train_dataset`
+            describes the four options of shuffling that follow.
+        shuffle_buffer_size: See there.
+        max_samples_per_sequence: See there.
+        shuffle_over_epochs_multiplier: See there.
+        parallel_shard_iters: See there.
         with_cookers: Whether the encoder's cookers decide which parts of crude samples are read.
         config: ``worker_config`` or its default.
         encoder: ``task_encoder`` or its default.
@@ -123,7 +111,11 @@ class DatasetOptions:
     cache: CacheOption = None
     trust_dataset_code: bool | None = None
     decoding: Mapping[str, Any] = field(default_factory=dict)
-    shuffling: Shuffling | None = None
+    is_shuffled: bool = False
+    shuffle_buffer_size: int | None = None
+    max_samples_per_sequence: int | None = None
+    shuffle_over_epochs_multiplier: int | None = 1
+    parallel_shard_iters: int | None = None
     with_cookers: bool = True
     config: WorkerConfig = field(init=False)
     encoder: TaskEncoder[Any, Any, Any, Any] = field(init=False)
@@ -174,10 +166,20 @@ class DatasetOptions:
             self.split_config,
             self.dataset_config,
             parse_subset(self.subset, str(self.path)),
-            1 if self.shuffling is None else self.shuffling.shuffle_over_epochs_multiplier,
+            self.shuffle_over_epochs_multiplier,
             cache_layer(self.cache),
             _declared(self.sample_type, self.field_map),
         )
+
+    def order(self, multiplier: int | None) -> OrderSpec | None:
+        """Return the order of a dataset, given the product of the multipliers that apply to it; None to keep
+        it."""
+        if not self.is_shuffled:
+            return None
+        parallel = self.parallel_shard_iters
+        if parallel is None:
+            parallel = 1 if multiplier is None else _PARALLEL_SLICES
+        return OrderSpec(self.max_samples_per_sequence, self.shuffle_buffer_size or 0, parallel, multiplier)
 
     def _limits(self) -> ReadOptions:
         for name in ("batch_size", "packing_buffer_size"):

@@ -183,8 +183,8 @@ def test_decoders_of_classes_can_be_pickled(tmp_path):
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / "dataset.yaml").touch()
     options = {"path": str(tmp_path), "decoder": None, "trust": None, "where": "x"}
-    found = describe_foreign(__name__, "ChatDataset", {}, **options)
-    assert pickle.loads(pickle.dumps(found.decoder)).decode("txt", memoryview(b"a")) == "a"
+    _, decoder, _ = describe_foreign(__name__, "ChatDataset", {}, **options)
+    assert pickle.loads(pickle.dumps(decoder)).decode("txt", memoryview(b"a")) == "a"
 
 
 def split_of(folder):
