@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -148,7 +149,11 @@ class ServerCounters:
 
 
 class Traffic:
-    """Decides the fate of each request, counts and logs; used by the event loop only."""
+    """Decides the fate of each request, counts and logs; used by the event loop only.
+
+    Attributes:
+        released: Set unless answers are held.
+    """
 
     def __init__(self, shaping: Shaping) -> None:
         self.shaping = shaping
@@ -156,6 +161,8 @@ class Traffic:
         self._rules: list[tuple[Rule, int]] = []
         self._dice = Random(shaping.seed)
         self._in_flight = 0
+        self.released = asyncio.Event()
+        self.released.set()
         self.reset_counters()
 
     def reset_counters(self) -> None:

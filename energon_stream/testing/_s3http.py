@@ -139,6 +139,7 @@ class _Connection:
         try:
             if fate.latency:
                 await asyncio.sleep(fate.latency)
+            await self._traffic.released.wait()
             if fate.status is None:
                 response = self._api.handle(request)
             else:
@@ -206,6 +207,10 @@ def _control(traffic: Traffic, request: HttpRequest) -> Response:
             traffic.add_rule(Rule(**argument))
         case "clear":
             traffic.clear_rules()
+        case "hold":
+            traffic.released.clear()
+        case "release":
+            traffic.released.set()
         case _:
             return error_response(501, request.path)
     return Response(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())

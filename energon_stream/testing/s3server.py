@@ -86,6 +86,14 @@ class S3Control:
         """Remove all targeted faults."""
         self._control("clear")
 
+    def hold(self) -> None:
+        """Answer no request until :meth:`release`; requests of controls are answered all the same."""
+        self._control("hold")
+
+    def release(self) -> None:
+        """Answer the requests that were held."""
+        self._control("release")
+
     def counters(self) -> ServerCounters:
         """Return the counts since the start or the last reset."""
         return ServerCounters(**self._control("counters"))

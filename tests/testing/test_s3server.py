@@ -243,13 +243,17 @@ def test_latency_and_rate_hold_back_the_bytes(s3_server):
 
 def test_hundred_connections_are_served_side_by_side(s3_server):
     s3_server.put("s3://bucket/k", b"x" * 1000)
-    s3_server.shape(first_byte_latency=1.0)
+    s3_server.hold()
     host, port = s3_server.endpoint_url.removeprefix("http://").split(":")
     with ExitStack() as stack:
         connections = []
         for _ in range(100):
             connections.append(stack.enter_context(socket.create_connection((host, int(port)), timeout=20)))
             connections[-1].sendall(b"GET /bucket/k HTTP/1.1\r\nConnection: close\r\n\r\n")
+        while s3_server.counters().max_in_flight < 100:
+            pass  # each look is a request of its own
+        assert s3_server.counters().bytes_sent == 0
+        s3_server.release()
         answers = [connection.makefile("rb").read() for connection in connections]
     assert all(answer.endswith(b"\r\n\r\n" + b"x" * 1000) for answer in answers)
     assert (s3_server.counters().max_in_flight, s3_server.counters().connections) == (100, 100)
