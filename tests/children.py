@@ -82,7 +82,13 @@ answer = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)  # what the function prints is no part of the answer
 sys.path[:] = pickle.load(sys.stdin.buffer)
 function, arguments = pickle.load(sys.stdin.buffer)
-pickle.dump(function(*arguments), answer)
+try:
+    outcome = (function(*arguments), None)
+except Exception as error:
+    import traceback
+    error.add_note(traceback.format_exc())
+    outcome = (None, error)
+pickle.dump(outcome, answer)
 answer.close()
 """
 
@@ -322,10 +328,10 @@ class Call:
         self.process = start("-c", _CALL, stdin=stdin, stdout=self._answer, stderr=self._errors)
 
     def result(self, timeout: float | None = _SECONDS) -> Any:
-        """Wait for the function; returns what it returns.
+        """Wait for the function; returns what it returns, and raises what it raises.
 
         Raises:
-            AssertionError: The child failed; the message is what it wrote to stderr.
+            AssertionError: The child ended without an answer; the message is what it wrote to stderr.
         """
         with self._files:
             try:
@@ -337,7 +343,10 @@ class Call:
             self._errors.seek(0)
             assert code == 0, self._errors.read().decode()
             self._answer.seek(0)
-            return pickle.load(self._answer)
+            value, error = pickle.load(self._answer)
+            if error is not None:
+                raise error
+            return value
 
 
 def submit(function: Callable[..., Any], *arguments: Any) -> Call:

@@ -2,10 +2,9 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 
+import children
 import pytest
 from warming import config, reads, train, warm
 
@@ -33,34 +32,33 @@ prewarm(
 @pytest.fixture
 def server(tmp_path):
     prepared_binary_dataset(tmp_path / "s3" / "bucket" / "data", samples=SAMPLES, shards=4)
-    with S3Server(tmp_path / "s3", rate=40e6) as server:
+    with S3Server(tmp_path / "s3", rate=15e6) as server:
         yield server
 
 
-def start(server, cache):
+def start(server, cache, errors):
     arguments = {"path": URL, "storage_options": server.storage_options, **ORDER}
     said = json.dumps([cache.directory, OPTIONS.byte_budget, arguments])
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, said], stderr=subprocess.PIPE, text=True)
+    return children.start("-c", PROGRAM, said, stderr=errors)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_what_was_kept_is_not_fetched_again(server, cache, number):
-    interrupted = 0
+def test_what_was_kept_is_not_fetched_again(server, cache, number, tmp_path):
+    interrupted, errors = 0, tmp_path / "errors"
     for millions in (8, 25):
-        with start(server, cache) as process:
+        with errors.open("w") as file, start(server, cache, file) as process:
             while server.counters().bytes_sent < millions * 1_000_000 and process.poll() is None:
                 time.sleep(0.01)
             if process.poll() is None:
                 process.send_signal(number)
                 interrupted += 1
-            said = process.stderr.read()
         assert process.returncode != 0
-        assert number == signal.SIGKILL or "KeyboardInterrupt" in said
+        assert number == signal.SIGKILL or "KeyboardInterrupt" in errors.read_text()
         assert server.counters().bytes_sent < 40_000_000
     assert interrupted == 2
-    with start(server, cache) as process:
-        assert process.stderr.read() == ""
-    assert process.returncode == 0
+    with errors.open("w") as file:
+        assert start(server, cache, file).wait() == 0
+    assert errors.read_text() == ""
     sent = server.counters().bytes_sent
     done = warm(server, URL, cache, steps=None, epochs=1, **ORDER, read_options=OPTIONS)
     assert done.is_complete

@@ -4,6 +4,8 @@ import itertools
 import multiprocessing
 import time
 
+import children
+
 from energon_stream import (
     Cooker,
     DefaultTaskEncoder,
@@ -15,7 +17,6 @@ from energon_stream import (
     prewarm,
     stateless,
 )
-from energon_stream.storage import run_isolated
 
 STEPS, BATCH = 24, 8
 ORDER = {
@@ -48,33 +49,39 @@ def warm(server, url, cache, streams=1, **changes):
     """Prewarm, counted from zero."""
     server.reset_counters()
     arguments = {"steps": STEPS, "worker_config": config(streams), **ORDER, **changes}
-    return prewarm(url, cache=cache, storage_options=server.storage_options, **arguments)
+    # In a process that has used no store: children of others go through fsspec, which takes longer to open.
+    return children.call(
+        _prewarm, url, {"cache": cache, "storage_options": server.storage_options, **arguments}
+    )
+
+
+def _prewarm(url, arguments):
+    return prewarm(url, **arguments)
 
 
 def train(server, url, cache, steps, worker_config, prefetch_factor=2, **changes):
     """Keys of the first steps of a new process, counted from zero; workers get the time to prefetch."""
-    ready = steps + prefetch_factor * min(1, worker_config.num_workers)
-
-    def run():
-        dataset = get_train_dataset(
-            url,
-            worker_config=worker_config,
-            task_encoder=Encoder(),
-            storage_options=server.storage_options,
-            cache=cache,
-            **{**ORDER, **changes},
-        )
-        with get_loader(dataset, prefetch_factor=prefetch_factor) as loader:
-            keys = list(itertools.islice(loader, steps))
-            deadline = time.monotonic() + 20
-            while Encoder.made.value < ready:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            return keys
-
-    Encoder.made.value = 0
     server.reset_counters()
-    return run_isolated(run)
+    arguments = {
+        "worker_config": worker_config,
+        "storage_options": server.storage_options,
+        "cache": cache,
+        **ORDER,
+        **changes,
+    }
+    return children.call(_train, url, steps, prefetch_factor, arguments)
+
+
+def _train(url, steps, prefetch_factor, arguments):
+    dataset = get_train_dataset(url, task_encoder=Encoder(), **arguments)
+    ready = steps + prefetch_factor * min(1, arguments["worker_config"].num_workers)
+    with get_loader(dataset, prefetch_factor=prefetch_factor) as loader:
+        keys = list(itertools.islice(loader, steps))
+        deadline = time.monotonic() + 300
+        while Encoder.made.value < ready:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return keys
 
 
 def asked(server):
