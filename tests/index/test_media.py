@@ -122,7 +122,7 @@ def test_filters_store_the_same_in_all_three_ways(tars, plain, media_filter, kin
             assert store.get_media_metadata("in/0002.jpg") == ImageMetadata(12, 5, "JPEG", "RGB")
         with pytest.raises(FieldError, match=r"in/0002\.txt"):
             store.get_media_metadata("in/0002.txt")
-    with pytest.raises(UnsupportedStoreError, match="no media metadata"):
+    with pytest.raises(UnsupportedStoreError, match="media metadata was not indexed"):
         FolderFileStore(str(plain / "in")).get_media_metadata("0002.jpg")
 
 
@@ -203,7 +203,7 @@ def test_facts_4_8_globs_work_and_a_failed_run_changes_no_kind(tars, plain):
         code, output = run("prepare-media", "--no-progress", "--media-metadata-by-extension", folder)
         assert code == 0
         assert "Stored media metadata of 16 files." in output
-        assert "1 files are no images, the first is in/0003.webp." in output
+        assert "1 files are not images, the first is in/0003.webp." in output
 
 
 def test_what_is_refused_and_leaves_everything_as_it_was(tars, plain, tmp_path):

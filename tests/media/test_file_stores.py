@@ -159,14 +159,14 @@ def test_a_replaced_shard_is_an_error(bucket, server):
 
 def test_what_is_no_prepared_dataset_is_named(tmp_path, tmp_bucket, s3_server):
     (tmp_path / "x.bin").touch()
-    with pytest.raises(NotPreparedError, match=r"no \.nv-meta/\.info\.json.*filesystem://"):
+    with pytest.raises(NotPreparedError, match=r"\.info\.json not found.*filesystem://"):
         WebdatasetFileStore(StoreSpec(str(tmp_path)))["x.bin"]
     s3_server.put(f"{tmp_bucket}/.nv-meta/.info.json", b'{"shard_counts": {}}')
     store = WebdatasetFileStore(StoreSpec(tmp_bucket, s3_server.storage_options))
-    with pytest.raises(NotPreparedError, match=r"no index\.sqlite"):
+    with pytest.raises(NotPreparedError, match=r"index\.sqlite not found"):
         store["x.bin"]
     s3_server.put(f"{tmp_bucket}/.nv-meta/index.sqlite", b"no database at all" * 1000)
-    with pytest.raises(MetadataError, match=r"no usable index.*index\.sqlite"):
+    with pytest.raises(MetadataError, match=r"index cannot be used.*index\.sqlite"):
         store["x.bin"]
 
 
