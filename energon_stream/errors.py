@@ -79,8 +79,8 @@ __all__ = [
 class EnergonStreamError(Exception):
     """Base of all errors of this library.
 
-    The message says what is wrong, where, and what to do. The three parts are attributes too. Errors survive pickling,
-    because they cross process borders.
+    The message says what is wrong, where, and what to do. The three parts are attributes too. Errors survive
+    pickling, because they cross process borders.
 
     Args:
         what: The problem, a sentence without the final full stop.
@@ -155,7 +155,7 @@ class RangeError(StorageError):
 
 
 class UnsupportedStoreError(StorageError):
-    """The store, or the chosen transport, cannot do what was asked."""
+    """The store, or the chosen transport, cannot do this."""
 
 
 class TransientStorageError(StorageError):

@@ -1,8 +1,9 @@
 """Counter-based random draws: the state of any random stream is an integer.
 
-A draw is a pure function of ``(key, counter)``. So the counter is all that a state contains, draws can be made in any
-order, and NumPy makes many at once. The mixing function is SplitMix64's finaliser (Steele, Lea, Flood: "Fast Splittable
-Pseudorandom Number Generators", OOPSLA 2014). The results do not depend on the version of NumPy or PyTorch.
+A draw is a pure function of ``(key, counter)``. So the counter is all that a state contains, draws can be
+made in any order, and NumPy makes many at once. The mixing function is SplitMix64's finaliser (Steele, Lea,
+Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). The results do not depend on the
+version of NumPy or PyTorch.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def uniform(key: int, counters: Int64Array | UInt64Array) -> Float64Array:
 def permute_indices(key: int, size: int, positions: Int64Array) -> Int64Array:
     """Look up positions of a pseudo-random permutation of ``range(size)`` without building it.
 
-    The permutation is a balanced Feistel network over the next even power of two. Its cycle is walked until the value
-    falls below ``size`` (Black, Rogaway: "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+    The permutation is a balanced Feistel network over the next even power of two. Its cycle is walked until
+    the value falls below ``size`` (Black, Rogaway: "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
 
     Args:
         key: The permutation, from :func:`derive_key`.

@@ -24,12 +24,12 @@ class DataParallelGroup(Protocol):
 
 
 class _Active:
-    """The call that a worker is in, which hooks read through ``WorkerConfig``; active within a ``with`` block.
+    """The current call of a hook, read through ``WorkerConfig``; active within a ``with`` block.
 
-    One object may be entered again and again, one call after the other, with other counters. It is a class and no
-    generator, because every call of a hook enters one. The active call is kept by thread, because several threads may
-    step loaders, and not in ``WorkerConfig``: setting an attribute of a class makes the interpreter forget what it has
-    cached of the class.
+    One object may be entered again and again, one call after the other, with other counters. It is a class
+    and no generator, because every call of a hook enters one. The active call is kept by thread, because
+    several threads may step loaders, and not in ``WorkerConfig``: setting an attribute of a class makes the
+    interpreter forget what it has cached of the class.
 
     Attributes:
         sample_index: Counter of the hook's calls.
@@ -96,8 +96,8 @@ class WorkerConfig:
             Default: ``world_size * max(1, num_workers)``.
         worker_debug_path: Format string with ``{worker_id}`` and ``{pid}`` for debug logs.
         worker_log_level: 0 to 3.
-        global_error_handler: Called as ``handler(error, sample, sources)`` for samples that fail. None logs the error
-            and skips the sample.
+        global_error_handler: Called as ``handler(error, sample, sources)`` for samples that fail. None logs
+            the error and skips the sample.
         restore_error_handler: The same for samples that are restored. None raises the error.
 
     Raises:
@@ -148,14 +148,15 @@ class WorkerConfig:
         *,
         num_streams: int = 0,
     ) -> WorkerConfig:
-        """Make the configuration of this process, with rank and world size from the group or ``torch.distributed``.
+        """Make the configuration of this process; the group or ``torch.distributed`` has rank and size.
 
         Without a group and an initialized ``torch.distributed``, the rank is 0 and the world size 1.
 
         Args:
             num_workers: Worker processes of each rank.
             data_parallel_group: Any object with ``rank()`` and ``size()``.
-            num_streams: Number of logical streams of the whole job; 0 for ``world_size * max(1, num_workers)``.
+            num_streams: Number of logical streams of the whole job; 0 for ``world_size * max(1,
+                num_workers)``.
         """
         rank, world_size = 0, 1
         if data_parallel_group is not None:
@@ -190,7 +191,7 @@ class WorkerConfig:
         return range(self.rank, self.num_streams, self.world_size)
 
     def worker_streams(self, worker: int) -> list[int]:
-        """Return the streams that worker ``worker`` of this rank serves; all of the rank's if there are no workers."""
+        """Return the streams of a worker of this rank; without workers, all streams of the rank."""
         return list(self.streams)[worker :: max(1, self.num_workers)]
 
     def stream_seed(self, stream: int) -> int:

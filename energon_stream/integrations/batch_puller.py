@@ -1,7 +1,8 @@
 """Batches together with the loader's state after each, for frameworks that fetch ahead.
 
-Frameworks fetch ahead to recognize the last batch, or to copy a batch to a device while another one is used. A state
-that they save has to be the one after the last batch that was *used*. So each batch is pulled together with the state.
+Frameworks fetch ahead to recognize the last batch, or to copy a batch to a device while another one is used.
+A state that they save has to be the one after the last batch that was *used*. So each batch is pulled
+together with the state.
 """
 
 from __future__ import annotations
@@ -86,8 +87,9 @@ class BatchPuller(Generic[T]):
 def epoch_length(dataset: SavableDataset[Any]) -> int | None:
     """Return the batches of a rank in an epoch; None if the number is not certain.
 
-    Virtual epochs have a certain length. Endless datasets have no epochs, so the framework's epochs may have any length;
-    they get that of one pass over the data. The length of other datasets is an estimate, because samples may be skipped.
+    Virtual epochs have a certain length. Endless datasets have no epochs, so the framework's epochs may have
+    any length; they get that of one pass over the data. The length of other datasets is an estimate, because
+    samples may be skipped.
 
     Args:
         dataset: The loader's dataset.
@@ -104,7 +106,8 @@ def epoch_length(dataset: SavableDataset[Any]) -> int | None:
 def of_all_ranks(state_dict: Mapping[str, Any], config: WorkerConfig) -> dict[str, Any]:
     """Merge the state dicts of all ranks, for checkpoints that only one process writes.
 
-    All processes of ``torch.distributed`` have to call it, after the same step. Every rank finds its streams in it.
+    All processes of ``torch.distributed`` have to call it, after the same step. Every rank finds its streams
+    in it.
 
     Args:
         state_dict: Result of the loader's ``state_dict`` on this rank.

@@ -43,8 +43,8 @@ class _Coming:
 class DevicePrefetcher(Generic[T]):
     """Iterates a loader and returns its batches on a device; see :func:`prefetch_to_device`.
 
-    It takes the loader's place. A saved state is the loader's position after the last batch that was *returned*, and
-    a state can be restored at any time. ``for`` loops end with the pass, as the loader's do.
+    It takes the loader's place. A saved state is the loader's position after the last batch that was
+    *returned*, and a state can be restored at any time. ``for`` loops end with the pass, as the loader's do.
     """
 
     def __init__(
@@ -198,18 +198,19 @@ def prefetch_to_device(
 ) -> DevicePrefetcher[T]:
     """Iterate a loader with batches on a device; the next batches are copied while one is used.
 
-    Tensors within dicts, lists, tuples, named tuples and dataclasses are moved, and these containers are copied.
-    ``Batch`` classes are moved by their ``to_device``. Other values stay as they are.
+    Tensors within dicts, lists, tuples, named tuples and dataclasses are moved, and these containers are
+    copied. ``Batch`` classes are moved by their ``to_device``. Other values stay as they are.
 
-    On CUDA, copies run on a stream of their own. The stream that is current when the batch is returned waits for the
-    copy; the Python thread does not. The memory is reused after the work that this stream has at that time. A program
-    that uses a batch on another stream calls ``record_stream`` itself, as with any tensor. Copies are asynchronous only
-    from page-locked memory, which loaders return where CUDA is available, unless ``pin_memory=False``. Copies from
-    other memory are correct too, but the thread waits.
+    On CUDA, copies run on a stream of their own. The stream that is current when the batch is returned waits
+    for the copy; the Python thread does not. The memory is reused after the work that this stream has at that
+    time. A program that uses a batch on another stream calls ``record_stream`` itself, as with any tensor.
+    Copies are asynchronous only from page-locked memory, which loaders return where CUDA is available, unless
+    ``pin_memory=False``. Copies from other memory are correct too, but the thread waits.
 
     Args:
         loader: A loader, made by ``get_savable_loader`` if its position is to be saved.
-        device: Device of the batches. On ``"cpu"`` they stay as they are, and states are saved and restored all the same.
+        device: Device of the batches. On ``"cpu"`` they stay as they are, and states are saved and restored
+            all the same.
         non_blocking: Let copies run while Python goes on. False copies on the current stream, and waits.
         depth: Batches ahead of the one in use, 0 or more. Each takes memory on the device.
 

@@ -22,13 +22,13 @@ _NOW, _BEGIN = "now", "begin"
 class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
     """Returns the batches of a loader, as the first node of a graph of nodes.
 
-    A pass of the loader is an iteration of the node. ``torchdata.nodes.Loader`` calls ``reset(None)`` for each ``for``
-    loop. After the end of a pass, that begins the next pass. In the middle of a pass, it goes back to the beginning of
-    the pass: later nodes may have fetched batches that were never used, and going on would lose them. A pass whose end
-    later nodes have fetched counts as ended.
+    A pass of the loader is an iteration of the node. ``torchdata.nodes.Loader`` calls ``reset(None)`` for
+    each ``for`` loop. After the end of a pass, that begins the next pass. In the middle of a pass, it goes
+    back to the beginning of the pass: later nodes may have fetched batches that were never used, and going on
+    would lose them. A pass whose end later nodes have fetched counts as ended.
 
-    The state is the loader's position after the last batch that the node returned; nodes such as ``Prefetcher`` keep it
-    with their batches.
+    The state is the loader's position after the last batch that the node returned; nodes such as
+    ``Prefetcher`` keep it with their batches.
 
     Args:
         loader: The loader. The node restores it, so nothing else may iterate it.
@@ -60,7 +60,8 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
             initial_state: Result of ``get_state`` on this rank; None for the beginning.
 
         Raises:
-            StateInUseError: ``initial_state`` is None in the middle of an endless dataset, which has no passes.
+            StateInUseError: ``initial_state`` is None in the middle of an endless dataset, which has no
+                passes.
             StateError: The state does not fit this dataset or topology.
         """
         super().reset(initial_state)

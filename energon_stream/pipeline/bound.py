@@ -87,8 +87,8 @@ class _Bounded(Wrapper[Any]):
 class EpochizeDataset(_Bounded):
     """Cuts an endless sequence into virtual epochs; each epoch goes on where the last one ended.
 
-    An epoch of the whole job has ``length * world_size`` elements. The share of each stream follows from that product,
-    so it has to stay the same when a run resumes on another number of ranks.
+    An epoch of the whole job has ``length * world_size`` elements. The share of each stream follows from that
+    product, so it has to stay the same when a run resumes on another number of ranks.
 
     Args:
         dataset: The inner dataset; when it ends, its next pass follows within the epoch.
@@ -182,7 +182,7 @@ class LimitDataset(_Bounded):
 
 
 class _EvenNode(WrapperNode):
-    """State: ``in``, ``at`` (elements returned in this pass), ``last`` (key of the last one), ``end`` (inner pass over).
+    """State: ``in``, ``at`` (elements of this pass), ``last`` (key of the last), ``end`` (inner pass over).
 
     A repeated element is made again from its key, because the receiver may have changed the one that it got.
     """
@@ -243,8 +243,9 @@ class EvenDataset(Wrapper[Any]):
     """Gives every stream, and so every rank, the same number of elements in a pass.
 
     Collective operations of a training or validation step then never wait for a rank that has no batch left.
-    Streams are cut to the shortest, or filled up to the longest, by their lengths. A stream that a filter made shorter
-    is filled up as well. Filling up repeats the stream's last element, and a warning says how often.
+    Streams are cut to the shortest, or filled up to the longest, by their lengths. A stream that a filter
+    made shorter is filled up as well. Filling up repeats the stream's last element, and a warning says how
+    often.
 
     Args:
         dataset: The inner dataset, whose passes end.
@@ -252,7 +253,8 @@ class EvenDataset(Wrapper[Any]):
         worker_config: Must agree with the inner dataset's, if given.
 
     Raises:
-        ConfigError: The inner dataset never ends, or an element would have to be repeated and cannot be made again.
+        ConfigError: The inner dataset never ends, or an element would have to be repeated and cannot be made
+            again.
 
     Example:
         >>> from energon_stream import EvenDataset, WorkerConfig

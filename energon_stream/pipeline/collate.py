@@ -96,8 +96,9 @@ def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
 def generic_batch(batch: Sequence[Any]) -> Any:
     """Batch samples of any kind.
 
-    Tensors are padded and stacked. Dicts, dataclasses and NamedTuples are batched field by field, to one of the same
-    type. Everything else becomes a list. Metadata fields (``__key__``, …) follow :func:`batch_metadata`.
+    Tensors are padded and stacked. Dicts, dataclasses and NamedTuples are batched field by field, to one of
+    the same type. Everything else becomes a list. Metadata fields (``__key__``, …) follow
+    :func:`batch_metadata`.
 
     Raises:
         SampleError: Tensors of one field cannot be stacked, or dicts have different keys.
@@ -105,7 +106,8 @@ def generic_batch(batch: Sequence[Any]) -> Any:
     Example:
         >>> import torch
         >>> from energon_stream import generic_batch
-        >>> generic_batch([{"ids": torch.tensor([1, 2]), "text": "a"}, {"ids": torch.tensor([3]), "text": "b"}])
+        >>> samples = [{"ids": torch.tensor([1, 2]), "text": "a"}, {"ids": torch.tensor([3]), "text": "b"}]
+        >>> generic_batch(samples)
         {'ids': tensor([[1, 2],
                 [3, 0]]), 'text': ['a', 'b']}
     """
@@ -115,8 +117,8 @@ def generic_batch(batch: Sequence[Any]) -> Any:
 def generic_concat(batch: Sequence[Any]) -> Any:
     """Join batches of any kind to a larger one.
 
-    Tensors are padded and joined along their first dimension; lists and tuples are joined. Dicts, dataclasses and
-    NamedTuples are joined field by field. None stays None. Everything else becomes a list.
+    Tensors are padded and joined along their first dimension; lists and tuples are joined. Dicts, dataclasses
+    and NamedTuples are joined field by field. None stays None. Everything else becomes a list.
 
     Raises:
         SampleError: Tensors of one field cannot be joined, or dicts have different keys.
@@ -179,7 +181,7 @@ def _by_field(values: list[Any], join: Join) -> Any:
     if isinstance(first, dict):
         if any(value.keys() != first.keys() for value in values):
             raise SampleError(
-                f"dicts with different keys cannot be joined: {sorted({str(key) for v in values for key in v})}",
+                f"dicts with different keys cannot be joined: {sorted({str(k) for v in values for k in v})}",
                 hint="give all samples the same keys in encode_sample",
             )
         return {key: join(key, [value[key] for value in values]) for key in first}

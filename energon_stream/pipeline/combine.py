@@ -109,8 +109,8 @@ class BlendDataset(MultiInput[Any]):
     """Draws the dataset of each element by weight; a pass ends when all inner datasets have ended.
 
     Args:
-        *datasets: Pairs of dataset and weight. Weights are positive and need not sum to one. A dataset that has ended
-            has weight 0 for the rest of the pass.
+        *datasets: Pairs of dataset and weight. Weights are positive and need not sum to one. A dataset that
+            has ended has weight 0 for the rest of the pass.
         worker_config: Must agree with the inner datasets', if given.
 
     Example:
@@ -143,7 +143,7 @@ class BlendDataset(MultiInput[Any]):
             )
 
     def choose(self, draw: float, ended: set[int]) -> int:
-        """Return the number of the dataset that a draw in ``[0, 1)`` falls on, among those that have not ended."""
+        """Return the number of the dataset for a draw in ``[0, 1)``, among those that have not ended."""
         alive = [(number, weight) for number, weight in enumerate(self.weights) if number not in ended]
         left = draw * sum(weight for _, weight in alive)
         for number, weight in alive:
@@ -161,7 +161,8 @@ class MixBatchDataset(BatchDataset):
     """Makes batches whose elements come from several datasets.
 
     Args:
-        *datasets: Pairs of dataset and weight; the inner datasets yield single samples, or batches of one sample.
+        *datasets: Pairs of dataset and weight; the inner datasets yield single samples, or batches of one
+            sample.
         batch_size: Elements of a batch, 1 or more.
         batch_mix_fn: Makes a batch of a list of elements of any of the inner types.
         drop_last: Drop the last batch of a pass if it is not full.
@@ -229,7 +230,8 @@ class RepeatDataset(Wrapper[Any]):
 
     Args:
         dataset: The inner dataset.
-        repeats: Number of passes; None repeats for ever. The last pass of ``2.5`` has half the elements, rounded down.
+        repeats: Number of passes; None repeats without end. The last pass of ``2.5`` has half the elements,
+            rounded down.
         restart: Allow another pass of this dataset after the first; else it stays empty.
         worker_config: Must agree with the inner dataset's, if given.
 

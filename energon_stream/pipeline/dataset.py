@@ -1,11 +1,13 @@
 """Datasets that users compose, and the base classes of operators.
 
 A *dataset* is a description: the user builds it, it has no position, and it may be sent to other processes.
-A *node* runs one stream of a dataset: ``next()`` returns an item or ``END``, ``state()`` returns its position.
+A *node* runs one stream of a dataset: ``next()`` returns an item or ``END``, ``state()`` returns its
+position.
 
-To write an operator on one dataset, derive from :class:`Wrapper` and set ``kind`` and ``node_type``; on several
-datasets, derive from :class:`MultiInput`. :class:`~energon_stream.pipeline.shuffle_buffer.ShuffleBufferDataset` is
-a short example. Then run ``energon_stream.testing.operator_suite.assert_exact_resume`` on it.
+To write an operator on one dataset, derive from :class:`Wrapper` and set ``kind`` and ``node_type``; on
+several datasets, derive from :class:`MultiInput`.
+:class:`~energon_stream.pipeline.shuffle_buffer.ShuffleBufferDataset` is a short example. Then run
+``energon_stream.testing.operator_suite.assert_exact_resume`` on it.
 """
 
 from __future__ import annotations
@@ -75,16 +77,16 @@ class SavableDataset(ABC, Generic[T_co]):
     def config(self) -> dict[str, Any]:
         """Describe the dataset and its inputs in plain values.
 
-        The description is fingerprinted: a state is restored only where it is the same. It contains the ``config()``
-        of each input, in the order of ``inputs``. Where it has both ``"datasets"`` and ``"weights"``, the weights may
-        be others when a run continues with ``on_change="continue"``.
+        The description is fingerprinted: a state is restored only where it is the same. It contains the
+        ``config()`` of each input, in the order of ``inputs``. Where it has both ``"datasets"`` and
+        ``"weights"``, the weights may be others when a run continues with ``on_change="continue"``.
         """
 
     def inner_states(self, state: State) -> list[State]:
         """Return the states of the inner nodes from a node's state, one for each of ``inputs``.
 
-        The default reads :data:`~energon_stream.pipeline.node.INNER_STATE`. An operator whose node keeps them elsewhere
-        overrides this and :meth:`with_inner_states`.
+        The default reads :data:`~energon_stream.pipeline.node.INNER_STATE`. An operator whose node keeps them
+        elsewhere overrides this and :meth:`with_inner_states`.
         """
         return [state[INNER_STATE]] if self.inputs else []
 
@@ -93,7 +95,7 @@ class SavableDataset(ABC, Generic[T_co]):
         return {**state, INNER_STATE: inner[0]} if self.inputs else state
 
     def input_path(self, path: str, number: int) -> str:
-        """Return the ``Context.path`` of an input's node; operators on several datasets number their inputs."""
+        """Return the ``Context.path`` of an input's node; operators on several datasets number them."""
         return path
 
     def can_restore_sample(self) -> bool:
@@ -167,7 +169,7 @@ class Operator(SavableDataset[T_co]):
         return node
 
     def options(self) -> dict[str, Any]:
-        """Return the options that decide the elements, in plain values: functions by name, tuples as lists."""
+        """Return the options in plain values: functions by name, tuples as lists."""
         values = {name: getattr(self, name) for name in self.option_names}
         return {
             name: function_label(value)
@@ -226,7 +228,8 @@ class Wrapper(Operator[T_co]):
 class MultiInput(Operator[T_co]):
     """Base of operators on several datasets, each element of which comes from one of them.
 
-    A node of it builds inner node ``n`` with ``context.child(n)``, and its state has a list of all inner states.
+    A node of it builds inner node ``n`` with ``context.child(n)``, and its state has a list of all inner
+    states.
 
     Args:
         datasets: The inner datasets.

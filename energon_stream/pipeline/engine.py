@@ -1,4 +1,4 @@
-"""The engine: runs the streams of one process in rotation, and reports each stream's state after each element."""
+"""The engine, which runs the streams of one process in rotation, and reports their states."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ __all__ = ["Engine", "Rotation", "Step", "with_restore_key"]
 class Rotation:
     """Round-robin of the streams of a process; a stream that has ended is left out until the pass is over.
 
-    Where passes follow each other without a gap, as virtual epochs do, the rotation goes on from one to the next:
-    element k of the job, counted over all passes, comes from stream ``k % num_streams``, on whatever process. Elsewhere
-    each pass begins with the first stream.
+    Where passes follow each other without a gap, as virtual epochs do, the rotation goes on from one to the
+    next: element k of the job, counted over all passes, comes from stream ``k % num_streams``, on whatever
+    process. Elsewhere each pass begins with the first stream.
 
     Attributes:
         streams: The streams of this process, ascending.
         num_streams: Streams of the whole job.
-        pass_length: Elements of a pass of the whole job, where passes follow each other without a gap; else 0.
+        pass_length: Elements of a pass of the whole job, where passes follow each other without a gap; else
+            0.
         passes: Passes that are over.
         next_stream: The job's stream that comes next; it may be another process's.
         ended: Streams that have ended in this pass.
@@ -70,7 +71,7 @@ class Rotation:
         self.next_stream = (self.next_stream + 1) % self.num_streams
 
     def end_stream(self) -> bool:
-        """Leave the current stream out of this pass; return True if that ended the pass, and the next one begins."""
+        """Leave the current stream out of this pass; return True if that ended the pass."""
         self.ended |= {self.next_stream}
         if len(self.ended) < len(self.streams):
             return False

@@ -90,7 +90,7 @@ class FailureGuard:
         self.in_a_row = 0
 
     def call(self, function: Callable[[Any], Any], value: Any, number: int, batch: int | None = None) -> Any:
-        """Return ``function(value)``, or ``SKIPPED`` where it raises ``SkipSample`` or fails within the tolerance.
+        """Return ``function(value)``, or ``SKIPPED`` if it raises ``SkipSample`` or a tolerated error.
 
         Args:
             function: The user's function.

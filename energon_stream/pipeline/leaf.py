@@ -44,7 +44,7 @@ class SampleBuilder(Protocol):
 
 
 class Leaf(Protocol):
-    """One dataset of a plan: its index, and how its samples are made; a value that travels to other processes."""
+    """One dataset of a plan: its index, and how its samples are made. It travels to other processes."""
 
     @property
     def index(self) -> DatasetIndex:
@@ -101,7 +101,7 @@ class DatasetLeaf:
         return self.builder.selection
 
     def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
-        """Convert a raw sample into an element; its ``__sources__`` name the selected parts. See :meth:`Leaf.make`."""
+        """Convert a raw sample into an element, whose ``__sources__`` name the selected parts."""
         selection = self.builder.selection
         parts = raw.parts if selection is None else [part for part in raw.parts if part in selection]
         begin = raw.key + "."

@@ -41,7 +41,8 @@ class RunningGenerator:
     Args:
         generator: The generator.
         guard: The guard of the function.
-        key: Key of the element, whose second entry is the counter of the call; the place of each element is added.
+        key: Key of the element, whose second entry is the counter of the call; the place of each element is
+            added.
         sample: The sample that handlers see if the generator fails.
 
     Attributes:
@@ -120,7 +121,8 @@ class _MapNode(WrapperNode):
 class MapDataset(Wrapper[Any]):
     """Applies a function to each element.
 
-    The function may return a generator, whose elements follow each other, or raise ``SkipSample`` to drop the element.
+    The function may return a generator, whose elements follow each other, or raise ``SkipSample`` to drop the
+    element.
 
     Args:
         dataset: The inner dataset.

@@ -31,8 +31,8 @@ State = Any
 INNER_STATE: Final = "in"
 """Key of a node's state that holds the state of its inner node, or a list with the state of each inner node.
 
-``SavableDataset.inner_states`` reads it. A run that continues on a dataset that grew (``on_change="continue"``)
-finds the readers' states by it.
+``SavableDataset.inner_states`` reads it. A run that continues on a dataset that grew
+(``on_change="continue"``) finds the readers' states by it.
 """
 
 RestoreKey = tuple[Any, ...]
@@ -58,7 +58,7 @@ class Item(NamedTuple):
 
 
 new_item: Callable[[tuple[Any, RestoreKey]], Item] = partial(tuple.__new__, Item)
-"""Make an item from a tuple of its two fields. Faster than calling the class, for code that runs for every sample."""
+"""Make an item from a tuple of its two fields. It is faster than the class, for code that runs per sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class Context:
         stream: Number of the stream, among all streams of the job.
         readers: Reader nodes in this process; they share its byte budget.
         path: Place of the node among the inputs of datasets with several inputs; part of its random keys.
-        allowances: Look-ahead of each dataset, by ``id``; the reader nodes of all streams of this process share it.
+        allowances: Look-ahead of each dataset, by ``id``; the reader nodes of all streams of this process
+            share it.
     """
 
     config: WorkerConfig

@@ -25,8 +25,8 @@ def _as_key(value: Any) -> Any:
 class _PackingNode(WrapperNode):
     """State: ``in``, ``n`` (packs, selections, encodings made), ``groups`` (keys), ``open``, ``end``.
 
-    The buffer is filled only when no group is left. So between two packs the node holds only the groups that were
-    selected and are not packed yet.
+    The buffer is filled only when no group is left. So between two packs the node holds only the groups that
+    were selected and are not packed yet.
     """
 
     def __init__(self, dataset: PackingDataset, context: Context, state: State | None) -> None:

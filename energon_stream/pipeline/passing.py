@@ -1,4 +1,4 @@
-"""Operators whose elements pass unchanged: filter, garbage collection, logging; and functions on the stream."""
+"""Operators that filter, log or collect garbage; and functions on the stream of elements."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ class GcDataset(PassThrough):
 class LogSampleDataset(PassThrough):
     """Logs the keys of elements as JSON lines, at level INFO of the ``energon_stream`` logger.
 
-    A line has ``t`` (the mode), ``r`` (the rank), ``stream``, ``n`` (the element's number in the stream) and ``keys``.
+    A line has ``t`` (the mode), ``r`` (the rank), ``stream``, ``n`` (the element's number in the stream) and
+    ``keys``.
 
     Args:
         dataset: The inner dataset.
@@ -191,10 +192,10 @@ class LogSampleDataset(PassThrough):
 
 
 class _IterMapNode(WrapperNode):
-    """State: ``in`` (inner state at the start of the pass) and ``n`` (elements of the pass that were returned).
+    """State: ``in`` (inner state at the start of the pass) and ``n`` (elements returned since).
 
-    The state of a stream function between two elements is out of reach. So a restore runs the function again from the
-    start of the pass, and drops the elements that were returned before.
+    The state of a stream function between two elements is out of reach. So a restore runs the function again
+    from the start of the pass, and drops the elements that were returned before.
     """
 
     def __init__(self, dataset: IterMapDataset, context: Context, state: State | None) -> None:

@@ -52,7 +52,7 @@ _SHOWN = 4
 
 
 def _identity(index: DatasetIndex, shards: int) -> dict[str, Any]:
-    """Identify the data of the first shards, wherever it is stored: split part, and a hash of shard names and counts."""
+    """Identify the data of the first shards: split part, and hash of shard names and counts."""
     counts = np.ascontiguousarray(index.shard_counts[:shards])
     digest = hashlib.blake2b("\0".join(index.shard_paths[:shards]).encode(), digest_size=8)
     digest.update(counts.tobytes())
@@ -126,7 +126,7 @@ class _ReaderNode:
 
 
 def _describe(raw: RawSample) -> dict[str, Any]:
-    """Describe a failed sample for handlers: its key, source and the names of its parts, without the bytes."""
+    """Describe a failed sample for handlers: its key, source and the names of its parts, not the bytes."""
     return {
         "__key__": raw.name,
         "__sources__": (raw.shard, raw.index),
@@ -257,8 +257,8 @@ class ReaderDataset(SavableDataset[Any]):
     def len_stream(self, stream: int) -> int | None:
         """Return the samples of one pass of a stream.
 
-        Excluded samples are not counted where that is known without reading: in shards that belong to the stream as a
-        whole, of datasets with one pass.
+        Excluded samples are not counted where that is known without reading: in shards that belong to the
+        stream as a whole, of datasets with one pass.
         """
         length = self.schedule(stream).length
         if length is None or not _is_one_pass(self.plan):
@@ -304,18 +304,22 @@ def _show(plan: Plan, datasets: Sequence[Leaf]) -> str:
         return f"{strip_credentials(index.spec.url)} [{index.split_part}]"
     if isinstance(plan, RepeatPlan):
         return f"{'' if plan.repeats is None else f'{plan.repeats:g} x '}{_show(plan.child, datasets)}"
+
+    def is_mixture(child: Plan) -> bool:
+        return not isinstance(child, (LeafPlan, RepeatPlan))
+
     weights = [f"{weight:g}: " for weight in plan.weights] if isinstance(plan, BlendPlan) else []
     shown = [
-        f"{weights[number] if weights else ''}{'(' if nested else ''}{_show(child, datasets)}{')' if nested else ''}"
+        (weights[number] if weights else "")
+        + ("({})" if is_mixture(child) else "{}").format(_show(child, datasets))
         for number, child in enumerate(plan.children[:_SHOWN])
-        for nested in [not isinstance(child, (LeafPlan, RepeatPlan))]
     ]
     more = len(plan.children) - _SHOWN
     return ", ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
 
 
 def find_readers(dataset: SavableDataset[Any], path: str = "") -> Iterator[tuple[str, ReaderDataset]]:
-    """Iterate over the reader datasets of a pipeline with the ``Context.path`` of their nodes, in the order of ``config()``."""
+    """Yield the reader datasets of a pipeline, in the order of ``config()``, with their ``Context.path``."""
     if isinstance(dataset, ReaderDataset):
         yield path, dataset
     for number, inner in enumerate(dataset.inputs):
@@ -323,7 +327,7 @@ def find_readers(dataset: SavableDataset[Any], path: str = "") -> Iterator[tuple
 
 
 class ReaderConfig(TypedDict):
-    """``config()`` of a :class:`ReaderDataset`. States hold hashes of it, which tell a dataset that grew from another.
+    """``config()`` of a :class:`ReaderDataset`. States hold hashes of it, to recognize a dataset that grew.
 
     Attributes:
         type: ``"ReaderDataset"``.

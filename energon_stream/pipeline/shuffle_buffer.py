@@ -1,9 +1,9 @@
 """A shuffle buffer for elements.
 
-States of operators that hold elements contain the *keys* of these, never the elements. A restore makes all of them
-again in one call, which reads them with as few requests as their places allow. It calls functions without the mark
-``@stateless`` again too, with the same counters; that is exact for functions that depend on their argument and the
-seeds only.
+States of operators that hold elements contain the *keys* of these, never the elements. A restore makes all of
+them again in one call, which reads them with as few requests as their places allow. It calls functions
+without the mark ``@stateless`` again too, with the same counters; that is exact for functions that depend on
+their argument and the seeds only.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class _ShuffleNode(WrapperNode):
 class ShuffleBufferDataset(Wrapper[Any]):
     """Shuffles elements through a buffer.
 
-    ``get_train_dataset`` shuffles references instead, which costs no memory. This operator is for elements without
-    references, such as the batches of a blend.
+    ``get_train_dataset`` shuffles references instead, which costs no memory. This operator is for elements
+    without references, such as the batches of a blend.
 
     Args:
         dataset: The inner dataset.

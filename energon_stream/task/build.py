@@ -123,14 +123,15 @@ class PipelineBuilder:
         """Compose the training pipeline; override it to compose another one.
 
         Args:
-            datasets: One dataset with the order of the whole mixture, because its plan already blends, shuffles and
-                repeats. An encoder that overrides this method gets one dataset for each leaf instead.
+            datasets: One dataset with the order of the whole mixture, because its plan already blends,
+                shuffles and repeats. An encoder that overrides this method gets one dataset for each leaf
+                instead.
             worker_config: The job's configuration.
             batch_size: Samples of a batch; None for single samples.
             batch_drop_last: Drop the last batch of a pass if it is not full.
             packing_buffer_size: Samples to select packs from; None for no packing.
-            virtual_epoch_length: Batches of one epoch of one rank; 0 for none. Multiplied by the number of ranks, it
-                has to stay the same when a run resumes.
+            virtual_epoch_length: Batches of one epoch of one rank; 0 for none. Multiplied by the number of
+                ranks, it has to stay the same when a run resumes.
             shuffle_buffer_size: Window of the plan's shuffle; an override may use it.
             blend_mode: How the plan blends; an override may use it.
             repeat: True if the plan repeats; an override may use it.

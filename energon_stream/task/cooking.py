@@ -35,15 +35,16 @@ class Cooker(Generic[T_co]):
     """A function for crude samples, and the subflavors of the datasets that it is for.
 
     Attributes:
-        cook: Called with a ``CrudeSample``, whose parts are decoded, and with the auxiliary stores of its dataset
-            (``aux:`` in the metadataset) as keyword arguments.
+        cook: Called with a ``CrudeSample``, whose parts are decoded, and with the auxiliary stores of its
+            dataset (``aux:`` in the metadataset) as keyword arguments.
         has_subflavors: Subflavors that a dataset must have; None matches every dataset.
 
     Example:
-        >>> from energon_stream import Cooker, DefaultTaskEncoder, WorkerConfig, basic_sample_keys, get_val_dataset
-        >>> from energon_stream import CaptioningSample
+        >>> from energon_stream import CaptioningSample, Cooker, DefaultTaskEncoder, WorkerConfig
+        >>> from energon_stream import basic_sample_keys, get_val_dataset
         >>> def cook(crude):
-        ...     return CaptioningSample(**basic_sample_keys(crude), image=crude["jpg"], caption=crude["json"]["caption"])
+        ...     caption = crude["json"]["caption"]
+        ...     return CaptioningSample(**basic_sample_keys(crude), image=crude["jpg"], caption=caption)
         >>> class Task(DefaultTaskEncoder):
         ...     cookers = [Cooker(cook)]
         >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -70,9 +71,10 @@ def cooker(
 
     Args:
         need_cache: Pass the loader's cache pool as ``cache``.
-        need_primary: Pass the sample's own dataset as ``primary``, a file store. A name that begins with a dot is one
-            of the sample's own parts.
-        parts: The sample's parts that the function reads; others are not fetched where that saves bytes. None for all.
+        need_primary: Pass the sample's own dataset as ``primary``, a file store. A name that begins with a
+            dot is one of the sample's own parts.
+        parts: The sample's parts that the function reads; others are not fetched where that saves bytes. None
+            for all.
 
     Example:
         >>> from energon_stream import cooker
@@ -212,8 +214,8 @@ def basic_sample_keys(
 
     Example:
         >>> from energon_stream import TextSample, basic_sample_keys
-        >>> crude = {"__key__": "a.tar/7", "__restore_key__": (), "__subflavors__": {}, "__sources__": (), "txt": "hi"}
-        >>> TextSample(**basic_sample_keys(crude), text=crude["txt"]).__key__
+        >>> crude = {"__key__": "a.tar/7", "__restore_key__": (), "__subflavors__": {}, "__sources__": ()}
+        >>> TextSample(**basic_sample_keys(crude), text="hi").__key__
         'a.tar/7'
     """
     keys = {name: crude_sample[name] for name in METADATA_FIELDS}

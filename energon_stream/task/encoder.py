@@ -27,13 +27,14 @@ T_batch = TypeVar("T_batch")
 class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """Defines how samples become batches. Derive, and override the hooks that your task needs.
 
-    The steps for a sample are: cook (crude samples only), encode, pack (with ``packing_buffer_size``), batch, encode
-    the batch. Mark hooks with :func:`stateless`, so that samples can be made again from their keys. Any hook may raise
-    ``SkipSample`` to drop its argument.
+    The steps for a sample are: cook (crude samples only), encode, pack (with ``packing_buffer_size``), batch,
+    encode the batch. Mark hooks with :func:`stateless`, so that samples can be made again from their keys.
+    Any hook may raise ``SkipSample`` to drop its argument.
 
     Attributes:
         decoder: Decodes the parts; None leaves them as bytes.
-        cookers: For datasets of crude samples. Without cookers, crude samples reach ``encode_sample`` as they are.
+        cookers: For datasets of crude samples. Without cookers, crude samples reach ``encode_sample`` as they
+            are.
 
     Example:
         >>> from energon_stream import TaskEncoder, WorkerConfig, get_val_dataset, stateless
@@ -60,7 +61,8 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         Args:
             sample: The sample.
             cooker: The cooker.
-            aux: The cooker's keyword arguments: file stores by name, and ``primary`` and ``cache`` if it asks for them.
+            aux: The cooker's keyword arguments: file stores by name, and ``primary`` and ``cache`` if it asks
+                for them.
 
         Raises:
             ConfigError: The cooker has other parameters.

@@ -67,11 +67,12 @@ def _construct(result_type: type, fields: Mapping[str, Any], source: Any) -> Any
     if parameters is None:
         return result_type(fields)
     arguments = {name: fields[name] for name in parameters if name in fields}
+    given = type(source).__qualname__
     for name, default in parameters.items():
         if default is _REQUIRED and name not in arguments:
             if not _is_metadata(name):
                 raise ConfigError(
-                    f"{result_type.__qualname__} needs the field {name!r}, which {type(source).__qualname__} lacks",
+                    f"{result_type.__qualname__} needs the field {name!r}, which {given} lacks",
                     where=f"its fields: {', '.join(fields)}",
                     hint="use the same name, give the field a default, or override the hook",
                 )
@@ -82,7 +83,8 @@ def _construct(result_type: type, fields: Mapping[str, Any], source: Any) -> Any
 def convert(value: Any, result_type: type | None) -> Any:
     """Map a sample or batch to another type by field names.
 
-    Fields that the type does not have are dropped. Metadata (``__name__``) that the value does not have is None.
+    Fields that the type does not have are dropped. Metadata (``__name__``) that the value does not have is
+    None.
 
     Raises:
         ConfigError: A required field is missing, or the value or the type has no fields.
@@ -107,8 +109,8 @@ def batch_samples(
 
     Args:
         samples: At least one sample; all have the same fields.
-        result_type: Type of the batch: a dataclass, NamedTuple or dict. If it has ``from_samples``, that is called.
-            None takes the type of the samples.
+        result_type: Type of the batch: a dataclass, NamedTuple or dict. If it has ``from_samples``, that is
+            called. None takes the type of the samples.
         actions: Functions that batch a field, by its name; ``generic_batch`` does the others.
 
     Raises:
@@ -146,7 +148,7 @@ def _columns(samples: Sequence[Any]) -> dict[str, list[Any]]:
         )
     if any(row.keys() != rows[0].keys() for row in rows):
         raise SampleError(
-            f"samples with different fields cannot be batched: {sorted({name for row in rows for name in row})}",
+            f"samples with different fields cannot be batched: {sorted({n for row in rows for n in row})}",
             hint="give all samples the same fields in encode_sample",
         )
     return {name: [row[name] for row in rows] for name in rows[0]}

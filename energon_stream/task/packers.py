@@ -34,7 +34,8 @@ def pack_by_size(
         >>> from energon_stream import DefaultTaskEncoder, best_fit_decreasing, pack_by_size
         >>> class Packs(DefaultTaskEncoder):
         ...     def select_samples_to_pack(self, samples):
-        ...         return pack_by_size(samples, [len(s) for s in samples], capacity=8, method=best_fit_decreasing)
+        ...         sizes = [len(sample) for sample in samples]
+        ...         return pack_by_size(samples, sizes, capacity=8, method=best_fit_decreasing)
         >>> Packs().select_samples_to_pack(["aaaaa", "bbbb", "ccc", "dd"])
         [['aaaaa', 'ccc'], ['bbbb', 'dd']]
     """
@@ -78,8 +79,8 @@ def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
 def best_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Put the largest samples first, each into the fullest group that has room; O(n log n).
 
-    It makes at most 11/9 of the best possible number of groups, plus one (Johnson et al., "Worst-Case Performance
-    Bounds for Simple One-Dimensional Packing Algorithms", SIAM J. Comput. 3, 1974).
+    It makes at most 11/9 of the best possible number of groups, plus one (Johnson et al., "Worst-Case
+    Performance Bounds for Simple One-Dimensional Packing Algorithms", SIAM J. Comput. 3, 1974).
 
     Example:
         >>> from energon_stream import best_fit_decreasing
@@ -105,9 +106,9 @@ def best_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
 def histogram_pack(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Pack by the histogram of sizes: longest-pack-first histogram packing (LPFHP).
 
-    Sizes are taken from the largest down. All samples of a size go into the groups whose room they fill best. The cost
-    depends on the number of *different* sizes, not on the number of samples (Krell et al., "Efficient Sequence Packing
-    without Cross-contamination", arXiv 2107.02027).
+    Sizes are taken from the largest down. All samples of a size go into the groups whose room they fill best.
+    The cost depends on the number of *different* sizes, not on the number of samples (Krell et al.,
+    "Efficient Sequence Packing without Cross-contamination", arXiv 2107.02027).
 
     Example:
         >>> from energon_stream import histogram_pack

@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _RandomState(NamedTuple):
-    """States of the three random generators that hooks use. CUDA's is not among them: hooks run on the CPU."""
+    """States of the three random generators that hooks use. Hooks run on the CPU, so CUDA's is left out."""
 
     torch: torch.Tensor
     numpy: Any
@@ -111,14 +111,15 @@ def stateless(
 ) -> F | Callable[[F], F]:
     """Mark a hook as pure: its result depends on its arguments, and with ``restore_seeds`` on the seeds.
 
-    Samples can be made again from their keys only if all hooks are marked. Use ``@stateless`` or ``@stateless(…)``.
+    Samples can be made again from their keys only if all hooks are marked. Use ``@stateless`` or
+    ``@stateless(…)``.
 
     Args:
         fn: The function.
-        restore_seeds: Seed ``torch``, ``numpy.random`` and ``random`` before each call, from the stream's seed and the
-            call's counter (first four bytes of SHA-1 over ``"worker_seed|sample_index"``), and restore their states
-            afterwards. A generator keeps random states of its own between its elements. Outside of a pipeline there
-            are no seeds, and the function runs as it is.
+        restore_seeds: Seed ``torch``, ``numpy.random`` and ``random`` before each call, from the stream's
+            seed and the call's counter (first four bytes of SHA-1 over ``"worker_seed|sample_index"``), and
+            restore their states afterwards. A generator keeps random states of its own between its elements.
+            Outside of a pipeline there are no seeds, and the function runs as it is.
         failure_tolerance: Failures in a row of this function that end the run; 0 tolerates any number.
             Default: the encoder's ``__default_failure_tolerance__``.
 

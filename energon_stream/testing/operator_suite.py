@@ -47,7 +47,7 @@ class _NumbersNode:
 
 
 class NumbersDataset(SavableDataset[int]):
-    """The numbers ``offset … offset + size - 1``, dealt to the streams; a minimal dataset for tests and examples.
+    """Numbers from ``offset`` on, dealt to the streams; a minimal dataset for tests and examples.
 
     Args:
         size: Number of numbers.
@@ -216,9 +216,9 @@ def _assert_config(dataset: SavableDataset[Any]) -> None:
         _assert_config(inner)
         if inner.config() not in found:
             raise AssertionError(
-                f"{name}.config() does not contain config() of input {number}, a {type(inner).__name__}, behind those "
-                "of the inputs before it: return {**own options, 'dataset': self.dataset.config()}, or 'datasets' with "
-                "a list"
+                f"{name}.config() does not contain config() of input {number}, a {type(inner).__name__}, "
+                "after that of the input before: return {**options, 'dataset': self.dataset.config()}, or "
+                "'datasets' with a list"
             )
 
 
@@ -233,8 +233,8 @@ def _assert_inner_states(dataset: SavableDataset[Any], state: State) -> None:
     """Check that ``inner_states`` and ``with_inner_states`` read and write the states of all inputs."""
     name = type(dataset).__name__
     advice = (
-        f"have the node's state() return {{{INNER_STATE!r}: inner.state(), …}} (with several inputs, derive from "
-        f"MultiInput and return a list), or override {name}.inner_states and {name}.with_inner_states"
+        f"have the node's state() return {{{INNER_STATE!r}: inner.state(), …}} (with several inputs, derive "
+        f"from MultiInput and return a list), or override {name}.inner_states and {name}.with_inner_states"
     )
     try:
         inner = dataset.inner_states(state)

@@ -1,4 +1,4 @@
-"""Loaders for Hugging Face's ``accelerate`` and ``transformers.Trainer``, with exact resume in the middle of an epoch."""
+"""Loaders for Hugging Face's ``accelerate`` and ``transformers.Trainer``, with exact resume."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def worker_config_of(
     """Make the configuration of this process for an ``Accelerator``.
 
     Args:
-        accelerator: The ``Accelerator``. Processes that share data, along the mesh's dimensions of tensor, context and
-            sequence parallelism, get the same rank.
+        accelerator: The ``Accelerator``. Processes that share data, along the mesh's dimensions of tensor,
+            context and sequence parallelism, get the same rank.
         num_workers: Worker processes of each rank.
         num_streams: See :class:`WorkerConfig`.
         seed_offset: See :class:`WorkerConfig`.
@@ -59,12 +59,12 @@ def worker_config_of(
 class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ignore[misc]
     """Iterates a loader for a loop with an ``Accelerator``.
 
-    ``accelerator.prepare`` returns it unchanged, because each rank reads its own data. It does the work of prepared
-    loaders itself: batches are on the accelerator's device, and ``accelerator.accumulate`` sees which batch is the last
-    of a pass, for which one batch is fetched ahead.
+    ``accelerator.prepare`` returns it unchanged, because each rank reads its own data. It does the work of
+    prepared loaders itself: batches are on the accelerator's device, and ``accelerator.accumulate`` sees
+    which batch is the last of a pass, for which one batch is fetched ahead.
 
-    After ``accelerator.register_for_checkpointing(loader)``, ``save_state`` saves the position of all ranks after the
-    last batch that was *returned*, and ``load_state`` goes on from there, at any time.
+    After ``accelerator.register_for_checkpointing(loader)``, ``save_state`` saves the position of all ranks
+    after the last batch that was *returned*, and ``load_state`` goes on from there, at any time.
 
     Args:
         loader: The loader, made by ``get_savable_loader`` if its position is to be saved.
@@ -73,7 +73,8 @@ class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ign
 
     Raises:
         MissingPackageError: (On import.) ``accelerate`` is not installed.
-        ConfigError: The loader's rank or number of ranks is not the accelerator's, or ``depth`` is less than 1.
+        ConfigError: The loader's rank or number of ranks is not the accelerator's, or ``depth`` is less than
+            1.
 
     Example:
         >>> from accelerate import Accelerator
@@ -92,7 +93,8 @@ class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ign
         config = loader.worker_config
         if (config.rank, config.world_size) != (rank, world_size):
             raise ConfigError(
-                f"the loader is of rank {config.rank} of {config.world_size}, this process is {rank} of {world_size}",
+                f"the loader is of rank {config.rank} of {config.world_size}, "
+                f"this process is {rank} of {world_size}",
                 hint="make the Accelerator (or the TrainingArguments) first, and open the dataset with "
                 "worker_config_of(accelerator)",
             )

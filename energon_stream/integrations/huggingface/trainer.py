@@ -1,4 +1,4 @@
-"""Hooks with which a ``transformers.Trainer``, or any class derived from it, trains on this library's datasets."""
+"""Hooks with which a ``transformers.Trainer`` trains on this library's datasets."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _OTHERS = {
     "dataloader_drop_last": (False, "batch_drop_last of get_train_dataset"),
     "auto_find_batch_size": (False, "batch_size of get_train_dataset"),
 }
-"""Arguments for a torch ``DataLoader``, which do not apply here: their default, and the option to use instead."""
+"""Arguments for a torch ``DataLoader``: their default, and the option that replaces them here."""
 
 
 class _TrainerLoader(AcceleratedLoader[T]):
-    """Goes on over the ends of passes: the trainer counts batches, and leaves a pass before it sees the end."""
+    """Goes on over the ends of passes, because the trainer leaves a pass before it sees the end."""
 
     def _pass(self) -> Iterator[T]:
         self._fill(1 + self.depth)
@@ -56,14 +56,15 @@ class _TrainerLoader(AcceleratedLoader[T]):
 class EnergonTrainerHooks:
     """Trains and evaluates on datasets of this library, and keeps the position in the trainer's checkpoints.
 
-    Mix it into ``transformers.Trainer`` or a class derived from it; :class:`EnergonTrainer` does the former. Pass the
-    results of ``get_train_dataset`` and ``get_val_dataset`` as ``train_dataset`` and ``eval_dataset``; the trainer handles
-    other datasets as always. The task encoder makes the batches, which are dicts with the model's arguments.
-    ``data_collator`` and the batch sizes of ``TrainingArguments`` do not apply.
+    Mix it into ``transformers.Trainer`` or a class derived from it; :class:`EnergonTrainer` does the former.
+    Pass the results of ``get_train_dataset`` and ``get_val_dataset`` as ``train_dataset`` and
+    ``eval_dataset``; the trainer handles other datasets as always. The task encoder makes the batches, which
+    are dicts with the model's arguments. ``data_collator`` and the batch sizes of ``TrainingArguments`` do
+    not apply.
 
-    A checkpoint has the file ``energon_stream.pt`` with the position of all ranks after the last batch trained on.
-    ``train(resume_from_checkpoint=...)`` goes on with the next batch, and reads none to skip it (``ignore_data_skip`` is
-    set). Epochs are the dataset's virtual epochs; without them, pass ``max_steps``.
+    A checkpoint has the file ``energon_stream.pt`` with the position of all ranks after the last batch
+    trained on. ``train(resume_from_checkpoint=...)`` goes on with the next batch, and reads none to skip it
+    (``ignore_data_skip`` is set). Epochs are the dataset's virtual epochs; without them, pass ``max_steps``.
     """
 
     args: Any
@@ -108,7 +109,7 @@ class EnergonTrainerHooks:
         return self._train_loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return a loader of the evaluation dataset, or of the given one, or of the one with the given name."""
+        """Return a loader of the evaluation dataset, or of one that is given itself or by name."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]
@@ -186,9 +187,9 @@ def _check(args: Any, dataset: SavableDataset[Any]) -> None:
             )
     length = dataset.len_rank() if dataset.pass_length else 0
     if length % args.gradient_accumulation_steps:
-        # The trainer counts an epoch's batches anew where it resumes, and would not see that a step is the last one.
+        # After a resume, the trainer counts the epoch's batches from 0, and would miss its last step.
         raise ConfigError(
-            f"an epoch of {length} batches has no whole number of steps of {args.gradient_accumulation_steps} batches",
+            f"an epoch of {length} batches has no whole number of optimizer steps",
             hint="choose virtual_epoch_length as a multiple of gradient_accumulation_steps",
         )
 

@@ -33,31 +33,31 @@ else:
             _Base = importlib.import_module(_second).LightningDataModule
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Callable[[WorkerConfig], SavableDataset[Any]]
-"""Path or URL, content of a metadataset, or a function that opens a dataset with the configuration it gets."""
+"""Path or URL, content of a metadataset, or a function that opens a dataset with its ``WorkerConfig``."""
 
 
 class EnergonDataHooks:
     """Loaders for training and evaluation, with their position in Lightning's checkpoints.
 
-    Mix it into a ``LightningDataModule``; :class:`EnergonDataModule` does that for most programs. Rank and number of
-    ranks are the trainer's data-parallel ones, and each rank reads its own data. Loaders are made when the trainer asks
-    for them.
+    Mix it into a ``LightningDataModule``; :class:`EnergonDataModule` does that for most programs. Rank and
+    number of ranks are the trainer's data-parallel ones, and each rank reads its own data. Loaders are made
+    when the trainer asks for them.
 
-    A checkpoint contains the position of all ranks after the last batch that was *trained on*. A resumed run goes on
-    with the next batch, in the middle of an epoch too. Validation and tests begin at the start each time. A data module
-    that is used again, by the same or another trainer, continues the training.
+    A checkpoint contains the position of all ranks after the last batch that was *trained on*. A resumed run
+    goes on with the next batch, in the middle of an epoch too. Validation and tests begin at the start each
+    time. A data module that is used again, by the same or another trainer, continues the training.
 
     Args:
         train: Dataset for training.
         val: Dataset for validation, or a list or tuple of several.
         test: Dataset for tests, or a list or tuple of several.
         num_workers: Worker processes of each rank for each loader.
-        num_streams: Number of streams of the whole job in training, see :class:`WorkerConfig`. With it, a run can resume
-            on another number of ranks or workers.
+        num_streams: Number of streams of the whole job in training, see :class:`WorkerConfig`. With it, a run
+            can resume on another number of ranks or workers.
         seed_offset: The seed of everything random.
         train_options: Further arguments of ``get_train_dataset``, for paths.
-        val_options: Further arguments of ``get_val_dataset``, for paths. Tests use the split part ``"test"``, unless
-            this has another.
+        val_options: Further arguments of ``get_val_dataset``, for paths. Tests use the split part ``"test"``,
+            unless this has another.
         loader_options: Further arguments of ``get_savable_loader``.
     """
 
@@ -96,7 +96,7 @@ class EnergonDataHooks:
                 setattr(self, name, getattr(super(), name))
 
     def worker_config(self, num_streams: int = 0) -> WorkerConfig:
-        """Make the configuration for the trainer's ranks; processes of one tensor parallel group have the same."""
+        """Make the configuration for the trainer's ranks, which a tensor parallel group shares."""
         ranks = getattr(self.trainer, "distributed_sampler_kwargs", None) or {"rank": 0, "num_replicas": 1}
         return WorkerConfig(
             rank=ranks["rank"],
@@ -144,7 +144,7 @@ class EnergonDataHooks:
         return self._train
 
     def _count_of_trained(self) -> Callable[[], int] | None:
-        """Return a function that reads Lightning's count of the batches it has trained on; None if it has none."""
+        """Return a function that reads Lightning's count of trained batches; None if it has none."""
         trainer = self.trainer
         if trainer is None:
             return None
@@ -195,8 +195,8 @@ class EnergonDataHooks:
 class EnergonDataModule(EnergonDataHooks, _Base):
     """A ``LightningDataModule``; its arguments are those of :class:`EnergonDataHooks`.
 
-    Its base is of ``lightning.pytorch``. It is of ``pytorch_lightning`` if the program has imported, or the environment
-    has, only that.
+    Its base is of ``lightning.pytorch``. It is of ``pytorch_lightning`` if the program has imported, or the
+    environment has, only that.
 
     Raises:
         MissingPackageError: (On import.) Neither package is installed.
@@ -210,6 +210,6 @@ class EnergonDataModule(EnergonDataHooks, _Base):
         ...     train_options={"batch_size": 4, "shuffle_buffer_size": 16, "max_samples_per_sequence": None},
         ...     val_options={"batch_size": 4},
         ... )
-        >>> next(iter(data.val_dataloader())).image.shape  # pass it to lightning.Trainer.fit(model, datamodule=data)
+        >>> next(iter(data.val_dataloader())).image.shape  # Trainer().fit(model, datamodule=data)
         torch.Size([4, 3, 8, 8])
     """

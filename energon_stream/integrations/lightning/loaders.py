@@ -20,17 +20,17 @@ T = TypeVar("T")
 class TrainLoader(Generic[T]):
     """Iterates a loader for a training loop that fetches more than it has trained on.
 
-    Lightning fetches one batch ahead of a loader that has no length. So this loader keeps the state after each pulled
-    batch until the loop's own count says that the batch was trained on.
+    Lightning fetches one batch ahead of a loader that has no length. So this loader keeps the state after
+    each pulled batch until the loop's own count says that the batch was trained on.
 
-    Each iteration goes on after the last batch trained on, because Lightning drops the batches that it fetched ahead
-    when it begins an iteration. An iteration that would begin at the end of a pass begins with the next pass, because
-    loops that count batches leave an epoch before its end.
+    Each iteration goes on after the last batch trained on, because Lightning drops the batches that it
+    fetched ahead when it begins an iteration. An iteration that would begin at the end of a pass begins with
+    the next pass, because loops that count batches leave an epoch before its end.
 
     Args:
         loader: The loader to iterate.
-        trained: Returns the number of batches that were trained on, counted from anywhere. None counts a batch as soon
-            as it is pulled.
+        trained: Returns the number of batches that were trained on, counted from anywhere. None counts a
+            batch as soon as it is pulled.
     """
 
     def __init__(self, loader: SavableDataLoader[T], trained: Callable[[], int] | None) -> None:
@@ -62,7 +62,7 @@ class TrainLoader(Generic[T]):
         if not 0 <= trained <= ahead:
             raise StateInUseError(
                 f"the trainer counts {trained} batches more, but {ahead} were fetched",
-                hint="a custom training loop has to count in fit_loop.epoch_loop.batch_progress, one for each batch",
+                hint="a custom training loop has to count each batch in fit_loop.epoch_loop.batch_progress",
             )
         for _ in range(trained):
             self._states.popleft()
