@@ -158,6 +158,9 @@ def _show_plan(result: PrewarmResult, ranks: int) -> None:
         f"To fetch: {show_size(plan.missing_bytes)} with {plan.requests:,} requests; "
         f"metadata and indices took {plan.index_requests:,} with {show_size(plan.index_bytes)}"
     )
+    if not plan.fits:
+        room = show_size(plan.bytes - plan.excess_bytes)
+        click.echo(f"Does not fit: the cache has room for {room} of {show_size(result.expected_bytes)}")
 
 
 def _show_result(result: PrewarmResult) -> None:
@@ -173,7 +176,8 @@ def _show_result(result: PrewarmResult) -> None:
         share = result.warm_samples / max(1, result.samples)
         steps = "" if result.warm_steps is None else f"{result.warm_steps:,} of {result.steps:,} steps, "
         click.echo(
-            f"The cache is full: it holds the first {steps}{result.warm_samples:,} samples ({share:.1%}). "
+            f"The cache is full: it holds the first {steps}{result.warm_samples:,} samples ({share:.1%}), "
+            f"{show_size(result.plan.cached_bytes + result.fetched_bytes)} of {show_size(result.expected_bytes)}. "
             "Training fetches the rest itself; raise --cache-size to keep more.",
             err=True,
         )

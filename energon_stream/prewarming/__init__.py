@@ -1,4 +1,4 @@
-"""Filling a node's cache with what training is going to read, before it does."""
+"""Prewarming: fill a node's cache with the bytes that training will read, before training starts."""
 
 from energon_stream.prewarming.job import prewarm
 from energon_stream.prewarming.report import PrewarmPlan, PrewarmResult

@@ -1,4 +1,4 @@
-"""How much is warmed: which streams, and how many samples of each."""
+"""The amount to prewarm: streams, and the number of samples of each."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Amount", "node_ranks", "samples_of_streams"]
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Steps, or passes over the data.
+    """A number of steps, or of passes over the data.
 
     Attributes:
-        steps: Batches of each rank; None for ``passes``.
-        passes: Passes over the data; it may be a part of one.
-        batch_size: Samples of a step; None where samples are not batched, and then a step is one.
-        prefetch: Steps of each stream that workers make before they are asked for.
+        steps: Batches of each rank; None to use ``passes``.
+        passes: Passes over the data; may be a part of one.
+        batch_size: Samples of a step; None if samples are not batched, and a step is one sample.
+        prefetch: Steps of each stream that workers make before the training loop wants them.
     """
 
     steps: int | None
@@ -39,28 +39,30 @@ class Amount:
         batch_size: int | None,
         prefetch_factor: int,
     ) -> Amount:
-        """What a user says; nothing is a whole pass.
+        """Check the arguments of a user. Without any, the amount is one pass.
 
         Raises:
-            ConfigError: It is said in two ways, it is nothing, or steps have no size.
+            ConfigError: Two amounts are given, one is not positive, or the size of a step is missing.
         """
-        given = {"steps": steps, "epochs": epochs, "fraction": fraction}
-        said = {name: value for name, value in given.items() if value is not None}
-        if len(said) > 1:
-            raise ConfigError(f"{' and '.join(said)} exclude each other", hint="give one of them")
-        for name, value in said.items():
+        amounts = {"steps": steps, "epochs": epochs, "fraction": fraction}
+        given = {name: value for name, value in amounts.items() if value is not None}
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} exclude each other", hint="Give only one.")
+        for name, value in given.items():
             if value <= 0:
-                raise ConfigError(f"{name} is {value}", hint="use more than 0")
+                raise ConfigError(f"{name} is {value}", hint="Use more than 0.")
         if fraction is not None and fraction > 1:
-            raise ConfigError(f"fraction is {fraction}", hint="use a share of a pass, up to 1, or epochs")
+            raise ConfigError(
+                f"fraction is {fraction}", hint="Use at most 1, or pass epochs for more than one pass."
+            )
         if steps is not None and batch_size is None:
             raise ConfigError(
-                "steps are counted in samples, and how many a step has is not said",
-                hint="give the batch size; where samples are packed or filtered, about how many a step takes",
+                "batch_size is missing: steps are counted in samples",
+                hint="Pass batch_size; for packed or filtered samples, the approximate number a step consumes.",
             )
         if prefetch_factor < 0:
-            raise ConfigError(f"prefetch_factor is {prefetch_factor}", hint="use 0 or more")
-        # A worker makes one more batch while those that it holds ready wait.
+            raise ConfigError(f"prefetch_factor is {prefetch_factor}", hint="Use 0 or more.")
+        # While finished batches wait, a worker makes one more.
         return cls(steps, float(epochs or fraction or 1), batch_size, prefetch_factor + 1)
 
     @property
@@ -70,34 +72,34 @@ class Amount:
 
 
 def node_ranks(config: WorkerConfig, ranks: Sequence[int] | None) -> tuple[int, ...]:
-    """The ranks that share the cache, ascending; by default the one of the configuration.
+    """Return the ranks that share the cache, ascending; by default the rank of the configuration.
 
     Raises:
-        ConfigError: There are no such ranks.
+        ConfigError: A rank does not exist.
     """
     chosen = sorted({config.rank} if ranks is None else set(ranks))
     if not chosen or not 0 <= chosen[0] <= chosen[-1] < config.world_size:
         raise ConfigError(
             f"ranks {chosen} are not ranks of world_size {config.world_size}",
-            hint="ranks count from 0 to world_size - 1",
+            hint="Ranks count from 0 to world_size - 1.",
         )
     return tuple(chosen)
 
 
 def samples_of_streams(dataset: ReaderDataset, ranks: Sequence[int], amount: Amount) -> dict[int, int]:
-    """Samples of each stream of some ranks, by stream; the streams are in the order of their turns."""
+    """Return the number of samples of each stream of some ranks, in the order of the rotation."""
     config = dataset.worker_config
     streams = [stream for stream in range(config.num_streams) if stream % config.world_size in set(ranks)]
     if amount.steps is None:
         return {stream: math.ceil(amount.passes * _pass_length(dataset, stream)) for stream in streams}
     per_rank = config.num_streams // config.world_size
-    # A rank's streams take turns, so the first ones may have a step more.
+    # A rank rotates through its streams, so the first ones may have a step more.
     steps = {stream: -(-(amount.steps - stream // config.world_size) // per_rank) for stream in streams}
     return {stream: max(0, count) * amount.step_samples for stream, count in steps.items()}
 
 
 def _pass_length(dataset: ReaderDataset, stream: int) -> int:
-    """Samples of one pass of a stream; a blend by weights has none, and counts as all that it is drawn from."""
+    """Return the samples of one pass of a stream; for a blend by weights, all samples of its datasets."""
     plan, streams = dataset.plan, dataset.worker_config.num_streams
     if isinstance(plan, RepeatPlan) and plan.repeats is None:
         plan = plan.child

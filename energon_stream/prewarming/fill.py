@@ -1,4 +1,4 @@
-"""Fetches into a cache, many requests at a time; their bytes are dropped as soon as they are kept."""
+"""Fetches into a cache, many at a time. The bytes are dropped as soon as the cache has them."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from energon_stream.cache import BlockCache
 from energon_stream.prewarming.planner import PlannedFetch, store_of
 from energon_stream.storage import ByteRange, Fetcher
 
-__all__ = ["Filled", "Verified", "fill", "look", "read_back"]
+__all__ = ["LEAST_BYTES", "Filled", "Verified", "fill", "look", "read_back"]
 
-_BESIDE_BYTES = 64 << 10
-"""What a range takes on disk beside its bytes, rather more than less."""
+LEAST_BYTES = 1 << 20
+"""Size of the last fetches. Smaller ones would mostly wait for their first byte."""
 
-_LEAST_BYTES = 1 << 20
-"""What requests are cut to in the end; smaller ones would mostly wait for their first byte."""
+_OVERHEAD_BYTES = 64 << 10
+"""Disk space of a range beside its bytes, rather more than less."""
 
 _QUEUED = 8
-"""FetchPlanner that are planned ahead, for each that may be in flight: work for while the next window is planned."""
+"""Fetches to queue for each one in flight: work while the next window is planned."""
 
 
 @dataclass(slots=True)
 class Filled:
-    """What was fetched.
+    """Outcome of :func:`fill`.
 
     Attributes:
-        bytes: Bytes that are kept.
-        requests: FetchPlanner for them.
-        first_left: The smallest turn of what the cache did not take; None if it took all.
+        bytes: Bytes fetched and kept.
+        requests: Requests for them.
+        first_left: Smallest position of a fetch that the cache did not take; None if it took all.
     """
 
     bytes: int = 0
     requests: int = 0
     first_left: int | None = None
 
-    def leave(self, turn: int) -> None:
-        """Something was not taken."""
-        self.first_left = turn if self.first_left is None else min(turn, self.first_left)
+    def leave(self, position: int) -> None:
+        """Note that a fetch was not made."""
+        self.first_left = position if self.first_left is None else min(position, self.first_left)
 
 
 def fill(
@@ -55,53 +55,50 @@ def fill(
     room: Callable[[BlockCache], int | None],
     on_bytes: Callable[[int], object],
 ) -> Filled:
-    """Fetch what is missing until all is there, or no cache takes more.
+    """Fetch until the caches have everything, or none takes more.
 
     Args:
-        windows: What to fetch, from stores with a cache; the next window is planned while the last one is fetched.
-        caches: All caches of these.
+        windows: Fetches from stores with a cache. The next window is planned while the last one is fetched.
+        caches: All caches of these stores.
         fetcher: Runs the requests.
-        in_flight: How many it runs at a time.
-        held_bytes: How many may be in memory, or on their way there, at a time: more than are in flight, because some
+        in_flight: Number of requests that it runs at a time.
+        held_bytes: Bytes that may be in memory, or on their way, at a time. More than those in flight, because some
             are being written.
-        room: Bytes of disk that may be taken in a cache; None for any number.
-        on_bytes: Told how many bytes came.
+        room: Returns the disk space that may be taken in a cache; None for any number.
+        on_bytes: Called with the number of bytes of each finished fetch.
 
     Raises:
-        StorageError: Something could not be fetched. What came is kept.
+        StorageError: A fetch failed. The caches keep what was fetched.
     """
     filling = _Filling(fetcher, in_flight, held_bytes, on_bytes)
     full, taken = filling.full, Counter[BlockCache]()
-    counted = ExitStack()
-    try:
+    with ExitStack() as stack:
         for cache in caches:
-            counted.enter_context(cache.filling())
-        for request in (request for window in windows for request in window):
+            stack.enter_context(cache.filling())
+        stack.callback(filling.cancel)
+        for fetch in (fetch for window in windows for fetch in window):
             filling.settle(_QUEUED * in_flight - 1)
-            cache, size = store_of(request).cache, len(request.bytes) + _BESIDE_BYTES
+            cache, size = store_of(fetch).cache, len(fetch.bytes) + _OVERHEAD_BYTES
             left = room(cache)
             if cache in full or (left is not None and taken[cache] + size > left):
                 full.add(cache)
-                filling.found.leave(request.turn)
+                filling.found.leave(fetch.position)
                 if full.issuperset(caches):
                     break
                 continue
-            filling.begin(request)
+            filling.begin(fetch)
             taken[cache] += size
         filling.settle(in_flight + in_flight // 2)
         filling.cut_rest()
         filling.settle(0)
-    finally:
-        filling.cancel()
-        counted.close()
     return filling.found
 
 
 class _Filling:
-    """FetchPlanner under way, and what came of those that are not.
+    """Fetches in flight, and the outcome of the finished ones.
 
     Attributes:
-        found: What came.
+        found: The outcome.
         full: Caches that took no more.
     """
 
@@ -118,81 +115,79 @@ class _Filling:
         self._pending: dict[Future[bool], PlannedFetch] = {}
         self._done: SimpleQueue[Future[bool]] = SimpleQueue()
 
-    def begin(self, request: PlannedFetch) -> None:
-        """Ask for it, after all others."""
-        future = self._fetcher.call(partial(_fetch, request, self._memory), deadline=self._begun)
+    def begin(self, fetch: PlannedFetch) -> None:
+        """Queue a fetch after all others."""
+        future = self._fetcher.call(partial(_fetch, fetch, self._memory), deadline=self._begun)
         self._begun += 1
-        self._pending[future] = request
+        self._pending[future] = fetch
         future.add_done_callback(self._done.put)
 
     def settle(self, pending: int) -> None:
-        """Wait until no more than so many requests are under way.
+        """Wait until at most ``pending`` fetches are not finished.
 
         Raises:
-            StorageError: One failed.
+            StorageError: A fetch failed.
         """
         while len(self._pending) > pending:
             future = self._done.get()
-            if (request := self._pending.pop(future, None)) is None:  # it was cut
+            if (fetch := self._pending.pop(future, None)) is None:  # it was cut
                 continue
             if future.cancelled() or not future.result():
-                self._leave(request)
+                self._leave(fetch)
                 continue
-            self.found.bytes += len(request.bytes)
+            self.found.bytes += len(fetch.bytes)
             self.found.requests += 1
-            self._on_bytes(len(request.bytes))
+            self._on_bytes(len(fetch.bytes))
 
-    def _leave(self, request: PlannedFetch) -> None:
-        self.found.leave(request.turn)
-        self.full.add(store_of(request).cache)
-        for other, its in self._pending.items():  # what has begun may find room, nothing else is worth trying
-            if store_of(its).cache in self.full:
-                other.cancel()
+    def _leave(self, fetch: PlannedFetch) -> None:
+        self.found.leave(fetch.position)
+        self.full.add(store_of(fetch).cache)
+        for future, other in self._pending.items():  # fetches in flight may still find room
+            if store_of(other).cache in self.full:
+                future.cancel()
 
     def cut_rest(self) -> None:
-        """Make smaller requests of those that have not begun, so that the last ones end at about the same time.
+        """Cut the fetches that have not begun into smaller ones, so that the last ones end at about the same time.
 
-        (Otherwise connections idle while the last ones are fetched, half of the time of a request as a mean. The
-        guided self-scheduling of Polychronopoulos and Kuck, 1987, in one step.)
+        Otherwise connections idle while the last ones finish, on average for half of a fetch. This is one step of
+        guided self-scheduling (Polychronopoulos and Kuck, 1987).
         """
-        wanted = [future for future, its in self._pending.items() if store_of(its).cache not in self.full]
+        wanted = [future for future, fetch in self._pending.items() if store_of(fetch).cache not in self.full]
         rest = [self._pending.pop(future) for future in wanted if future.cancel()]
-        share = sum(len(request.bytes) for request in rest) // (2 * self._in_flight)
-        size = max(_LEAST_BYTES, share)
-        for request in rest:
-            start, length = request.bytes.start, len(request.bytes)
+        size = max(LEAST_BYTES, sum(len(fetch.bytes) for fetch in rest) // (2 * self._in_flight))
+        for fetch in rest:
+            start, length = fetch.bytes.start, len(fetch.bytes)
             count = max(1, round(length / size))
             bounds = [start + length * n // count for n in range(count + 1)]
             for bytes_ in map(ByteRange, bounds, bounds[1:]):
-                self.begin(replace(request, bytes=bytes_))
+                self.begin(replace(fetch, bytes=bytes_))
 
     def cancel(self) -> None:
-        """Begin no more of them."""
+        """Cancel the fetches that have not begun."""
         for future in list(self._pending):
             future.cancel()
 
 
-def _fetch(request: PlannedFetch, memory: _Memory) -> bool:
-    """Fetch some bytes; False where the cache does not take them."""
-    with memory.taken(len(request.bytes)):
-        return store_of(request).keep(request.path, request.bytes)
+def _fetch(fetch: PlannedFetch, memory: _Memory) -> bool:
+    """Fetch a range; return False if the cache does not take it."""
+    with memory.taken(len(fetch.bytes)):
+        return store_of(fetch).keep(fetch.path, fetch.bytes)
 
 
 class _Memory:
-    """Bytes that threads may take, first come, first served; one that wants more than there are gets all of them."""
+    """Bytes that threads may hold, first come, first served. A thread that wants more than all of them gets all."""
 
     def __init__(self, size: int) -> None:
         self._size = self._free = size
-        self._turn = threading.Lock()  # so that only one waits for bytes
+        self._queue = threading.Lock()  # only its holder waits for bytes
         self._more = threading.Condition()
 
     @contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """Take bytes, and give them back."""
+        """Hold bytes."""
         size = min(size, self._size)
-        with self._turn, self._more:
-            while self._free < size:
-                self._more.wait()
+        with self._queue, self._more:
+            self._more.wait_for(lambda: self._free >= size)
             self._free -= size
         try:
             yield
@@ -203,29 +198,29 @@ class _Memory:
 
 
 def look(windows: Iterable[list[PlannedFetch]]) -> Filled:
-    """What :func:`fill` would leave if it fetched nothing."""
+    """Return what :func:`fill` would return if it fetched nothing."""
     found = Filled()
     for window in windows:
-        for request in window:
-            found.leave(request.turn)
+        for fetch in window:
+            found.leave(fetch.position)
     return found
 
 
 @dataclass(slots=True)
 class Verified:
-    """What was read back: bytes that have the right hash, and bytes that have not."""
+    """Bytes read back: ``right`` have the right hash, ``wrong`` have not."""
 
     right: int = 0
     wrong: int = 0
 
 
-def read_back(pieces: Iterable[PlannedFetch], on_bytes: Callable[[int], object]) -> Verified:
-    """Read back what is in the cache; every byte is compared with its hash. What is wrong is taken out."""
+def read_back(wanted: Iterable[PlannedFetch], on_bytes: Callable[[int], object]) -> Verified:
+    """Read cached bytes and compare every one with its hash. Damaged blocks are removed from the cache."""
     found = Verified()
-    for piece in pieces:
-        store = store_of(piece)
-        cache, identity = store.cache, store.identify(piece.path)
-        start, stop = piece.bytes.start, piece.bytes.stop
+    for each in wanted:
+        store = store_of(each)
+        cache, identity = store.cache, store.identify(each.path)
+        start, stop = each.bytes.start, each.bytes.stop
         if identity is None or cache.missing(identity, start, stop):
             continue
         if cache.read(identity, start, stop) is None:

@@ -1,10 +1,11 @@
-"""Filling a node's cache before training, by the plan of the training."""
+"""Prewarming: fills a node's cache before training, by the plan of the training."""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,8 +15,7 @@ from energon_stream.index.join_index import JoinIndex
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.prewarming.amount import Amount, node_ranks, samples_of_streams
 from energon_stream.prewarming.fill import Verified, fill, look, read_back
-from energon_stream.prewarming.planner import USUAL_BYTES, FetchPlanner
-from energon_stream.prewarming.progress import estimated, shown
+from energon_stream.prewarming.planner import USUAL_BYTES, FetchPlanner, PlannedFetch
 from energon_stream.prewarming.report import PrewarmPlan, PrewarmResult
 from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.progress import Progress
@@ -32,6 +32,11 @@ from energon_stream.storage import (
 from energon_stream.worker import WorkerConfig
 
 __all__ = ["prewarm"]
+
+_log = logging.getLogger(__name__)
+
+_DOUBT = 1.25
+"""A dataset that is this much larger than the cache, by an early estimate, certainly does not fit."""
 
 
 def prewarm(
@@ -53,44 +58,51 @@ def prewarm(
     isolated: bool = True,
     **options: Any,
 ) -> PrewarmResult:
-    """Fetch into a node's cache what training will read, in that order, before it does.
+    """Fetch into a node's cache the bytes that training will read, in that order, before it does.
 
-    Training with the same arguments then makes no request for data until it has done these steps, in whatever processes,
-    metadata and indices included. What is there already is not fetched again, so an interrupted call goes on
-    where it was. Training and other calls may use the cache at the same time. Where the cache is too small, this
-    ends when it is full.
+    Training with the same arguments then makes no request for data until it has done these steps, whatever its
+    processes; metadata and indices included. Cached bytes are not fetched again, so an interrupted call goes on where
+    it stopped. Training and other calls may use the cache at the same time. If the cache is too small, a warning says
+    so, and prewarming ends when the cache is full.
 
     Args:
-        path: What is trained on; see :func:`get_train_dataset`.
-        cache: The node's cache: a :class:`CacheConfig` or its directory. None: what ``ENERGON_STREAM_CACHE_DIR`` and
-            ``ENERGON_STREAM_CACHE_SIZE`` say.
-        steps: Batches of each rank, from the first one on. Samples are counted: a step has ``batch_size`` of them.
-        epochs: Passes over the data instead; 1 if nothing is said. A blend by weights has no passes: one is then as many
+        path: The dataset or metadataset; see :func:`get_train_dataset`.
+        cache: The node's cache: a :class:`CacheConfig` or its directory. None for the cache in
+            ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE``.
+        steps: Batches of each rank, from the first one on. A step counts as ``batch_size`` samples.
+        epochs: Passes over the data instead; default 1. A blend by weights has no passes, so one pass of it is as many
             samples as its datasets have.
-        fraction: A part of a pass instead, up to 1.
-        ranks: Ranks that share the cache, as those of a node; None for that of ``worker_config``.
-        worker_config: As in training; how many streams the job has follows from it.
-        batch_size: As in training. Where samples are packed or filtered, about as many as a step takes.
+        fraction: Part of a pass instead, up to 1.
+        ranks: Ranks that share the cache, such as those of a node; None for the rank of ``worker_config``.
+        worker_config: As in training; it determines the number of streams.
+        batch_size: As in training. For packed or filtered samples, the approximate number a step consumes.
         shuffle_buffer_size: As in training.
         max_samples_per_sequence: As in training.
-        prefetch_factor: As the loader's.
+        prefetch_factor: As the loader's; default 2.
         verify: Read everything back afterwards, and compare hashes.
-        dry_run: Fetch no samples; find out what would be fetched. Metadata and indices are read, and kept in the cache
-            if there is one.
-        progress: Whether to show a progress bar on standard error; None: where that is a terminal.
-        isolated: Whether a short-lived child process does it, so that this one may fork workers later.
+        dry_run: Fetch no samples; only find out what would be fetched. Metadata and indices are read, and kept in the
+            cache if there is one.
+        progress: Show progress on standard error. None: only on a terminal.
+        isolated: Run in a short-lived child process, so that this process may fork workers later.
         **options: Other arguments of :func:`get_train_dataset`, as in training.
 
     Raises:
-        ConfigError: Some option cannot work, there is no cache, or all paths are local, which are never cached.
-        StorageError: Something could not be read. What came is kept.
+        ConfigError: An option cannot work, there is no cache, or all paths are local, which are never cached.
+        StorageError: Something could not be read. The cache keeps what was fetched.
         DatasetError: The dataset is not prepared, or its metadata is wrong.
+
+    Example:
+        >>> from energon_stream import CacheConfig, WorkerConfig, prewarm
+        >>> cache = CacheConfig("cache", "1GB", min_free_bytes=0)
+        >>> result = prewarm("s3://data/captions", cache=cache, worker_config=WorkerConfig(0, 1, 0), epochs=1)
+        >>> result.samples, result.is_complete
+        (48, True)
     """
     amount = Amount.of(steps, epochs, fraction, batch_size, prefetch_factor)
     config = worker_config or WorkerConfig.default_worker_config()
     layer = cache_layer(cache)
     if layer is None and not dry_run:
-        raise ConfigError("there is no cache to fill", hint="pass cache=, or set ENERGON_STREAM_CACHE_DIR")
+        raise ConfigError("there is no cache to fill", hint="Pass cache=, or set ENERGON_STREAM_CACHE_DIR.")
     training = {
         "batch_size": batch_size,
         "shuffle_buffer_size": shuffle_buffer_size,
@@ -113,7 +125,7 @@ def prewarm(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What was asked for."""
+    """Arguments of :func:`prewarm`, checked."""
 
     path: Any
     training: Mapping[str, Any] = field(repr=False)
@@ -126,52 +138,55 @@ class _Job:
     progress: bool | None
 
     def run(self) -> PrewarmResult:
-        """Do it in this process."""
+        """Prewarm in this process."""
         begin, before = time.monotonic(), default_counters().snapshot()
         dataset = self._open()
-        limits = dataset.options
+        limits, amount = dataset.options, self.amount
         in_flight = max(1, min(limits.in_flight, limits.fetch_bytes // USUAL_BYTES))
-        samples = samples_of_streams(dataset, self.ranks, self.amount)
-        amount = self.amount
+        samples = samples_of_streams(dataset, self.ranks, amount)
+        total = sum(samples.values())
+        # A sample of a later pass needs no more bytes.
+        distinct = min(total, sum(leaf.index.num_samples for leaf in dataset.leaves))
         wanted = WantedBytes(
             dataset, samples, amount.step_samples, amount.prefetch, shared_fetcher(), self._is_kept
         )
-        requests = FetchPlanner(wanted, limits.max_gap)
-        total = sum(samples.values())
+        planner = FetchPlanner(wanted, limits.max_gap)
+        windows = self._warned(planner, distinct)
         verified: Verified | None = None
         if self.dry_run:
-            filled = look(shown(requests, total, self.progress))
+            with Progress(total, unit="samples", enabled=self.progress) as progress:
+                filled = look(_counted(windows, planner, progress))
         else:
             with Progress(unit="B", enabled=self.progress) as progress:
-                windows = estimated(requests, total, progress)
                 filled = fill(
-                    windows,
+                    _estimated(windows, planner, distinct, progress),
                     _caches(dataset),
-                    # Nobody waits for a single one of them, so none is worth asking for twice.
+                    # Nobody waits for a single one of these requests, so none is worth sending twice.
                     shared_fetcher(in_flight, hedged_share=0.0),
                     in_flight,
                     limits.byte_budget,
-                    requests.room,
+                    planner.room,
                     progress.advance,
                 )
             if self.verify:
-                with Progress(requests.bytes, unit="B", enabled=self.progress) as progress:
-                    verified = read_back(requests.pieces(), progress.advance)
+                with Progress(planner.bytes, unit="B", enabled=self.progress) as progress:
+                    verified = read_back(planner.all_wanted(), progress.advance)
         counted = default_counters().snapshot() - before
         plan = PrewarmPlan(
-            requests.samples,
-            requests.ahead,
-            requests.objects,
-            requests.bytes,
-            requests.cached_bytes,
-            requests.count,
+            planner.samples,
+            planner.ahead,
+            planner.objects,
+            planner.bytes,
+            planner.cached_bytes,
+            planner.count,
             max(0, counted.requests.get("get", 0) - filled.requests),
             max(0, counted.bytes_received - filled.bytes),
+            planner.excess_bytes(),
         )
         warm = total if filled.first_left is None else min(total, filled.first_left)
         return PrewarmResult(
             plan,
-            steps=self.amount.steps,
+            steps=amount.steps,
             samples=total,
             warm_steps=self._steps(warm, total),
             warm_samples=warm,
@@ -181,16 +196,33 @@ class _Job:
             seconds=time.monotonic() - begin,
             verified_bytes=None if verified is None else verified.right,
             damaged_bytes=0 if verified is None else verified.wrong,
+            expected_bytes=round(planner.bytes * _factor(planner, distinct)),
         )
 
+    def _warned(self, planner: FetchPlanner, samples: int) -> Iterator[list[PlannedFetch]]:
+        """Yield the windows; log a warning as soon as it is clear that the caches cannot hold all bytes."""
+        told = False
+        for window in planner.windows():
+            factor = _factor(planner, samples)
+            if not told and (planner.excess_bytes() or planner.excess_bytes(factor / _DOUBT)):
+                told = True
+                expected = planner.bytes * factor
+                room = expected - planner.excess_bytes(factor)
+                _log.warning(
+                    "the data does not fit in the cache: training reads %s MB of %s, and the cache has room for %s MB; "
+                    "the first bytes in the order of training are cached, the others are read from the store",
+                    *(f"{expected / 1e6:,.1f}", self.path, f"{room / 1e6:,.1f}"),
+                )
+            yield window
+
     def _steps(self, warm: int, total: int) -> int | None:
-        """Whole steps of all ranks in a number of samples."""
+        """Return the number of whole steps of all ranks in some samples."""
         if self.amount.steps is None or warm == total:
             return self.amount.steps
         return warm // (self.amount.step_samples * len(self.ranks))
 
     def _open(self) -> ReaderDataset:
-        """Open the dataset as training does, but without workers."""
+        """Open the dataset as training does, without workers."""
         config = replace(self.config, num_workers=0, rank=self.ranks[0])
         cache = False if self.cache is None else self.cache
         dataset = get_train_dataset(self.path, worker_config=config, cache=cache, **self.training)
@@ -199,31 +231,54 @@ class _Job:
             raise ConfigError(
                 "the task encoder composes several datasets itself, so the order of the samples is not known",
                 where=str(self.path),
-                hint="prewarm each of them alone, with epochs=1",
+                hint="Prewarm each dataset alone, with epochs=1.",
             )
         if not _caches(found[0]) and (
             self.cache is not None or all(is_local(spec.url) for spec in _specs(found[0]))
         ):
             raise ConfigError(
-                "nothing of it is cached: local paths never are, nor what says `cache: false`",
+                "no part of the dataset is cached: local paths never are, nor datasets with `cache: false`",
                 where=str(self.path),
-                hint="name the copy in object storage, or train without a cache",
+                hint="Name the copy in object storage, or train without a cache.",
             )
         return found[0]
 
     def _is_kept(self, store: Store) -> bool:
-        """Whether a store's bytes are to be in a cache; all that are remote, where none is named."""
+        """Return True if a store's bytes should be in a cache: without a named cache, those of every remote store."""
         return not store.is_local if self.cache is None else isinstance(store, CachedStore)
 
 
+def _factor(planner: FetchPlanner, samples: int) -> float:
+    """Return an estimate of the bytes of so many samples, divided by the planned bytes."""
+    return max(1.0, samples / planner.samples) if planner.samples else 1.0
+
+
+def _estimated(
+    windows: Iterator[list[PlannedFetch]], planner: FetchPlanner, samples: int, progress: Progress
+) -> Iterator[list[PlannedFetch]]:
+    """Yield the windows, and show how many bytes are to be fetched for so many samples."""
+    for window in windows:
+        progress.total = (planner.bytes - planner.cached_bytes) * _factor(planner, samples)
+        yield window
+
+
+def _counted(
+    windows: Iterator[list[PlannedFetch]], planner: FetchPlanner, progress: Progress
+) -> Iterator[list[PlannedFetch]]:
+    """Yield the windows, and show how many samples were looked at."""
+    for window in windows:
+        progress.reach(planner.samples)
+        yield window
+
+
 def _specs(dataset: ReaderDataset) -> list[StoreSpec]:
-    """Places of the samples."""
+    """Return the places of the samples."""
     indices = [leaf.index for leaf in dataset.leaves]
     members = [index.members if isinstance(index, JoinIndex) else (index,) for index in indices]
     return [member.spec for several in members for member in several]
 
 
 def _caches(dataset: ReaderDataset) -> set[BlockCache]:
-    """The caches through which samples are read: in a metadataset, datasets may have one of their own."""
+    """Return the caches through which samples are read; in a metadataset, a dataset may have its own."""
     layers = [spec.through for spec in _specs(dataset) if not is_local(spec.url)]
     return {shared_cache(layer.config) for layer in layers if isinstance(layer, CacheLayer)}

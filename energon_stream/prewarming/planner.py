@@ -1,4 +1,4 @@
-"""Wanted bytes to requests: what is not in the cache, in large pieces, the most urgent first."""
+"""Plans of fetches: wanted bytes that are not in the cache, in large ranges, the most urgent first."""
 
 from __future__ import annotations
 
@@ -10,61 +10,62 @@ import numpy as np
 
 from energon_stream.cache import BlockCache, CachedStore
 from energon_stream.prewarming.spans import Coverage, Spans, earliest
-from energon_stream.prewarming.wanted import Wanted, WantedBytes
+from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.storage import ByteRange, Store
 
-__all__ = ["REQUEST_BYTES", "USUAL_BYTES", "PlannedFetch", "FetchPlanner", "store_of"]
+__all__ = ["REQUEST_BYTES", "USUAL_BYTES", "FetchPlanner", "PlannedFetch", "store_of"]
 
 REQUEST_BYTES = 5 << 20
-"""Largest request: what is a little larger than :data:`USUAL_BYTES` is not cut."""
+"""Largest request. A range a little larger than :data:`USUAL_BYTES` is not cut."""
 
 USUAL_BYTES = 4 << 20
-"""About what a request takes. As many as may be in flight take no more memory than training may."""
+"""Usual size of a request. All requests in flight together take no more memory than training may."""
 
-_SPARE = 64
-"""What is in a cache takes no more than a 64th more than its bytes, as a rule."""
+_OVERHEAD = 64
+"""Cached bytes usually take no more than a 64th more disk space than their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFetch:
-    """Bytes to fetch.
+    """A range to fetch into a cache.
 
     Attributes:
-        store: Where they lie.
+        store: Store of the object.
         path: Path of the object.
-        bytes: Which of its bytes.
-        turn: How many samples come before the first that needs them.
+        bytes: The range.
+        position: Number of samples before the first one that needs the bytes.
     """
 
     store: Store
     path: str
     bytes: ByteRange
-    turn: int
+    position: int
 
 
 class FetchPlanner:
-    """Plans requests, and counts.
+    """Plans fetches, and counts bytes.
 
     Args:
-        wanted: What is wanted.
-        max_gap: Bytes that readers read rather than split a request.
+        wanted: The bytes that training reads.
+        max_gap: Gap between two ranges over which a reader reads instead of splitting a request.
 
     Attributes:
-        samples: Samples looked at so far that are to be consumed.
-        ahead: Others.
-        bytes: Bytes that they need.
-        cached_bytes: Bytes of these that were in a cache.
-        count: FetchPlanner for the others.
+        samples: Samples looked at so far, without those that are only looked ahead to.
+        ahead: Samples only looked ahead to.
+        bytes: Bytes of all these samples.
+        cached_bytes: Bytes among these that were in a cache.
+        count: Number of fetches for the others.
     """
 
     def __init__(self, wanted: WantedBytes, max_gap: int) -> None:
         self._wanted = wanted
         self._coverage = Coverage(max_gap)
-        self._cached = Counter[BlockCache]()
+        self._found = Counter[BlockCache]()  # bytes that a cache had
+        self._needed = Counter[BlockCache]()  # bytes that a cache has to have in the end
         self.samples = self.ahead = self.bytes = self.cached_bytes = self.count = 0
 
     def windows(self) -> Iterator[list[PlannedFetch]]:
-        """FetchPlanner, window by window; those of one are in the order in which they are wanted."""
+        """Yield fetches window by window; within a window, the most urgent first."""
         for wanted in self._wanted.windows():
             new = self._coverage.add(wanted.spans)
             missing = self._missing(new)
@@ -72,27 +73,37 @@ class FetchPlanner:
             self.ahead += wanted.ahead
             self.bytes += new.bytes
             self.cached_bytes += new.bytes - missing.bytes
-            requests = self._requests(missing.cut(REQUEST_BYTES), wanted)
-            self.count += len(requests)
-            yield requests
+            pieces = missing.cut(REQUEST_BYTES)
+            positions = earliest(pieces, wanted.spans, wanted.positions)
+            order = np.argsort(positions, kind="stable")
+            self.count += len(pieces)
+            yield self._fetches(pieces[order], positions[order].tolist())
 
-    def pieces(self) -> Iterator[PlannedFetch]:
-        """All that was wanted so far, by object and place."""
-        return iter(self._as_requests(self._coverage.spans.cut(REQUEST_BYTES)))
+    def all_wanted(self) -> Iterator[PlannedFetch]:
+        """Yield all bytes wanted so far, cached ones included, by object and position in it."""
+        pieces = self._coverage.spans.cut(REQUEST_BYTES)
+        yield from self._fetches(pieces, [0] * len(pieces))
 
     def room(self, cache: BlockCache) -> int | None:
-        """Bytes that may be added to a cache before more of them push out what was found there, or added; None where
-        that never happens."""
-        found, quota = self._cached[cache], cache.config.quota
-        return None if quota is None or cache.config.policy != "lru" else quota - found - found // _SPARE
+        """Return the bytes that a cache takes before it evicts bytes of this plan; None if it never does."""
+        found, quota = self._found[cache], cache.config.quota
+        return None if quota is None or cache.config.policy != "lru" else quota - found - found // _OVERHEAD
+
+    def excess_bytes(self, factor: float = 1.0) -> int:
+        """Return the bytes for which the caches have no room, if ``factor`` times as many are wanted as so far."""
+        excess = 0.0
+        for cache, needed in self._needed.items():
+            room = cache.max_bytes()
+            excess += max(0.0, factor * needed - (room - room // _OVERHEAD))
+        return round(excess)
 
     @property
     def objects(self) -> int:
-        """Objects that have wanted bytes."""
+        """Number of objects with wanted bytes."""
         return len(np.unique(self._coverage.spans.objects))
 
     def _missing(self, spans: Spans) -> Spans:
-        """What of some ranges is in no cache."""
+        """Return the parts of some ranges that no cache has."""
         found: list[tuple[int, int, int]] = []
         columns = spans.objects.tolist(), spans.starts.tolist(), spans.stops.tolist()
         for number, start, stop in zip(*columns, strict=True):
@@ -100,30 +111,25 @@ class FetchPlanner:
             gaps = [ByteRange(start, stop)]
             if isinstance(store, CachedStore) and (identity := store.identify(path)) is not None:
                 gaps = store.cache.missing(identity, start, stop)
-                self._cached[store.cache] += stop - start - sum(map(len, gaps))
+                self._needed[store.cache] += stop - start
+                self._found[store.cache] += stop - start - sum(map(len, gaps))
             found += [(number, gap.start, gap.stop) for gap in gaps]
         return Spans(*np.array(found, dtype=np.int64).reshape(-1, 3).T)
 
-    def _requests(self, pieces: Spans, wanted: Wanted) -> list[PlannedFetch]:
-        turns = earliest(pieces, wanted.spans, wanted.turns)
-        order = np.argsort(turns, kind="stable")
-        return self._as_requests(pieces[order], turns[order].tolist())
-
-    def _as_requests(self, pieces: Spans, turns: list[int] | None = None) -> list[PlannedFetch]:
-        columns = pieces.objects.tolist(), pieces.starts.tolist(), pieces.stops.tolist()
-        rows = zip(*columns, [0] * len(pieces) if turns is None else turns, strict=True)
+    def _fetches(self, pieces: Spans, positions: list[int]) -> list[PlannedFetch]:
+        columns = pieces.objects.tolist(), pieces.starts.tolist(), pieces.stops.tolist(), positions
         return [
-            PlannedFetch(*self._wanted.place(number), ByteRange(start, stop), turn)
-            for number, start, stop, turn in rows
+            PlannedFetch(*self._wanted.place(number), ByteRange(start, stop), position)
+            for number, start, stop, position in zip(*columns, strict=True)
         ]
 
 
-def store_of(request: PlannedFetch) -> CachedStore:
-    """The store of a request, which has a cache.
+def store_of(fetch: PlannedFetch) -> CachedStore:
+    """Return the store of a fetch, which has a cache.
 
     Raises:
-        TypeError: It has none.
+        TypeError: The store has no cache.
     """
-    if not isinstance(request.store, CachedStore):
-        raise TypeError(f"{request.store.url} is read without a cache; please report this")
-    return request.store
+    if not isinstance(fetch.store, CachedStore):
+        raise TypeError(f"{fetch.store.url} is read without a cache; please report this")
+    return fetch.store

@@ -1,4 +1,4 @@
-"""Byte ranges of objects as columns of numbers: what is wanted, what of it is new, and the requests for that."""
+"""Byte ranges of objects as columns of numbers, and the set of ranges that are already planned."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Coverage", "Spans", "earliest"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Byte ranges.
+    """Byte ranges of objects.
 
     Attributes:
-        objects: ``int64``, numbers that name the objects.
-        starts: ``int64``, first bytes.
-        stops: ``int64``, bytes after the last ones.
+        objects: ``int64``, number of each range's object.
+        starts: ``int64``, first byte of each range.
+        stops: ``int64``, one past the last byte of each range.
     """
 
     objects: Int64Array
@@ -32,21 +32,21 @@ class Spans:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all together."""
+        """Sum of the lengths."""
         return int((self.stops - self.starts).sum())
 
     def __getitem__(self, rows: slice | Int64Array | npt.NDArray[np.bool_]) -> Spans:
         return Spans(self.objects[rows], self.starts[rows], self.stops[rows])
 
     @classmethod
-    def concatenate(cls, parts: list[Spans]) -> Spans:
-        """Some after the others."""
+    def concatenate(cls, several: list[Spans]) -> Spans:
+        """Append spans to each other."""
         none = np.zeros(0, dtype=np.int64)
-        columns = [(part.objects, part.starts, part.stops) for part in parts]
+        columns = [(spans.objects, spans.starts, spans.stops) for spans in several]
         return cls(*(np.concatenate(column) for column in zip((none, none, none), *columns, strict=True)))
 
     def cut(self, most: int) -> Spans:
-        """The same bytes in pieces of at most ``most`` bytes, equal ones of each range."""
+        """Cut each range into equal pieces of at most ``most`` bytes."""
         sizes = self.stops - self.starts
         counts = -(-sizes // most)
         row = np.repeat(np.arange(len(self)), counts)
@@ -57,10 +57,10 @@ class Spans:
 
 
 class Coverage:
-    """The bytes that were wanted so far, each counted once.
+    """The bytes wanted so far, each counted once.
 
-    Bytes between two wanted ranges of an object count as wanted, if they are no more than ``max_gap``: whoever reads both
-    ranges together reads over them.
+    Bytes between two wanted ranges of an object count as wanted if they are at most ``max_gap``, because a reader that
+    needs both ranges reads over the gap.
 
     Args:
         max_gap: Largest such gap.
@@ -72,14 +72,14 @@ class Coverage:
 
     @property
     def spans(self) -> Spans:
-        """All of them, by object and place."""
+        """All wanted ranges, by object and position."""
         return self._spans
 
     def add(self, wanted: Spans) -> Spans:
-        """Want some ranges.
+        """Add ranges.
 
         Returns:
-            What was not covered before, by object and place.
+            The bytes that were not covered before, by object and position.
         """
         if not len(wanted):
             return wanted
@@ -98,10 +98,10 @@ class Coverage:
 
 
 def _without(islands: Spans, old: Spans) -> Spans:
-    """What of some ranges is not in others, each of which lies in one of them.
+    """Return the parts of ``islands`` that are not in ``old``; each range of ``old`` lies in one of ``islands``.
 
-    Along each range, bytes that are left begin where it begins and where an old one ends, and end likewise; in order,
-    beginnings and ends belong to each other.
+    Along an island, such a part begins where the island begins or an old range ends, and ends where the island ends
+    or an old range begins. Sorted, the n-th beginning belongs to the n-th end.
     """
     objects = np.concatenate([islands.objects, old.objects])
     begins = np.concatenate([islands.starts, old.stops])
@@ -111,16 +111,17 @@ def _without(islands: Spans, old: Spans) -> Spans:
     return left[left.stops > left.starts]
 
 
-def earliest(pieces: Spans, wanted: Spans, turns: Int64Array) -> Int64Array:
-    """When each of some pieces is wanted first.
+def earliest(pieces: Spans, wanted: Spans, positions: Int64Array) -> Int64Array:
+    """Return the position at which each piece is needed first.
 
     Args:
-        pieces: Ranges that do not overlap, by object and place.
+        pieces: Ranges that do not overlap, by object and position.
         wanted: Ranges.
-        turns: ``int64``, when each of these is wanted.
+        positions: ``int64``, position in the order of training at which each wanted range is needed.
 
     Returns:
-        ``int64``: the smallest turn of what overlaps each piece; where nothing does, the smallest of all.
+        ``int64``: for each piece the smallest position of the wanted ranges that overlap it; if none does, the
+        smallest of all.
     """
     never = np.iinfo(np.int64).max
     found = np.full(len(pieces), never)
@@ -129,11 +130,11 @@ def earliest(pieces: Spans, wanted: Spans, turns: Int64Array) -> Int64Array:
     # One number line for all objects.
     _, rank = np.unique(np.concatenate([pieces.objects, wanted.objects]), return_inverse=True)
     length = int(max(pieces.stops.max(), wanted.stops.max())) + 1
-    shift, its_shift = np.split(rank.astype(np.int64) * length, [len(pieces)])
-    first = np.searchsorted(pieces.stops + shift, wanted.starts + its_shift, side="right")
-    after = np.searchsorted(pieces.starts + shift, wanted.stops + its_shift, side="left")
+    shift, wanted_shift = np.split(rank.astype(np.int64) * length, [len(pieces)])
+    first = np.searchsorted(pieces.stops + shift, wanted.starts + wanted_shift, side="right")
+    after = np.searchsorted(pieces.starts + shift, wanted.stops + wanted_shift, side="left")
     counts = np.maximum(0, after - first)
     place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    np.minimum.at(found, np.repeat(first, counts) + place, np.repeat(turns, counts))
-    found[found == never] = turns.min()
+    np.minimum.at(found, np.repeat(first, counts) + place, np.repeat(positions, counts))
+    found[found == never] = positions.min()
     return found

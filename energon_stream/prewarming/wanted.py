@@ -1,4 +1,11 @@
-"""Which bytes some steps will read, window by window: the order of the steps, located by the indices."""
+"""The bytes that training steps will read, window by window: samples in the order of training, located by indices.
+
+Datasets that are read by parts need bytes beyond that. A process that is to read some parts of the samples queries
+``index.sqlite`` for a page of them, and then knows if reading parts saves anything. If only a field map says which parts
+are needed, the process first reads whole samples and inspects the headers of one (see
+:mod:`energon_stream.read.parts`). Which samples these are depends on the order, and on which streams of a rank share
+the process; :class:`Opening` has the samples of all possibilities.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +20,31 @@ import numpy.typing as npt
 
 from energon_stream.arrays import Int64Array
 from energon_stream.pipeline.reader_dataset import ReaderDataset
-from energon_stream.prewarming.opening import opening_length, opening_of
 from energon_stream.prewarming.spans import Spans
 from energon_stream.read.locator import OffsetCache
 from energon_stream.read.open import open_locator
-from energon_stream.read.options import cut_generation
+from energon_stream.read.options import CHUNK, ReadOptions, cut_generation
 from energon_stream.read.parts import PartLocator
 from energon_stream.read.window import Window
 from energon_stream.schedule import Cursor, Refs, Schedule
 from energon_stream.storage import Fetcher, Store
 
-__all__ = ["StreamWalk", "Wanted", "WantedBytes"]
+__all__ = ["Opening", "StreamWalk", "Wanted", "WantedBytes"]
 
 _INDEX_BYTES = 256 << 20
-"""Entries of indices that are kept: the streams of a node are located side by side."""
+"""Index entries to keep in memory, in bytes: all streams of a node are located side by side."""
 
 _WINDOW_BUDGETS = 8
-"""Bytes whose requests are planned together, over all streams, in byte budgets of a reader: some of a pass at a time."""
+"""Bytes to plan together, over all streams, in byte budgets of a reader: a part of a pass at a time."""
 
 _CHUNK = 4096
-"""References whose index entries are asked for at a time."""
+"""References whose index entries are loaded together."""
 
 _CHUNKS_AHEAD = 8
-"""Chunks of all streams that are asked for before they are needed: each takes a round trip."""
+"""Chunks, over all streams, to load before they are needed, because each takes a round trip."""
 
 _FIRST_CHUNKS_AHEAD = 2
-"""Chunks of each stream that are asked for before anything is fetched."""
+"""Chunks of each stream to load before anything is fetched."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,58 +52,58 @@ class Wanted:
     """Byte ranges that samples need.
 
     Attributes:
-        spans: The ranges; objects are numbered by :class:`WantedBytes`.
-        turns: ``int64``, for each range how many samples come before its own.
-        samples: Samples that they are of, without those that are only looked ahead to.
-        ahead: The latter.
+        spans: The ranges; :meth:`WantedBytes.place` has their objects.
+        positions: ``int64``, for each range the number of samples before its own.
+        samples: Number of these samples, without those that are only looked ahead to.
+        ahead: Number of samples only looked ahead to.
     """
 
     spans: Spans
-    turns: Int64Array
+    positions: Int64Array
     samples: int = 0
     ahead: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class StreamWalk:
-    """How far the references of one stream were looked at.
+    """Progress through the references of one stream.
 
     Attributes:
-        schedule: Gives them.
-        place: Its place among the streams that take turns.
-        samples: How many are to be consumed.
-        made: How many samples may be made of them: workers have some ready.
-        end: How many are looked at, at most.
-        cursor: Where the schedule stands.
-        taken: References before that.
-        asked: The last of these by chunks, each with the loads of its index entries that are under way. Never empty
-            while there are more.
+        schedule: Schedule of the stream.
+        lane: Place of the stream in the rotation.
+        samples: Number of samples that training consumes.
+        made: Number of samples that may be made: workers prefetch some.
+        end: Number of references to look at, at most.
+        cursor: Cursor of the schedule.
+        taken: References taken from the schedule.
+        loading: The last of these by chunks, each with the loads of its index entries. Never empty while there are
+            more references.
         window: Located references that are not wanted yet.
-        position: References before these.
-        ahead_bytes: Bytes of those wanted so far that no samples are made of.
-        is_read_up: Whether no more are wanted.
+        done: References before the window.
+        ahead_bytes: Bytes wanted so far of references that no samples are made of.
+        is_done: True if no more references are wanted.
     """
 
     schedule: Schedule
-    place: int
+    lane: int
     samples: int
     made: int
     end: int
     cursor: Cursor = field(init=False)
     taken: int = 0
-    asked: deque[tuple[Refs, list[Future[object]]]] = field(default_factory=deque)
+    loading: deque[tuple[Refs, list[Future[object]]]] = field(default_factory=deque)
     window: Window = field(default_factory=Window)
-    position: int = 0
+    done: int = 0
     ahead_bytes: int = 0
-    is_read_up: bool = False
+    is_done: bool = False
 
     def __post_init__(self) -> None:
         self.cursor = self.schedule.begin()
 
     def take(self) -> Refs:
-        """The next references; none at the end."""
+        """Take the next references; none at the end."""
         count = min(_CHUNK, self.end - self.taken)
-        if not self.taken:  # these may become requests before the next ones are located
+        if not self.taken:  # the first chunk becomes requests before the next one is located
             refs, _ = self.schedule.take(self.cursor, min(2 * _CHUNK, self.end))
             count = min(count, cut_generation(refs.leaf.astype(np.int64), refs.index, refs.index + 1, _CHUNK))
         refs, self.cursor = self.schedule.take(self.cursor, count)
@@ -105,20 +111,70 @@ class StreamWalk:
         return refs
 
 
-class WantedBytes:
-    """Finds the byte ranges of steps.
+@dataclass(frozen=True, slots=True, eq=False)
+class Opening:
+    """Samples of one dataset that a stream may read before the process knows that parts are enough.
 
-    All that readers may ask for until the steps are done is wanted: what workers have ready, and what readers look
-    ahead, up to their limits, whatever processes the streams are in.
+    Attributes:
+        located: Samples whose entries of ``.tar.idx`` may be loaded.
+        queried: Samples whose pages of ``index.sqlite`` may be queried.
+        whole: Places in the stream of samples that may be read whole although parts are enough.
+    """
+
+    located: Int64Array
+    queried: Int64Array
+    whole: Int64Array
+
+    @staticmethod
+    def length(options: ReadOptions) -> int:
+        """Return the number of references that matter."""
+        return options.exact_samples + options.second_take + CHUNK
+
+    @classmethod
+    def of(cls, refs: Refs, locator: PartLocator, options: ReadOptions, alone: bool) -> Opening:
+        """Return the samples that the opening of a stream reads of one dataset.
+
+        Args:
+            refs: The stream's first references, :meth:`length` of them.
+            locator: Locator of the dataset.
+            options: Limits of the look-ahead.
+            alone: True if the rank has no other stream.
+        """
+        places = np.flatnonzero(refs.leaf == locator.whole.leaf)
+        samples, first = refs.index[places], options.exact_samples
+        second = first + options.second_take
+        # Chunks in which references are located: the first three of a process's first stream, and one of its others.
+        bounds = [(0, first), (first, second), (second, second + CHUNK), (0, CHUNK)]
+        chunks = [places[(begin <= places) & (places < end)] for begin, end in bounds]
+        # Pages of the first chunk are queried at the same time; of a later chunk, its first page goes first.
+        queried = [
+            refs.index[chunks[0]],
+            *(refs.index[chunk].min(keepdims=True) for chunk in chunks[1:] if len(chunk)),
+        ]
+        whole = [chunks[0] if len(chunks[0]) else chunks[1], *(chunk[:1] for chunk in chunks[1:])]
+        if not alone:  # the other streams read whole samples until the first stream has inspected one
+            whole.append(chunks[-1])
+        if locator.selection.declared:
+            whole = []
+        return cls(
+            samples, np.concatenate(queried), np.unique(np.concatenate([*whole, np.zeros(0, np.int64)]))
+        )
+
+
+class WantedBytes:
+    """Finds the byte ranges of training steps.
+
+    These are all bytes that readers may request until the steps are done: with the batches that workers prefetch and
+    the samples that readers look ahead to, up to their limits, whichever processes the streams are in.
 
     Args:
         dataset: The dataset, opened in this process.
-        samples: How many samples of each stream, in the order of the turns.
+        samples: Number of samples of each stream, in the order of the rotation.
         step_samples: Samples of a step of a stream.
-        prefetch: Steps of a stream that workers may make ready.
-        fetcher: Runs requests for entries of indices, and nothing else: they would wait for ranges to be fetched,
-            and those in turn for the next window.
-        chosen: Tells whether objects of a store are looked for.
+        prefetch: Steps of a stream that workers may prefetch.
+        fetcher: Loads index entries, and nothing else. If it fetched samples as well, the loads would wait for
+            fetches, and these for the next window.
+        chosen: Returns True for a store whose objects are wanted.
     """
 
     def __init__(
@@ -142,107 +198,104 @@ class WantedBytes:
         config = dataset.worker_config
         self._alone = config.num_streams == config.world_size
         self._walks = []
-        for place, (stream, count) in enumerate(samples.items()):
+        for lane, (stream, count) in enumerate(samples.items()):
             made = count + prefetch * step_samples
-            walk = StreamWalk(dataset.schedule(stream), place, count, made, made + options.most_ahead)
+            walk = StreamWalk(dataset.schedule(stream), lane, count, made, made + options.most_ahead)
             self._walks.append(walk)
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: list[tuple[Store, str]] = []
 
     def place(self, number: int) -> tuple[Store, str]:
-        """Store and path of an object."""
+        """Return the store and path of an object."""
         return self._places[number]
 
     def windows(self) -> Iterator[Wanted]:
-        """The ranges, a stream's window at a time; in the order of the turns from one round of windows to the next."""
+        """Yield the ranges, one window of a stream at a time; rounds of windows follow the order of training."""
         yield from self._openings()
-        # First one chunk of each stream, as soon as it is located; then more, so that requests are large.
+        # First one chunk of each stream, as soon as it is located; then larger windows, so that requests are large.
         budget, streams = self._options.fetch_bytes, max(1, len(self._walks))
         size, chunks = max(2 * self._options.generation, budget // streams), 1
         ahead = max(1, min(_FIRST_CHUNKS_AHEAD, _CHUNKS_AHEAD // streams))
         for number in range(ahead):
             for walk in self._walks:
-                self._ask(walk, number + 1)
-        while walks := [walk for walk in self._walks if not walk.is_read_up]:
+                self._load(walk, number + 1)
+        while walks := [walk for walk in self._walks if not walk.is_done]:
             later = max(1, _CHUNKS_AHEAD // len(walks))
             for walk in walks:
                 yield self._next(walk, size, chunks, ahead)
-                self._ask(walk, later)  # the entries come while what was found is fetched
+                self._load(walk, later)  # entries arrive while the window is fetched
             chunks, ahead = sys.maxsize, later
             size = max(size, _WINDOW_BUDGETS * budget // len(walks))
-        for walk in self._walks:  # readers ask for index entries further ahead than for samples
-            while walk.asked:
-                _wait(walk.asked.popleft()[1])
-                self._ask(walk, ahead)
+        for walk in self._walks:  # readers load index entries further ahead than samples
+            while walk.loading:
+                _wait(walk.loading.popleft()[1])
+                self._load(walk, ahead)
 
-    def _ask(self, walk: StreamWalk, chunks: int) -> None:
-        """Take references of a stream, and ask for their index entries, until so many chunks are asked for."""
-        while len(walk.asked) < chunks and len(refs := walk.take()):
+    def _load(self, walk: StreamWalk, chunks: int) -> None:
+        """Take references of a stream and load their index entries, until so many chunks are loading."""
+        while len(walk.loading) < chunks and len(refs := walk.take()):
             loads = [
-                self._run(load)
+                self._fetcher.call(load)
                 for leaf in np.unique(refs.leaf).tolist()
                 for load in self._locators[leaf].missing_offsets(refs.index[refs.leaf == leaf])
             ]
-            walk.asked.append((refs, loads))
-
-    def _run(self, load: Callable[[], object]) -> Future[object]:
-        return self._fetcher.call(load)
+            walk.loading.append((refs, loads))
 
     def _next(self, walk: StreamWalk, size: int, chunks: int, ahead: int) -> Wanted:
-        """The ranges of a stream's next references, but for those further ahead than readers read.
+        """Return the ranges of a stream's next references, without those further ahead than readers read.
 
         Args:
             walk: The stream.
-            size: About how many bytes; they end where few neighbours are separated.
-            chunks: How many chunks are waited for, at most.
-            ahead: Chunks whose index entries stay asked for.
+            size: Approximate number of bytes; the window ends where it separates few neighbours.
+            chunks: Number of chunks to wait for, at most.
+            ahead: Number of chunks that keep loading.
         """
         window = walk.window
-        self._ask(walk, ahead)
-        while walk.asked and chunks and window.sizes().sum() <= size:
+        self._load(walk, ahead)
+        while walk.loading and chunks and window.sizes().sum() <= size:
             chunks -= 1
-            refs, loads = walk.asked.popleft()
+            refs, loads = walk.loading.popleft()
             _wait(loads)
             window.append(self._locators, refs)
-            self._ask(walk, ahead)
+            self._load(walk, ahead)
         count = len(window)
-        if walk.asked:
+        if walk.loading:
             keys = window.leaf << 32 | window.objects
             count = window.whole(cut_generation(keys, window.starts, window.stops, size))
         of = np.cumsum(window.begins[:count]) - 1
-        positions = walk.position + np.arange(int(of[-1]) + 1 if count else 0)
-        sizes = np.bincount(of, window.sizes()[:count], len(positions)).astype(np.int64)
-        beyond = positions >= walk.made
+        places = walk.done + np.arange(int(of[-1]) + 1 if count else 0)  # of the references in the stream
+        sizes = np.bincount(of, window.sizes()[:count], len(places)).astype(np.int64)
+        beyond = places >= walk.made
         before = walk.ahead_bytes + np.cumsum(np.where(beyond, sizes, 0)) - sizes
         read = ~beyond | (before < self._options.most_ahead_bytes)
-        walk.position += len(positions)
+        walk.done += len(places)
         walk.ahead_bytes += int(sizes[beyond].sum())
-        walk.is_read_up = not read.all() or (not walk.asked and count == len(window))
-        samples = int((positions < walk.samples).sum())
-        turns = self._turns(walk, positions)[of]
-        found = self._wanted(window, read[of], turns, samples, int(read.sum()) - samples)
+        walk.is_done = not read.all() or (not walk.loading and count == len(window))
+        samples = int((places < walk.samples).sum())
+        positions = self._positions(walk, places)[of]
+        found = self._wanted(window, read[of], positions, samples, int(read.sum()) - samples)
         window.forget(count)
         return found
 
-    def _turns(self, walk: StreamWalk, positions: Int64Array) -> Int64Array:
-        """How many samples come before those at some positions, where all streams take turns."""
-        step, within = np.divmod(positions, self._step)
-        return (step * len(self._walks) + walk.place) * self._step + within
+    def _positions(self, walk: StreamWalk, places: Int64Array) -> Int64Array:
+        """Return the number of samples before each place of a stream, in the rotation of all streams."""
+        step, within = np.divmod(places, self._step)
+        return (step * len(self._walks) + walk.lane) * self._step + within
 
     def _wanted(
-        self, window: Window, chosen: npt.NDArray[np.bool_], turns: Int64Array, samples: int, ahead: int
+        self, window: Window, chosen: npt.NDArray[np.bool_], positions: Int64Array, samples: int, ahead: int
     ) -> Wanted:
-        """Chosen ones of a window's first ranges, those of stores that are not looked at left out."""
+        """Return the chosen ones of a window's first ranges, without those of stores that are not wanted."""
         keys = (window.leaf << 32 | window.objects)[: len(chosen)]
         names, which = np.unique(keys, return_inverse=True)
         numbers = np.array([self._number(name >> 32, name & 0xFFFFFFFF) for name in names.tolist()], np.int64)
         objects = numbers[which]
         chosen = chosen & (objects >= 0)
         spans = Spans(objects, window.starts[: len(chosen)], window.stops[: len(chosen)])
-        return Wanted(spans[chosen], turns[chosen], samples, ahead)
+        return Wanted(spans[chosen], positions[chosen], samples, ahead)
 
     def _number(self, leaf: int, object_number: int) -> int:
-        """Number of an object, the same for all locators that have it; -1 where its store is not looked at."""
+        """Return the number of an object, the same for all its locators; -1 if its store is not wanted."""
         shard = self._locators[leaf].object(object_number)
         store, path = shard.store, shard.path
         if not self._chosen(store):
@@ -253,34 +306,34 @@ class WantedBytes:
         return number
 
     def _openings(self) -> Iterator[Wanted]:
-        """What is read before it is known that parts are enough; settles that for the windows."""
+        """Yield the bytes read before a process knows that parts are enough, and let the locators decide."""
         options = self._options
-        parts = {n: source for n, source in enumerate(self._locators) if isinstance(source, PartLocator)}
+        parts = {n: locator for n, locator in enumerate(self._locators) if isinstance(locator, PartLocator)}
         if not parts:
             return
-        whole = [source.whole if isinstance(source, PartLocator) else source for source in self._locators]
+        whole = [locator.whole if isinstance(locator, PartLocator) else locator for locator in self._locators]
         for walk in self._walks:
-            refs, _ = walk.schedule.take(walk.schedule.begin(), opening_length(options))
-            places = []
-            for source in (parts[leaf] for leaf in np.unique(refs.leaf).tolist() if leaf in parts):
-                opening = opening_of(refs, source, options, self._alone)
-                for samples in (
-                    opening.located[:1],
-                    opening.located[:1],
-                ):  # the first time nothing is looked at
-                    _wait([self._run(load) for load in source.missing_offsets(samples)])
-                _wait([self._run(load) for load in source.whole.missing_offsets(opening.located)])
-                first, *others = source.index_reads(opening.asked)
-                if self._run(first).result() is not None:  # there is an index
-                    _wait([self._run(load) for load in others])
-                if source.reads_parts:
-                    places.append(opening.whole)
-            if places:
-                positions = np.sort(np.concatenate(places))
+            refs, _ = walk.schedule.take(walk.schedule.begin(), Opening.length(options))
+            found = []
+            for locator in (parts[leaf] for leaf in np.unique(refs.leaf).tolist() if leaf in parts):
+                opening = Opening.of(refs, locator, options, self._alone)
+                for _ in range(2):  # the first call inspects nothing
+                    self._run_all(locator.missing_offsets(opening.located[:1]))
+                self._run_all(locator.whole.missing_offsets(opening.located))
+                first, *others = locator.index_reads(opening.queried)
+                if self._fetcher.call(first).result() is not None:  # there is an index
+                    self._run_all(others)
+                if locator.reads_parts:
+                    found.append(opening.whole)
+            if found:
+                places = np.sort(np.concatenate(found))
                 window = Window()
-                window.append(whole, Refs(refs.leaf[positions], refs.index[positions]))
+                window.append(whole, Refs(refs.leaf[places], refs.index[places]))
                 chosen = np.ones(len(window), dtype=bool)
-                yield self._wanted(window, chosen, self._turns(walk, positions), 0, 0)
+                yield self._wanted(window, chosen, self._positions(walk, places), 0, 0)
+
+    def _run_all(self, loads: Sequence[Callable[[], object]]) -> None:
+        _wait([self._fetcher.call(load) for load in loads])
 
 
 def _wait(loads: Sequence[Future[object]]) -> None:

@@ -1,6 +1,7 @@
 """The command: what it shows, and what it takes."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,15 @@ def test_a_full_cache_is_told(server, tmp_path):
     assert said.exit_code == 0, said.output
     assert "The cache is full: it holds the first " in said.stderr
     assert " of 100 steps, " in said.stderr
+    assert re.search(r"samples \(\d+\.\d%\), 2\.\d MB of 13\.8 MB\. ", said.stderr)
+
+
+def test_a_cache_that_is_too_small_is_told_before_it_is_filled(server, tmp_path):
+    arguments = [URL, "--cache-dir", str(tmp_path / "cache"), "--num-workers", "1", "--dry-run", *ORDER]
+    said = command(server, *arguments, "--cache-size", "3MB")
+    assert said.exit_code == 0, said.output
+    assert "\nDoes not fit: the cache has room for 3.0 MB of 13.8 MB\n" in said.stdout
+    assert "Does not fit" not in command(server, *arguments, "--cache-size", "15MB").stdout
 
 
 def test_damage_is_told(server, cache):

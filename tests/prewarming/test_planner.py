@@ -8,7 +8,7 @@ from warming import ORDER, config, warm
 from energon_stream import ReadOptions, get_train_dataset
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.prewarming import wanted
-from energon_stream.prewarming.fill import _LEAST_BYTES
+from energon_stream.prewarming.fill import LEAST_BYTES
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.testing.s3server import S3Server
 
@@ -34,8 +34,8 @@ def test_the_last_requests_are_small_and_ask_for_nothing_twice(large, cache):
     assert sum(entry.bytes for entry in requests) == done.fetched_bytes == done.plan.bytes
     sizes = [entry.bytes for entry in requests]
     # Not by their order in the log: a large answer may end late on a busy machine.
-    assert max(sizes) > 2 * _LEAST_BYTES
-    assert sum(size < 1.5 * _LEAST_BYTES for size in sizes) >= IN_FLIGHT
+    assert max(sizes) > 2 * LEAST_BYTES
+    assert sum(size < 1.5 * LEAST_BYTES for size in sizes) >= IN_FLIGHT
 
 
 class Loads:

@@ -161,6 +161,33 @@ def test_a_small_cache_takes_what_comes_first_and_keeps_it(server, tmp_path, pol
     assert disk_bytes(cache) <= 6_000_000
 
 
+@pytest.mark.parametrize("size", [3_000_000, 12_000_000])
+def test_data_that_does_not_fit_is_told(server, tmp_path, caplog, size):
+    """Once, and long before the cache is full if the data is much larger."""
+    cache = CacheConfig(str(tmp_path / "cache"), size, min_free_bytes=0, block_bytes=1 << 20)
+    data = 1800 * SAMPLE
+    arguments = {"steps": None, "epochs": 3, "isolated": False}
+    done = warm(server, "s3://bucket/whole", cache, **arguments)
+    (warning,) = (record.message for record in caplog.records if "does not fit" in record.message)
+    room = size - size // 64
+    assert f"the cache has room for {room / 1e6:.1f} MB" in warning
+    assert done.expected_bytes == pytest.approx(data, rel=0.1)
+    assert done.is_complete is False
+    assert 0.7 * size < done.fetched_bytes < size
+    caplog.clear()
+    dry = warm(server, "s3://bucket/whole", cache, dry_run=True, **arguments)
+    assert not dry.plan.fits
+    assert dry.expected_bytes == dry.plan.bytes
+    assert dry.plan.bytes - dry.plan.excess_bytes == room
+    assert "does not fit" in caplog.text
+    caplog.clear()
+    fits = warm(
+        server, "s3://bucket/whole", cache, dry_run=True, **(arguments | {"steps": 5, "epochs": None})
+    )
+    assert fits.plan.fits
+    assert caplog.records == []
+
+
 def disk_bytes(cache):
     return sum(512 * path.stat().st_blocks for path in Path(cache.directory).rglob("*") if path.is_file())
 

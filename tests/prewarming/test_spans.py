@@ -66,13 +66,13 @@ def test_pieces_are_the_same_bytes_and_even(window, most):
 
 @given(RANGES.filter(len), RANGES, st.integers(1, 7), st.data())
 def test_a_piece_is_wanted_with_the_first_range_that_it_has_bytes_of(window, others, most, data):
-    wanted, turns = spans(window), data.draw(st.permutations(range(len(window))))
+    wanted, positions = spans(window), data.draw(st.permutations(range(len(window))))
     pieces = Coverage(3).add(spans(window + others)).cut(most)
-    found = earliest(pieces, wanted, np.array(turns, dtype=np.int64)).tolist()
-    for (number, start, stop), turn in zip(rows(pieces), found, strict=True):
+    found = earliest(pieces, wanted, np.array(positions, dtype=np.int64)).tolist()
+    for (number, start, stop), position in zip(rows(pieces), found, strict=True):
         overlapping = [
-            turns[place]
+            positions[place]
             for place, (other, first, last) in enumerate(window)
             if other == number and first < stop and start < last
         ]
-        assert turn == min(overlapping, default=0)
+        assert position == min(overlapping, default=0)
