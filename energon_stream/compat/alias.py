@@ -187,8 +187,8 @@ def _fill(module: ModuleType, address: str) -> None:
     if not address:
         names["__version__"] = ENERGON_VERSION
     for child in ADDRESSES:
-        # Submodules are imported at once, as in Megatron-Energon. They come before the names, because importing
-        # a submodule binds it here, where a class may have its name: edataclass.
+        # Submodules are imported at once, as in Megatron-Energon. They come before the names, because a class
+        # may have the name of a submodule, to which importing the submodule binds it: edataclass.
         if child and child.rpartition(".")[0] == address:
             importlib.import_module(f"{_ROOT}.{child}")
     vars(module).update(
