@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.spawn
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import children
 import pytest
 from repetitions import register_profiles
 from shared_servers import shared_server
@@ -50,6 +52,15 @@ def _no_clients_left() -> Iterator[None]:
     yield
     if "s3fs" in sys.modules:
         sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def forked_spawn() -> Iterator[None]:
+    """Make ``spawn`` and ``forkserver`` of multiprocessing start processes that have imported torch already."""
+    interpreter = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(children.launcher())
+    yield
+    multiprocessing.set_executable(interpreter)
 
 
 @pytest.fixture

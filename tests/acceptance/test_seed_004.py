@@ -1,10 +1,9 @@
 """Seed 004, the tutorial: items 33 to 45 of the acceptance list."""
 
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
+import children
 import pytest
 import torch
 import tutorial
@@ -209,8 +208,7 @@ def test_item_44_states_of_ranks_in_files_and_new_processes(tars, tmp_path):
         "    loader = tutorial.restore(sys.argv[1], sys.argv[2], WorkerConfig(rank, 2, 0))\n"
         "    print([batch.captions for batch in islice(loader, 5)])\n"
     )
-    command = [sys.executable, "-c", script, str(tars), str(tmp_path)]
-    answer = subprocess.run(command, cwd=PAGES, check=True, stdout=subprocess.PIPE, text=True).stdout
+    answer = children.run("-c", script, tars, tmp_path, cwd=PAGES, check=True).stdout
     assert answer.splitlines() == [str(captions) for captions in continuations]
 
 

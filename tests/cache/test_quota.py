@@ -3,11 +3,11 @@
 import errno
 import os
 import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
 
+import children
 import pytest
 from origins import BLOCK, Origin, block_files, counted, disk_bytes
 
@@ -278,7 +278,7 @@ def test_a_file_size_limit_ends_caching_with_one_warning(tmp_path):
         assert (len(small.asked), len(large.asked)) == (1, 3)
         assert cache.counters().stored_bytes == 1000
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    done = children.run("-c", textwrap.dedent(code))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("is not filled: File too large") == 1
     assert len(done.stderr.splitlines()) == 1

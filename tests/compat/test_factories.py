@@ -107,6 +107,7 @@ def load(folder, workers=0, **options):
         return list(loader)
 
 
+@pytest.mark.usefixtures("forked_spawn")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_own_class_makes_its_samples(folder, workers):
     fields = {"conversation": "txt", "images": "jpg"}

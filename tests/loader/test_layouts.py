@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import children
 import pytest
 import torch.distributed as dist
 from ranks import in_ranks
@@ -106,13 +106,10 @@ def test_torchrun_with_one_to_four_processes(tmp_path):
     begin, expected = 0, on_one_rank(60)
     for world in (1, 2, 3, 4):
         steps = 12 // world
-        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-        done = subprocess.run(
-            [sys.executable, *command, __file__, str(tmp_path), str(steps)],
+        done = children.run(
+            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", world),
+            *(__file__, tmp_path, steps),
             env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
         )
         assert done.returncode == 0, done.stderr
         found = json.loads((tmp_path / f"{world}.json").read_text())

@@ -1,11 +1,10 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from dataclasses import dataclass
 
+import children
 import pytest
 import torch
 from hypothesis import given
@@ -259,8 +258,11 @@ def test_nothing_is_left_behind_when_the_main_process_is_killed():
         """
     )
     # The workers hold the writing end of the pipe as well: the read ends when the last of them is gone.
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
-        assert process.stdout.read() == b""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as output:
+        process = children.start("-c", script, stdout=writing)
+        os.close(writing)
+        assert output.read() == ""
         assert process.wait() == -signal.SIGKILL
 
 

@@ -4,11 +4,10 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 from multiprocessing import get_context
 
+import children
 import pytest
 
 from energon_stream import (
@@ -204,6 +203,7 @@ def in_child(pool, lazy, store, pipe):
     pipe.recv()  # held until the parent has looked, or for ever
 
 
+@pytest.mark.usefixtures("forked_spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("killed", [False, True])
 def test_children_have_folders_of_their_own_and_leave_none(tmp_path, method, killed):
@@ -268,7 +268,7 @@ os.remove(os.path.join({folder!r}, "up"))
 def test_nothing_is_left_at_exit(tmp_path):
     here = os.path.dirname(__file__)
     script = AT_EXIT.format(path=[here], folder=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    done = children.run("-c", script, finalize=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
     assert not list(tmp_path.iterdir())
 

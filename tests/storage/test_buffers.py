@@ -77,5 +77,5 @@ def test_an_error_while_building_leaves_no_view():
         gc.collect()
     """
     command = [sys.executable, "-X", "dev", "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -153,7 +153,7 @@ def test_threads_that_open_stores_share_one(tmp_path, often_switching):
 def seen(s3_server, tmp_bucket):
     s3_server.put(f"{tmp_bucket}/key", b"data")
     program = textwrap.dedent(PROGRAM).format(url=tmp_bucket, options=s3_server.storage_options)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
