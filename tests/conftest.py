@@ -31,6 +31,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Look for examples in the library alone, and not in what the tests share."""
+    is_helper = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return True if is_helper else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_aws_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the developer's AWS settings out of the tests, and the tests off the metadata service."""
