@@ -181,8 +181,8 @@ class _AliasLoader(Loader):
 def _fill(module: ModuleType, address: str) -> None:
     """Put the names of an address into a module."""
     names: dict[str, Any] = {}
-    for source, wanted in ADDRESSES[address].items():
-        found = importlib.import_module(source)
+    for defining, wanted in ADDRESSES[address].items():
+        found = importlib.import_module(defining)
         names.update((name, getattr(found, name)) for name in wanted or found.__all__)
     if not address:
         names["__version__"] = ENERGON_VERSION

@@ -153,7 +153,7 @@ class DatasetOptions:
         warnings.warn(
             "handler= is deprecated: use WorkerConfig(global_error_handler=…)",
             FutureWarning,
-            stacklevel=5,  # whoever called the function that makes the options
+            stacklevel=5,  # the caller of the function that creates the options
         )
         return replace(config, global_error_handler=call)
 
