@@ -25,7 +25,7 @@ __all__ = ["SampleOptions", "open_leaf"]
 
 @dataclass(frozen=True, slots=True)
 class SampleOptions:
-    """How samples are made of parts.
+    """Options for making samples from parts.
 
     Attributes:
         decoder: Decodes parts; None leaves bytes.
