@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from energon_stream.testing.datasets import binary_dataset, random_bytes, write_shards
-from energon_stream.testing.reference import write_reference_dataset
+from energon_stream.index.prepare import prepare_dataset
+from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset, random_bytes, write_shards
 
 BUCKET = "bench"
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
@@ -26,7 +26,9 @@ BLOCK = tarfile.BLOCKSIZE
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Content of a dataset: ``samples`` of one ``bin`` of ``payload`` bytes and 80 bytes of JSON, in ``shards`` tars."""
+    """Content of a dataset: ``samples`` of one ``bin`` of ``payload`` bytes and 80 bytes of JSON, in ``shards``
+    tars.
+    """
 
     samples: int
     payload: int
@@ -55,8 +57,7 @@ class Dataset:
 
 
 def _full(folder: Path, about: Dataset) -> None:
-    tars = binary_dataset(folder, samples=about.samples, payload_bytes=about.payload, shards=about.shards)
-    write_reference_dataset(folder, tars, dataset_yaml=CRUDE)
+    prepared_binary_dataset(folder, samples=about.samples, payload_bytes=about.payload, shards=about.shards)
 
 
 def _three_parts(folder: Path, about: Dataset) -> None:
@@ -64,8 +65,8 @@ def _three_parts(folder: Path, about: Dataset) -> None:
         data = random_bytes(about.payload, index)
         return {"a": data[:20_000], "b": data[20_000:], "json": b"{}".ljust(JSON_BYTES)}
 
-    tars = write_shards(folder, shards=about.shards, samples_per_shard=about.per_shard, parts=parts)
-    write_reference_dataset(folder, tars, dataset_yaml=CRUDE)
+    write_shards(folder, shards=about.shards, samples_per_shard=about.per_shard, parts=parts)
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
 
 
 def _sparse(folder: Path, about: Dataset) -> None:

@@ -27,8 +27,8 @@ class LeafCursor(NamedTuple):
         position: References consumed in this pass.
         group: Number of the group of slices that the next reference is in.
         offset: References of that group that were consumed.
-        share: First sample, and one past the last, of the stream's share in this pass. None for the share in
-            the dataset as it is now; set if the pass began before the dataset grew.
+        share: First sample, and one past the last, of the stream's share of the leaf, if the pass began before
+            the dataset grew; None for the present share.
     """
 
     epoch: int
@@ -39,13 +39,7 @@ class LeafCursor(NamedTuple):
 
 
 class RepeatCursor(NamedTuple):
-    """Place in repeated passes.
-
-    Attributes:
-        first: Number of the first of the passes.
-        current: Number of the pass that the inner cursor is in.
-        inner: Cursor of the repeated schedule.
-    """
+    """Place in repeated passes: numbers of the first and the current pass, and the place in the current one."""
 
     first: int
     current: int
@@ -53,13 +47,7 @@ class RepeatCursor(NamedTuple):
 
 
 class ConcatCursor(NamedTuple):
-    """Place in schedules that follow each other.
-
-    Attributes:
-        child: Number of the schedule that the next reference comes from.
-        inner: Cursor of that schedule.
-        epoch: Number of the pass over all of them.
-    """
+    """Place in schedules that follow each other: number of the current one, place in it, number of the pass."""
 
     child: int
     inner: Cursor
@@ -67,13 +55,7 @@ class ConcatCursor(NamedTuple):
 
 
 class BlendCursor(NamedTuple):
-    """Place in a blend.
-
-    Attributes:
-        epoch: Number of the pass over all children.
-        step: References consumed in this pass.
-        children: Cursor of each child.
-    """
+    """Place in a blend: number of the pass, references consumed in it, and the place in each child."""
 
     epoch: int
     step: int

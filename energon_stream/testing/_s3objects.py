@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, TypeAlias
 
 __all__ = ["FolderObjects", "MemoryObjects", "ObjectInfo", "Objects", "Page", "StoredBytes", "list_page"]
 
@@ -48,36 +48,12 @@ class StoredBytes:
             self.source.close()
 
 
-class Objects(Protocol):
-    """Objects by bucket and key. The caller checks that the bucket exists."""
-
-    def buckets(self) -> list[str]:
-        """Return the names of all buckets, sorted."""
-
-    def create_bucket(self, bucket: str) -> None:
-        """Make a bucket, if there is none of this name."""
-
-    def delete_bucket(self, bucket: str) -> None:
-        """Remove an empty bucket."""
-
-    def keys(self, bucket: str) -> Sequence[str]:
-        """Return all keys, sorted."""
-
-    def info(self, bucket: str, key: str) -> ObjectInfo | None:
-        """Return the metadata of an object; None if it does not exist."""
-
-    def open(self, bucket: str, key: str) -> tuple[ObjectInfo, StoredBytes] | None:
-        """Return the metadata and the bytes of one version of an object, which the caller closes."""
-
-    def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
-        """Store an object; those who read the old version still can."""
-
-    def delete(self, bucket: str, key: str) -> None:
-        """Remove an object, if it exists."""
-
-
 class MemoryObjects:
-    """Objects in memory; ETags are MD5 sums as on S3."""
+    """Objects in memory by bucket and key; ETags are MD5 sums as on S3.
+
+    ``open`` returns the metadata and the bytes of one version of an object, which the caller closes. The caller also
+    checks that the bucket exists.
+    """
 
     def __init__(self) -> None:
         self._buckets: dict[str, dict[str, tuple[ObjectInfo, memoryview]]] = {}
@@ -119,7 +95,7 @@ class MemoryObjects:
 
 
 class FolderObjects:
-    """Objects as files ``root/bucket/key``; each request sees the files as they are then.
+    """Objects as files ``root/bucket/key``, with the methods of :class:`MemoryObjects`; changed files are seen.
 
     ETags are made of size, modification time and inode. Keys that are no file names (``a//b``, ``a/``,
     and ``a`` beside ``a/b``) cannot be stored.
@@ -182,6 +158,9 @@ class FolderObjects:
         if any(part in ("", ".", "..") for part in key.split("/")):
             raise FileNotFoundError(f"{key!r} cannot be a file below a folder")
         return self._root / bucket / key
+
+
+Objects: TypeAlias = MemoryObjects | FolderObjects
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Builders of small datasets: real tars with deterministic content, for tests and examples.
 
-``prepared_*`` functions also write ``.nv-meta``, with the library's own writer. Tests that must not rely on
-that writer use :mod:`energon_stream.testing.reference`.
+``prepared_*`` functions also write ``.nv-meta``, with the library's own writer.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class OneTar(FolderObjects):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Buckets named after their number of shards; ``listed`` has every name in ``split.yaml``, ``billion`` 10^9 samples, ``d40``
-    4,000 of 40 kB.
+    """Buckets named after their number of shards; ``listed`` has every name in ``split.yaml``, ``billion`` 10^9
+    samples, ``d40`` 4,000 of 40 kB.
     """
     root = tmp_path_factory.mktemp("startup")
     buckets = {f"shards-{shards}": (shards, PER_SHARD, False) for shards in (8, 64, 10_000, HUGE)}

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from reference_writer import read_tar, write_reference_dataset
 
 from energon_stream.errors import (
     ConfigError,
@@ -22,7 +23,6 @@ from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.sqlite_index import open_sqlite
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CAPTIONING_YAML, captioning_dataset, random_bytes, write_shards
-from energon_stream.testing.reference import read_tar, write_reference_dataset
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_writer import write_reference_dataset
 
 from energon_stream.errors import IndexMismatchError, ObjectChangedError, StorageError
 from energon_stream.index.dataset import open_webdataset
@@ -19,7 +20,6 @@ from energon_stream.read.tar import TarLocator
 from energon_stream.storage import Fetcher, StoreSpec
 from energon_stream.storage.buffers import as_bytes
 from energon_stream.testing.datasets import random_bytes, write_shards
-from energon_stream.testing.reference import write_reference_dataset
 from energon_stream.testing.s3server import S3Server
 
 MB = 1 << 20

@@ -11,6 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
+from reference_writer import write_reference_dataset
 from webdataset import tenbin
 
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
@@ -27,7 +28,6 @@ from energon_stream.samples import SourceInfo
 from energon_stream.schedule import LeafPlan, OrderSpec, RepeatPlan, build_schedule
 from energon_stream.storage import Body, Fetcher, StoreSpec
 from energon_stream.testing.datasets import prepared_binary_dataset, random_bytes, write_shards
-from energon_stream.testing.reference import write_reference_dataset
 from energon_stream.testing.s3server import S3Server
 
 SAMPLES = 40

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_writer import write_reference_dataset
 from repetitions import examples
 
 from energon_stream import (
@@ -29,7 +30,6 @@ from energon_stream.read.index_database import _SLOTS
 from energon_stream.read.part_ranges import find_part_ranges
 from energon_stream.storage import default_counters
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset, random_bytes, write_shards
-from energon_stream.testing.reference import write_reference_dataset
 from energon_stream.testing.s3server import S3Server
 
 SHARDS, PER_SHARD = 3, 30

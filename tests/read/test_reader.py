@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_writer import write_reference_dataset
 from repetitions import examples
 
 from energon_stream.errors import (
@@ -24,7 +25,6 @@ from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, Refs, RepeatPlan, build_schedule
 from energon_stream.storage import Fetcher, RetryPolicy, StoreSpec
 from energon_stream.testing.datasets import random_bytes, write_shards
-from energon_stream.testing.reference import write_reference_dataset
 from energon_stream.testing.s3server import Rule
 
 SHARDS, PER_SHARD, PAYLOAD = 6, 40, 9_000

@@ -10,10 +10,10 @@ import tarfile
 import pytest
 import webdataset
 from PIL import Image
+from reference_writer import read_tar, write_reference_dataset
 
 from energon_stream.errors import ConfigError
 from energon_stream.testing.datasets import binary_dataset, captioning_dataset, random_bytes, write_shards
-from energon_stream.testing.reference import read_tar, write_reference_dataset
 
 
 def test_captions_are_what_webdataset_reads(tmp_path):
