@@ -27,8 +27,8 @@ class LeafCursor(NamedTuple):
         position: References consumed in this pass.
         group: Number of the group of slices that the next reference is in.
         offset: References of that group that were consumed.
-        share: First sample, and one past the last, of the stream's share of the leaf, if the pass began before
-            the dataset grew; None for the present share.
+        share: First sample, and one past the last, of the stream's share of the leaf, if the pass began
+            before the dataset grew; None for the present share.
     """
 
     epoch: int
@@ -39,7 +39,7 @@ class LeafCursor(NamedTuple):
 
 
 class RepeatCursor(NamedTuple):
-    """Place in repeated passes: numbers of the first and the current pass, and the place in the current one."""
+    """Place in repeated passes: numbers of the first and the current pass, and the place in the latter."""
 
     first: int
     current: int
@@ -47,7 +47,7 @@ class RepeatCursor(NamedTuple):
 
 
 class ConcatCursor(NamedTuple):
-    """Place in schedules that follow each other: number of the current one, place in it, number of the pass."""
+    """Place in schedules that follow each other: the current one, the place in it, and the pass."""
 
     child: int
     inner: Cursor

@@ -51,8 +51,8 @@ class StoredBytes:
 class MemoryObjects:
     """Objects in memory by bucket and key; ETags are MD5 sums as on S3.
 
-    ``open`` returns the metadata and the bytes of one version of an object, which the caller closes. The caller also
-    checks that the bucket exists.
+    ``open`` returns the metadata and the bytes of one version of an object, which the caller closes. The caller
+    also checks that the bucket exists.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class MemoryObjects:
 
 
 class FolderObjects:
-    """Objects as files ``root/bucket/key``, with the methods of :class:`MemoryObjects`; changed files are seen.
+    """Objects as files ``root/bucket/key``, as they are at each request.
 
     ETags are made of size, modification time and inode. Keys that are no file names (``a//b``, ``a/``,
     and ``a`` beside ``a/b``) cannot be stored.

@@ -174,7 +174,8 @@ class S3Server(S3Control):
     """A stand-in server that runs during a ``with`` block.
 
     Args:
-        root: Folder whose subfolders are the buckets, or a :class:`FolderObjects`; None keeps objects in memory.
+        root: Folder whose subfolders are the buckets, or a :class:`FolderObjects`; None keeps objects in
+            memory.
         port: TCP port; 0 takes a free one.
         own_process: Run in a process of its own, not in a thread: in benchmarks, the server's CPU time is
             then not the client's.

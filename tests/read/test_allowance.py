@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from reference_writer import write_reference_dataset
 
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.dataset import open_webdataset
@@ -13,7 +14,6 @@ from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, RepeatPlan, build_schedule
 from energon_stream.storage import Fetcher, StoreSpec
 from energon_stream.testing.datasets import random_bytes, write_shards
-from reference_writer import write_reference_dataset
 from energon_stream.testing.s3server import S3Server
 
 SHARDS, PER_SHARD, PAYLOAD, STREAMS = 6, 80, 6_000, 8
