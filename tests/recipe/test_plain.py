@@ -15,6 +15,7 @@ from energon_stream import (
     Cooker,
     CrudeSample,
     DefaultTaskEncoder,
+    ReadOptions,
     Sample,
     TextSample,
     WorkerConfig,
@@ -94,6 +95,7 @@ def train(path, *, workers=0, declared=CAPTIONS, **changes):
         "shuffle_buffer_size": 10,
         "max_samples_per_sequence": 4,
         "worker_config": WorkerConfig(0, 1, workers),
+        "read_options": ReadOptions(max_ahead=64),  # a tiny dataset would be planned for hundreds of passes
     }
     return get_savable_loader(get_train_dataset(path, **{**arguments, **declared, **changes}))
 
