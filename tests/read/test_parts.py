@@ -287,7 +287,7 @@ def test_held_samples_are_read_again_by_their_parts(server):
 
 # D40: what it costs.
 
-SAMPLES, PAYLOAD = 2000, 40_080
+SAMPLES, PAYLOAD = 4000, 40_080
 
 
 @pytest.fixture(scope="module")
