@@ -24,7 +24,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import replace
 
-from energon_stream.cache import BlockCache, CacheConfig, ObjectIdentity
+from energon_stream.cache import BlockCache, CacheConfig, ObjectIdentity, locks
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.locks import Busy
 from energon_stream.cache.maintenance import clear_cache, verify_cache
@@ -126,6 +126,7 @@ def start(objects: Objects, config: CacheConfig, seed: int, board: mmap.mmap, sl
 
 def run(directory: str, kills: int, workers: int, pause: float, seed: int) -> bool:
     objects, rng = Objects(), random.Random(seed)
+    locks.PATIENCE = 600.0  # workers are stopped all the time, for as long as measuring takes
     config = CacheConfig(directory, QUOTA, min_free_bytes=0, block_bytes=BLOCK)
     board = mmap.mmap(-1, workers * COUNTS.size)
     totals, most, samples, begin = [0] * len(NAMES), 0, 0, time.monotonic()

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from energon_stream.cache.policy import Entry, make_policy, plan_shares
+from energon_stream.cache.policy import Entry, candidates, plan_shares
 from energon_stream.rng import derive_key
 from energon_stream.schedule import BlendPlan, LeafPlan, OrderSpec, RepeatPlan, build_schedule
 
@@ -31,7 +31,7 @@ class SimulatedCache:
     """Blocks as byte counts; a range of a block is there or not, as in the cache."""
 
     def __init__(self, policy, quota, shares=None):
-        self.policy, self.quota, self.shares = make_policy(policy), quota, shares or {}
+        self.policy, self.quota, self.shares = policy, quota, shares or {}
         self.blocks = {}  # key -> [bytes, last use, samples]
         self.used, self.used_by, self.clock, self.full = 0, {}, 0, False
         self.hits = self.reads = 0
@@ -69,10 +69,10 @@ class SimulatedCache:
             Entry(key, key[0], key[0], size, last_use, in_use=True)
             for key, (size, last_use, _) in self.blocks.items()
         ]
-        candidates = self.policy.candidates(entries, self.shares)
-        if sum(entry.bytes for entry in candidates) < need:
+        chosen = candidates(self.policy, entries, self.shares)
+        if sum(entry.bytes for entry in chosen) < need:
             return False
-        for entry in candidates:
+        for entry in chosen:
             if need + self.quota // SPARE <= 0:
                 break
             need -= entry.bytes

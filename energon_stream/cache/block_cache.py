@@ -93,8 +93,8 @@ class CacheCounters:
 class BlockCache:
     """Bytes of objects, kept on disk for all processes of a node.
 
-    Thread-safe. A forked child opens it anew; it can be pickled. If the disk fails, reads are answered all the same:
-    the bytes are fetched and not kept.
+    Thread-safe. A forked child opens it anew; it can be pickled. If the disk fails, reads are answered all
+    the same: the bytes are fetched and not kept.
 
     Args:
         config: Directory, limits and policy.
@@ -162,7 +162,7 @@ class BlockCache:
         return self._counters.get().snapshot()
 
     def max_bytes(self) -> int:
-        """Return the disk space that the cache may take: ``max_bytes``, or less if the disk is too full for it."""
+        """Return the disk space that the cache may take: ``max_bytes``, or less if the disk is too full."""
         disk = os.statvfs(self.config.directory)
         usage = self.directory.ledger.usage()
         free = (0 if usage is None else usage.bytes) + disk.f_bavail * disk.f_frsize - self.config.floor
@@ -177,7 +177,8 @@ class BlockCache:
     def use(self, url: str) -> None:
         """Keep a dataset from being evicted as unused, until this process ends or closes the cache.
 
-        Reading has the same effect. A job with several datasets calls this for all of them before it reads the first.
+        Reading has the same effect. A job with several datasets calls this for all of them before it reads
+        the first.
 
         Args:
             url: Root URL of the dataset.
@@ -185,7 +186,7 @@ class BlockCache:
         self._open()[0].mark(clean_url(url))
 
     def missing(self, identity: ObjectIdentity, start: int, stop: int) -> list[ByteRange]:
-        """Return the ranges of ``[start, stop)`` that the cache does not have; nothing is read or verified."""
+        """Return the ranges of ``[start, stop)`` that the cache does not have. Nothing is verified."""
         place = self._place(identity, start, stop)
         gaps = [gap for wanted in place.ranges(start, stop) for gap in recorded_gaps(wanted)]
         return [ByteRange(*gap) for gap in merge_spans(gaps)]
@@ -199,8 +200,8 @@ class BlockCache:
             identity: The object.
             start: First byte.
             stop: One past the last byte.
-            at_hand: Read nothing from the disk: return None also if the system does not have the bytes in memory, as
-                far as the first and last one of each block tell.
+            at_hand: Read nothing from the disk: return None also if the system does not have the bytes in
+                memory, as far as the first and last one of each block tell.
         """
         place = self._place(identity, start, stop)
         writer, reader = self._open()
@@ -216,15 +217,16 @@ class BlockCache:
     ) -> memoryview:
         """Return bytes of an object. Missing bytes are fetched with ``get``, and kept if there is room.
 
-        If several threads or processes want the same bytes, one fetches them and the others wait. If the fetching
-        process dies, one of the others takes over.
+        If several threads or processes want the same bytes, one fetches them and the others wait. If the
+        fetching process dies, one of the others takes over.
 
         Args:
             identity: The object.
             start: First byte.
             stop: One past the last byte.
             get: Called for each missing range, one after the other, in this thread.
-            wait: Wait up to ``wait_seconds`` for others who are fetching the same bytes. If False, fetch them again.
+            wait: Wait up to ``wait_seconds`` for others who are fetching the same bytes. If False, fetch them
+                again.
 
         Returns:
             The bytes, read-only. They are not copied if they lie in one block, or were all fetched at once.
@@ -270,7 +272,7 @@ class BlockCache:
         return not download.refused
 
     def filling(self) -> AbstractContextManager[None]:
-        """Return a context for many calls of :meth:`keep` by several threads: it makes counting bytes cheaper."""
+        """Return a context that makes many calls of :meth:`keep` by several threads cheaper."""
         return self._open()[0].filling()
 
     def publish(self, identity: ObjectIdentity, start: int, data: memoryview) -> None:

@@ -1,7 +1,7 @@
-"""One block on disk: a file with data at their places, and after the data the records of the ranges that it holds.
+"""One block on disk: a file with data, and after the data the records of the ranges that it holds.
 
-Data is written before its records, and a record contains the hash of its data. So whatever a killed writer left
-behind is never read.
+Data is written before its records, and a record contains the hash of its data. So whatever a killed writer
+left behind is never read.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = ["MOST_RECORDS", "BlockFile", "DamagedError", "write_all"]
 MOST_RECORDS = 1 << 14
 """Records that a block may have. A block that is full of records takes no more bytes."""
 
-# Byte ranges far beyond the data are locks: who has the file open or mapped (shared) or removes it, and who appends.
+# Locks are byte ranges far beyond the data. Processes that have the file open or mapped share the first one.
 _IN_USE = (1 << 62, (1 << 62) + 1)
 _appending = StripedLocks((1 << 62) + 1, (1 << 62) + 2)
 
 _MAPPED_FROM = 1 << 20
-"""Smallest read that maps the file. Smaller ones are copied, because a map keeps a file descriptor while in use."""
+"""Smallest read that maps the file. Smaller reads are copied, because each map keeps a file descriptor."""
 
 _TOUCH_SECONDS = 60.0
 _POPULATE_READ = (
@@ -148,7 +148,7 @@ class BlockFile:
         return RecordTable.decode(self.place.key, raw, start, stop)
 
     def cached_table(self) -> RecordTable:
-        """Return the records as of the last :meth:`refresh` or later, from memory if the file has not changed."""
+        """Return the records as of the last :meth:`refresh` or later, from memory if possible."""
         status = self._status
         key = self.place.path, status.st_ino, status.st_size, status.st_mtime_ns
         table = _tables.get(key)
@@ -191,7 +191,7 @@ class BlockFile:
         return data[start - base : stop - base]
 
     def is_in_memory(self, start: int, stop: int) -> bool:
-        """Return True if the system has the first and the last of some bytes in memory; False if it cannot tell."""
+        """Return True if the system has the first and the last of some bytes in memory."""
         flag = getattr(os, "RWF_NOWAIT", None)
         if flag is None:
             return False

@@ -39,9 +39,9 @@ class Chunk(NamedTuple):
 class OpenBlocks:
     """The blocks read last, whose files stay open so that a hit need not open and map one each time.
 
-    Open blocks are not evicted, so this is for caches that evict nothing in use. Thread-safe; not to be used across a
-    fork. A damaged file that another process removed stays open until somebody asks for its block again, or other
-    blocks take its place.
+    Open blocks are not evicted, so this is for caches that evict nothing in use. Thread-safe; not to be used
+    across a fork. A damaged file that another process removed stays open until somebody asks for its block
+    again, or other blocks take its place.
 
     Args:
         most: Number of files that stay open.
@@ -53,7 +53,7 @@ class OpenBlocks:
         self._blocks: dict[str, BlockFile] = {}
 
     def open(self, place: BlockPlace) -> BlockFile | None:
-        """Return a block as it is now; None if it does not exist. It closes when nobody refers to it any more."""
+        """Return an open block; None if it does not exist. It closes with the last reference to it."""
         if not self._most:
             return BlockFile.open(place)
         with self._lock:
@@ -80,7 +80,8 @@ class BlockReader:
 
     Args:
         blocks: Opens blocks.
-        on_damage: Called with a block and the :attr:`BlockFile.file_id` of its file, whose bytes have another hash.
+        on_damage: Called with a block and the :attr:`BlockFile.file_id` of its file, whose bytes have another
+            hash.
     """
 
     def __init__(self, blocks: OpenBlocks, on_damage: Callable[[BlockPlace, int], None]) -> None:
@@ -90,14 +91,15 @@ class BlockReader:
     def find(
         self, place: ObjectPlace, start: int, stop: int, *, at_hand: bool = False
     ) -> tuple[list[Chunk], list[Span]]:
-        """Return the cached bytes among an object's bytes ``[start, stop)``, and the gaps between them; in order.
+        """Return the cached bytes among an object's bytes ``[start, stop)``, and the gaps between them; in
+        order.
 
         Args:
             place: The object.
             start: First byte.
             stop: One past the last byte.
-            at_hand: Read no disk: count a block's bytes as missing unless the block has all of them and the system
-                has the first and the last one in memory.
+            at_hand: Read no disk: count a block's bytes as missing unless the block has all of them and the
+                system has the first and the last one in memory.
         """
         chunks: list[Chunk] = []
         gaps: list[Span] = []
@@ -159,7 +161,7 @@ def recorded_gaps(wanted: BlockRange) -> list[Span]:
 
 
 def outside(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
-    """Return the parts of ``[start, stop)`` that lie in none of the spans, which are in order and do not overlap."""
+    """Return the parts of ``[start, stop)`` outside the spans, which are in order and do not overlap."""
     gaps = []
     for first, last in spans:
         if first > start:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from energon_stream.cache.eviction import make_room
 from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
 from energon_stream.cache.ledger import Limits, root_bytes
 from energon_stream.cache.locks import Busy, LockedFile, patience
-from energon_stream.cache.policy import make_policy
+from energon_stream.cache.records import PAGE_BYTES, page_ceil
 from energon_stream.logs import log_once
 
 __all__ = ["BlockWriter", "Claim"]
@@ -30,6 +30,7 @@ _PAUSE_SECONDS = 60.0
 """How long nothing is written after another process kept a lock for too long."""
 _FULL_SECONDS = 60.0
 """How long to wait after nothing could be evicted before looking again."""
+_OVERHEAD_BYTES = 8 * PAGE_BYTES  # disk space of a range beside its bytes, rather more than less
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02  # seconds between two looks
 _SPARE = 64
 """Evicting frees a 64th of the quota more than needed, so that it happens rarely."""
@@ -67,7 +68,7 @@ class BlockWriter:
         self._directory = directory
         self._blocks = blocks
         self._limits = Limits(config.quota, config.floor, shares)
-        self._policy = make_policy(config.policy)
+        self._policy = config.policy
         self._lock = threading.Lock()
         self._marks: dict[str, LockedFile] = {}
         self._stopped = False
@@ -84,9 +85,9 @@ class BlockWriter:
                 with self._lock:
                     self._marks.setdefault(url, file)
 
-    def has_room(self, owner: ObjectPlace, need: int) -> bool:
-        """Return True if ``need`` bytes of an object may be written; make room if the policy allows it."""
-        now = time.monotonic()
+    def has_room(self, owner: ObjectPlace, spans: Sequence[Span]) -> bool:
+        """Return True if some bytes of an object may be written; make room if the policy allows it."""
+        need, now = sum(page_ceil(stop - start) + _OVERHEAD_BYTES for start, stop in spans), time.monotonic()
         if self._stopped or now < self._paused_until:
             return False
         with self._careful():
@@ -101,7 +102,7 @@ class BlockWriter:
         return False
 
     def claim(self, owner: ObjectPlace, wanted: BlockRange) -> Claim | None:
-        """Become the one that fetches some bytes, unless another one does; return None if nothing can be written."""
+        """Become the one that fetches some bytes, if nobody else does; None if nothing can be written."""
         block = self.open_block(owner, wanted)
         if block is None:
             return None

@@ -48,7 +48,8 @@ class CacheLayer:
 
     Attributes:
         config: The cache.
-        since: Start of the run in seconds since the epoch. Objects have the versions that they had then or later.
+        since: Start of the run in seconds since the epoch. Objects have the versions that they had then or
+            later.
 
     Example:
         >>> from energon_stream.cache import CacheConfig, CacheLayer
@@ -76,9 +77,9 @@ class CacheLayer:
 class CachedStore:
     """Reads a store through a cache; see ``Store`` for the methods.
 
-    The cache has to know the version and the size of an object. If neither :meth:`remember` nor ``versions`` gives
-    them, the first request goes to the store, and its answer contains them. From then on, this store reads only that
-    version; another one raises ``ObjectChangedError``, as without a cache.
+    The cache has to know the version and the size of an object. If neither :meth:`remember` nor ``versions``
+    gives them, the first request goes to the store, and its answer contains them. From then on, this store
+    reads only that version; another one raises ``ObjectChangedError``, as without a cache.
 
     Writes, listings and metadata go to the store.
 
@@ -120,11 +121,12 @@ class CachedStore:
             self._known[path] = ObjectIdentity(self.url, path, meta.etag, meta.size)
 
     def known(self, path: str) -> ObjectIdentity | None:
-        """Return the version of an object that the cache serves; None if only a request for the object would tell."""
+        """Return the version of an object that the cache serves; None if only a request would tell."""
         return self._version(path, None)
 
     def identify(self, path: str) -> ObjectIdentity | None:
-        """Return the version of an object that the cache serves, with a request for its metadata if necessary.
+        """Return the version of an object that the cache serves, with a request for its metadata if
+        necessary.
 
         Returns:
             None for an object that is not cached, because the store has no versions.
@@ -159,7 +161,7 @@ class CachedStore:
         return self._learn(path, (body.total_size or 0) - len(body.data), body)
 
     def get_at_hand(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
-        """Read a byte range if the system has it in memory; see :func:`energon_stream.storage.base.get_at_hand`."""
+        """Read a byte range if the system has it in memory; see ``storage.base.get_at_hand``."""
         known = self._known.get(path)  # not _version(), which may send a request
         if known is None or etag not in (None, known.etag):
             return None

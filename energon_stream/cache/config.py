@@ -20,19 +20,23 @@ _LARGEST_BLOCK = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """Directory, size and policy of the disk cache of a node. Sizes are numbers of bytes or texts such as ``"200GB"``.
+    """Directory, size and policy of the disk cache of a node. Sizes are numbers of bytes or texts such as
+    ``"200GB"``.
 
-    All processes of a node that name the same directory share one cache. The directory belongs on a local disk.
+    All processes of a node that name the same directory share one cache. The directory belongs on a local
+    disk.
 
     Attributes:
-        directory: Folder of the cache; made if it is absent. You may move it, or delete it while nobody uses it.
+        directory: Folder of the cache; made if it is absent. You may move it, or delete it while nobody uses
+            it.
         max_bytes: Disk space for all processes together; None for all but ``min_free_bytes``.
-        policy: ``"pin"``: data that came first stays, and only data that no running process uses makes room. Best
-            for data that is read again and again in new orders. ``"lru"``: the least recently used data makes room.
+        policy: ``"pin"``: data that came first stays, and only data that no running process uses makes room.
+            Best for data that is read again and again in new orders. ``"lru"``: the least recently used data
+            makes room.
         min_free_bytes: Bytes of the disk that stay free for others.
         block_bytes: Size of a block, which is one file and is evicted as a whole; a multiple of 128 KiB.
-        wait_seconds: How long to wait for another process that is downloading the same bytes, before downloading
-            them as well.
+        wait_seconds: How long to wait for another process that is downloading the same bytes, before
+            downloading them as well.
 
     Raises:
         ConfigError: A value cannot be used; the message names it.

@@ -115,7 +115,7 @@ class CacheDirectory:
     # Files appear
 
     def use_root(self, url: str) -> LockedFile | None:
-        """Mark a dataset as in use while the returned file is open; return None if the cache does not have it."""
+        """Mark a dataset as in use while the returned file is open; None if the cache does not have it."""
         with suppress(OSError):
             file = LockedFile(os.path.join(self.root_folder(url), ROOT_FILE), os.O_RDONLY)
             if file.try_lock(*_IN_USE, shared=True) and os.fstat(file.fd).st_nlink:
@@ -233,7 +233,7 @@ class CacheDirectory:
         return True
 
     def _measure(self) -> dict[str, int]:
-        """Return the bytes of each dataset; remove folders that killed processes left empty. Nobody writes meanwhile."""
+        """Return the bytes of each dataset, and remove folders that killed processes left empty."""
         counts = {}
         for root_folder in self.root_folders():
             count = ROOT_BYTES

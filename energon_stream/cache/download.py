@@ -1,31 +1,23 @@
-"""Fetches of missing bytes: once for everybody who wants them, and kept."""
+"""Downloads of missing bytes, once for all threads and processes that want them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TypeAlias
 
 from energon_stream.cache.block_reader import BlockReader, Chunk, Span, merge_spans, outside
 from energon_stream.cache.block_writer import BlockWriter, Claim
 from energon_stream.cache.identity import ObjectPlace
-from energon_stream.cache.records import PAGE_BYTES, page_ceil
 
-__all__ = ["READ_OVER", "Download", "Get", "has_room", "keep_unclaimed"]
+__all__ = ["READ_OVER", "Download", "Get", "keep_unclaimed"]
 
 Get: TypeAlias = Callable[[int, int], memoryview]
 """Fetches bytes ``start`` to ``stop`` of an object: all of them, or it raises."""
 
-_OVERHEAD_BYTES = 8 * PAGE_BYTES  # disk space of a range beside its bytes, rather more than less
-
 READ_OVER = 32 << 10
-"""Up to this many cached bytes between two gaps are fetched again, because two requests cost more than one."""
-
-
-def has_room(writer: BlockWriter, place: ObjectPlace, spans: Sequence[Span]) -> bool:
-    """Return True if some bytes of an object may be kept; make room for them if the policy allows it."""
-    return writer.has_room(place, sum(page_ceil(stop - start) + _OVERHEAD_BYTES for start, stop in spans))
+"""Cached bytes between two gaps that are fetched again, because two requests cost more than one."""
 
 
 def keep_unclaimed(writer: BlockWriter, place: ObjectPlace, start: int, data: memoryview) -> int:
@@ -34,7 +26,7 @@ def keep_unclaimed(writer: BlockWriter, place: ObjectPlace, start: int, data: me
     Returns:
         Number of bytes that the cache did not have before and has now.
     """
-    if not has_room(writer, place, [(start, start + len(data))]):
+    if not writer.has_room(place, [(start, start + len(data))]):
         return 0
     kept = 0
     for wanted in place.ranges(start, start + len(data)):
@@ -48,16 +40,16 @@ def keep_unclaimed(writer: BlockWriter, place: ObjectPlace, start: int, data: me
 class Download:
     """Fetches the bytes that one read misses.
 
-    Bytes that are being fetched are locked in their block's file; no other bytes are. Nobody waits while holding such
-    a lock, so there is no deadlock. The locks of a process that dies are gone.
+    Bytes that are being fetched are locked in their block's file; no other bytes are. Nobody waits while
+    holding such a lock, so there is no deadlock. The locks of a process that dies are gone.
 
     Args:
         reader: Reads bytes that others fetched.
         writer: Keeps bytes that this download fetches.
         place: The object.
         get: Fetches bytes.
-        only_keep: Have the bytes in the cache without returning them: cached bytes are not read, and bytes that the
-            cache does not take are not fetched.
+        only_keep: Have the bytes in the cache without returning them: cached bytes are not read, and bytes
+            that the cache does not take are not fetched.
 
     Attributes:
         chunks: Bytes that were fetched or found.
@@ -94,7 +86,7 @@ class Download:
             seconds: How long to wait for others who are fetching the same bytes.
         """
         deadline = None
-        while gaps and has_room(self._writer, self._place, gaps):
+        while gaps and self._writer.has_room(self._place, gaps):
             gaps = merge_spans(span for gap in gaps for span in self._attempt(gap))
             if not gaps:
                 return
@@ -116,7 +108,7 @@ class Download:
             self.kept_bytes += keep_unclaimed(self._writer, self._place, start, self._fetch(start, stop))
 
     def _attempt(self, gap: Span) -> list[Span]:
-        """Fetch the bytes of a gap that nobody else is fetching; return the spans that others are fetching."""
+        """Fetch the bytes of a gap that nobody else fetches; return the spans that others fetch."""
         missing: list[Span] = []
         busy: list[Span] = []
         with ExitStack() as stack:

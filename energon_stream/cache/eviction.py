@@ -6,18 +6,19 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.identity import ObjectPlace, block_at
-from energon_stream.cache.policy import Entry, Policy
+from energon_stream.cache.policy import Entry, candidates
 
 __all__ = ["make_room"]
 
 
 def make_room(
     directory: CacheDirectory,
-    policy: Policy,
+    policy: Literal["pin", "lru"],
     need: int,
     spare: int,
     owner: ObjectPlace,
@@ -40,13 +41,13 @@ def make_room(
         Busy: Others keep locks.
         OSError: The disk fails, or must not be written.
     """
-    candidates = policy.candidates(_entries(directory, owner), shares)
-    if sum(candidate.bytes for candidate in candidates) < need:
+    chosen = candidates(policy, _entries(directory, owner), shares)
+    if sum(entry.bytes for entry in chosen) < need:
         return False
-    for candidate in candidates:
+    for entry in chosen:
         if need + spare <= 0:
             break
-        place = block_at(candidate.key)
+        place = block_at(entry.key)
         block = BlockFile.open_unused(place) if place is not None else None
         if block is not None:
             with block:

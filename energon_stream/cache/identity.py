@@ -50,7 +50,7 @@ class ObjectIdentity:
 
 
 def clean_url(url: str) -> str:
-    """Return the name that a dataset's URL has in the cache: without credentials and without a slash at the end."""
+    """Return a dataset's URL without credentials and without a slash at the end."""
     return strip_credentials(url).rstrip("/")
 
 
@@ -60,8 +60,8 @@ class BlockPlace(NamedTuple):
     Attributes:
         path: The block's file. Its name contains the block's number and size.
         size: Bytes of the block; the last block of an object may have fewer.
-        key: Key for the checks of the block's records. It follows from the names of dataset, object and block and
-            not from the folders above, so that a cache can be moved.
+        key: Key for the checks of the block's records. It follows from the names of dataset, object and block
+            and not from the folders above, so that a cache can be moved.
     """
 
     path: str
@@ -117,8 +117,8 @@ class ObjectPlace:
     Attributes:
         identity: The object.
         block_bytes: Size of its blocks.
-        folder: Folder of the blocks, inside the dataset's folder. The names of all versions of an object begin with
-            the same hash of the path.
+        folder: Folder of the blocks, inside the dataset's folder. The names of all versions of an object
+            begin with the same hash of the path.
     """
 
     identity: ObjectIdentity

@@ -1,13 +1,14 @@
 """The ledger of a cache: a file, shared by all processes, that counts the bytes on disk.
 
-Bytes are counted before they are written, and subtracted after they are removed. So there is never more on the disk
-than the ledger counts, whichever process is killed when.
+Bytes are counted before they are written, and subtracted after they are removed. So there is never more on
+the disk than the ledger counts, whichever process is killed when.
 
-Bytes that somebody counted, or began to remove, are *pending* until the last thread of that process has ended its
-:meth:`Ledger.writing`. If nothing writes and bytes are pending, a process was killed, and the files are measured anew.
+Bytes that somebody counted, or began to remove, are *pending* until the last thread of that process has ended
+its :meth:`Ledger.writing`. If nothing writes and bytes are pending, a process was killed, and the files are
+measured anew.
 
-Counting takes nine system calls under a lock, and after each of them the thread must get the GIL back. So while
-several threads of a process write, the first one counts more than it needs, and the others use up these
+Counting takes nine system calls under a lock, and after each of them the thread must get the GIL back. So
+while several threads of a process write, the first one counts more than it needs, and the others use up these
 :class:`ReservedBytes` without touching the file. The last writer to end subtracts what is left.
 """
 
@@ -160,8 +161,8 @@ class Ledger:
     def writing(self) -> Iterator[LedgerTransaction]:
         """Begin a transaction. Recounts wait until all transactions have ended.
 
-        If the block raises, what the transaction took stays pending, so that a recount finds out how much of it is
-        on disk.
+        If the block raises, what the transaction took stays pending, so that a recount finds out how much of
+        it is on disk.
 
         Raises:
             Busy: A recount takes long.
@@ -272,9 +273,11 @@ class LedgerTransaction:
 
     @contextmanager
     def object_lock(self, folder: str) -> Iterator[None]:
-        """Exclude others from an object's folder. The folder, and names in it, appear and vanish only under this lock.
+        """Exclude others from an object's folder. It, and names in it, appear and vanish only under this
+        lock.
 
-        Take it before :meth:`locked`, and never while holding that: making a file can take a quarter of a second.
+        Take it before :meth:`locked`, and never while holding that: making a file can take a quarter of a
+        second.
 
         Raises:
             Busy: Another process keeps the lock.

@@ -1,8 +1,8 @@
 """Locks between threads and processes that end with their holder: byte-range locks of open file descriptions.
 
-The kernel attaches these locks to the open file (``F_OFD_SETLK`` of ``fcntl(2)``). So threads exclude each other as
-processes do, and the locks of a killed process are gone. Waiting means polling, never blocking in the kernel: a
-process that was stopped while it held a lock must not stop others forever.
+The kernel attaches these locks to the open file (``F_OFD_SETLK`` of ``fcntl(2)``). So threads exclude each
+other as processes do, and the locks of a killed process are gone. Waiting means polling, never blocking in
+the kernel: a process that was stopped while it held a lock must not stop others forever.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from energon_stream.storage.fork import PerProcess
 __all__ = ["PATIENCE", "Busy", "LockedFile", "StripedLocks", "has_locks", "patience", "require_locks"]
 
 PATIENCE = 5.0
-"""Seconds to wait for a lock that others hold for micro- or milliseconds. A holder that takes longer was stopped,
+"""Seconds to wait for a lock that others hold for micro- or milliseconds. A holder that takes longer was
+stopped,
 or its disk was."""
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
@@ -64,7 +65,8 @@ def require_locks() -> None:
 
 
 class LockedFile:
-    """An open file and the locks on its bytes. Closing the file releases the locks, unless the file is mapped.
+    """An open file and the locks on its bytes. Closing the file releases the locks, unless the file is
+    mapped.
 
     A forked child closes its copy at once, because the copy would keep the parent's locks.
 
@@ -130,8 +132,8 @@ class LockedFile:
 class StripedLocks:
     """Locks by name. Threads of this process queue for a lock first; then one of them polls the file.
 
-    If all threads polled, they would keep waking each other's cores and find the lock late. Two names may share a
-    lock, so nobody may hold two locks of one object.
+    If all threads polled, they would keep waking each other's cores and find the lock late. Two names may
+    share a lock, so nobody may hold two locks of one object.
 
     Args:
         start: First byte to lock in each file.

@@ -94,7 +94,8 @@ class ClearReport:
 
     Attributes:
         blocks: Number of blocks removed.
-        bytes: Disk space of these. The space of a block that is being read is freed when the reader closes it.
+        bytes: Disk space of these. The space of a block that is being read is freed when the reader closes
+            it.
     """
 
     blocks: int

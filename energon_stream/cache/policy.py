@@ -1,8 +1,8 @@
 """Eviction policies: pure functions, used by the cache and by its simulation.
 
-Training reads each epoch in another order. So data that was just used is needed again only after all the rest, and no
-policy can serve more than the share c of the reads if the share c of the data fits. "pin" keeps what it has and
-reaches c; evicting the least recently used data reaches c + (1 - c) ln(1 - c).
+Training reads each epoch in another order. So data that was just used is needed again only after all the
+rest, and no policy can serve more than the share c of the reads if the share c of the data fits. "pin" keeps
+what it has and reaches c; evicting the least recently used data reaches c + (1 - c) ln(1 - c).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from energon_stream.errors import ConfigError
 
-__all__ = ["Entry", "LruPolicy", "PinPolicy", "Policy", "make_policy", "plan_shares"]
+__all__ = ["Entry", "candidates", "plan_shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Entry:
     Attributes:
         key: Name of the block, for the caller.
         root: Dataset of the block.
-        group: Name of the blocks that come into and fall out of use together: the dataset, or one version of an object.
+        group: Name of the blocks that come into and fall out of use together: the dataset, or one version of
+            an object.
         bytes: Bytes that removing the block frees.
         last_use: Time of the last read or write, in any unit.
         in_use: True if a running process uses the group.
@@ -38,45 +39,27 @@ class Entry:
     in_use: bool
 
 
-class Policy(Protocol):
-    """Chooses the blocks to evict."""
+def candidates(
+    policy: Literal["pin", "lru"], entries: Sequence[Entry], shares: Mapping[str, int]
+) -> list[Entry]:
+    """Return the blocks that may be evicted; the first one goes first.
 
-    def candidates(self, entries: Sequence[Entry], shares: Mapping[str, int]) -> list[Entry]:
-        """Return the blocks that may be removed; the first one goes first.
+    ``"lru"`` evicts the least recently used blocks. ``"pin"`` evicts what no running process uses, starting
+    with the group that has been unused for longest, and then what datasets have beyond their planned shares.
 
-        Args:
-            entries: Blocks of the cache.
-            shares: Bytes planned for some datasets.
-        """
-
-
-class PinPolicy:
-    """Evicts what no running process uses, starting with the group that has been unused for longest.
-
-    After that, it evicts what datasets have beyond their planned shares. Everything else stays.
+    Args:
+        policy: Name of the policy.
+        entries: Blocks of the cache.
+        shares: Bytes planned for some datasets; ``"lru"`` ignores them.
     """
-
-    def candidates(self, entries: Sequence[Entry], shares: Mapping[str, int]) -> list[Entry]:
-        """See :class:`Policy`."""
-        last_use: dict[str, float] = {}
-        for entry in entries:
-            last_use[entry.group] = max(entry.last_use, last_use.get(entry.group, entry.last_use))
-        unused = [entry for entry in entries if not entry.in_use]
-        unused.sort(key=lambda entry: (last_use[entry.group], entry.group, entry.last_use))
-        return unused + _beyond([entry for entry in entries if entry.in_use], shares)
-
-
-class LruPolicy:
-    """Evicts the least recently used blocks."""
-
-    def candidates(self, entries: Sequence[Entry], shares: Mapping[str, int]) -> list[Entry]:
-        """See :class:`Policy`; this policy ignores shares."""
+    if policy == "lru":
         return sorted(entries, key=lambda entry: entry.last_use)
-
-
-def make_policy(name: Literal["pin", "lru"]) -> Policy:
-    """Return the policy of a name."""
-    return PinPolicy() if name == "pin" else LruPolicy()
+    last_use: dict[str, float] = {}
+    for entry in entries:
+        last_use[entry.group] = max(entry.last_use, last_use.get(entry.group, entry.last_use))
+    unused = [entry for entry in entries if not entry.in_use]
+    unused.sort(key=lambda entry: (last_use[entry.group], entry.group, entry.last_use))
+    return unused + _beyond([entry for entry in entries if entry.in_use], shares)
 
 
 def _beyond(entries: Iterable[Entry], shares: Mapping[str, int]) -> list[Entry]:
@@ -99,9 +82,9 @@ def _beyond(entries: Iterable[Entry], shares: Mapping[str, int]) -> list[Entry]:
 def plan_shares(sizes: Sequence[int], reads: Sequence[float], quota: int) -> list[int]:
     """Divide a quota among datasets so that as many reads as possible are hits.
 
-    If a share of a dataset is pinned, the same share of its reads are hits. So a byte of the quota is worth as much
-    as a byte of its dataset is read, and the quota goes first to the datasets whose bytes are read most. Datasets
-    whose bytes are worth the same get the same share of their sizes.
+    If a share of a dataset is pinned, the same share of its reads are hits. So a byte of the quota is worth
+    as much as a byte of its dataset is read, and the quota goes first to the datasets whose bytes are read
+    most. Datasets whose bytes are worth the same get the same share of their sizes.
 
     Args:
         sizes: Bytes of each dataset.

@@ -1,8 +1,8 @@
 """Records of a block file: pure functions.
 
-A record says that the file holds a run of bytes, and gives their hash. Runs end at multiples of 128 KiB, so that a
-small read has little to verify. Each record carries a check of itself, made with the block's key. A record that was
-written in part, or for another block, fails the check and is ignored.
+A record says that the file holds a run of bytes, and gives their hash. Runs end at multiples of 128 KiB, so
+that a small read has little to verify. Each record carries a check of itself, made with the block's key. A
+record that was written in part, or for another block, fails the check and is ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LINE_BYTES = 128 << 10
 """Bytes between the places where runs are cut."""
 
 _HASHED_AT_ONCE = 64 << 10
-"""Bytes hashed per call. From 100 kB on, xxHash releases the GIL; with many threads, taking it again costs more."""
+"""Bytes hashed per call. From 100 kB on, xxHash releases the GIL, and taking it again costs more."""
 
 PAGE_BYTES = 4096
 """Allocation unit of file systems."""
@@ -116,7 +116,7 @@ class RecordTable:
         return cls(starts[adds], stops[adds], table[order[adds], 2], count)
 
     def runs(self, start: int, stop: int) -> list[list[Record]]:
-        """Return the records with bytes of ``[start, stop)``; records without a gap between them form one run."""
+        """Return the records with bytes of ``[start, stop)``, in runs without gaps."""
         # bisect, not numpy: this happens for every read, and calling numpy takes longer than these few steps.
         lo, hi = bisect_right(self.stops, start), bisect_left(self.starts, stop)
         columns = (self.starts[lo:hi].tolist(), self.stops[lo:hi].tolist(), self.digests[lo:hi].tolist())
@@ -142,8 +142,9 @@ class RecordTable:
     def disk_bytes(self, more: Sequence[tuple[int, int]] = (), more_records: int = 0) -> int:
         """Return an upper bound of the disk space of the block's file.
 
-        Data and records count by pages. So do the file system's notes of where the data lies: 12 bytes for each run
-        of pages (an extent of ext4), and there are no more runs than records. An empty file counts as one page.
+        Data and records count by pages. So do the file system's notes of where the data lies: 12 bytes for
+        each run of pages (an extent of ext4), and there are no more runs than records. An empty file counts
+        as one page.
 
         For a table of a part of the block, only the difference between two calls has a meaning.
 

@@ -58,7 +58,7 @@ class Amount:
         if steps is not None and batch_size is None:
             raise ConfigError(
                 "batch_size is missing: steps are counted in samples",
-                hint="Pass batch_size; for packed or filtered samples, the approximate number a step consumes.",
+                hint="Pass batch_size; for packed or filtered samples, about the number a step consumes.",
             )
         if prefetch_factor < 0:
             raise ConfigError(f"prefetch_factor is {prefetch_factor}", hint="Use 0 or more.")

@@ -62,8 +62,8 @@ def fill(
         caches: All caches of these stores.
         fetcher: Runs the requests.
         in_flight: Number of requests that it runs at a time.
-        held_bytes: Bytes that may be in memory, or on their way, at a time. More than those in flight, because some
-            are being written.
+        held_bytes: Bytes that may be in memory, or on their way, at a time. More than those in flight,
+            because some are being written.
         room: Returns the disk space that may be taken in a cache; None for any number.
         on_bytes: Called with the number of bytes of each finished fetch.
 
@@ -147,10 +147,11 @@ class _Filling:
                 future.cancel()
 
     def cut_rest(self) -> None:
-        """Cut the fetches that have not begun into smaller ones, so that the last ones end at about the same time.
+        """Cut the fetches that have not begun into smaller ones, so that the last ones end at about the same
+        time.
 
-        Otherwise connections idle while the last ones finish, on average for half of a fetch. This is one step of
-        guided self-scheduling (Polychronopoulos and Kuck, 1987).
+        Otherwise connections idle while the last ones finish, on average for half of a fetch. This is one
+        step of guided self-scheduling (Polychronopoulos and Kuck, 1987).
         """
         wanted = [future for future, fetch in self._pending.items() if store_of(fetch).cache not in self.full]
         rest = [self._pending.pop(future) for future in wanted if future.cancel()]
@@ -175,7 +176,7 @@ def _fetch(fetch: PlannedFetch, memory: _Memory) -> bool:
 
 
 class _Memory:
-    """Bytes that threads may hold, first come, first served. A thread that wants more than all of them gets all."""
+    """Bytes that threads may hold, first come, first served. A thread that wants too many gets all."""
 
     def __init__(self, size: int) -> None:
         self._size = self._free = size

@@ -60,18 +60,18 @@ def prewarm(
 ) -> PrewarmResult:
     """Fetch into a node's cache the bytes that training will read, in that order, before it does.
 
-    Training with the same arguments then makes no request for data until it has done these steps, whatever its
-    processes; metadata and indices included. Cached bytes are not fetched again, so an interrupted call goes on where
-    it stopped. Training and other calls may use the cache at the same time. If the cache is too small, a warning says
-    so, and prewarming ends when the cache is full.
+    Training with the same arguments then makes no request for data until it has done these steps, whatever
+    its processes; metadata and indices included. Cached bytes are not fetched again, so an interrupted call
+    goes on where it stopped. Training and other calls may use the cache at the same time. If the cache is too
+    small, a warning says so, and prewarming ends when the cache is full.
 
     Args:
         path: The dataset or metadataset; see :func:`get_train_dataset`.
         cache: The node's cache: a :class:`CacheConfig` or its directory. None for the cache in
             ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE``.
         steps: Batches of each rank, from the first one on. A step counts as ``batch_size`` samples.
-        epochs: Passes over the data instead; default 1. A blend by weights has no passes, so one pass of it is as many
-            samples as its datasets have.
+        epochs: Passes over the data instead; default 1. A blend by weights has no passes, so one pass of it
+            is as many samples as its datasets have.
         fraction: Part of a pass instead, up to 1.
         ranks: Ranks that share the cache, such as those of a node; None for the rank of ``worker_config``.
         worker_config: As in training; it determines the number of streams.
@@ -80,8 +80,8 @@ def prewarm(
         max_samples_per_sequence: As in training.
         prefetch_factor: As the loader's; default 2.
         verify: Read everything back afterwards, and compare hashes.
-        dry_run: Fetch no samples; only find out what would be fetched. Metadata and indices are read, and kept in the
-            cache if there is one.
+        dry_run: Fetch no samples; only find out what would be fetched. Metadata and indices are read, and
+            kept in the cache if there is one.
         progress: Show progress on standard error. None: only on a terminal.
         isolated: Run in a short-lived child process, so that this process may fork workers later.
         **options: Other arguments of :func:`get_train_dataset`, as in training.
@@ -244,7 +244,7 @@ class _Job:
         return found[0]
 
     def _is_kept(self, store: Store) -> bool:
-        """Return True if a store's bytes should be in a cache: without a named cache, those of every remote store."""
+        """Return True if a store's bytes should be in a cache; without a cache, those of all remote stores."""
         return not store.is_local if self.cache is None else isinstance(store, CachedStore)
 
 

@@ -90,7 +90,7 @@ class FetchPlanner:
         return None if quota is None or cache.config.policy != "lru" else quota - found - found // _OVERHEAD
 
     def excess_bytes(self, factor: float = 1.0) -> int:
-        """Return the bytes for which the caches have no room, if ``factor`` times as many are wanted as so far."""
+        """Return the bytes for which the caches have no room if ``factor`` times as many are wanted."""
         excess = 0.0
         for cache, needed in self._needed.items():
             room = cache.max_bytes()

@@ -13,19 +13,21 @@ PRICE_PER_GB = 0.0
 
 @dataclass(frozen=True, slots=True)
 class PrewarmPlan:
-    """The bytes that training will read. If a cache fills up, the plan ends with the bytes looked at until then.
+    """The bytes that training will read. If a cache fills up, the plan ends with the bytes looked at until
+    then.
 
     Attributes:
         samples: Samples of the steps.
-        ahead_samples: Later samples that may be read before the steps are done: for batches that workers prefetch,
-            and by readers that look ahead.
+        ahead_samples: Later samples that may be read before the steps are done: for batches that workers
+            prefetch, and by readers that look ahead.
         objects: Objects (shards, JSONL files) that contain the samples.
         bytes: Bytes of all these samples.
         cached_bytes: Bytes among these that were in the cache before.
         requests: GET requests for the others, before the last ones are cut into smaller ones.
         index_requests: GET requests for metadata and indices, made to plan.
         index_bytes: Bytes of these.
-        excess_bytes: Bytes for which the caches have no room, even if they evict everything else; 0 without a cache.
+        excess_bytes: Bytes for which the caches have no room, even if they evict everything else; 0 without a
+            cache.
 
     Example:
         >>> plan = PrewarmPlan(1000, 64, 8, bytes=3_000_000, cached_bytes=1_000_000, requests=2,
@@ -57,7 +59,8 @@ class PrewarmPlan:
     def cost(
         self, *, price_per_1000_get: float = PRICE_PER_1000_GET, price_per_gb: float = PRICE_PER_GB
     ) -> float:
-        """Return the price of fetching the missing bytes, with requests for metadata and indices, without listings.
+        """Return the price of fetching the missing bytes, with requests for metadata and indices, without
+        listings.
 
         Args:
             price_per_1000_get: Price of 1,000 GET requests; default 0.0004 dollars.
@@ -83,8 +86,8 @@ class PrewarmResult:
         seconds: Duration, with planning.
         verified_bytes: Bytes read back that had the right hash; None unless ``verify`` was set.
         damaged_bytes: Bytes with a wrong hash, which were removed from the cache.
-        expected_bytes: Bytes of all requested samples: those of the plan, or an estimate from its samples if the cache
-            filled up before all were looked at.
+        expected_bytes: Bytes of all requested samples: those of the plan, or an estimate from its samples if
+            the cache filled up before all were looked at.
 
     Example:
         >>> from energon_stream import WorkerConfig, prewarm

@@ -59,8 +59,8 @@ class Spans:
 class Coverage:
     """The bytes wanted so far, each counted once.
 
-    Bytes between two wanted ranges of an object count as wanted if they are at most ``max_gap``, because a reader that
-    needs both ranges reads over the gap.
+    Bytes between two wanted ranges of an object count as wanted if they are at most ``max_gap``, because a
+    reader that needs both ranges reads over the gap.
 
     Args:
         max_gap: Largest such gap.
@@ -98,10 +98,10 @@ class Coverage:
 
 
 def _without(islands: Spans, old: Spans) -> Spans:
-    """Return the parts of ``islands`` that are not in ``old``; each range of ``old`` lies in one of ``islands``.
+    """Return the parts of ``islands`` outside ``old``; each range of ``old`` lies in one of ``islands``.
 
-    Along an island, such a part begins where the island begins or an old range ends, and ends where the island ends
-    or an old range begins. Sorted, the n-th beginning belongs to the n-th end.
+    Along an island, such a part begins where the island begins or an old range ends, and ends where the
+    island ends or an old range begins. Sorted, the n-th beginning belongs to the n-th end.
     """
     objects = np.concatenate([islands.objects, old.objects])
     begins = np.concatenate([islands.starts, old.stops])
@@ -120,8 +120,8 @@ def earliest(pieces: Spans, wanted: Spans, positions: Int64Array) -> Int64Array:
         positions: ``int64``, position in the order of training at which each wanted range is needed.
 
     Returns:
-        ``int64``: for each piece the smallest position of the wanted ranges that overlap it; if none does, the
-        smallest of all.
+        ``int64``: for each piece the smallest position of the wanted ranges that overlap it; if none does,
+        the smallest of all.
     """
     never = np.iinfo(np.int64).max
     found = np.full(len(pieces), never)

@@ -1,10 +1,12 @@
-"""The bytes that training steps will read, window by window: samples in the order of training, located by indices.
+"""The bytes that training steps will read, window by window.
 
-Datasets that are read by parts need bytes beyond that. A process that is to read some parts of the samples queries
-``index.sqlite`` for a page of them, and then knows if reading parts saves anything. If only a field map says which parts
-are needed, the process first reads whole samples and inspects the headers of one (see
-:mod:`energon_stream.read.parts`). Which samples these are depends on the order, and on which streams of a rank share
-the process; :class:`Opening` has the samples of all possibilities.
+Samples come in the order of training, and the indices tell their byte ranges.
+
+Datasets that are read by parts need bytes beyond that. A process that is to read some parts of the samples
+queries ``index.sqlite`` for a page of them, and then knows if reading parts saves anything. If only a field
+map says which parts are needed, the process first reads whole samples and inspects the headers of one (see
+:mod:`energon_stream.read.parts`). Which samples these are depends on the order, and on which streams of a
+rank share the process; :class:`Opening` has the samples of all possibilities.
 """
 
 from __future__ import annotations
@@ -76,8 +78,8 @@ class StreamWalk:
         end: Number of references to look at, at most.
         cursor: Cursor of the schedule.
         taken: References taken from the schedule.
-        loading: The last of these by chunks, each with the loads of its index entries. Never empty while there are
-            more references.
+        loading: The last of these by chunks, each with the loads of its index entries. Never empty while
+            there are more references.
         window: Located references that are not wanted yet.
         done: References before the window.
         ahead_bytes: Bytes wanted so far of references that no samples are made of.
@@ -143,7 +145,7 @@ class Opening:
         places = np.flatnonzero(refs.leaf == locator.whole.leaf)
         samples, first = refs.index[places], options.exact_samples
         second = first + options.second_take
-        # Chunks in which references are located: the first three of a process's first stream, and one of its others.
+        # References are located by chunks: three of a process's first stream, and one of its others.
         bounds = [(0, first), (first, second), (second, second + CHUNK), (0, CHUNK)]
         chunks = [places[(begin <= places) & (places < end)] for begin, end in bounds]
         # Pages of the first chunk are queried at the same time; of a later chunk, its first page goes first.
@@ -164,7 +166,8 @@ class Opening:
 class WantedBytes:
     """Finds the byte ranges of training steps.
 
-    These are all bytes that readers may request until the steps are done: with the batches that workers prefetch and
+    These are all bytes that readers may request until the steps are done: with the batches that workers
+        prefetch and
     the samples that readers look ahead to, up to their limits, whichever processes the streams are in.
 
     Args:
@@ -172,8 +175,8 @@ class WantedBytes:
         samples: Number of samples of each stream, in the order of the rotation.
         step_samples: Samples of a step of a stream.
         prefetch: Steps of a stream that workers may prefetch.
-        fetcher: Loads index entries, and nothing else. If it fetched samples as well, the loads would wait for
-            fetches, and these for the next window.
+        fetcher: Loads index entries, and nothing else. If it fetched samples as well, the loads would wait
+            for fetches, and these for the next window.
         chosen: Returns True for a store whose objects are wanted.
     """
 
@@ -210,9 +213,9 @@ class WantedBytes:
         return self._places[number]
 
     def windows(self) -> Iterator[Wanted]:
-        """Yield the ranges, one window of a stream at a time; rounds of windows follow the order of training."""
+        """Yield the ranges, one window of each stream in turn."""
         yield from self._openings()
-        # First one chunk of each stream, as soon as it is located; then larger windows, so that requests are large.
+        # First one chunk of each stream, as soon as it is located; then more, so that requests are large.
         budget, streams = self._options.fetch_bytes, max(1, len(self._walks))
         size, chunks = max(2 * self._options.generation, budget // streams), 1
         ahead = max(1, min(_FIRST_CHUNKS_AHEAD, _CHUNKS_AHEAD // streams))

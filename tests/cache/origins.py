@@ -8,6 +8,9 @@ from energon_stream.cache import ObjectIdentity
 BLOCK = 256 << 10
 """Small blocks, so that small objects have several."""
 
+PATIENCE = 600.0
+"""Seconds in which anything happens, however busy the machine is: no test may depend on speed."""
+
 
 class Origin:
     """An object, and who asks for which of its bytes."""

@@ -61,7 +61,7 @@ def test_ls(run, cache, filled):
 
 def test_stats(run, config, cache, filled, monkeypatch):
     output = run("stats")
-    assert "Quota: not said here" in output
+    assert "Quota: not set here" in output
     assert "On disk: 1.6 MB in 6 blocks of 3 objects" in output
     assert re.search(r"83\.3%\s+1\.3 MB\s+s3://bucket/data", output)
     monkeypatch.setenv("ENERGON_STREAM_CACHE_SIZE", "2GB")
@@ -75,13 +75,13 @@ def test_a_cache_that_is_not_there(run, tmp_path):
 
 
 def test_verify_removes_what_is_damaged(run, config, cache, filled):
-    assert "6 blocks with 1.6 MB are whole, 0 were damaged" in run("verify")
+    assert "6 blocks with 1.6 MB are intact, 0 were damaged" in run("verify")
     damaged = block_files(config)[:2]
     for path in damaged:
         with open(path, "r+b") as file:
             file.write(b"rubbish")
-    assert "4 blocks with 1.0 MB are whole, 2 were damaged" in run("verify", status=1)
-    assert "4 blocks with 1.0 MB are whole, 0 were damaged" in run("verify")
+    assert "4 blocks with 1.0 MB are intact, 2 were damaged" in run("verify", status=1)
+    assert "4 blocks with 1.0 MB are intact, 0 were damaged" in run("verify")
     assert disk_bytes(config) <= counted(cache).bytes
     for origin in filled:
         origin.read(cache)

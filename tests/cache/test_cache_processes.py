@@ -7,9 +7,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
-from origins import BLOCK, Origin
+from origins import BLOCK, PATIENCE, Origin
 
 from energon_stream.cache import BlockCache
 
@@ -38,14 +40,14 @@ def run_all(functions):
     barrier = fork.Barrier(len(functions))
 
     def run(function):
-        barrier.wait(30)
+        barrier.wait(PATIENCE)
         function()
 
     processes = [fork.Process(target=run, args=[function]) for function in functions]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE)
     assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
@@ -88,7 +90,7 @@ def test_disjoint_ranges_of_a_block_are_downloaded_at_the_same_time(cache):
     origin, together = Origin(BLOCK), threading.Barrier(4)
 
     def get(start, stop):
-        together.wait(20)  # breaks unless all four are here
+        together.wait(PATIENCE)  # breaks unless all four are here
         return origin.get(start, stop)
 
     def read(number):
@@ -99,11 +101,18 @@ def test_disjoint_ranges_of_a_block_are_downloaded_at_the_same_time(cache):
         assert b"".join(pool.map(read, range(4))) == origin.data
 
 
-def wait_for(path):
-    deadline = time.monotonic() + 30
-    while not path.exists():
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def opened_block(process):
+    """Whether a process has a block open, as one has that waits for its bytes."""
+    folder = Path("/proc", str(process.pid), "fd")
+    links = [os.readlink(link) for link in folder.iterdir() if os.path.islink(link)]
+    return any(os.path.basename(link).partition(".")[0].isdecimal() for link in links if "/cache/" in link)
 
 
 def start_fetcher(config, origin, sign, *spans):
@@ -112,7 +121,7 @@ def start_fetcher(config, origin, sign, *spans):
     def fetch():
         def get(start, stop):
             sign.touch()
-            time.sleep(60)
+            signal.pause()
 
         cache = BlockCache(config)
         for span in spans:
@@ -120,7 +129,7 @@ def start_fetcher(config, origin, sign, *spans):
 
     process = fork.Process(target=fetch, daemon=True)
     process.start()
-    wait_for(sign)
+    wait_until(sign.exists)
     return process
 
 
@@ -136,11 +145,12 @@ def test_a_waiter_takes_over_when_the_fetcher_is_killed(config, tmp_path):
     waiters = [fork.Process(target=wait) for _ in range(4)]
     for waiter in waiters:
         waiter.start()
-    time.sleep(0.2)
+    for waiter in waiters:
+        wait_until(partial(opened_block, waiter))
     assert origin.log.exists() is False
     os.kill(fetcher.pid, signal.SIGKILL)
     for waiter in waiters:
-        waiter.join(60)
+        waiter.join(PATIENCE)
     assert [waiter.exitcode for waiter in waiters] == [0] * 4
     assert origin.all_asked() == [(0, BLOCK)]
     fetcher.join()
@@ -185,11 +195,11 @@ def test_a_stopped_process_that_holds_the_ledger_does_not_stop_reads(config, tmp
     def hold():
         with BlockCache(config).directory.ledger.writing() as transaction, transaction.locked():
             sign.touch()
-            time.sleep(60)
+            signal.pause()
 
     process = fork.Process(target=hold, daemon=True)
     process.start()
-    wait_for(sign)
+    wait_until(sign.exists)
     os.kill(process.pid, signal.SIGSTOP)
     try:
         cache = BlockCache(config)
@@ -208,11 +218,19 @@ def test_a_stopped_process_that_holds_the_ledger_does_not_stop_reads(config, tmp
 
 
 def test_threads_of_one_process_download_once(cache, origin):
+    begun = threading.Barrier(9)
+
     def get(start, stop):
-        time.sleep(0.05)
+        begun.wait(PATIENCE)  # all threads are about to ask for the bytes
         return origin.get(start, stop)
 
-    with ThreadPoolExecutor(8) as pool:
-        for data in pool.map(lambda _: cache.fetch(origin.identity, 0, BLOCK, get), range(8)):
-            assert data == origin.data[:BLOCK]
+    def fetch():
+        begun.wait(PATIENCE)
+        return cache.fetch(origin.identity, 0, BLOCK, origin.get)
+
+    with ThreadPoolExecutor(9) as pool:
+        first = pool.submit(cache.fetch, origin.identity, 0, BLOCK, get)
+        others = [pool.submit(fetch) for _ in range(8)]
+        for future in (first, *others):
+            assert future.result() == origin.data[:BLOCK]
     assert origin.asked == [(0, BLOCK)]

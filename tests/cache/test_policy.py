@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_stream.cache.policy import Entry, LruPolicy, PinPolicy, make_policy, plan_shares
+from energon_stream.cache.policy import Entry, candidates, plan_shares
 from energon_stream.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ entries = st.lists(
 
 
 def test_lru_evicts_the_oldest_first():
-    found = LruPolicy().candidates([entry("1", last_use=3, in_use=True), entry("2", last_use=1)], {})
+    found = candidates("lru", [entry("1", last_use=3, in_use=True), entry("2", last_use=1)], {})
     assert keys(found) == ["2", "1"]
 
 
@@ -41,30 +41,28 @@ def test_pin_keeps_what_is_used_and_evicts_the_group_that_is_out_of_use_longest(
         entry("young", "young", last_use=9),
         entry("version", "used", last_use=2, group="a version that was replaced"),
     ]
-    assert keys(PinPolicy().candidates(blocks, {})) == ["version", "old", "young old", "young"]
+    assert keys(candidates("pin", blocks, {})) == ["version", "old", "young old", "young"]
 
 
 def test_pin_evicts_what_is_beyond_a_share():
     blocks = [entry(str(number), size=10, last_use=number, in_use=True) for number in range(5)]
-    assert keys(PinPolicy().candidates(blocks, {"a": 25})) == ["0", "1"]
-    assert keys(PinPolicy().candidates(blocks, {"a": 50, "b": 0})) == []
+    assert keys(candidates("pin", blocks, {"a": 25})) == ["0", "1"]
+    assert keys(candidates("pin", blocks, {"a": 50, "b": 0})) == []
 
 
 @given(entries, st.dictionaries(st.sampled_from("abc"), st.integers(0, 300)))
 def test_candidates_are_entries_once_each(blocks, shares):
-    for policy in (make_policy("pin"), make_policy("lru")):
-        found = policy.candidates(blocks, shares)
+    for policy in ("pin", "lru"):
+        found = candidates(policy, blocks, shares)
         assert len(set(keys(found))) == len(found)
         assert set(found) <= set(blocks)
     for root, share in shares.items():
         kept = [
-            e
-            for e in blocks
-            if e.root == root and e.in_use and e not in PinPolicy().candidates(blocks, shares)
+            e for e in blocks if e.root == root and e.in_use and e not in candidates("pin", blocks, shares)
         ]
         everything = sum(e.bytes for e in blocks if e.root == root and e.in_use)
         assert sum(e.bytes for e in kept) >= min(share, everything)
-    assert {e.key for e in blocks if not e.in_use} <= set(keys(PinPolicy().candidates(blocks, {})))
+    assert {e.key for e in blocks if not e.in_use} <= set(keys(candidates("pin", blocks, {})))
 
 
 def test_shares_go_where_a_byte_earns_most():

@@ -67,4 +67,4 @@ def server(root):
 
 @pytest.fixture
 def cache(tmp_path):
-    return CacheConfig(str(tmp_path / "cache"), min_free_bytes=0)
+    return CacheConfig(str(tmp_path / "cache"), min_free_bytes=0, wait_seconds=600.0)

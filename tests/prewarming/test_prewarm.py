@@ -1,9 +1,11 @@
 """What is warmed is read without a request, whatever the dataset and whichever processes read it."""
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import children
 import pytest
 from warming import BATCH, ORDER, STEPS, asked, config, listed, reads, train, warm
 
@@ -161,31 +163,39 @@ def test_a_small_cache_takes_what_comes_first_and_keeps_it(server, tmp_path, pol
     assert disk_bytes(cache) <= 6_000_000
 
 
+def warm_and_listen(url, arguments):
+    """Prewarm; the result, and the warnings of the library."""
+    records = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("energon_stream").addHandler(handler)
+    return prewarm(url, isolated=False, **arguments), records
+
+
 @pytest.mark.parametrize("size", [3_000_000, 12_000_000])
-def test_data_that_does_not_fit_is_told(server, tmp_path, caplog, size):
-    """Once, and long before the cache is full if the data is much larger."""
+def test_data_that_does_not_fit_is_told(server, tmp_path, size):
+    """Once, and before the cache is filled."""
     cache = CacheConfig(str(tmp_path / "cache"), size, min_free_bytes=0, block_bytes=1 << 20)
-    data = 1800 * SAMPLE
-    arguments = {"steps": None, "epochs": 3, "isolated": False}
-    done = warm(server, "s3://bucket/whole", cache, **arguments)
-    (warning,) = (record.message for record in caplog.records if "does not fit" in record.message)
     room = size - size // 64
+
+    def listen(**changes):
+        options = {"cache": cache, "storage_options": server.storage_options, "worker_config": config(1)}
+        return children.call(warm_and_listen, "s3://bucket/whole", {**options, **ORDER, **changes})
+
+    done, warnings = listen(epochs=3)
+    (warning,) = (each for each in warnings if "does not fit" in each)
     assert f"the cache has room for {room / 1e6:.1f} MB" in warning
-    assert done.expected_bytes == pytest.approx(data, rel=0.1)
-    assert done.is_complete is False
+    assert done.expected_bytes == pytest.approx(1800 * SAMPLE, rel=0.1)
+    assert not done.is_complete
     assert 0.7 * size < done.fetched_bytes < size
-    caplog.clear()
-    dry = warm(server, "s3://bucket/whole", cache, dry_run=True, **arguments)
+    dry, warnings = listen(epochs=3, dry_run=True)
     assert not dry.plan.fits
     assert dry.expected_bytes == dry.plan.bytes
     assert dry.plan.bytes - dry.plan.excess_bytes == room
-    assert "does not fit" in caplog.text
-    caplog.clear()
-    fits = warm(
-        server, "s3://bucket/whole", cache, dry_run=True, **(arguments | {"steps": 5, "epochs": None})
-    )
+    assert ["does not fit" in each for each in warnings] == [True]
+    fits, warnings = listen(steps=5, dry_run=True)
     assert fits.plan.fits
-    assert caplog.records == []
+    assert warnings == []
 
 
 def disk_bytes(cache):

@@ -17,6 +17,7 @@ from energon_stream import (
     prewarm,
     stateless,
 )
+from energon_stream.cache import locks
 
 STEPS, BATCH = 24, 8
 ORDER = {
@@ -56,7 +57,13 @@ def warm(server, url, cache, streams=1, **changes):
 
 
 def _prewarm(url, arguments):
+    be_patient()
     return prewarm(url, **arguments)
+
+
+def be_patient():
+    """Take no process that waits for a core for one that hangs."""
+    locks.PATIENCE = 600.0
 
 
 def train(server, url, cache, steps, worker_config, prefetch_factor=2, **changes):
@@ -73,6 +80,7 @@ def train(server, url, cache, steps, worker_config, prefetch_factor=2, **changes
 
 
 def _train(url, steps, prefetch_factor, arguments):
+    be_patient()
     dataset = get_train_dataset(url, task_encoder=Encoder(), **arguments)
     ready = steps + prefetch_factor * min(1, arguments["worker_config"].num_workers)
     with get_loader(dataset, prefetch_factor=prefetch_factor) as loader:
