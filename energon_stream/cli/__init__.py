@@ -10,4 +10,5 @@ def run() -> None:
 
         main()
     except KeyboardInterrupt:
+        sys.stderr.write("\nInterrupted.\n")
         sys.exit(130)

@@ -44,14 +44,14 @@ def info(files: tuple[Path, ...]) -> None:
 
 
 def _describe(state: Mapping[str, Any]) -> str:
-    topology, turn = state["topology"], read_rotation(state["rotation"], state["topology"])
+    topology, rotation = state["topology"], read_rotation(state["rotation"], state["topology"])
     batches = {stream: 0 if saved is None else saved["batches"] for stream, saved in state["streams"].items()}
     by_stream = " ".join(f"{stream}:{count}" for stream, count in batches.items())
-    ended = f", of which {sorted(turn.ended)} have ended" if turn.ended else ""
+    ended = f", of which {sorted(rotation.ended)} have ended" if rotation.ended else ""
     return (
         f"rank {topology['rank']} of {topology['world_size']}, {topology['num_streams']} streams, "
         f"seed offset {topology['seed_offset']}\n"
-        f"  {sum(batches.values())} batches, {turn.consumed} of them in this pass, {turn.passes} passes before it; "
+        f"  {sum(batches.values())} batches, {rotation.consumed} of them in this pass, {rotation.passes} passes before it; "
         f"by stream {by_stream}{ended}"
     )
 

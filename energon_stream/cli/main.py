@@ -11,7 +11,7 @@ import click
 
 from energon_stream.errors import EnergonStreamError
 
-__all__ = ["main"]
+__all__ = ["in_flags", "main"]
 
 _COMMANDS = {
     "cache": "Inspect, verify and clear a node's cache.",
@@ -35,6 +35,13 @@ _FLAGS = {
 }
 """Flags that are named otherwise than the argument of the function that they are passed to."""
 
+_GO_ON = {
+    "prepare": "Run the command again: it begins with the first tar.",
+    "prepare-media": "Run the command again: it begins with the first file.",
+    "prewarm": "Run the command again: it keeps what it has fetched and goes on.",
+}
+"""Advice after an interruption, for commands that change something."""
+
 
 class _Group(click.Group):
     """Shows the library's errors as one line, in terms of flags. Any other exception keeps its traceback."""
@@ -57,11 +64,15 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except EnergonStreamError as error:
-            raise click.ClickException(_in_flags(str(error), _flags_of(self, ctx))) from error
+            raise click.ClickException(in_flags(str(error), _flags_of(self, ctx))) from error
+        except click.Abort:  # Ctrl-C or the end of the input at a question; all are asked before work begins
+            click.echo("\nStopped before all questions were answered. Nothing was changed.", err=True)
+            click.echo("Run the command again; --help lists options that answer the questions.", err=True)
+            ctx.exit(1)
         except KeyboardInterrupt:
             click.echo("\nInterrupted.", err=True)
-            if ctx.invoked_subcommand == "prewarm":
-                click.echo("Run the command again: it keeps what it has fetched and goes on.", err=True)
+            if ctx.invoked_subcommand in _GO_ON:
+                click.echo(_GO_ON[ctx.invoked_subcommand], err=True)
             ctx.exit(130)
 
 
@@ -77,7 +88,7 @@ def _flags_of(group: click.Group, ctx: click.Context) -> dict[str, str]:
     } | _FLAGS
 
 
-def _in_flags(text: str, flags: dict[str, str]) -> str:
+def in_flags(text: str, flags: dict[str, str]) -> str:
     """Replace arguments of Python functions by flags: ``force=True``, ``split_config=``, ``cache_dir``."""
     names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
     text = re.sub(rf"\b({names})=(?:True\b)?", lambda match: flags[match[1]], text)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
+import zipfile
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,7 +65,7 @@ class StateFile:
 
     @property
     def holds_all(self) -> bool:
-        """Whether the file is the only one of a checkpoint."""
+        """True if the file alone is a checkpoint of all ranks."""
         return self.kind == "list" or len(self.ranks) > 1
 
     @property
@@ -97,7 +101,52 @@ def read_states(path: Path) -> StateFile:
     return StateFile(path, len(data), by_torch, wrapper, kind, tuple(found))
 
 
+def _plain_bytes(text: str = "", encoding: str = "latin1") -> bytes:
+    """Return what torch's pickles write for bytes; the arguments may come from a hostile file."""
+    if not isinstance(text, str) or encoding != "latin1":
+        raise pickle.UnpicklingError("no plain value")
+    return text.encode("latin1")
+
+
+_PLAIN = {
+    ("_codecs", "encode"): _plain_bytes,
+    ("__builtin__", "bytes"): _plain_bytes,
+    ("builtins", "bytes"): _plain_bytes,
+    ("collections", "OrderedDict"): OrderedDict,
+}
+"""Names that a pickle of built-in values refers to, and what stands for them."""
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Reads built-in values in memory bounded by the file.
+
+    The unpickler in C, and one instruction of this one, would reserve any amount of memory that a file names.
+    """
+
+    dispatch = {
+        code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _PLAIN:
+            raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
+        return _PLAIN[module, name]
+
+
+def _load_plain(path: Path) -> Any:
+    """Read a zip file of torch.save that holds no tensors, without the second that importing torch takes."""
+    with zipfile.ZipFile(path) as archive:
+        (entry,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise zipfile.BadZipFile("torch does not compress")
+        return _PlainUnpickler(io.BytesIO(archive.read(entry))).load()
+
+
 def _load(path: Path) -> Any:
+    with suppress(
+        Exception
+    ):  # the file has tensors, is older, or is damaged: torch reads it, or names the problem
+        return _load_plain(path)
     import torch
 
     try:

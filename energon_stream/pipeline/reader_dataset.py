@@ -15,7 +15,8 @@ from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.leaf import Leaf
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
 from energon_stream.read.allowance import Allowance
-from energon_stream.read.locator import OffsetCache, RawSample
+from energon_stream.read.index_entries import OffsetCache
+from energon_stream.read.locator import RawSample
 from energon_stream.read.open import open_locator
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.reader import SampleReader, fetch_samples

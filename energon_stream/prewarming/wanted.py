@@ -23,7 +23,7 @@ import numpy.typing as npt
 from energon_stream.arrays import Int64Array
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.prewarming.spans import Spans
-from energon_stream.read.locator import OffsetCache
+from energon_stream.read.index_entries import OffsetCache
 from energon_stream.read.open import open_locator
 from energon_stream.read.options import CHUNK, ReadOptions, cut_generation
 from energon_stream.read.parts import PartLocator
@@ -240,7 +240,7 @@ class WantedBytes:
             loads = [
                 self._fetcher.call(load)
                 for leaf in np.unique(refs.leaf).tolist()
-                for load in self._locators[leaf].missing_offsets(refs.index[refs.leaf == leaf])
+                for load in self._locators[leaf].claim_loads(refs.index[refs.leaf == leaf])
             ]
             walk.loading.append((refs, loads))
 
@@ -321,8 +321,8 @@ class WantedBytes:
             for locator in (parts[leaf] for leaf in np.unique(refs.leaf).tolist() if leaf in parts):
                 opening = Opening.of(refs, locator, options, self._alone)
                 for _ in range(2):  # the first call inspects nothing
-                    self._run_all(locator.missing_offsets(opening.located[:1]))
-                self._run_all(locator.whole.missing_offsets(opening.located))
+                    self._run_all(locator.claim_loads(opening.located[:1]))
+                self._run_all(locator.whole.claim_loads(opening.located))
                 first, *others = locator.index_reads(opening.queried)
                 if self._fetcher.call(first).result() is not None:  # there is an index
                     self._run_all(others)

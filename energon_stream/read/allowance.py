@@ -64,6 +64,7 @@ class Allowance:
 
     Attributes:
         look_again: Whether something has changed that may let a reader plan or request.
+        outstanding_bytes: Bytes of fetches that are requested and not yet consumed.
     """
 
     def __init__(self, options: ReadOptions, fetcher: Fetcher) -> None:
@@ -71,7 +72,7 @@ class Allowance:
         self._fetcher = fetcher
         self._readers: list[SharingReader] = []
         self.look_again = True
-        self._outstanding = 0
+        self.outstanding_bytes = 0
         self._freed = 0
         self._first: list[RangeFetch] = []
         self._first_asked = 0.0
@@ -87,11 +88,11 @@ class Allowance:
     def leave(self, reader: SharingReader, left: int) -> None:
         """Remove a closed reader, whose requested fetches held ``left`` bytes."""
         self._readers = [other for other in self._readers if other is not reader]
-        self._outstanding -= left
+        self.outstanding_bytes -= left
 
     @property
     def is_shared(self) -> bool:
-        """Whether several readers share the budget."""
+        """True if several readers share the budget."""
         return len(self._readers) > 1
 
     @property
@@ -126,9 +127,7 @@ class Allowance:
             self._request()
             planned = reader.fill(wait=True)
             for other in others:
-                with suppress(
-                    StorageError
-                ):  # the reader meets the error again, and raises it, when it is read
+                with suppress(StorageError):  # the other reader raises it when it is read
                     other.begin(exact=False)
                     planned |= other.fill(wait=False)
             if not planned:
@@ -154,7 +153,7 @@ class Allowance:
         """Mark one range of a fetch as consumed."""
         freed = fetch.leave(number)
         if freed:
-            self._outstanding -= freed
+            self.outstanding_bytes -= freed
             self._freed += freed
             if not self.is_shared or self._freed * _QUANTA >= self.fetch_bytes:
                 self.look_again = True
@@ -173,7 +172,7 @@ class Allowance:
             self._first = []
         while (reader := self._most_urgent()) is not None:
             size = reader.queue[0].size
-            if self._outstanding and self._outstanding + size > self.fetch_bytes:
+            if self.outstanding_bytes and self.outstanding_bytes + size > self.fetch_bytes:
                 return
             if self._slow_start is not None and not self._may_start(size):
                 return
@@ -189,7 +188,7 @@ class Allowance:
 
     def _send(self, reader: SharingReader) -> None:
         fetch = reader.queue.popleft()
-        self._outstanding += fetch.size
+        self.outstanding_bytes += fetch.size
         fetch.request(self._fetcher)
         if self.is_shared and not fetch.locator.index_is_local:  # fetches of local files are views
             fetch.may_be_taken_apart()
@@ -223,7 +222,7 @@ class Allowance:
         for fetch in self._under_way:
             if fetch.has_arrived:
                 self._arrived += fetch.size
-                self._outstanding -= fetch.take_apart()
+                self.outstanding_bytes -= fetch.take_apart()
             else:
                 waiting.append(fetch)
         self._under_way = waiting

@@ -11,10 +11,10 @@ import numpy as np
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.join_index import JoinIndex
-from energon_stream.read.locator import Cutter, OffsetCache, RawSample
+from energon_stream.read.index_entries import OffsetCache, RowPages
+from energon_stream.read.locator import Cutter, RawSample
 from energon_stream.read.objects import ShardObject
 from energon_stream.read.range_stream import RangeStream
-from energon_stream.read.row_pages import RowPages
 from energon_stream.read.tar import TarLocator
 
 __all__ = ["JoinLocator"]
@@ -57,12 +57,12 @@ class JoinLocator:
 
     @property
     def index_is_local(self) -> bool:
-        """Whether the join's index is read at memory speed."""
+        """True if the join's index is read at memory speed."""
         return self._rows.store.is_local
 
-    def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
+    def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
         """Return loads of pages of the index."""
-        return self._rows.missing(samples)
+        return self._rows.claim_loads(samples)
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return shard, first byte, and one past the last byte in each member; -1 for a missing partner."""

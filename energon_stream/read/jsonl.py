@@ -10,10 +10,10 @@ import numpy as np
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.jsonl import JsonlIndex
-from energon_stream.read.locator import Cutter, OffsetCache, RawSample
+from energon_stream.read.index_entries import OffsetCache, RowPages
+from energon_stream.read.locator import Cutter, RawSample
 from energon_stream.read.objects import ShardObject, VersionGuard
 from energon_stream.read.range_stream import RangeStream
-from energon_stream.read.row_pages import RowPages
 from energon_stream.storage import Store
 
 __all__ = ["JsonlLocator"]
@@ -62,12 +62,12 @@ class JsonlLocator:
 
     @property
     def index_is_local(self) -> bool:
-        """Whether the index is read at memory speed."""
+        """True if the index is read at memory speed."""
         return self._rows.store.is_local
 
-    def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
+    def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
         """Return loads of pages of the index."""
-        return self._rows.missing(np.concatenate([samples, samples + 1]))
+        return self._rows.claim_loads(np.concatenate([samples, samples + 1]))
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return object 0, first byte, and one past the last byte: ``int64 [len(samples), 1]`` arrays."""

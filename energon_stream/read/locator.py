@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from energon_stream.arrays import Int64Array
-from energon_stream.index.index_files import OffsetWindow
 from energon_stream.read.objects import ShardObject
 from energon_stream.read.range_stream import RangeStream
 
-__all__ = ["Cutter", "Locator", "OffsetCache", "RawSample"]
+__all__ = ["Cutter", "Locator", "RawSample"]
 
 
 @dataclass(slots=True)
@@ -72,10 +69,13 @@ class Locator(Protocol):
 
     @property
     def index_is_local(self) -> bool:
-        """Whether the functions of :meth:`missing_offsets` run at memory speed."""
+        """True if the loads of :meth:`claim_loads` run at memory speed."""
 
-    def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
-        """Return functions to run before :meth:`locate`, in any order, also at the same time."""
+    def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
+        """Return loads of index entries that are missing. The caller runs each, because nobody else gets it.
+
+        :meth:`locate` needs them. They may run in any order, also at the same time.
+        """
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return the byte ranges of samples whose index entries have been loaded.
@@ -125,51 +125,3 @@ class Locator(Protocol):
         Returns:
             The sample, each part in a ``bytes`` object of its own; None if it is excluded.
         """
-
-
-class OffsetCache:
-    """Keeps windows of index files by leaf and number (of a shard or page), bounded in bytes."""
-
-    def __init__(self, max_bytes: int = 64 << 20) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._entries: OrderedDict[tuple[int, int], OffsetWindow] = OrderedDict()
-        self._loading: set[tuple[int, int, int, int]] = set()
-        self._lock = threading.Lock()
-
-    def get(self, leaf: int, number: int, first: int, last: int) -> OffsetWindow | None:
-        """Return the kept window if it covers entries ``first`` to ``last``, else None."""
-        with self._lock:
-            window = self._entries.get((leaf, number))
-            if window is None or not window.covers(first, last):
-                return None
-            self._entries.move_to_end((leaf, number))
-            return window
-
-    def claim(self, leaf: int, number: int, first: int, last: int) -> bool:
-        """Return True if the caller must load these entries: they are missing, and nobody loads them yet."""
-        claim = (leaf, number, first, last)
-        if claim in self._loading or self.get(leaf, number, first, last) is not None:
-            return False
-        self._loading.add(claim)
-        return True
-
-    def load(
-        self, leaf: int, number: int, first: int, last: int, read: Callable[[], OffsetWindow]
-    ) -> OffsetWindow:
-        """Read entries and keep them. This ends a claim."""
-        try:
-            window = read()
-            self._put(leaf, number, window)
-        finally:
-            self._loading.discard((leaf, number, first, last))
-        return window
-
-    def _put(self, leaf: int, number: int, window: OffsetWindow) -> None:
-        """Keep a window; the least recently used ones make room."""
-        with self._lock:
-            old = self._entries.pop((leaf, number), None)
-            self._bytes += window.offsets.nbytes - (0 if old is None else old.offsets.nbytes)
-            self._entries[leaf, number] = window
-            while self._bytes > self._max_bytes and len(self._entries) > 1:
-                self._bytes -= self._entries.popitem(last=False)[1].offsets.nbytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 
 import numpy as np
 
@@ -37,9 +37,10 @@ class ReadOptions:
         max_ahead: Largest number of samples that are requested and not yet consumed.
         first_samples: Samples that are fetched as exact ranges before anything else. None: those of the first batch,
             or of the first packing buffer.
+        transport: Not an option here; refused with a pointer to the right place.
 
     Raises:
-        ConfigError: A limit is not positive.
+        ConfigError: A limit is not positive, or a transport is given.
 
     Example:
         >>> from energon_stream import ReadOptions, WorkerConfig, get_train_dataset
@@ -55,8 +56,13 @@ class ReadOptions:
     max_in_flight: int = 64
     max_ahead: int = 8192
     first_samples: int | None = None
+    transport: InitVar[None] = None  # earlier versions accepted it, without effect
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, transport: None) -> None:
+        if transport is not None:
+            raise ConfigError(
+                "ReadOptions has no transport", hint="pass transport= to get_train_dataset or get_val_dataset"
+            )
         for name in ("byte_budget", "max_request", "max_in_flight", "max_ahead", "exact_samples"):
             if getattr(self, name) < 1:
                 name = name.replace("exact", "first")

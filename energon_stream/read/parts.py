@@ -54,11 +54,9 @@ class _NothingSavedError(Exception):
 
 
 class _Mode(Enum):
-    """How samples are read; the last two are final."""
+    """Ways to read samples. ``TRY`` lasts until the first page of the index is read."""
 
-    BEGIN = "read whole samples, and inspect one of the next"
-    INSPECT = "read whole samples until one is inspected"
-    TRY = "query the index"
+    TRY = "query the index, which decides"
     PARTS = "read parts"
     WHOLE = "read whole samples"
 
@@ -79,9 +77,9 @@ class PartLocator:
     _ids: Int64Array = field(init=False)
     _first_page: Int64Array = field(init=False)
     _mode: _Mode = field(init=False)
+    _claims_until_inspection: int = field(init=False)
     _asked: dict[str, bool] = field(init=False, default_factory=dict)
     _database: IndexDatabase | None = field(init=False, default=None)
-    _inspecting: bool = field(init=False, default=False)
     _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -91,7 +89,9 @@ class PartLocator:
         self._ids = index.shard_ids
         pages = -(-index.shard_counts // _PAGE_SAMPLES)
         self._first_page = np.concatenate([[0], np.cumsum(pages)]).astype(np.int64)
-        self._mode = _Mode.TRY if self.selection.declared else _Mode.BEGIN
+        declared = self.selection.declared
+        self._mode = _Mode.TRY if declared else _Mode.WHOLE
+        self._claims_until_inspection = 0 if declared else 2  # the first samples do not wait for a decision
 
     @property
     def width(self) -> int:
@@ -100,24 +100,22 @@ class PartLocator:
 
     @property
     def index_is_local(self) -> bool:
-        """Whether index files are read at memory speed."""
+        """True if index files are read at memory speed."""
         return self.whole.index_is_local
 
     @property
     def reads_parts(self) -> bool:
-        """Whether parts are read, finally."""
+        """True if parts are read, finally."""
         return self._mode is _Mode.PARTS
 
-    def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
+    def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
         """Return loads of pages of the index, or of ``.tar.idx`` if whole samples are read."""
-        if self._mode is _Mode.BEGIN:  # the first samples do not wait for a decision
-            self._mode = _Mode.INSPECT
-            return self.whole.missing_offsets(samples)
-        if self._mode is _Mode.INSPECT and not self._inspecting:
-            self._inspecting = True
-            return [*self.whole.missing_offsets(samples), partial(self._inspect, samples)]
-        if self._mode not in (_Mode.TRY, _Mode.PARTS):
-            return self.whole.missing_offsets(samples)
+        if self._claims_until_inspection:
+            self._claims_until_inspection -= 1
+            inspect = [] if self._claims_until_inspection else [partial(self._inspect, samples)]
+            return [*self.whole.claim_loads(samples), *inspect]
+        if self._mode is _Mode.WHOLE:
+            return self.whole.claim_loads(samples)
         pages = self._page_of(samples)
         return [
             partial(self._load, page, samples[pages == page])
@@ -135,7 +133,7 @@ class PartLocator:
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return shard, first byte, and one past the last byte of each range; -1 if a sample has fewer."""
         found = np.full((2, len(samples), self.width), -1, dtype=np.int64)
-        if self._mode not in (_Mode.TRY, _Mode.PARTS) or not self._locate_parts(samples, found):
+        if self._mode is _Mode.WHOLE or not self._locate_parts(samples, found):
             found[:] = -1
             _, found[0, :, :1], found[1, :, :1] = self.whole.locate(samples)
         objects = np.where(found[0] < 0, -1, self.whole.shard_of(samples)[:, None])
@@ -177,13 +175,14 @@ class PartLocator:
     def _inspect(self, samples: Int64Array) -> None:
         """Inspect the headers of a sample; query the index if much of the sample is not needed."""
         try:
-            self._mode = _Mode.TRY if self._saves_bytes(samples[:1]) else _Mode.WHOLE
+            if not self._saves_bytes(samples[:1]):
+                return
         except EnergonStreamError:  # reading the sample raises it again
-            self._mode = _Mode.WHOLE
-        if self._mode is _Mode.TRY:
-            pages = self._page_of(samples)
-            for page in np.unique(pages).tolist():
-                self._load(page, samples[pages == page])
+            return
+        self._mode = _Mode.TRY
+        pages = self._page_of(samples)
+        for page in np.unique(pages).tolist():
+            self._load(page, samples[pages == page])
 
     def _saves_bytes(self, sample: Int64Array) -> bool:
         """Return whether more than half of ``max_gap`` bytes of a sample are not needed; other samples may be larger."""
@@ -222,7 +221,7 @@ class PartLocator:
             if window is None:
                 self._mode = _Mode.WHOLE
         if window is None:
-            for load in self.whole.missing_offsets(samples):
+            for load in self.whole.claim_loads(samples):
                 load()
         return window
 

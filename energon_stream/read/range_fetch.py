@@ -19,9 +19,9 @@ from energon_stream.storage import Body, ByteRange, Fetcher, plan_fetches
 
 __all__ = ["RangeFetch", "PlannedSample", "plan_range_fetches"]
 
-_GIVEN: Future[Any] = Future()
+_RELEASED: Future[Any] = Future()
 """Stands for an answer whose bytes are no longer needed."""
-_GIVEN.set_result(None)
+_RELEASED.set_result(None)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,12 +70,12 @@ class RangeFetch:
 
     @property
     def is_requested(self) -> bool:
-        """Whether the request was made."""
+        """True if the request was made."""
         return self._answer is not None
 
     @property
     def has_arrived(self) -> bool:
-        """Whether the answer has arrived."""
+        """True if the answer has arrived."""
         return self._answer is not None and self._answer.done()
 
     @property
@@ -152,7 +152,7 @@ class RangeFetch:
                 for number, sample in enumerate(self.samples.tolist())
             ]
         )
-        self._answer = _GIVEN
+        self._answer = _RELEASED
         self._sizes = (self.stops - self.starts).tolist()
         return before - self.held
 
@@ -222,9 +222,8 @@ class PlannedSample(NamedTuple):
         return locator.merge(self.sample, found)
 
 
-_planned: Callable[[tuple[Any, ...]], PlannedSample] = partial(
-    tuple.__new__, PlannedSample
-)  # skips the constructor: called for every sample
+# Skips the constructor, because it is called for every sample.
+_planned: Callable[[tuple[Any, ...]], PlannedSample] = partial(tuple.__new__, PlannedSample)
 
 
 def plan_range_fetches(

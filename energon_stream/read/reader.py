@@ -63,7 +63,7 @@ def _request_offsets(
             load, deadline=deadline, inline=locators[leaf].index_is_local, repeatable_bytes=_INDEX_BYTES
         )
         for leaf in np.unique(refs.leaf).tolist()
-        for load in locators[leaf].missing_offsets(refs.index[refs.leaf == leaf])
+        for load in locators[leaf].claim_loads(refs.index[refs.leaf == leaf])
     ]
 
 
@@ -170,6 +170,11 @@ class SampleReader:
             self._locators[leaf], index, ranges, fetcher=self._fetcher, options=self._options
         )
 
+    @property
+    def is_awaited(self) -> bool:
+        """True if the next sample is planned, and its bytes have not arrived."""
+        return bool(self._ready) and not self._ready[0].fetch.has_arrived
+
     def cursor(self) -> Cursor:
         """Return the cursor after the last consumed sample."""
         if self._since_cursor:
@@ -224,12 +229,12 @@ class SampleReader:
 
     @property
     def _is_held_back(self) -> bool:
-        """Whether later generations wait until the first samples are consumed."""
+        """True if later generations wait until the first samples are consumed."""
         return self._generation == 2 and self._has_first_samples
 
     @property
     def _has_first_samples(self) -> bool:
-        """Whether some of the first samples are not consumed yet."""
+        """True if some of the first samples are not consumed yet."""
         return self._planned_ranges - self._unconsumed_ranges < self._exact_ranges
 
     def begin(self, exact: bool) -> None:
@@ -348,10 +353,11 @@ class SampleReader:
         keys = window.leaf << 32 | window.objects
         rest = slice(min(shared, self._options.max_ahead // 2))
         must = window.whole(cut_generation(keys[rest], window.starts[rest], window.stops[rest], wanted))
-        if (
-            self._allowance.is_shared
-        ):  # ranges that are taken in would be held for long, and the next plan would lack them
-            return must, 0
+        if self._allowance.is_shared:
+            return (
+                must,
+                0,
+            )  # ranges that are taken in would be held for long, and the next plan would lack them
         # End the ranges that are taken in at a good place, too, so that few neighbours are separated.
         after = slice(must, shared)
         room = max(0, 2 * wanted - int(window.sizes()[:must].sum()))

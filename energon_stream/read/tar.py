@@ -14,7 +14,8 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.index_files import OffsetWindow, page_bounds
 from energon_stream.index.tar_format import SampleParts, sample_parts, walk_sample
 from energon_stream.index.tar_headers import AlikeSamples, split_samples
-from energon_stream.read.locator import Cutter, OffsetCache, RawSample
+from energon_stream.read.index_entries import OffsetCache
+from energon_stream.read.locator import Cutter, RawSample
 from energon_stream.read.objects import ShardObject, VersionGuard
 from energon_stream.read.range_stream import RangeStream
 from energon_stream.storage.base import Store
@@ -122,14 +123,14 @@ class TarLocator:
 
     @property
     def index_is_local(self) -> bool:
-        """Whether index files are read at memory speed."""
+        """True if index files are read at memory speed."""
         return self.store.is_local
 
     def shard_of(self, samples: Int64Array) -> Int64Array:
         """Return the shard number of each sample, ``int64``."""
         return np.searchsorted(self.index.shard_starts, samples, side="right") - 1
 
-    def missing_offsets(self, samples: Int64Array) -> list[Callable[[], object]]:
+    def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
         """Return one load for each shard whose entries are missing."""
         return [
             partial(self._load, *span)

@@ -129,6 +129,16 @@ def test_states_of_every_form_are_shown_and_dealt_in_that_form(tmp_path, kind, b
         assert [next(ranks[number % following]) for number in range(12, 40)] == expected[12:40]
 
 
+def test_tensors_beside_a_state_do_not_matter(tmp_path):
+    """PyTorch reads such a file; without tensors it is not imported."""
+    state = run([None], 1, 0, 12)[1][0]
+    torch.save({"dataloader_state_dict": state, "weight": torch.ones(2)}, tmp_path / "rank0.pt")
+    assert "rank 0 of 1, 12 streams" in invoke("info", tmp_path / "rank0.pt").output
+    dealt = invoke("redist", tmp_path / "rank0.pt", tmp_path / "out", "--new-world-size", 1)
+    assert dealt.exit_code == 0, dealt.output
+    assert torch.load(tmp_path / "out" / "rank0.pt")["weight"].tolist() == [1, 1]
+
+
 def test_a_single_rank_by_stream_gets_files_for_each_rank(tmp_path):
     """It is a file of a rank, not of all ranks, as far as anyone can tell."""
     (tmp_path / "state.pt").write_bytes(dumps(split_streams(run([None], 1, 0, 12)[1][0])))

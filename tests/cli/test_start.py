@@ -1,18 +1,21 @@
 """Commands start fast, end cleanly, and speak of flags; progress does not disturb pipes."""
 
+import functools
 import re
 import subprocess
 import sys
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner
 
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_stream.cli.main import _in_flags, main
+from energon_stream.cli.main import in_flags, main
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.progress import Progress
 from energon_stream.state import dumps
+from energon_stream.storage import RetryPolicy
 from energon_stream.testing.datasets import captioning_dataset, prepared_captioning_dataset
 
 BLOCKED = """
@@ -39,6 +42,8 @@ def test_commands_need_neither_torch_nor_s3fs(folder, tmp_path):
     next(iter(loader))
     state = tmp_path / "state.msgpack"
     state.write_bytes(dumps(loader.save_state_rank()))
+    by_torch = tmp_path / "state.pt"
+    torch.save({"dataloader_state_dict": loader.save_state_rank(), "iteration": 1}, by_torch)
     (tmp_path / "cache").mkdir()
     mix = tmp_path / "mix.yaml"
     mix.write_text(
@@ -51,8 +56,12 @@ def test_commands_need_neither_torch_nor_s3fs(folder, tmp_path):
         ["info", str(mix)],
         ["lint", "--no-decode", str(folder)],
         ["checkpoint", "info", str(state)],
+        ["checkpoint", "info", str(by_torch)],
         ["cache", "path", "--cache-dir", str(tmp_path / "cache")],
-        *([*name.split(), "--help"] for name in ("prepare", "prewarm", "lint", "cache clear")),
+        *(
+            [*name.split(), "--help"]
+            for name in ("prepare", "prepare-media", "prewarm", "lint", "cache clear")
+        ),
     ]
     children = [
         subprocess.Popen(
@@ -97,12 +106,14 @@ def test_errors_name_flags(folder):
 def test_plain_words_stay_as_they_are():
     flags = {"cache": "--cache-dir", "split_config": "--split-config", "parts": "--parts", "force": "--force"}
     text = "no parts in the cache; pass split_config= or force=True, see cache.parts of split_config"
-    assert _in_flags(text, flags) == (
+    assert in_flags(text, flags) == (
         "no parts in the cache; pass --split-config or --force, see cache.parts of --split-config"
     )
 
 
-@pytest.mark.parametrize(("command", "hint"), [("prewarm", True), ("info", False)])
+@pytest.mark.parametrize(
+    ("command", "hint"), [("prewarm", True), ("prepare", True), ("prepare-media", True), ("info", False)]
+)
 def test_an_interrupted_command_says_how_to_go_on(monkeypatch, command, hint):
     def interrupt(self, ctx):
         raise KeyboardInterrupt
@@ -112,6 +123,33 @@ def test_an_interrupted_command_says_how_to_go_on(monkeypatch, command, hint):
     assert result.exit_code == 130
     assert "Interrupted." in result.output
     assert ("Run the command again" in result.output) is hint
+
+
+def test_an_interruption_while_modules_are_imported_shows_no_traceback():
+    interrupt = BLOCKED.replace('raise ImportError(f"{name} is imported")', "raise KeyboardInterrupt")
+    program = interrupt.replace('{"torch", "s3fs", "aiobotocore", "botocore"}', '{"click"}')
+    done = subprocess.run([sys.executable, "-c", program, "info", "x"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nInterrupted.\n")
+
+
+def test_questions_that_get_no_answer_change_nothing(tmp_path):
+    captioning_dataset(tmp_path, shards=2, samples_per_shard=2)
+    result = CliRunner().invoke(main, ["prepare", str(tmp_path)], input="8,1,1\n")
+    assert result.exit_code == 1
+    assert "Nothing was changed" in result.output
+    assert "Aborted" not in result.output
+    assert not (tmp_path / ".nv-meta").exists()
+
+
+def test_an_endpoint_that_does_not_answer_is_named(monkeypatch):
+    no_waits = functools.partial(RetryPolicy, sleep=lambda seconds: None)
+    monkeypatch.setattr("energon_stream.storage.spec.RetryPolicy", no_waits)
+    endpoint = "http://127.0.0.1:9"  # the discard port, which nothing listens on
+    options = [f"--storage-option={option}" for option in (f"endpoint_url={endpoint}", "key=a", "secret=b")]
+    result = CliRunner().invoke(main, ["info", "s3://bucket/data", *options])
+    assert result.exit_code == 1
+    for text in ("the connection failed", "attempts", "s3://bucket/data/.nv-meta/.info.json", endpoint):
+        assert text in result.output
 
 
 class Terminal:

@@ -18,7 +18,7 @@ from energon_stream.testing.s3server import S3Server
 
 SHARDS, PER_SHARD, PAYLOAD, STREAMS = 6, 80, 6_000, 8
 SAMPLES = SHARDS * PER_SHARD
-TURN = 7
+AT_ONCE = 7
 
 
 def parts(index):
@@ -51,35 +51,34 @@ def open_readers(url, options, storage_options=None, repeat=None):
     return allowance, schedules, readers
 
 
-def take_turns(readers, count, look=lambda: None):
+def rotate(readers, count, look=lambda: None):
     """``count`` samples of each, some at a time."""
-    given = [[] for _ in readers]
-    while len(given[-1]) < count:
-        for reader, mine in zip(readers, given, strict=True):
-            for _ in range(min(TURN, count - len(mine))):
+    found = [[] for _ in readers]
+    while len(found[-1]) < count:
+        for reader, mine in zip(readers, found, strict=True):
+            for _ in range(min(AT_ONCE, count - len(mine))):
                 sample = reader.next()
                 look()
                 mine.append(sample.index)
                 assert {name: bytes(part) for name, part in sample.parts.items()} == parts(sample.index)
-    return given
+    return found
 
 
 @pytest.mark.parametrize("budget", [4 << 20, 1 << 20, 500_000])
 def test_each_gives_its_samples_within_one_budget(remote, budget):
     options = ReadOptions(byte_budget=budget, first_samples=4)
     allowance, schedules, readers = open_readers("s3://bucket/data", options, remote.storage_options)
-    most = (
-        options.share(STREAMS).fetch_bytes * STREAMS + 5 * 10_000
-    )  # the first samples, and one that is larger
+    larger = 5 * 10_000  # the first samples, and one that is larger
+    most = options.share(STREAMS).fetch_bytes * STREAMS + larger
     seen = []
     count = 2 * SAMPLES // STREAMS
-    given = take_turns(readers, count, lambda: seen.append(allowance._outstanding))
+    found = rotate(readers, count, lambda: seen.append(allowance.outstanding_bytes))
     assert 0 < max(seen) <= most
-    for schedule, mine in zip(schedules, given, strict=True):
+    for schedule, mine in zip(schedules, found, strict=True):
         assert mine == schedule.take(schedule.begin(), count)[0].index.tolist()
     for reader in readers:
         reader.close()
-    assert allowance._outstanding == 0
+    assert allowance.outstanding_bytes == 0
 
 
 def test_what_fits_together_is_asked_for_in_few_requests(remote):
@@ -89,7 +88,7 @@ def test_what_fits_together_is_asked_for_in_few_requests(remote):
     _, _, readers = open_readers("s3://bucket/data", options, remote.storage_options)
     remote.reset_counters()
     passes = 4
-    take_turns(readers, passes * SAMPLES // STREAMS)
+    rotate(readers, passes * SAMPLES // STREAMS)
     asked = sum(entry.key.endswith(".tar") for entry in remote.log())
     # A part of a stream lies in one or two shards; one pass is looked ahead; the first samples go one by one.
     assert asked <= (passes + 1) * 2 * STREAMS + 4 + 8
@@ -98,15 +97,15 @@ def test_what_fits_together_is_asked_for_in_few_requests(remote):
 def test_one_that_stands_still_does_not_stop_the_others(remote):
     options = ReadOptions(byte_budget=1 << 20, first_samples=4)
     _, _, readers = open_readers("s3://bucket/data", options, remote.storage_options)
-    take_turns(readers, 10)
-    take_turns(readers[2:5], 200)
+    rotate(readers, 10)
+    rotate(readers[2:5], 200)
     for reader in readers[5:]:
         reader.close()
-    take_turns(readers[:5], 100)
+    rotate(readers[:5], 100)
 
 
-def test_a_sample_that_cannot_be_cut_is_met_in_its_turn(folder, tmp_path):
-    """Also where its block was taken apart before."""
+def test_a_sample_that_cannot_be_cut_is_met_in_its_place(folder, tmp_path):
+    """Also where its fetch was taken apart before."""
     source = TarLocator(0, open_webdataset(StoreSpec(str(folder)), split_part="train"))
     path = source.index.shard_paths[0]
     data = bytearray((folder / path).read_bytes())
@@ -122,7 +121,7 @@ def test_a_sample_that_cannot_be_cut_is_met_in_its_turn(folder, tmp_path):
         left = list(readers)
         while left:
             for reader in list(left):
-                for _ in range(TURN):
+                for _ in range(AT_ONCE):
                     try:
                         sample = reader.next()
                     except IndexMismatchError:

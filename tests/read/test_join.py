@@ -202,7 +202,7 @@ def test_a_joined_batch_costs_the_round_trips_of_a_plain_one(lake, s3_server, tm
     assert set(s3_server.counters().requests) == {"GET"}
 
 
-def test_large_indices_are_read_in_blocks(lake, monkeypatch):
+def test_large_indices_are_read_in_pages(lake, monkeypatch):
     path = write(lake, [{"path": "a"}, {"path": "c"}])
     prepare_metadataset(path)
     monkeypatch.setattr(index_files, "_PAGE_BYTES", 100)  # two rows

@@ -60,7 +60,7 @@ def fetcher():
 def open_locator(url, server, transport="auto"):
     spec = StoreSpec(url, server.storage_options, transport)
     source = TarLocator(0, open_webdataset(spec, split_part="train"))
-    for load in source.missing_offsets(np.arange(2)):
+    for load in source.claim_loads(np.arange(2)):
         load()
     server.reset_counters()
     return source
@@ -105,7 +105,7 @@ def in_memory(folder):
     memory = fsspec.filesystem("memory")
     memory.put(str(folder), "/large", recursive=True)
     source = TarLocator(0, open_webdataset(StoreSpec("memory://large"), split_part="train"))
-    for load in source.missing_offsets(np.arange(2)):
+    for load in source.claim_loads(np.arange(2)):
         load()
     yield source
     memory.rm("/large", recursive=True)
@@ -184,7 +184,7 @@ LONG = "folder/" * 20 + "key"
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("piece", [100, 700, 1 << 20])
-def test_a_stream_is_cut_like_a_block(tmp_path, tar_format, piece):
+def test_a_stream_is_cut_like_a_fetch(tmp_path, tar_format, piece):
     """Headers and payloads across the borders of pieces, extended headers, parts of no bytes."""
     content = {"txt": b"text", "empty": b"", "a.b": random_bytes(5000), "bin": random_bytes(512)}
     tars = write_shards(

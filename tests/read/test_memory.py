@@ -163,7 +163,7 @@ source = TarLocator(0, open_webdataset(StoreSpec(url, options), split_part="trai
 fetcher, limits = Fetcher(32), ReadOptions(byte_budget=32 << 20)
 
 def read(sample):
-    for load in source.missing_offsets(np.array([sample])):
+    for load in source.claim_loads(np.array([sample])):
         load()
     place = [(object[0], start[0], stop[0]) for object, start, stop in zip(*source.locate(np.array([sample])))]
     call = partial(read_large_sample, source, sample, place, fetcher=fetcher, options=limits)
@@ -252,7 +252,7 @@ def test_a_sample_of_many_budgets_is_in_memory_once(tmp_path):
 def test_small_parts_that_are_kept_do_not_add_up_to_the_dataset(tmp_path):
     """3,000 samples of 40 kB pass a budget of 16 MiB while something of each is kept.
 
-    Were blocks kept, it would be 120 MB; allocators keep a few times the budget's blocks at most.
+    If fetches were kept, it would be 120 MB; allocators keep a few times the budget at most.
     """
     prepared_binary_dataset(tmp_path / "bucket" / "data", samples=3000, shards=6)
     with S3Server(tmp_path) as server:
@@ -266,7 +266,7 @@ def test_small_parts_that_are_kept_do_not_add_up_to_the_dataset(tmp_path):
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="arenas are glibc's")
 @pytest.mark.parametrize(("setting", "least", "most"), [(None, 1, 2), ("6", 3, 6)])
 def test_threads_share_two_arenas_where_the_user_says_nothing(tmp_path, monkeypatch, setting, least, most):
-    """Each arena keeps what was freed from it, which no other's next block can use."""
+    """Each arena keeps the memory freed from it, which fetches of the other arenas cannot use."""
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
     if setting:

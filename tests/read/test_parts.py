@@ -259,7 +259,7 @@ def test_a_state_goes_on_the_other_way(server, ways, workers):
         assert before + list(loader) == expected
 
 
-def test_shards_of_many_samples_are_looked_up_block_by_block(folder, server, monkeypatch):
+def test_shards_of_many_samples_are_looked_up_page_by_page(folder, server, monkeypatch):
     monkeypatch.setattr("energon_stream.read.parts._PAGE_SAMPLES", 7)
     assert read_all(URL, server, parts=["json"]) == read_all(folder, parts=["json"])
 

@@ -12,12 +12,14 @@ from reference_writer import write_reference_dataset
 from repetitions import examples
 
 from energon_stream.errors import (
+    ConfigError,
     IndexMismatchError,
     NotPreparedError,
     ObjectChangedError,
     TransientStorageError,
 )
 from energon_stream.index.dataset import open_webdataset
+from energon_stream.read.allowance import Allowance
 from energon_stream.read.options import ReadOptions, cut_generation
 from energon_stream.read.reader import SampleReader, fetch_samples
 from energon_stream.read.tar import TarLocator
@@ -53,8 +55,15 @@ def schedule_of(source, order=None, repeat=None):
 
 
 def make_reader(locators, schedule, cursor=None, in_flight=8, **options):
+    return make_counted_reader(locators, schedule, cursor, in_flight, **options)[0]
+
+
+def make_counted_reader(locators, schedule, cursor=None, in_flight=8, **options):
+    """A reader, and the allowance that counts its bytes."""
     cursor = schedule.begin() if cursor is None else cursor
-    return SampleReader(schedule, cursor, locators, Fetcher(in_flight), ReadOptions(**options))
+    limits, fetcher = ReadOptions(**options), Fetcher(in_flight)
+    allowance = Allowance(limits, fetcher)
+    return SampleReader(schedule, cursor, locators, fetcher, limits, allowance), allowance
 
 
 def read(reader, count):
@@ -93,7 +102,7 @@ def test_a_cursor_taken_anywhere_continues_there(folder):
         read(reader, 37)
 
 
-def test_requests_grow_from_exact_ranges_to_blocks_and_nothing_is_fetched_twice(remote):
+def test_requests_grow_from_exact_ranges_to_large_ones_and_nothing_is_fetched_twice(remote):
     """P4, P7, P8 in counters: a first batch costs its bytes, an epoch few requests, and no HEAD ever."""
     locators = open_sources("s3://bucket/data", remote.storage_options)
     assert remote.counters().requests == {"GET": 3}
@@ -119,7 +128,7 @@ def test_the_byte_budget_holds(folder, budget, request, first, gap):
     """Requested and unconsumed bytes stay within the budget; only what must be larger alone may exceed it."""
     locators = open_sources(folder)
     schedule = schedule_of(locators[0], OrderSpec(10, 40, 5, 1), repeat=1)
-    reader = make_reader(
+    reader, allowance = make_counted_reader(
         locators, schedule, byte_budget=budget, max_request=request, first_samples=first, max_gap=gap
     )
     first_batch = (
@@ -132,8 +141,8 @@ def test_the_byte_budget_holds(folder, budget, request, first, gap):
     )
     one = 13 * 1024
     while reader.next() is not None:
-        assert 0 <= reader._allowance._outstanding <= max(budget, one) + first_batch + one
-    assert reader._allowance._outstanding == 0
+        assert 0 <= allowance.outstanding_bytes <= max(budget, one) + first_batch + one
+    assert allowance.outstanding_bytes == 0
 
 
 def test_a_replaced_shard_is_an_error_not_a_wrong_sample(remote):
@@ -154,8 +163,8 @@ class GatedSource(TarLocator):
         super().__post_init__()
         self.gate, self.asked = threading.Event(), []
 
-    def missing_offsets(self, samples):
-        loads = super().missing_offsets(samples)
+    def claim_loads(self, samples):
+        loads = super().claim_loads(samples)
         self.asked.extend(load.args[0] for load in loads)
         return [functools.partial(self._held, load) for load in loads]
 
@@ -206,26 +215,35 @@ class HeldFetcher(Fetcher):
         return size
 
 
-def test_few_blocks_are_under_way_until_the_line_is_known(folder, remote, monkeypatch):
+class SlowLine(ReadOptions):
+    """Limits for a line that is taken to hold few bytes."""
+
+    holds = 64_000
+
+    def slow_start_bytes(self, latency):
+        return self.holds
+
+
+def test_few_requests_are_under_way_until_the_line_is_known(folder, remote):
     """A slow start: as much as a fast line holds, and what has arrived besides. Then the budget alone counts."""
-    first = 64_000
-    monkeypatch.setattr(ReadOptions, "slow_start_bytes", lambda self, latency: first)
+    first = SlowLine.holds
     locators = open_sources("s3://bucket/data", remote.storage_options)
     schedule = schedule_of(locators[0], OrderSpec(10, 20, 4, 1), repeat=2)
-    fetcher, options = HeldFetcher(8), ReadOptions(byte_budget=1_000_000, max_request=16_000, first_samples=2)
-    reader = SampleReader(schedule, schedule.begin(), locators, fetcher, options)
+    fetcher, options = HeldFetcher(8), SlowLine(byte_budget=1_000_000, max_request=16_000, first_samples=2)
+    allowance = Allowance(options, fetcher)
+    reader = SampleReader(schedule, schedule.begin(), locators, fetcher, options, allowance)
     read(reader, 2)
-    fetcher.held, given, arrived, most = [], 2, 0, 0
+    fetcher.held, count, arrived, most = [], 2, 0, 0
     assert fetcher.early <= 2 * first
-    while given < 2 * SHARDS * PER_SHARD:
-        reader._allowance.look_ahead(reader)
+    while count < 2 * SHARDS * PER_SHARD:
+        allowance.look_ahead(reader)
         under_way = sum(size for size, _, _ in fetcher.held)
         most = max(most, under_way)
         assert under_way <= first + fetcher.early + arrived
-        if reader._ready and not reader._ready[0].fetch.has_arrived:
+        if reader.is_awaited:
             arrived += fetcher.release()
         else:
-            given += reader.next() is not None
+            count += reader.next() is not None
     assert 5 * first < most <= options.fetch_bytes
 
 
@@ -335,3 +353,9 @@ def test_a_generation_ends_where_a_pass_ends():
     other = np.random.default_rng(2).permutation(60)
     index = np.concatenate([one, other])
     assert cut_generation(np.zeros(120, dtype=np.int64), index * 10, index * 10 + 10, 1000) == 60
+
+
+def test_a_transport_is_refused_where_it_has_no_effect():
+    with pytest.raises(ConfigError, match=r"no transport.*transport= to get_train_dataset"):
+        ReadOptions(transport="fsspec")
+    assert ReadOptions(max_gap=7).share(2).max_gap == 7
