@@ -58,7 +58,7 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
         first = next(iter(counts))
         parts = peek_parts(store, ListEntry(first, store.head(first)))
         click.echo(f"Parts of the first samples: {', '.join(parts)}")
-    for name, shards in metadata.split.parts.items():
+    for name, shards in metadata.split.split_parts.items():
         samples = sum(counts.get(shard, 0) for shard in shards)
         click.echo(f"{name}: {samples} samples in {len(shards)} shards")
     if metadata.split.exclude:

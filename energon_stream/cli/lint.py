@@ -38,7 +38,7 @@ def lint(path: str, storage_options: dict[str, Any] | None, progress: bool | Non
         spec = StoreSpec(path, storage_options)
         metadata = read_metadata(spec)
         errors = _check_shards(spec, metadata, progress)
-        splits = [name for name, shards in metadata.split.parts.items() if shards]
+        splits = [name for name, shards in metadata.split.split_parts.items() if shards]
         decode = decode and metadata.dataset_yaml is not None
     elif kind == "metadataset":
         from energon_stream.recipe.metadataset_files import MetadatasetFiles

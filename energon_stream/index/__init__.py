@@ -1,1 +1,1 @@
-"""What is inside the objects: tar indices and dataset metadata, read and written. Knows no order."""
+"""Indices and metadata of datasets, read and written: where each sample lies, and which shards a split part has."""

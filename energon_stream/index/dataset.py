@@ -1,4 +1,4 @@
-"""A prepared WebDataset, opened: shards and counts of one split part."""
+"""Opened datasets: the shards of one split part, and how many samples each of them has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = [
     "dataset_kind",
     "open_webdataset",
     "read_metadata",
-    "select_part",
+    "select_split_part",
 ]
 
 _log = logging.getLogger(__name__)
@@ -52,11 +52,11 @@ DatasetKind = Literal["webdataset", "metadataset", "jsonl", "tars"]
 
 
 class DatasetIndex(Protocol):
-    """An opened dataset: a numbered sequence of samples in shards."""
+    """An opened dataset of any format: a numbered sequence of samples in shards."""
 
     @property
     def spec(self) -> StoreSpec:
-        """Where it lies."""
+        """Location of the dataset."""
 
     @property
     def split_part(self) -> str:
@@ -64,43 +64,43 @@ class DatasetIndex(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Its samples, excluded ones included."""
+        """Number of samples, excluded ones included."""
 
     @property
     def shard_paths(self) -> tuple[str, ...]:
-        """Names of what holds the samples."""
+        """Names of the shards, in order."""
 
     @property
     def shard_counts(self) -> Int64Array:
-        """``int64``: samples of each shard."""
+        """``int64 [shards]``: number of samples in each shard."""
 
     @property
     def shard_starts(self) -> Int64Array:
-        """``int64``: first sample of each shard, and the total."""
+        """``int64 [shards + 1]``: number of the first sample of each shard, and the total."""
 
     @property
     def excluded(self) -> Mapping[str, frozenset[str]]:
-        """Shard path to keys of its samples that are not to be used."""
+        """Keys of the samples that are not to be used, by shard path."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WebDatasetIndex:
-    """What training needs to know of a dataset before the first byte of a shard; picklable.
+    """One split part of a dataset of tars. A picklable value: it holds no open files.
 
     Attributes:
-        spec: The dataset's root.
+        spec: Root of the dataset.
         split_part: Name of the split part.
-        shard_paths: Shards of the part, relative to the root, in order.
-        shard_counts: ``int64`` array: samples of each shard.
-        shard_starts: ``int64`` array, one longer: number of the first sample of each shard, and
-            the total.
-        excluded: Shard path, of any part, to keys of its samples that are not to be used. They count in
-            lengths.
-        dataset_yaml: Content of ``dataset.yaml``; None where there is none.
-        excluded_shards: Shards of the part that are not to be used at all; they are not in the others.
-        shard_ids: ``int64`` array: place of each shard in ``.info.json``, which is its number in
-            ``index.sqlite``; None where that is not known.
-        plain: The tars of a dataset that was not prepared; None for one that was.
+        shard_paths: Paths of the shards, relative to the root, in order.
+        shard_counts: ``int64 [shards]``: number of samples in each shard.
+        shard_starts: ``int64 [shards + 1]``: number of the first sample of each shard, and the total.
+        excluded: Keys of the samples that are not to be used, by shard path, also of other split parts. They
+            count as samples.
+        dataset_yaml: Content of ``dataset.yaml``; None if the dataset has no such file.
+        excluded_shards: Shards of the split part that are not to be used at all; the other attributes leave
+            them out.
+        shard_ids: ``int64 [shards]``: position of each shard in ``.info.json``, which is the shard's number in
+            ``index.sqlite``; None if unknown.
+        plain: Tars of a dataset that was not prepared; None for a prepared one.
     """
 
     spec: StoreSpec
@@ -120,27 +120,27 @@ class WebDatasetIndex:
 
     @property
     def num_samples(self) -> int:
-        """Samples of the part, excluded ones included."""
+        """Number of samples in the split part, excluded ones included."""
         return int(self.shard_starts[-1])
 
     def is_excluded(self, shard: int, key: str) -> bool:
-        """Whether the sample ``key`` of shard number ``shard`` is not to be used."""
+        """Return True if the sample ``key`` of shard number ``shard`` is not to be used."""
         if not self.excluded:
             return False
         return key in self.excluded.get(self.shard_paths[shard], ())
 
     def read_offsets(self, store: Store, shard: int, first: int, last: int) -> OffsetWindow:
-        """Read entries of a shard's index, wherever it lies.
+        """Read entries of a shard's index, from the dataset or from this node.
 
         Args:
-            store: The dataset's root.
+            store: Store of the dataset's root.
             shard: Number of the shard.
-            first: First entry wanted.
-            last: Last entry wanted, inclusive; the one after the last sample is its end.
+            first: First entry to read.
+            last: Last entry to read, inclusive; the entry after the last sample is its end.
 
         Raises:
-            NotPreparedError: There is no index.
-            IndexMismatchError: The index is damaged, or of another number of samples.
+            NotPreparedError: The shard has no index.
+            IndexMismatchError: The index is damaged, or has another number of samples.
         """
         count = int(self.shard_counts[shard])
         if self.plain is not None:
@@ -149,7 +149,12 @@ class WebDatasetIndex:
 
 
 def dataset_kind(url: str) -> DatasetKind:
-    """What a path names, by its suffix and without any request: ``.jsonl``, ``.yaml``, ``.tar`` or a folder."""
+    """Return the kind of dataset that a path names, by its suffix alone; no request is made.
+
+    Example:
+        >>> [dataset_kind(path) for path in ("captions", "mix.yaml", "lines.jsonl", "tars/{0..3}.tar")]
+        ['webdataset', 'metadataset', 'jsonl', 'tars']
+    """
     if url.endswith(".jsonl"):
         return "jsonl"
     if names_tars(url):
@@ -159,14 +164,14 @@ def dataset_kind(url: str) -> DatasetKind:
 
 @dataclass(frozen=True, slots=True)
 class DatasetMetadata:
-    """The metadata files of a dataset.
+    """Content of a dataset's metadata files.
 
     Attributes:
-        url: The dataset's root.
-        shard_counts: Shard path to number of samples, in the order of the shards' ids.
-        split: The split file.
-        split_url: Where it lies, for messages.
-        dataset_yaml: The dataset file; None where there is none.
+        url: Root of the dataset.
+        shard_counts: Number of samples by shard path, in the order of ``.info.json``.
+        split: Content of the split file.
+        split_url: URL of the split file, for messages.
+        dataset_yaml: Content of ``dataset.yaml``; None if the dataset has no such file.
     """
 
     url: str
@@ -183,31 +188,36 @@ def open_webdataset(
     split_config: str = SPLIT_CONFIG,
     dataset_config: str = DATASET_CONFIG,
 ) -> WebDatasetIndex:
-    """Open one split part of a dataset.
+    """Open one split part of a prepared dataset.
 
     Args:
         spec: Folder of the dataset.
         split_part: ``train``, ``val``, …
-        split_config: File in ``.nv-meta`` that says which shards belong to which part.
-        dataset_config: File in ``.nv-meta`` that says how samples are made; it may be absent.
+        split_config: File in ``.nv-meta`` with the shards of each split part.
+        dataset_config: File in ``.nv-meta`` with the sample type; it may be absent.
 
     Raises:
-        ConfigError: No such split part.
-        EmptyDatasetError: The part has no samples.
+        ConfigError: The dataset has no such split part.
+        EmptyDatasetError: The split part has no samples.
         EnergonStreamError: As :func:`read_metadata`.
+
+    Example:
+        >>> from energon_stream.storage import StoreSpec
+        >>> open_webdataset(StoreSpec("captions"), split_part="train").shard_counts.tolist()
+        [8, 8, 8, 8, 8, 8]
     """
     metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config)
-    return select_part(spec, split_part, metadata)
+    return select_split_part(spec, split_part, metadata)
 
 
 def read_metadata(
     spec: StoreSpec, *, split_config: str = SPLIT_CONFIG, dataset_config: str = DATASET_CONFIG
 ) -> DatasetMetadata:
-    """Read the metadata files of a dataset, all at once; older names only if the usual ones are missing.
+    """Read the metadata files of a dataset with concurrent requests. Files of older names are a fallback.
 
     Raises:
-        ObjectNotFoundError: No such folder or bucket.
-        NotPreparedError: No ``.nv-meta`` in it, or no split file.
+        ObjectNotFoundError: There is no such folder or bucket.
+        NotPreparedError: The folder has no ``.nv-meta``, or no split file.
         MetadataError: A file has a wrong form.
     """
     store = spec.open()
@@ -220,11 +230,7 @@ def read_metadata(
     if info not in found:
         raise _missing_info(store)
     if split not in found:
-        raise NotPreparedError(
-            f"the dataset has no {split_config}",
-            where=f"{store.url}/{META_FOLDER}",
-            hint=_prepare_hint(store),
-        )
+        raise _not_prepared(f"{META_FOLDER}/{split_config} not found", store)
     return DatasetMetadata(
         store.url,
         parse_info(found[info], f"{store.url}/{info}"),
@@ -235,7 +241,7 @@ def read_metadata(
 
 
 def _fetch_all(store: Store, paths: Iterable[str]) -> dict[str, memoryview]:
-    """Read whole objects at the same time; those that do not exist are left out."""
+    """Fetch whole objects concurrently; leave out those that do not exist."""
     fetcher = shared_fetcher()
     futures = {
         path: fetcher.call(functools.partial(store.get, path), deadline=-1, inline=store.is_local)
@@ -250,63 +256,71 @@ def _fetch_all(store: Store, paths: Iterable[str]) -> dict[str, memoryview]:
     return found
 
 
-def _prepare_hint(store: Store) -> str:
-    return f"Check the path, or run `energon-stream prepare {store.url}`."
+def _not_prepared(what: str, store: Store, also: str = "") -> NotPreparedError:
+    hint = f"check the path, or run `energon-stream prepare {store.url}`{also}"
+    return NotPreparedError(f"{what}; this dataset is not prepared", where=store.url, hint=hint)
 
 
 def _missing_info(store: Store) -> NotPreparedError | ObjectNotFoundError:
-    """Find out why there is no ``.info.json``; a missing bucket raises by itself."""
+    """Return the error for a folder without ``.info.json``. Listing a missing bucket raises its own error."""
     if is_local(store.url) and not Path(local_path(store.url)).is_dir():
-        return ObjectNotFoundError("no such folder", where=store.url, hint="Check the path.")
+        return ObjectNotFoundError("no such folder", where=store.url, hint="check the path")
     names = [entry.path.rpartition("/")[2] for entry in store.list(META_FOLDER)]
     if not names:
-        hint = f"{_prepare_hint(store)} With sample_type= it is read unprepared, and indexed on first use."
-        return NotPreparedError(f"no {META_FOLDER} folder", where=store.url, hint=hint)
+        unprepared = "; to read it unprepared, pass sample_type= (the first use builds an index)"
+        return _not_prepared(f"{META_FOLDER} not found", store, unprepared)
     if "index.sqlite" in names and SPLIT_CONFIG not in names:
         return NotPreparedError(
-            "a plain folder with media metadata holds no samples to train on",
+            "this is a plain folder with media metadata; it has no samples",
             where=store.url,
-            hint="Use it as auxiliary data.",
+            hint="use it as auxiliary data (aux:)",
         )
-    return NotPreparedError(f"{META_FOLDER} has no .info.json", where=store.url, hint=_prepare_hint(store))
+    return _not_prepared(f"{INFO_JSON} not found", store)
 
 
-def select_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadata) -> WebDatasetIndex:
-    """One split part of a dataset whose metadata was read; raises as :func:`open_webdataset`."""
+def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadata) -> WebDatasetIndex:
+    """Return one split part of a dataset, given its metadata. Raises the errors of :func:`open_webdataset`."""
     counts, split, where = metadata.shard_counts, metadata.split, metadata.split_url
-    if split_part not in split.parts:
+    if split_part not in split.split_parts:
         raise ConfigError(
             f"no split part {split_part!r}",
             where=where,
-            hint=f"There are: {', '.join(split.parts) or 'none'}.",
+            hint=f"the dataset has {', '.join(split.split_parts) or 'none'}",
         )
     whole, by_shard = _sort_excludes(split.exclude, counts, where)
-    paths = tuple(path for path in split.parts[split_part] if path not in whole)
+    listed = split.split_parts[split_part]
+    paths = tuple(path for path in listed if path not in whole)
     for path in paths:
         if path not in counts:
             raise MetadataError(
-                f"split part {split_part!r} lists the shard {path!r}, which .info.json does not know",
+                f"split part {split_part!r} lists shard {path!r}, which is not in {INFO_JSON}",
                 where=where,
-                hint="Correct the name, or run `energon-stream prepare` again.",
+                hint="correct the name, or run `energon-stream prepare` again",
             )
     shard_counts = np.array([counts[path] for path in paths], dtype=np.int64)
     if not shard_counts.sum():
         raise EmptyDatasetError(
-            f"split part {split_part!r} has no samples", where=where, hint=f"Parts: {', '.join(split.parts)}."
+            f"split part {split_part!r} has no samples",
+            where=where,
+            hint=f"the dataset's split parts are {', '.join(split.split_parts)}",
         )
-    excluded = {shard: frozenset(keys) for shard, keys in by_shard.items()}
-    left_out = tuple(path for path in split.parts[split_part] if path in whole)
     numbers = {path: number for number, path in enumerate(counts)}
-    ids = np.array([numbers[path] for path in paths], dtype=np.int64)
     return WebDatasetIndex(
-        spec, split_part, paths, shard_counts, excluded, metadata.dataset_yaml, left_out, ids
+        spec,
+        split_part,
+        paths,
+        shard_counts,
+        excluded={shard: frozenset(keys) for shard, keys in by_shard.items()},
+        dataset_yaml=metadata.dataset_yaml,
+        excluded_shards=tuple(path for path in listed if path in whole),
+        shard_ids=np.array([numbers[path] for path in paths], dtype=np.int64),
     )
 
 
 def _sort_excludes(
     exclude: Iterable[str], counts: Mapping[str, int], where: str
 ) -> tuple[set[str], dict[str, set[str]]]:
-    """Whole shards, and sample keys by shard."""
+    """Return the excluded shards, and the keys of excluded samples by shard."""
     whole: set[str] = set()
     by_shard: dict[str, set[str]] = {}
     for entry in exclude:
@@ -316,5 +330,5 @@ def _sort_excludes(
         elif entry in counts:
             whole.add(entry)
         else:
-            _log.warning("%s excludes %r, which names no shard of the dataset", where, entry)
+            _log.warning("%s excludes %r, which is not a shard or sample of the dataset", where, entry)
     return whole, by_shard

@@ -1,7 +1,7 @@
-"""``.tar.idx`` files: where each sample of a tar begins.
+"""Index files: integers that say where samples begin, read in pages.
 
-N + 1 little-endian unsigned 64-bit integers: the first header of each sample, and the end of the last
-member. Sample 0 is always taken to start at byte 0.
+A ``.tar.idx`` file holds N + 1 little-endian unsigned 64-bit integers: the first header of each sample, and the end
+of the last member. Sample 0 is always taken to start at byte 0.
 """
 
 from __future__ import annotations
@@ -17,61 +17,68 @@ from energon_stream.errors import IndexMismatchError, NotPreparedError, ObjectNo
 from energon_stream.storage import ByteRange, Store, StoreSpec
 
 __all__ = [
+    "ENTRY_BYTES",
     "OffsetWindow",
     "RowFile",
-    "page_bounds",
     "decode_offsets",
     "encode_offsets",
     "index_path",
+    "page_bounds",
     "read_offsets",
 ]
 
-_ENTRY = 8
-_PAGE_ENTRIES = (64 << 10) // _ENTRY  # 64 KiB are hardly slower to get than one entry
-_HINT = "The tar was changed after it was indexed; run `energon-stream prepare` again."
+ENTRY_BYTES = 8
+_PAGE_ENTRIES = (64 << 10) // ENTRY_BYTES  # reading 64 KiB takes hardly longer than reading one entry
+_ROW_PAGE_BYTES = 16 << 10  # a shuffled slice of samples reads one or two pages of a large file
+_HINT = "the tar was changed after it was indexed; run `energon-stream prepare` again"
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetWindow:
-    """Neighbouring entries of a tar's index.
+    """Consecutive entries of an index.
 
     Attributes:
         first: Number of the first entry.
-        offsets: ``int64`` array of byte offsets; ``offsets[i - first]`` is where sample ``i`` begins.
+        offsets: ``int64 [n]`` or ``[n, width]``. Sample ``i`` of a tar begins at byte ``offsets[i - first]``.
     """
 
     first: int
     offsets: Int64Array
 
     def covers(self, first: int, last: int) -> bool:
-        """Whether entries ``first`` to ``last`` (inclusive) are here."""
+        """Return True if the window has the entries ``first`` to ``last``, inclusive."""
         return self.first <= first and last < self.first + len(self.offsets)
 
 
 def index_path(shard_path: str) -> str:
-    """Path of a tar's index: the last suffix becomes ``.tar.idx``."""
+    """Return the path of a tar's index.
+
+    Example:
+        >>> index_path("data/train_0.tar")
+        'data/train_0.tar.idx'
+    """
     return posixpath.splitext(shard_path)[0] + ".tar.idx"
 
 
 def encode_offsets(offsets: Sequence[int] | Int64Array) -> bytes:
-    """Content of a ``.tar.idx`` file."""
+    """Return the content of a ``.tar.idx`` file."""
     return np.asarray(offsets, dtype="<u8").tobytes()
 
 
 def decode_offsets(data: memoryview | bytes, first: int, where: str) -> OffsetWindow:
-    """Read entries of an index.
+    """Decode entries of an index.
 
     Args:
-        data: The entries' bytes.
-        first: Number of the first of them.
+        data: Bytes of the entries.
+        first: Number of the first entry.
         where: URL of the index, for messages.
 
     Raises:
-        IndexMismatchError: The offsets do not grow, or the bytes are no whole entries.
+        IndexMismatchError: The offsets do not increase, or the last entry is incomplete.
     """
-    if len(data) % _ENTRY:
+    if len(data) % ENTRY_BYTES:
         raise IndexMismatchError(
-            f"the index has {len(data)} bytes, not whole entries", where=where, hint=_HINT
+            f"the index has {len(data)} bytes, not a multiple of {ENTRY_BYTES}", where=where, hint=_HINT
         )
     offsets = np.frombuffer(data, dtype="<u8").astype(np.int64)
     if first == 0 and len(offsets):
@@ -80,21 +87,21 @@ def decode_offsets(data: memoryview | bytes, first: int, where: str) -> OffsetWi
     if len(wrong) or (len(offsets) and offsets[0] < 0):
         at = first + (int(wrong[0]) + 1 if len(wrong) else 0)
         raise IndexMismatchError(
-            f"entry {at} of the index does not lie after its predecessor", where=where, hint=_HINT
+            f"entry {at} of the index does not lie after the entry before", where=where, hint=_HINT
         )
     return OffsetWindow(first, offsets)
 
 
 def page_bounds(first: Int64Array, last: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Entries that are read together: all of a small index, else whole blocks.
+    """Return the entries to read together: all entries of a small index, else whole pages of 8,192 entries.
 
     Args:
-        first: ``int64``, first entries wanted, each of an index of its own.
-        last: ``int64``, last ones, inclusive.
-        counts: ``int64``, samples of the tars; an index has one entry more.
+        first: ``int64 [n]``, first entry wanted of each index.
+        last: ``int64 [n]``, last entry wanted of each index, inclusive.
+        counts: ``int64 [n]``, number of samples in each tar. An index has one entry more.
 
     Returns:
-        The first and the last (inclusive) entry to read of each.
+        Two ``int64 [n]``: the first and the last entry (inclusive) to read of each index.
     """
     small = (counts + 1) <= _PAGE_ENTRIES
     lower = np.where(small, 0, first // _PAGE_ENTRIES * _PAGE_ENTRIES)
@@ -106,24 +113,21 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
     """Read entries of a tar's index; see :func:`page_bounds`.
 
     Args:
-        store: The dataset's root.
+        store: Store of the dataset's root.
         shard_path: Path of the tar.
-        count: Number of samples that ``.info.json`` gives the tar.
-        first: First entry wanted.
-        last: Last entry wanted, inclusive; entry ``count`` is the end of the last sample.
-
-    Returns:
-        The entries.
+        count: Number of samples in the tar, as in ``.info.json``.
+        first: First entry to read.
+        last: Last entry to read, inclusive. Entry ``count`` is the end of the last sample.
 
     Raises:
-        NotPreparedError: There is no index.
-        IndexMismatchError: The index is not that of ``count`` samples, or damaged.
+        NotPreparedError: The tar has no index.
+        IndexMismatchError: The index is damaged, or has another number of samples.
     """
-    path, total = index_path(shard_path), (count + 1) * _ENTRY
+    path, total = index_path(shard_path), (count + 1) * ENTRY_BYTES
     where = f"{store.url}/{path}"
     if not 0 <= first <= last <= count:
         raise IndexMismatchError(
-            f"entries {first} to {last} are asked for, .info.json says {count} samples",
+            f"entries {first} to {last} do not exist: .info.json has {count} samples for the tar",
             where=where,
             hint=_HINT,
         )
@@ -132,10 +136,10 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
         if whole:
             body = store.get(path)
         else:
-            body = store.get_range(path, ByteRange(first * _ENTRY, (last + 1) * _ENTRY))
+            body = store.get_range(path, ByteRange(first * ENTRY_BYTES, (last + 1) * ENTRY_BYTES))
     except ObjectNotFoundError as error:
         raise NotPreparedError(
-            "the tar has no index", where=where, hint="Run `energon-stream prepare`."
+            "the tar has no index", where=where, hint="run `energon-stream prepare`"
         ) from error
     except RangeError as error:
         raise IndexMismatchError(
@@ -144,24 +148,21 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
     size = len(body.data) if whole else body.total_size
     if size not in (None, total):
         raise IndexMismatchError(
-            f"the index has {size} bytes, but .info.json says {count} samples, which take {total}",
+            f"the index has {size} bytes, but the {count} samples of .info.json take {total}",
             where=where,
             hint=_HINT,
         )
     return decode_offsets(body.data, first, where)
 
 
-_PAGE_BYTES = 16 << 10  # a shuffled slice of samples reads one or two pages of a large file
-
-
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """Rows of little-endian 64-bit integers after a header; picklable.
+    """A file of rows of little-endian 64-bit integers after a header. A picklable value: it holds no open files.
 
     Attributes:
-        spec: Where the file lies.
+        spec: Location of the file.
         header: Bytes before the first row.
-        width: Integers of a row.
+        width: Integers in a row.
         rows: Number of rows.
     """
 
@@ -172,27 +173,27 @@ class RowFile:
 
     @property
     def page_rows(self) -> int:
-        """Rows that are read together."""
-        return max(1, _PAGE_BYTES // (8 * self.width))
+        """Number of rows in a page; the last page may have fewer."""
+        return max(1, _ROW_PAGE_BYTES // (ENTRY_BYTES * self.width))
 
     def read_page(self, store: Store, page: int) -> Int64Array:
-        """Read the rows from ``page * page_rows``.
+        """Read the rows from ``page * page_rows`` on.
 
         Returns:
-            ``int64 [n, width]``; ``n`` is ``page_rows``, or what is left.
+            ``int64 [n, width]``, where ``n`` is at most ``page_rows``.
 
         Raises:
-            IndexMismatchError: The file is shorter than it was.
+            IndexMismatchError: The file is shorter than when it was opened.
         """
         first = page * self.page_rows
         last = min(first + self.page_rows, self.rows)
-        size = 8 * self.width
+        size = ENTRY_BYTES * self.width
         try:
             body = store.get_range("", ByteRange(self.header + first * size, self.header + last * size))
         except RangeError as error:
             raise IndexMismatchError(
-                f"the index does not have the {self.rows} rows any more that it had when it was opened",
+                f"the index is shorter than the {self.rows} rows that it had when it was opened",
                 where=self.spec.url,
-                hint="Prepare again, and restart.",
+                hint="prepare the data again, and restart the job",
             ) from error
         return np.frombuffer(body.data, dtype="<i8").astype(np.int64).reshape(-1, self.width)

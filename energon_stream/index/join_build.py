@@ -1,4 +1,4 @@
-"""Building join indices, by matching sample keys in the datasets' ``index.sqlite``."""
+"""Builds join indices: matches sample keys in the ``index.sqlite`` of each dataset."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class JoinReport:
-    """What a join index was built of.
+    """Result of :func:`build_join_index`.
 
     Attributes:
-        url: Where it lies.
-        rows: Rows in it.
-        skipped: Samples of the primary that are not in it.
-        missing: Rows that lack the member's sample, for each member.
+        url: URL of the index.
+        rows: Number of rows.
+        skipped: Number of samples of the primary that are not in the index.
+        missing: Number of rows without a sample of the member, for each member.
     """
 
     url: str
@@ -44,18 +44,18 @@ class JoinReport:
 
 
 def build_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> JoinReport:
-    """Match samples by their keys and write the index; an existing one is replaced.
+    """Match samples by their keys and write the index. It replaces an existing one.
 
-    Keys and places come from each dataset's ``index.sqlite``; where there is none, from its tars.
+    Keys and locations come from the ``index.sqlite`` of each dataset, or from the tars of a dataset without that file.
 
     Args:
-        metadataset: The file that has the join.
-        members: What is joined, the primary first.
+        metadataset: The metadataset file that has the join.
+        members: The joined datasets, the primary first.
 
     Raises:
-        DatasetError: A sample has no partner in a dataset of ``nonmatch: error``.
-        MetadataError: A dataset's ``index.sqlite`` cannot be used.
-        StorageError: Something cannot be read or written.
+        DatasetError: A sample has no partner in a dataset with ``nonmatch: error``.
+        MetadataError: The ``index.sqlite`` of a dataset cannot be used.
+        StorageError: A file cannot be read or written.
     """
     spec = join_index_spec(metadataset, members, (dataset_identity(member.index) for member in members))
     rows = skipped = 0
@@ -80,7 +80,7 @@ def build_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> J
 
 
 def _kept(keys: Sequence[str], found: Int64Array, members: Sequence[JoinMember]) -> npt.NDArray[np.bool_]:
-    """Which rows of a shard enter the index."""
+    """Return a mask of the rows of a shard that enter the index."""
     lacking = found[:, :, 0] < 0
     kept = np.ones(len(keys), dtype=np.bool_)
     for number, member in enumerate(members):
@@ -93,7 +93,7 @@ def _kept(keys: Sequence[str], found: Int64Array, members: Sequence[JoinMember])
             raise DatasetError(
                 f"some samples of {members[0].index.spec.url} have no partner: {shown}{'…' * (len(wrong) > _SHOWN)}",
                 where=f"{member.index.spec.url} [{member.index.split_part}]",
-                hint="Add them, or give the dataset `nonmatch: skip` or `nonmatch: none`.",
+                hint="add the samples, or give the dataset `nonmatch: skip` or `nonmatch: none`",
             )
     return kept
 
@@ -104,13 +104,13 @@ class _Matcher:
     Args:
         files: SQLite file of each member.
         indices: The members.
-        stack: Closes what is opened here.
+        stack: Closes the databases.
     """
 
     def __init__(self, files: Sequence[str], indices: Sequence[WebDatasetIndex], stack: ExitStack) -> None:
         self._indices = indices
         self._tars = [_tar_order(index) for index in indices]
-        # One connection for each pair: SQLite attaches ten files to one at most.
+        # One connection for each pair, because SQLite attaches at most ten files to a connection.
         self._pairs = []
         for file, index in zip(files, indices, strict=True):
             database = stack.enter_context(
@@ -120,22 +120,20 @@ class _Matcher:
                 database.execute("ATTACH ? AS partner", (f"file:{file}?mode=ro&immutable=1",))
                 database.execute("SELECT 1 FROM partner.samples LIMIT 1")
             except sqlite3.DatabaseError as error:
-                raise MetadataError(
-                    f"its index.sqlite cannot be used: {error}", where=index.spec.url
-                ) from error
+                raise MetadataError(f"index.sqlite cannot be used: {error}", where=index.spec.url) from error
             self._pairs.append(database)
 
     def shards(self) -> Iterator[tuple[list[str], Int64Array]]:
-        """For each shard of the primary, its keys in order, and places ``int64 [keys, members, 3]``."""
+        """Yield, for each shard of the primary, the keys in order, and index rows ``int64 [keys, members, 3]``."""
         for path in self._indices[0].shard_paths:
             tar_id = self._tars[0][path]
             columns = [self._partners(number, tar_id) for number in range(len(self._indices))]
-            used = columns[0][1][:, 0] >= 0  # without excluded ones
+            used = columns[0][1][:, 0] >= 0  # excluded samples are -1
             keys = [key for key, use in zip(columns[0][0], used.tolist(), strict=True) if use]
             yield keys, np.stack([places for _, places in columns], axis=1)[used]
 
     def _partners(self, number: int, tar_id: int) -> tuple[list[str], Int64Array]:
-        """One member's samples for the keys of a shard of the primary; -1 where it has none to be used."""
+        """Return the keys of a shard of the primary, and a member's samples for them; -1 if it has none to use."""
         index = self._indices[number]
         rows = self._pairs[number].execute(
             "SELECT own.sample_key, other.tar_file_id, other.byte_offset, other.byte_size FROM main.samples AS own "
@@ -146,7 +144,7 @@ class _Matcher:
         shard_of = {self._tars[number][path]: shard for shard, path in enumerate(index.shard_paths)}
         keys, places = [], []
         for key, tar, offset, size in rows:
-            shard = shard_of.get(tar, -1)  # partners of other split parts do not count
+            shard = shard_of.get(tar, -1)  # samples of other split parts are no partners
             usable = shard >= 0 and not index.is_excluded(shard, key)
             keys.append(key)
             places.append((shard, offset, size) if usable else (-1, -1, -1))
@@ -154,7 +152,7 @@ class _Matcher:
 
 
 def _tar_order(index: WebDatasetIndex) -> dict[str, int]:
-    """Shard path to its id in ``index.sqlite``: its place in ``.info.json``."""
+    """Return the number of each shard in ``index.sqlite``, which is its position in ``.info.json``."""
     store = index.spec.open()
     try:
         path, body = INFO_JSON, store.get(INFO_JSON)
@@ -165,7 +163,7 @@ def _tar_order(index: WebDatasetIndex) -> dict[str, int]:
 
 @contextmanager
 def _keys_file(index: WebDatasetIndex) -> Iterator[str]:
-    """The dataset's ``index.sqlite``, or one made of its tars, as a local file."""
+    """Yield the local path of the dataset's ``index.sqlite``, or of one built from the tars."""
     store = index.spec.open()
     with ExitStack() as stack:
         try:

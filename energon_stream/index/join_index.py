@@ -1,13 +1,11 @@
-"""Join indices: which samples of several datasets belong together.
+"""Join indices: rows of samples of several datasets that belong together.
 
-``<metadataset file>.cache/join_index_<sha256>.bin`` is Megatron-Energon's format: the magic ``JIDX0001``,
-the number of datasets, and rows of (shard, first byte, size) for each dataset, all little-endian 64-bit
-integers. A shard is its place in the split part, a missing partner -1, -1, -1. Rows follow the first
-dataset, the primary.
+``<metadataset file>.cache/join_index_<sha256>.bin`` has Megatron-Energon's format: the magic ``JIDX0001``, the number of
+datasets, and rows of (shard, first byte, size) for each dataset, all little-endian 64-bit integers. A shard is its
+position in the split part; a missing partner is -1, -1, -1. Rows are in the order of the first dataset, the primary.
 
-The name tells what was joined. It is Megatron-Energon's where that is unambiguous: it leaves out split
-parts, excluded shards and the order of excludes, so that there one file may stand for several joins. What it
-leaves out enters the name here as soon as it is not the default.
+The name identifies the joined datasets. Megatron-Energon's name leaves out split part, excluded shards and the order of
+excludes, so one file may stand for several joins there. Here they enter the name unless they have their defaults.
 """
 
 from __future__ import annotations
@@ -55,7 +53,8 @@ class JoinMember:
 
     Attributes:
         index: The opened dataset.
-        nonmatch: What to do with a row of the primary that this dataset has no sample for.
+        nonmatch: Treatment of a sample of the primary without a partner in this dataset: an error, skip it, or
+            leave the partner out (``none``).
     """
 
     index: WebDatasetIndex
@@ -64,12 +63,12 @@ class JoinMember:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinIndex:
-    """An opened join: one virtual shard; picklable.
+    """An opened join: one virtual shard. A picklable value.
 
     Attributes:
-        members: The datasets, the primary first.
-        rows: The index; a row is (shard, first byte, size) for each member.
-        excluded: Nothing; excluded samples are not in the index.
+        members: The joined datasets, the primary first.
+        rows: The index; a row has (shard, first byte, size) for each member.
+        excluded: Always empty: excluded samples are not in the index.
     """
 
     members: tuple[WebDatasetIndex, ...]
@@ -78,37 +77,37 @@ class JoinIndex:
 
     @property
     def spec(self) -> StoreSpec:
-        """The index file."""
+        """Location of the index file."""
         return self.rows.spec
 
     @property
     def split_part(self) -> str:
-        """The primary's split part."""
+        """Split part of the primary."""
         return self.members[0].split_part
 
     @property
     def num_samples(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.rows.rows
 
     @property
     def shard_paths(self) -> tuple[str, ...]:
-        """Shards of all members."""
+        """Paths of the shards of all members."""
         return tuple(path for member in self.members for path in member.shard_paths)
 
     @property
     def shard_counts(self) -> Int64Array:
-        """All rows."""
+        """``int64 [1]``: number of rows."""
         return np.array([self.num_samples], dtype=np.int64)
 
     @property
     def shard_starts(self) -> Int64Array:
-        """0, and the number of rows."""
+        """``int64 [2]``: 0, and the number of rows."""
         return np.array([0, self.num_samples], dtype=np.int64)
 
 
 def dataset_identity(index: WebDatasetIndex) -> str:
-    """The dataset's ``index.uuid``; one without is known by its shards and counts."""
+    """Return the dataset's ``index.uuid``, or a hash of shards and counts if it has none."""
     store = index.spec.open()
     try:
         return bytes(store.get(f"{META_FOLDER}/index.uuid").data).decode()
@@ -120,12 +119,12 @@ def dataset_identity(index: WebDatasetIndex) -> str:
 def join_index_spec(
     metadataset: StoreSpec, members: Sequence[JoinMember], identities: Iterable[str]
 ) -> StoreSpec:
-    """Where the index of a join lies.
+    """Return the location of a join's index.
 
     Args:
-        metadataset: The file that has the join.
-        members: What is joined.
-        identities: What :func:`dataset_identity` says of the members.
+        metadataset: The metadataset file that has the join.
+        members: The joined datasets, the primary first.
+        identities: Result of :func:`dataset_identity` for each member.
     """
     digest = hashlib.sha256()
     for member, identity in zip(members, identities, strict=True):
@@ -144,13 +143,13 @@ def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> Jo
     """Open the index of a join.
 
     Args:
-        metadataset: The file that has the join.
-        members: What is joined, the primary first.
+        metadataset: The metadataset file that has the join.
+        members: The joined datasets, the primary first.
 
     Raises:
-        NotPreparedError: There is no index of these datasets as they are now.
-        MetadataError: It is no join index of so many datasets.
-        EmptyDatasetError: It has no rows.
+        NotPreparedError: There is no index of these datasets in their present state.
+        MetadataError: The file is not an index of a join of so many datasets.
+        EmptyDatasetError: The index has no rows.
     """
     with ThreadPoolExecutor(len(members)) as pool:
         identities = list(pool.map(dataset_identity, (member.index for member in members)))
@@ -160,21 +159,21 @@ def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> Jo
         body = store.get_range("", ByteRange(0, _HEADER))
     except ObjectNotFoundError as error:
         raise NotPreparedError(
-            "the join has no index, or its datasets were prepared again since",
+            "the join has no index, or a dataset was prepared again after the join",
             where=spec.url,
-            hint=f"Run `energon-stream prepare {metadataset.url}`.",
+            hint=f"run `energon-stream prepare {metadataset.url}`",
         ) from error
     except RangeError as error:
-        raise MetadataError("this is no join index", where=spec.url) from error
+        raise MetadataError("the file is not a join index", where=spec.url) from error
     size = store.head("").size if body.total_size is None else body.total_size
     rows, rest = divmod(size - _HEADER, 8 * width)
     if rest or bytes(body.data) != join_header(len(members)):
-        raise MetadataError(f"this is no index of a join of {len(members)} datasets", where=spec.url)
+        raise MetadataError(f"the file is not an index of a join of {len(members)} datasets", where=spec.url)
     if not rows:
         raise EmptyDatasetError("the join has no rows", where=spec.url)
     return JoinIndex(tuple(member.index for member in members), RowFile(spec, _HEADER, width, rows))
 
 
 def join_header(members: int) -> bytes:
-    """First bytes of the index of so many datasets."""
+    """Return the first bytes of an index of so many datasets."""
     return _MAGIC + members.to_bytes(8, "little")

@@ -1,7 +1,7 @@
-"""JSONL datasets: one JSON object a line, found through ``x.jsonl.idx``.
+"""JSONL datasets: one JSON object per line, found through the index ``x.jsonl.idx``.
 
-The index is N + 1 little-endian unsigned 64-bit integers: 0, and the end of each record. Blank lines
-belong to the record before them, those at the beginning to the first one.
+The index holds N + 1 little-endian unsigned 64-bit integers: 0, and the end of each record. Blank lines belong to the
+record before them; blank lines at the beginning belong to the first record.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ from energon_stream.errors import (
     RangeError,
 )
 from energon_stream.index.in_order import stream_object
-from energon_stream.index.index_files import RowFile, encode_offsets
+from energon_stream.index.index_files import ENTRY_BYTES, RowFile, encode_offsets
 from energon_stream.storage import StoreSpec, shared_fetcher
 
 __all__ = ["JsonlIndex", "open_jsonl", "prepare_jsonl"]
 
-_ENTRY = 8
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JsonlIndex:
-    """An opened JSONL file: one virtual shard, which belongs to every split part; picklable.
+    """An opened JSONL file: one virtual shard, which belongs to every split part. A picklable value.
 
     Attributes:
-        spec: The file.
-        num_samples: Its records.
+        spec: Location of the file.
+        num_samples: Number of records.
         split_part: Name for messages.
-        excluded: Nothing.
+        excluded: Always empty.
     """
 
     spec: StoreSpec
@@ -56,17 +55,17 @@ class JsonlIndex:
 
     @property
     def shard_paths(self) -> tuple[str, ...]:
-        """The file's name."""
+        """Name of the file."""
         return (self.spec.url.rpartition("/")[2],)
 
     @property
     def shard_counts(self) -> Int64Array:
-        """All records."""
+        """``int64 [1]``: number of records."""
         return np.array([self.num_samples], dtype=np.int64)
 
     @property
     def shard_starts(self) -> Int64Array:
-        """0, and the number of records."""
+        """``int64 [2]``: 0, and the number of records."""
         return np.array([0, self.num_samples], dtype=np.int64)
 
 
@@ -79,37 +78,44 @@ def open_jsonl(spec: StoreSpec) -> JsonlIndex:
 
     Raises:
         ObjectNotFoundError: There is no such file.
-        NotPreparedError: It has no index.
-        IndexMismatchError: The index is not that of the file.
-        EmptyDatasetError: It has no records.
+        NotPreparedError: The file has no index.
+        IndexMismatchError: The index belongs to another version of the file.
+        EmptyDatasetError: The file has no records.
+
+    Example:
+        >>> from energon_stream.storage import StoreSpec
+        >>> open_jsonl(StoreSpec("lines.jsonl")).num_samples
+        32
     """
-    hint = f"Run `energon-stream prepare {spec.url}`."
+    hint = f"run `energon-stream prepare {spec.url}`"
     store, index_store, fetcher = spec.open(), _index_spec(spec).open(), shared_fetcher()
-    size = fetcher.call(partial(store.head, ""), deadline=-1, inline=store.is_local)
-    tail = fetcher.call(partial(index_store.get_suffix, "", _ENTRY), deadline=-1, inline=store.is_local)
-    found = size.result()
+    head = fetcher.call(partial(store.head, ""), deadline=-1, inline=store.is_local)
+    tail = fetcher.call(partial(index_store.get_suffix, "", ENTRY_BYTES), deadline=-1, inline=store.is_local)
+    size = head.result().size
     try:
         last = tail.result()
         length = last.total_size if last.total_size is not None else index_store.head("").size
     except ObjectNotFoundError as error:
         raise NotPreparedError("the file has no index", where=index_store.url, hint=hint) from error
-    except RangeError:  # an empty index
+    except RangeError:  # the index is empty
         length = 0
-    end = int.from_bytes(last.data, "little") if length and len(last.data) == _ENTRY else -1
-    if length % _ENTRY or end != found.size:
+    end = int.from_bytes(last.data, "little") if length and len(last.data) == ENTRY_BYTES else -1
+    if length % ENTRY_BYTES or end != size:
         raise IndexMismatchError(
-            f"the index is of a file of {end} bytes, but the file has {found.size}", where=spec.url, hint=hint
+            f"the index does not match the file of {size} bytes: its last entry is {end}",
+            where=spec.url,
+            hint=hint,
         )
-    if length < 2 * _ENTRY:
+    if length < 2 * ENTRY_BYTES:
         raise EmptyDatasetError("the file has no records", where=spec.url)
-    return JsonlIndex(spec, length // _ENTRY - 1)
+    return JsonlIndex(spec, length // ENTRY_BYTES - 1)
 
 
 def prepare_jsonl(url_or_path: str, *, storage_options: Mapping[str, Any] | None = None) -> int:
-    """Write ``x.jsonl.idx`` beside ``x.jsonl``; an existing one is replaced.
+    """Write ``x.jsonl.idx`` beside ``x.jsonl``, and replace an existing one.
 
     Args:
-        url_or_path: The file; a local path or any fsspec URL.
+        url_or_path: Local path or any fsspec URL of the file.
         storage_options: Credentials and the like for the URL's file system.
 
     Returns:
@@ -117,16 +123,20 @@ def prepare_jsonl(url_or_path: str, *, storage_options: Mapping[str, Any] | None
 
     Raises:
         ObjectNotFoundError: There is no such file.
-        MetadataError: A line is no JSON object; its braces are looked at, no more.
-        EmptyDatasetError: There are no records.
+        MetadataError: A line does not begin and end with braces. Nothing else of the JSON is checked.
+        EmptyDatasetError: The file has no records.
+
+    Example:
+        >>> prepare_jsonl("lines.jsonl")
+        32
     """
     spec = StoreSpec(url_or_path, storage_options)
     store = spec.open()
-    starts, size = [np.zeros(1, dtype=np.int64)], 0
+    starts, size = [np.zeros(0, dtype=np.int64)], 0
     for found, end in _records(stream_object(store, ""), store.url):
         starts.append(found)
         size = end
-    offsets = np.concatenate(starts)[1:]
+    offsets = np.concatenate(starts)
     if not len(offsets):
         raise EmptyDatasetError("the file has no records", where=store.url)
     offsets[0] = 0
@@ -135,7 +145,7 @@ def prepare_jsonl(url_or_path: str, *, storage_options: Mapping[str, Any] | None
 
 
 def _records(pieces: Iterable[memoryview], where: str) -> Iterator[tuple[Int64Array, int]]:
-    """First byte of each record, and one past the last byte looked at, for each piece."""
+    """Yield, for each piece, the first byte of each record that ends in it, and the end of the piece."""
     base, line, rest = 0, 1, b""
     for piece in pieces:
         data = rest + bytes(piece)
@@ -148,20 +158,29 @@ def _records(pieces: Iterable[memoryview], where: str) -> Iterator[tuple[Int64Ar
 
 
 def _starts(data: bytes, ends: npt.NDArray[Any], base: int, line: int, where: str) -> Int64Array:
-    """First byte of each line that is not blank; ``ends`` are one past the lines' last bytes."""
+    """Return the first byte of each line that is not blank.
+
+    Args:
+        data: Whole lines, and the beginning of another.
+        ends: One past the last byte of each line.
+        base: First byte of the data in the file, for messages; likewise ``line``, the number of the first line.
+        line: See ``base``.
+        where: URL of the file, for messages.
+    """
     if not len(ends):
         return np.zeros(0, dtype=np.int64)
     starts: Int64Array = np.concatenate([[0], ends[:-1]]).astype(np.int64)
     view = np.frombuffer(data, dtype=np.uint8)
+    # Most lines are {…} without spaces around: only the others are looked at one by one.
     plain = (view[starts] == _OPEN) & (view[np.maximum(ends - 2, 0)] == _CLOSE)
     for number in np.flatnonzero(~plain).tolist():
         text = data[starts[number] : ends[number]].strip()
         plain[number] = bool(text)
         if text and not (text.startswith(b"{") and text.endswith(b"}")):
             raise MetadataError(
-                f"line {line + number} is no JSON object: {text[:40]!r}",
+                f"line {line + number} is not a JSON object: {text[:40]!r}",
                 where=f"{where} from byte {base + starts[number]}",
-                hint="Every line must hold one object in braces.",
+                hint="each line must hold one object in braces",
             )
     records: Int64Array = starts[plain]
     return records

@@ -1,8 +1,9 @@
-"""Indices of tars, kept on this node because the dataset has none.
+"""Indices of tars that were not prepared, kept on this node.
 
-A file for each version of a tar, below ``<directory>/v1/indexes/<root URL>/``; names are hashes. It holds, as little-endian
-64-bit integers, a mark of the format, the number of samples, a check, and then what a ``.tar.idx`` file holds. The
-check is an XXH3 hash of all of that and of the file's name, so what was written in part, or for another tar, is none.
+Each version of a tar has a file below ``<directory>/v1/indexes/<root URL>/``, named by a hash. The file holds, as
+little-endian 64-bit integers, a mark of the format, the number of samples, a checksum, and the content of a
+``.tar.idx`` file. The checksum is an XXH3 hash of the content and of the file's name, so a file that was written in
+part, or for another tar, is not valid.
 """
 
 from __future__ import annotations
@@ -17,21 +18,20 @@ import xxhash
 from energon_stream.cache import CachedStore, CacheLayer
 from energon_stream.cache.identity import root_name
 from energon_stream.errors import IndexMismatchError, NotPreparedError
-from energon_stream.index.index_files import OffsetWindow, decode_offsets, encode_offsets
+from energon_stream.index.index_files import ENTRY_BYTES, OffsetWindow, decode_offsets, encode_offsets
 from energon_stream.storage import ListEntry, Store, StoreSpec
 
 __all__ = ["KeptIndices", "PlainTars", "index_directory"]
 
 _MARK = int.from_bytes(b"ES.idx.1", "little")
-_ENTRY = 8
-_HEADER = 3 * _ENTRY
-_HINT = "Remove it, and open the dataset again."
+_HEADER = 3 * ENTRY_BYTES
+_HINT = "remove it, and open the dataset again"
 
 
 def index_directory(spec: StoreSpec) -> str:
-    """Where indices of a dataset are kept: in its cache, or else in the user's folder for such things.
+    """Return the folder for the indices of a dataset: that of the dataset's cache, or else the user's.
 
-    That is what ``ENERGON_STREAM_CACHE_DIR`` says, or ``energon_stream`` in ``XDG_CACHE_HOME`` (``~/.cache``).
+    The user's folder is ``ENERGON_STREAM_CACHE_DIR``, or ``energon_stream`` in ``XDG_CACHE_HOME`` (``~/.cache``).
     """
     if isinstance(spec.through, CacheLayer):
         return spec.through.config.directory
@@ -43,54 +43,54 @@ def index_directory(spec: StoreSpec) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeptIndices:
-    """The indices of one dataset's tars; a value that travels to other processes.
+    """Indices of one dataset's tars. A picklable value.
 
     Attributes:
-        folder: Where they lie.
+        folder: Folder of the index files.
     """
 
     folder: str
 
     @classmethod
     def of(cls, spec: StoreSpec, url: str) -> KeptIndices:
-        """Those of the dataset at ``url``, a root without credentials."""
+        """Return the indices of the dataset with the root ``url``, which has no credentials."""
         return cls(os.path.join(index_directory(spec), "v1", "indexes", root_name(url)))
 
     def path(self, tar: ListEntry) -> str:
-        """Where the index of a tar is, or is to be."""
+        """Return the path of a tar's index, whether it exists or not."""
         identity = "\0".join((tar.path, tar.meta.etag or "", str(tar.meta.size)))
         name = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         return os.path.join(self.folder, f"{name}.idx")
 
     def count(self, tar: ListEntry) -> int | None:
-        """Number of samples of a tar, by all of its verified index; None where there is none.
+        """Verify the index of a tar, and return the number of samples; None if there is no index.
 
         Raises:
-            IndexMismatchError: It is damaged.
+            IndexMismatchError: The index is damaged.
         """
         path = self.path(tar)
         try:
             with open(path, "rb") as file:
                 content = file.read()
-        except OSError:  # not there; or else writing will tell
+        except OSError:  # no such file, or one that writing will report
             return None
         if len(content) >= _HEADER:
             mark, count, check = np.frombuffer(content, dtype="<u8", count=3).tolist()
-            whole = mark == _MARK and len(content) == _HEADER + (count + 1) * _ENTRY
+            whole = mark == _MARK and len(content) == _HEADER + (count + 1) * ENTRY_BYTES
             if whole and check == _check(path, count, content[_HEADER:]):
                 return int(count)
         raise IndexMismatchError("the index is damaged", where=f"{path}, index of {tar.path}", hint=_HINT)
 
     def write(self, tar: ListEntry, offsets: list[int], *, suffix: str) -> None:
-        """Keep the index of a tar, visible when it is complete.
+        """Keep the index of a tar. The file appears when it is complete.
 
         Args:
             tar: The tar.
-            offsets: What :func:`encode_offsets` takes.
-            suffix: Of the file until it is complete; nobody else may use it for this tar now.
+            offsets: First byte of each sample, and the end of the last one.
+            suffix: Suffix of the incomplete file. Concurrent writers need different ones.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         path, data, count = self.path(tar), encode_offsets(offsets), len(offsets) - 1
         header = np.array([_MARK, count, _check(path, count, data)], dtype="<u8").tobytes()
@@ -99,25 +99,25 @@ class KeptIndices:
         os.replace(path + suffix, path)
 
     def read_offsets(self, tar: ListEntry, count: int, first: int, last: int) -> OffsetWindow:
-        """Read entries of a tar's index, as :func:`energon_stream.index.index_files.read_offsets` does.
+        """Read entries of a tar's index; see :func:`energon_stream.index.index_files.read_offsets`.
 
         Raises:
-            NotPreparedError: The index was removed since the dataset was opened.
-            IndexMismatchError: It is not that of ``count`` samples, or damaged.
+            NotPreparedError: The index was removed after the dataset was opened.
+            IndexMismatchError: The index is damaged, or has another number of samples.
         """
         where = f"{self.path(tar)}, index of {tar.path}"
         try:
             with open(self.path(tar), "rb") as file:
-                file.seek(_HEADER + first * _ENTRY)
-                data = file.read((last + 1 - first) * _ENTRY)
+                file.seek(_HEADER + first * ENTRY_BYTES)
+                data = file.read((last + 1 - first) * ENTRY_BYTES)
                 size = os.fstat(file.fileno()).st_size
         except FileNotFoundError as error:
             raise NotPreparedError(
-                "the index was removed while it was in use", where=where, hint="Open the dataset again."
+                "the index was removed while it was in use", where=where, hint="open the dataset again"
             ) from error
-        if size != _HEADER + (count + 1) * _ENTRY or not 0 <= first <= last <= count:
+        if size != _HEADER + (count + 1) * ENTRY_BYTES or not 0 <= first <= last <= count:
             raise IndexMismatchError(
-                f"entries {first} to {last} of {count} samples are asked for, the index has {size} bytes",
+                f"the index has {size} bytes, and not entries {first} to {last} of {count} samples",
                 where=where,
                 hint=_HINT,
             )
@@ -126,11 +126,11 @@ class KeptIndices:
 
 @dataclass(frozen=True, slots=True)
 class PlainTars:
-    """The tars of a dataset that was not prepared; a value that travels to other processes.
+    """Tars of a dataset that was not prepared, and their indices. A picklable value.
 
     Attributes:
-        tars: The tars as they were when the dataset was opened.
-        indices: Where their indices are kept.
+        tars: Tars with size and version, as they were when the dataset was opened.
+        indices: Indices of the tars.
     """
 
     tars: tuple[ListEntry, ...]
@@ -141,11 +141,11 @@ class PlainTars:
         return self.indices.read_offsets(self.tars[shard], count, first, last)
 
     def versions(self) -> dict[str, str]:
-        """Versions of the tars by path, as far as they have any."""
+        """Return the versions of the tars by path, without the tars whose store reports none."""
         return {tar.path: tar.meta.etag for tar in self.tars if tar.meta.etag is not None}
 
     def tell_versions(self, store: Store) -> None:
-        """Tell the dataset's store what is known of the tars, if it is one with a cache: it need not list them."""
+        """Pass size and version of the tars to the disk cache, if the store has one: it need not ask for them."""
         if isinstance(store, CachedStore):
             for tar in self.tars:
                 store.remember(tar.path, tar.meta)

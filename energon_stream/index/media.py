@@ -1,4 +1,4 @@
-"""Size and kind of images, from the first bytes of their files."""
+"""Reads the size and format of images from the first bytes of their files."""
 
 from __future__ import annotations
 
@@ -8,35 +8,45 @@ import json
 import posixpath
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from energon_stream.errors import ConfigError, MetadataError, StorageError
+from energon_stream.imports import LazyModule
 from energon_stream.storage import ByteRange, Store, plan_fetches, shared_fetcher
+
+if TYPE_CHECKING:
+    from PIL import Image
+else:
+    Image = LazyModule("PIL.Image")
 
 __all__ = ["ImageMetadata", "MediaFile", "MediaFilter", "read_images"]
 
 _IMAGES = frozenset(["bmp", "gif", "ico", "j2k", "jp2", "jpx", "jpeg", "jpg", "png", "tif", "tiff", "webp"])
 _AV = frozenset(["aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm"])
 _FORMATS = ("BMP", "GIF", "ICO", "JPEG", "JPEG2000", "PNG", "TIFF", "WEBP")
-"""Those of the extensions; Pillow's rarer ones take other data for theirs, or start programs."""
+"""Formats of the extensions. Rarer ones of Pillow mistake other data for theirs, or start programs."""
 
 _HEAD_BYTES = 64 << 10
-_MAX_GAP = 64 << 10  # small neighbours come along in one request, large ones are never read whole
+_MAX_GAP = 64 << 10  # one request fetches small adjacent files; large files are never read whole
 _MAX_FETCH = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ImageMetadata:
-    """What the header of an image says.
+    """Size and format of an image.
 
     Attributes:
-        width: Pixels.
-        height: Pixels.
+        width: Width in pixels.
+        height: Height in pixels.
         format: Pillow's name of the file format, such as ``"PNG"``.
         mode: Pillow's name of the pixel format, such as ``"RGB"``.
+
+    Example:
+        >>> from energon_stream import ImageMetadata
+        >>> ImageMetadata(640, 480, "JPEG", "RGB").to_json()
+        '{"width":640,"height":480,"format":"JPEG","mode":"RGB"}'
     """
 
     width: int
@@ -45,35 +55,39 @@ class ImageMetadata:
     mode: str
 
     def to_json(self) -> str:
-        """As it lies in ``index.sqlite``."""
+        """Return the JSON text that ``index.sqlite`` stores."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str, where: str) -> ImageMetadata:
-        """The reverse; ``where`` names its place in messages.
+        """Parse the JSON text of ``index.sqlite``; ``where`` is its location, for messages.
 
         Raises:
-            MetadataError: It is something else.
+            MetadataError: The text is something else.
         """
         try:
             fields: dict[str, Any] = json.loads(text)
             return cls(fields["width"], fields["height"], fields["format"], fields["mode"])
         except (ValueError, TypeError, KeyError) as error:
-            raise MetadataError(f"this is no image metadata: {text!r}", where=where) from error
+            raise MetadataError(f"the image metadata cannot be parsed: {text!r}", where=where) from error
 
 
 @dataclass(frozen=True, slots=True)
 class MediaFilter:
-    """Which files are media.
+    """Selects media files.
 
     Attributes:
-        strategy: ``"EXTENSION"`` for those with a usual extension, ``"HEADER"`` to look into all files,
-            ``"GLOB"`` for those whose name matches a pattern.
-        patterns: The patterns, for ``"GLOB"``. They are matched against ``samplekey.part`` in prepared
-            datasets and against the relative path in plain folders; ``*`` matches slashes, too.
+        strategy: ``"EXTENSION"`` selects files with a usual extension, ``"GLOB"`` files whose name matches a
+            pattern, ``"HEADER"`` all files that begin like an image.
+        patterns: Patterns for ``"GLOB"``. They match ``samplekey.part`` in prepared datasets and the relative path
+            in plain folders; ``*`` also matches slashes.
 
     Raises:
-        ConfigError: Patterns are missing, or given to another strategy.
+        ConfigError: Patterns are missing, or the strategy has none.
+
+    Example:
+        >>> MediaFilter("GLOB", ("*.left.jpg",)).matches("folder/0001.left.jpg")
+        True
     """
 
     strategy: Literal["EXTENSION", "HEADER", "GLOB"]
@@ -83,18 +97,18 @@ class MediaFilter:
         if (self.strategy == "GLOB") != bool(self.patterns) or not all(self.patterns):
             raise ConfigError(
                 f"the media filter {self.strategy} has the patterns {self.patterns!r}",
-                hint="GLOB needs one or more, such as *.jpg; the others have none.",
+                hint="GLOB needs one or more, such as *.jpg; the other filters have none",
             )
 
     def matches(self, name: str) -> bool:
-        """Whether to look into a file."""
+        """Return True if the header of a file is to be read."""
         if self.strategy == "GLOB":
             return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
         return self.strategy == "HEADER" or _extension(name) in _IMAGES | _AV
 
 
 class MediaFile(NamedTuple):
-    """Where a file lies: ``size`` bytes from ``start`` in the object at ``path``, of version ``etag``."""
+    """Location of a file: ``size`` bytes from ``start`` in the object at ``path``, of version ``etag``."""
 
     name: str
     path: str
@@ -104,18 +118,19 @@ class MediaFile(NamedTuple):
 
     @property
     def is_av(self) -> bool:
-        """Whether its extension is one of audio or video."""
+        """True if the extension is one of audio or video."""
         return _extension(self.name) in _AV
 
 
 def read_images(store: Store, files: Sequence[MediaFile]) -> list[ImageMetadata | None]:
-    """Read the headers of images; None for what is no image.
+    """Read the headers of images; return None for files that are not images.
 
-    The first bytes of all files are requested at once, neighbours together; more only where Pillow asks.
+    The first 64 KiB of all files are requested concurrently, adjacent files together. More is read only if Pillow
+    needs it.
 
     Args:
-        store: Where they lie.
-        files: So many that their first 64 KiB fit into memory.
+        store: Store that has the files.
+        files: The files. The first 64 KiB of all of them must fit into memory.
 
     Raises:
         StorageError: The store did not deliver.
@@ -147,7 +162,7 @@ def _read_header(payload: _Reader) -> ImageMetadata | None:
         with Image.open(payload, formats=_FORMATS) as image:
             return ImageMetadata(image.width, image.height, str(image.format), image.mode)
     except StorageError:
-        raise  # is an OSError, which else means that Pillow cannot read it
+        raise  # an OSError too, but Pillow has not failed
     except (OSError, ValueError, SyntaxError, EOFError, OverflowError, Image.DecompressionBombError):
         return None
 
@@ -157,19 +172,19 @@ def _extension(name: str) -> str:
 
 
 class _Reader(io.BufferedReader):
-    """Asks for no more memory than the file can fill, whatever length a damaged header claims."""
+    """Reads no more than the size of the file, whatever length a damaged header claims."""
 
     def __init__(self, raw: io.RawIOBase, size: int) -> None:
         super().__init__(raw)
         self._size = size
 
     def read(self, size: int | None = -1) -> bytes:
-        """Bytes from the position on."""
+        """Return bytes from the position on."""
         return super().read(size if size is None else min(size, self._size))
 
 
 class _Payload(io.RawIOBase):
-    """A part of an object as a file; what lies outside the window at hand is read in growing windows."""
+    """A byte range of an object as a file. Bytes outside the present window are read in growing windows."""
 
     def __init__(self, store: Store, file: MediaFile, head: memoryview) -> None:
         self._store, self._file = store, file
@@ -177,7 +192,7 @@ class _Payload(io.RawIOBase):
         self._length = _HEAD_BYTES
 
     def readinto(self, buffer: Any) -> int:
-        """Some bytes from the position on; 0 at the end."""
+        """Copy bytes from the position on, and return their number; 0 at the end."""
         if self._position >= self._file.size:
             return 0
         start = self._position - self._window_start
@@ -193,15 +208,15 @@ class _Payload(io.RawIOBase):
         return length
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position."""
+        """Move the position, and return it."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
         if base + offset < 0:
             raise ValueError(f"byte {base + offset} is before the file")

@@ -1,4 +1,4 @@
-"""Media metadata in ``index.sqlite``, of prepared datasets and of plain folders."""
+"""Media metadata in the ``index.sqlite`` of prepared datasets and of plain folders."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ SELECT sample_key || '.' || part_name, tar_file_id, content_byte_offset, content
 FROM sample_parts JOIN samples USING (tar_file_id, sample_index)
 ORDER BY tar_file_id, sample_index, content_byte_offset
 """
-_BATCH = 128  # files of one task
+_BATCH = 128  # files that one thread reads at a time
 
 
 @dataclass(frozen=True, slots=True)
 class MediaReport:
-    """What became of the files that a media filter matched.
+    """Outcome for the files that a media filter matches.
 
     Attributes:
-        stored: Files whose metadata is in the index now.
-        skipped_av: Audio and video files; their metadata is not available.
-        unreadable: Names of the files that are no images. With ``HEADER``, which looks into everything,
-            that is no defect, and there are none.
+        stored: Number of files whose metadata is in the index now.
+        skipped_av: Number of audio and video files; metadata of these is not supported.
+        unreadable: Names of the files that are not images. Always empty with ``HEADER``, which tries all files.
     """
 
     stored: int = 0
@@ -53,7 +52,7 @@ class MediaReport:
 
 @dataclass(frozen=True, slots=True)
 class FoundMedia:
-    """Some of a dataset's media: ``images`` by name, and a report's other two attributes."""
+    """Images of some files, by name; the other attributes are as in :class:`MediaReport`."""
 
     images: Mapping[str, ImageMetadata]
     skipped_av: int
@@ -61,7 +60,7 @@ class FoundMedia:
 
 
 def find_media(store: Store, media_filter: MediaFilter, files: Iterable[MediaFile]) -> FoundMedia:
-    """Read the metadata of those files that a filter matches; raises as ``read_images`` does."""
+    """Read the metadata of the files that a filter matches. Raises the errors of :func:`read_images`."""
     matching = [file for file in files if media_filter.matches(file.name)]
     candidates = [file for file in matching if not file.is_av]
     images: dict[str, ImageMetadata] = {}
@@ -77,17 +76,20 @@ def find_media(store: Store, media_filter: MediaFilter, files: Iterable[MediaFil
 
 
 class MediaTables:
-    """Writes the two tables into an open database; what is there of another filter stays.
+    """Writes the two tables of media metadata into an open database. Rows of earlier filters stay.
 
     Args:
         database: The database.
-        media_filter: What the media are found with.
+        media_filter: The filter that found the media.
+
+    Attributes:
+        report: Outcome so far.
     """
 
     def __init__(self, database: sqlite3.Connection, media_filter: MediaFilter) -> None:
         self._database = database
         self.report = MediaReport()
-        for statement in _TABLES.split(";"):  # executescript() would end the caller's transaction
+        for statement in _TABLES.split(";"):  # executescript() would commit the caller's transaction
             database.execute(statement)
         database.execute(
             "INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)",
@@ -95,7 +97,7 @@ class MediaTables:
         )
 
     def add(self, found: FoundMedia) -> None:
-        """Store what was found, and count it in ``report``."""
+        """Store images, and count them in ``report``."""
         self._database.executemany(
             "INSERT OR REPLACE INTO media_metadata VALUES (?, 'image', ?)",
             ((name, image.to_json()) for name, image in found.images.items()),
@@ -115,25 +117,29 @@ def prepare_media(
     storage_options: Mapping[str, object] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> MediaReport:
-    """Add media metadata to the index of a prepared dataset, or make that of a plain folder.
+    """Add media metadata to the index of a prepared dataset, or create the index of a plain folder.
 
-    The index is replaced at the end, at once; a run that fails leaves everything as it was.
+    The new index replaces the old one at the end. A run that fails changes nothing.
 
     Args:
         url_or_path: Local folder or any fsspec URL.
-        media_filter: Which files are media.
-        workers: Batches of files that are read at once.
+        media_filter: Selects the media files.
+        workers: Number of batches of files that are read at the same time.
         storage_options: Credentials and the like for the URL's file system.
-        progress: Called with the number of files that were looked at since the last call.
+        progress: Called with the number of files checked since the last call.
 
     Raises:
-        ConfigError: No image was found, or there are no workers.
-        NotPreparedError: A folder of tars that is not prepared, or has no index.
-        MetadataError: The index is damaged, or not that of ``.info.json``.
-        ObjectNotFoundError: No such folder, or a shard is missing.
+        ConfigError: The filter finds no image, or ``workers`` is not positive.
+        NotPreparedError: The folder has tars and is not prepared, or has no index.
+        MetadataError: The index is damaged, or does not match ``.info.json``.
+        ObjectNotFoundError: There is no such folder, or a shard is missing.
+
+    Example:
+        >>> prepare_media("captions", MediaFilter("EXTENSION"))
+        MediaReport(stored=64, skipped_av=0, unreadable=())
     """
     if workers < 1:
-        raise ConfigError(f"workers is {workers}", hint="Use 1 or more.")
+        raise ConfigError(f"workers is {workers}", hint="use 1 or more")
     store = StoreSpec(url_or_path, storage_options).open()
     entries = {entry.path: entry.meta for entry in store.list()}
     info = next((path for path in (INFO_JSON, INFO_YAML) if path in entries), None)
@@ -160,13 +166,13 @@ def prepare_media(
                 database.execute("COMMIT")
         except sqlite3.DatabaseError as error:
             where = f"{store.url}/{INDEX_SQLITE}"
-            raise MetadataError(f"this is no usable index: {error}", where=where) from error
+            raise MetadataError(f"index.sqlite cannot be used: {error}", where=where) from error
         if not tables.report.stored:
             raise ConfigError(
-                f"among {done} files the media filter {media_filter.strategy} found no image "
+                f"the media filter {media_filter.strategy} found no image among {done} files "
                 f"({tables.report.skipped_av} audio and video files, {len(tables.report.unreadable)} others)",
                 where=store.url,
-                hint="Patterns are matched against samplekey.part, or the path in a plain folder.",
+                hint="patterns match samplekey.part in a prepared dataset, and the path in a plain folder",
             )
         store.put_file(INDEX_SQLITE, path)
     return tables.report
@@ -174,13 +180,13 @@ def prepare_media(
 
 def _check_kind(store: Store, entries: Mapping[str, ObjectMeta], info: str | None) -> None:
     if not entries:
-        raise ObjectNotFoundError("there are no files", where=store.url, hint="Check the path.")
+        raise ObjectNotFoundError("the folder has no files", where=store.url, hint="check the path")
     if info is None and any(path.endswith(".tar") for path in entries):
-        # An index alone would turn it into a plain folder for every reader.
+        # For every reader, an index alone would turn the folder into a plain one.
         raise NotPreparedError(
-            "a folder of tars that is not prepared",
+            "the folder has tars that are not prepared",
             where=store.url,
-            hint="Run `energon-stream prepare` with the media option instead.",
+            hint="run `energon-stream prepare` with the same media option instead",
         )
 
 
@@ -201,8 +207,12 @@ def _parts(
     shards = list(parse_info(store.get(info).data, f"{store.url}/{info}"))
     for name, shard, start, size in database.execute(_PARTS):
         if shard >= len(shards):
-            raise MetadataError("index.sqlite knows more shards than .info.json", where=store.url)
+            raise MetadataError(
+                "index.sqlite has more shards than .info.json",
+                where=store.url,
+                hint="run `energon-stream prepare` again",
+            )
         path = shards[shard]
         if path not in entries:
-            raise ObjectNotFoundError("a shard is missing", where=f"{store.url}/{path}")
+            raise ObjectNotFoundError("the shard does not exist", where=f"{store.url}/{path}")
         yield MediaFile(name, path, start, size, entries[path].etag)

@@ -1,6 +1,6 @@
-"""``.info.json``, ``split.yaml`` and their older forms: bytes to values and back, byte for byte.
+"""Codecs of ``.info.json``, ``split.yaml`` and their older forms.
 
-The writers produce what Megatron-Energon 7.4.1 produces for the same values.
+For the same values, the writers produce the bytes that Megatron-Energon 7.4.1 produces.
 """
 
 from __future__ import annotations
@@ -32,30 +32,34 @@ META_FOLDER = ".nv-meta"
 INFO_JSON, INFO_YAML = f"{META_FOLDER}/.info.json", f"{META_FOLDER}/.info.yaml"
 SPLIT_CONFIG, DATASET_CONFIG = "split.yaml", "dataset.yaml"
 
-_FORMAT_VERSION = "7.4.1"  # of Megatron-Energon; it refuses files with keys of our own
+_FORMAT_VERSION = "7.4.1"  # of Megatron-Energon, which refuses unknown keys: there is no room for our version
 
 
 @dataclass(frozen=True, slots=True)
 class SplitConfig:
-    """Which shards belong to which split part.
+    """Content of a split file.
 
     Attributes:
-        parts: Split part to shard paths, in order, braces expanded.
+        split_parts: Shard paths of each split part, in order, braces expanded.
         exclude: ``shard.tar`` or ``shard.tar/sample key``, braces expanded.
     """
 
-    parts: Mapping[str, tuple[str, ...]]
+    split_parts: Mapping[str, tuple[str, ...]]
     exclude: tuple[str, ...] = ()
 
 
 def load_document(data: bytes | memoryview, where: str) -> dict[str, Any]:
-    """Read a JSON or YAML file that must hold a mapping, by the suffix of its name."""
+    """Parse a file that must hold a mapping. It is JSON if ``where`` ends in ``.json``, else YAML.
+
+    Raises:
+        MetadataError: The file cannot be parsed, or holds something else.
+    """
     value: Any
     if where.endswith(".json"):
         try:
             value = json.loads(bytes(data))
         except ValueError as error:
-            raise MetadataError(f"this is no JSON: {error}", where=where) from error
+            raise MetadataError(f"the file is not valid JSON: {error}", where=where) from error
     else:
         value = load_yaml(data, where)
     if not isinstance(value, dict):
@@ -64,13 +68,13 @@ def load_document(data: bytes | memoryview, where: str) -> dict[str, Any]:
 
 
 def parse_info(data: bytes | memoryview, where: str) -> dict[str, int]:
-    """Read ``.info.json`` or ``.info.yaml``.
+    """Parse ``.info.json`` or ``.info.yaml``.
 
     Returns:
-        Shard path to number of samples, in the order of the shards' ids.
+        Number of samples by shard path, in the order of the file.
 
     Raises:
-        MetadataError: Not of the right form.
+        MetadataError: The file has a wrong form.
     """
     document = load_document(data, where)
     check_keys(document, ("energon_version", "shard_counts"), where)
@@ -79,21 +83,23 @@ def parse_info(data: bytes | memoryview, where: str) -> dict[str, int]:
         raise MetadataError("'shard_counts' must map shard paths to numbers of samples", where=where)
     for path, count in counts.items():
         if type(count) is not int or count < 0:
-            raise MetadataError(f"the sample count of {path!r} is {count!r}", where=where)
+            raise MetadataError(
+                f"the number of samples of {path!r} must be an integer ≥ 0, not {count!r}", where=where
+            )
     return counts
 
 
 def encode_info(shard_counts: Mapping[str, int], *, as_yaml: bool = False) -> bytes:
-    """Content of ``.info.json``, or of ``.info.yaml``."""
+    """Return the content of ``.info.json``, or of ``.info.yaml``."""
     document = {"energon_version": _FORMAT_VERSION, "shard_counts": dict(shard_counts)}
     return dump_yaml(document) if as_yaml else json.dumps(document, indent=2).encode()
 
 
 def parse_split(data: bytes | memoryview, where: str) -> SplitConfig:
-    """Read ``split.yaml`` or ``split.json``.
+    """Parse ``split.yaml`` or ``split.json``.
 
     Raises:
-        MetadataError: Not of the right form.
+        MetadataError: The file has a wrong form.
     """
     document = load_document(data, where)
     check_keys(document, ("split_parts", "exclude"), where)
@@ -110,11 +116,21 @@ def _strings(key: str, value: Any, where: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise MetadataError(f"{key!r} must be a list of texts, and is {value!r:.80}", where=where)
+        raise MetadataError(f"{key!r} must be a list of strings, not {value!r:.80}", where=where)
     return value
 
 
-def encode_split(parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> bytes:
-    """Content of ``split.yaml``; shard names are collapsed to brace patterns."""
-    collapsed = {name: collapse(shards) for name, shards in parts.items()}
+def encode_split(split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> bytes:
+    """Return the content of ``split.yaml``, with shard names collapsed to brace patterns.
+
+    Example:
+        >>> print(encode_split({"train": ["0.tar", "1.tar"], "val": ["2.tar"]}).decode())
+        split_parts:
+          train:
+          - '{0..1}.tar'
+          val:
+          - 2.tar
+        exclude: []
+    """
+    collapsed = {name: collapse(shards) for name, shards in split_parts.items()}
     return dump_yaml({"split_parts": collapsed, "exclude": list(exclude)})

@@ -1,4 +1,4 @@
-"""Opening tars that nobody prepared: their indices are built on first use and kept on this node."""
+"""Opens tars that were not prepared. Their indices are built at first use and kept on this node."""
 
 from __future__ import annotations
 
@@ -20,41 +20,46 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.kept_index import KeptIndices, PlainTars
 from energon_stream.index.metadata import META_FOLDER
 from energon_stream.index.plain_build import sample_counts
-from energon_stream.index.shard_names import is_compressed, parse_tar_paths
+from energon_stream.index.shard_names import only_tars, parse_tar_paths
 from energon_stream.storage import ListEntry, ObjectMeta, Store, StoreSpec, shared_fetcher, strip_credentials
 
-__all__ = ["PLAIN_PARTS", "find_tars", "list_tars", "open_plain"]
+__all__ = ["find_tars", "list_tars", "open_plain"]
 
 _log = logging.getLogger(__name__)
 
-PLAIN_PARTS = ("train", "val", "test")
-"""Names for all of a dataset that has no split."""
-
-_MAX_HEADS = 48
-"""Named tars that are asked for one by one; of more, a listing of their folder tells with fewer requests."""
+_SPLIT_PARTS = ("train", "val", "test")  # of a dataset without a split; each of them is all tars
+_MAX_HEADS = 48  # for more tars, listing their folder takes fewer requests than one HEAD for each
 
 
 def open_plain(root: StoreSpec, tars: Sequence[ListEntry], *, split_part: str) -> WebDatasetIndex:
-    """Open tars that were found by :func:`find_tars` or :func:`list_tars`.
+    """Open tars that :func:`find_tars` or :func:`list_tars` returned.
 
     Args:
-        root: Their common folder.
+        root: Common folder of the tars.
         tars: The tars.
-        split_part: One of :data:`PLAIN_PARTS`; each is all of the tars.
+        split_part: ``train``, ``val`` or ``test``; each of them is all tars.
 
     Raises:
-        ConfigError: Another split part.
-        EnergonStreamError: What :func:`sample_counts` raises.
+        ConfigError: There is no such split part.
+        EnergonStreamError: As :func:`sample_counts`.
+
+    Example:
+        >>> from energon_stream.storage import StoreSpec
+        >>> root, tars = find_tars(StoreSpec("tars/data-{000000..000003}.tar"))
+        >>> open_plain(root, tars, split_part="train").shard_counts.tolist()
+        [16, 16, 16, 16]
     """
-    if split_part not in PLAIN_PARTS:
+    if split_part not in _SPLIT_PARTS:
         raise ConfigError(
             f"there is no split part {split_part!r}, because the dataset is not prepared",
             where=strip_credentials(root.url),
-            hint="Use train, val or test, which are all of it, and subset= for a share; or prepare it.",
+            hint="use train, val or test, which are all tars, and subset= for a share; or prepare the dataset",
         )
     store = root.open()
     if any(tar.meta.etag is None for tar in tars):
-        _log.warning("%s tells no versions: indices are used as long as sizes are the same", store.url)
+        _log.warning(
+            "%s reports no versions: an index is used as long as the tar has the same size", store.url
+        )
     plain = PlainTars(tuple(tars), KeptIndices.of(root, store.url))
     plain.tell_versions(store)
     counts = np.array(sample_counts(store, tars, plain.indices), dtype=np.int64)
@@ -62,14 +67,14 @@ def open_plain(root: StoreSpec, tars: Sequence[ListEntry], *, split_part: str) -
 
 
 def find_tars(spec: StoreSpec) -> tuple[StoreSpec, list[ListEntry]]:
-    """Tars that a path names, as they are now.
+    """Find the tars that a path names.
 
     Returns:
-        Their common folder, and the tars in the order of the braces.
+        The common folder, and the tars in the order of the braces.
 
     Raises:
         ConfigError: The path is wrong; see :func:`parse_tar_paths`.
-        ObjectNotFoundError: Some of them do not exist.
+        ObjectNotFoundError: Some of the tars do not exist.
     """
     named = parse_tar_paths(spec.url)
     root = replace(spec, url=named.root)
@@ -80,16 +85,16 @@ def find_tars(spec: StoreSpec) -> tuple[StoreSpec, list[ListEntry]]:
         raise ObjectNotFoundError(
             f"{len(missing)} of {len(named.paths)} tars do not exist, the first is {missing[0]!r}",
             where=store.url,
-            hint="Check bucket, folder and braces.",
+            hint="check bucket, folder and braces",
         )
     return root, [ListEntry(path, found[path]) for path in named.paths]
 
 
 def _metas(store: Store, paths: Sequence[str]) -> dict[str, ObjectMeta]:
-    """Versions and sizes of those that exist."""
+    """Return version and size of the tars that exist."""
     found = {}
     if len(paths) > _MAX_HEADS and not store.is_local:
-        # One may be allowed to read, and not to list; of web servers, folders cannot be listed.
+        # Credentials may allow reading only, and folders of web servers cannot be listed.
         with contextlib.suppress(AccessDeniedError, UnsupportedStoreError):
             found = {entry.path: entry.meta for entry in store.list()}
     fetcher = shared_fetcher()
@@ -99,34 +104,20 @@ def _metas(store: Store, paths: Sequence[str]) -> dict[str, ObjectMeta]:
         if path not in found
     }
     for path, meta in asked.items():
-        try:
+        with contextlib.suppress(ObjectNotFoundError):
             found[path] = meta.result()
-        except ObjectNotFoundError:
-            continue
     return found
 
 
 def list_tars(spec: StoreSpec) -> list[ListEntry] | None:
-    """All tars below a folder, sorted by path; None if the folder has metadata.
+    """Return all tars below a folder, sorted by path; None if the folder has metadata.
 
     Raises:
-        ObjectNotFoundError: There are none.
-        ConfigError: They are compressed.
+        ObjectNotFoundError: The folder has no tars.
+        ConfigError: All tars of the folder are compressed.
     """
     store = spec.open()
     entries = list(store.list())
     if any(entry.path.startswith(f"{META_FOLDER}/") for entry in entries):
         return None
-    tars = [entry for entry in entries if entry.path.endswith(".tar")]
-    compressed = [entry.path for entry in entries if is_compressed(entry.path)]
-    if compressed and not tars:
-        raise ConfigError(
-            f"the tars are compressed, so that no part of them can be read alone; the first is {compressed[0]!r}",
-            where=store.url,
-            hint="Decompress them; images and the like hardly become larger.",
-        )
-    if not tars:
-        raise ObjectNotFoundError("there are no tars", where=store.url, hint="Check the path.")
-    if compressed:
-        _log.warning("%s: %d compressed tars are left out", store.url, len(compressed))
-    return tars
+    return only_tars(entries, store.url)

@@ -1,8 +1,9 @@
-"""Building the indices that a dataset lacks: several tars at a time, each once on a node.
+"""Builds the indices that a dataset lacks: several tars at a time, each tar once per node.
 
-Who builds an index locks the byte of the folder's ``lock`` file that stands for it. Others who want it wait; when the builder
-dies the kernel gives the lock back, and the next one builds. One that hangs is waited for as long as it might take. All
-start at places of their own, so that processes that come at the same time share the work.
+A builder locks one byte of the folder's ``lock`` file, which stands for the tar. Other processes that need the index
+wait. If the builder dies, the kernel releases the lock, and the next process builds. A builder that hangs is abandoned
+after the time that building might take. Processes begin with different tars, so those that start together share the
+work. Where files cannot be locked, each process builds the indices that it does not find.
 """
 
 from __future__ import annotations
@@ -17,14 +18,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from energon_stream.cache.locks import LockedFile, require_locks
-from energon_stream.errors import (
-    ConfigError,
-    DuplicateKeyError,
-    EmptyDatasetError,
-    IndexMismatchError,
-    StorageError,
-)
+from energon_stream.cache.locks import LockedFile, has_locks
+from energon_stream.errors import DuplicateKeyError, EmptyDatasetError, IndexMismatchError, StorageError
 from energon_stream.index.kept_index import KeptIndices
 from energon_stream.index.scan import ShardScan, scan_shard
 from energon_stream.storage import ListEntry, Store
@@ -36,26 +31,26 @@ _log = logging.getLogger(__name__)
 
 _SCANS = 32
 _WINDOWS_AHEAD = 32  # of 2 MiB, of all scans together
-_PATIENCE, _SLOWEST = 60.0, 10e6  # seconds, and bytes per second, that a builder may take
+_PATIENCE, _SLOWEST = 60.0, 10e6  # a builder may take 60 s, plus the time to read the tar at 10 MB/s
 _FIRST_WAIT, _LONGEST_WAIT = 0.005, 0.1
-_BETWEEN_LINES = 10.0
+_LOG_SECONDS = 10.0
 
-_running = PerProcess(lambda: threading.BoundedSemaphore(_SCANS))  # however many datasets are opened at once
+_running = PerProcess(lambda: threading.BoundedSemaphore(_SCANS))  # shared by all datasets of the process
 
 
 def sample_counts(store: Store, tars: Sequence[ListEntry], indices: KeptIndices) -> list[int]:
-    """Samples of each tar, by its index; indices that are not there are built and kept.
+    """Return the number of samples in each tar, from its index. Missing indices are built and kept.
 
     Args:
-        store: The dataset's root.
-        tars: The tars as they are now.
-        indices: Where the indices are kept.
+        store: Store of the dataset's root.
+        tars: The tars, with their present versions.
+        indices: Indices of the tars.
 
     Raises:
         CorruptTarError: A tar is damaged or cut off; names tar and offset.
-        DuplicateKeyError: The parts of a sample do not lie together, or two samples of a tar share a key.
-        EmptyDatasetError: A tar without samples.
-        StorageError: The store does not deliver, or indices cannot be written.
+        DuplicateKeyError: A sample's parts are not adjacent, or two samples of a tar have the same key.
+        EmptyDatasetError: A tar has no samples.
+        StorageError: The store did not deliver, or indices cannot be written.
     """
     counts: dict[str, int] = {}
     missing, damaged = [], 0
@@ -69,7 +64,9 @@ def sample_counts(store: Store, tars: Sequence[ListEntry], indices: KeptIndices)
         else:
             counts[tar.path] = count
     if damaged:
-        _log.warning("%d indices of %s in %s are damaged, and made again", damaged, store.url, indices.folder)
+        _log.warning(
+            "%d indices of %s in %s are damaged; they are built again", damaged, store.url, indices.folder
+        )
     if missing:
         counts |= _build(store, missing, indices)
     return [counts[tar.path] for tar in tars]
@@ -78,7 +75,7 @@ def sample_counts(store: Store, tars: Sequence[ListEntry], indices: KeptIndices)
 def _build(store: Store, missing: Sequence[ListEntry], indices: KeptIndices) -> dict[str, int]:
     counts: dict[str, int] = {}
     begin = random.randrange(len(missing))
-    lines = _Lines(store, missing, indices)
+    log = _ProgressLog(store, missing, indices)
     with (
         _writing(indices),
         _Builder(store, indices, max(1, _WINDOWS_AHEAD // len(missing))) as builder,
@@ -88,12 +85,12 @@ def _build(store: Store, missing: Sequence[ListEntry], indices: KeptIndices) -> 
         try:
             for future in as_completed(futures):
                 counts[futures[future].path] = future.result()
-                lines.add(future.result())
+                log.add(future.result())
         except BaseException:
             builder.stop()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    lines.end()
+    log.end()
     return counts
 
 
@@ -108,16 +105,16 @@ def _writing(indices: KeptIndices) -> Iterator[None]:
         raise StorageError(
             f"indices of tars that were not prepared cannot be kept: {error.strerror or error}",
             where=indices.folder,
-            hint="Name a folder that can be written by cache= or ENERGON_STREAM_CACHE_DIR, or prepare the dataset.",
+            hint="pass cache= or set ENERGON_STREAM_CACHE_DIR to a writable folder, or prepare the dataset",
         ) from error
 
 
 class _Builder:
-    """Builds indices, or waits for others who do.
+    """Builds indices, or waits for other processes that build them.
 
     Args:
-        store: The dataset's root.
-        indices: Where the indices are kept.
+        store: Store of the dataset's root.
+        indices: Indices of the tars.
         ahead: Windows that each scan reads ahead.
     """
 
@@ -134,11 +131,11 @@ class _Builder:
             self._lock.close()
 
     def stop(self) -> None:
-        """Let all that is under way end with an error, soon."""
+        """End all scans and waits soon, with an error."""
         self._stopped.set()
 
     def count(self, tar: ListEntry) -> int:
-        """Samples of one tar; builds its index, or waits until it is there."""
+        """Build the index of a tar, or wait until another process has; return the number of samples."""
         limit = time.monotonic() + _PATIENCE + tar.meta.size / _SLOWEST
         wait = _FIRST_WAIT
         while self._lock is not None and time.monotonic() < limit:
@@ -153,7 +150,9 @@ class _Builder:
             self._check()
             wait = min(2 * wait, _LONGEST_WAIT)
         if self._lock is not None:
-            _log.warning("%s/%s: whoever builds its index takes too long", self._store.url, tar.path)
+            _log.warning(
+                "%s/%s: another process takes too long to build the index", self._store.url, tar.path
+            )
         with _running.get():
             return self._scan(tar, f".{os.getpid()}.new")
 
@@ -163,7 +162,7 @@ class _Builder:
 
     @contextlib.contextmanager
     def _locked(self, lock: LockedFile, tar: ListEntry) -> Iterator[bool]:
-        """Lock what stands for a tar; tells whether that was possible at once."""
+        """Lock the byte of a tar, and yield True; yield False if another process has locked it."""
         byte = zlib.crc32(os.path.basename(self._indices.path(tar)).encode())
         is_mine = lock.try_lock(byte, byte + 1)
         try:
@@ -177,7 +176,7 @@ class _Builder:
         where = f"{self._store.url}/{tar.path}"
         if not scan.keys:
             raise EmptyDatasetError(
-                "the tar has no samples", where=where, hint="Leave it out of the path, or remove it."
+                "the tar has no samples", where=where, hint="leave it out of the path, or remove it"
             )
         _check_keys(scan, where)
         self._indices.write(tar, scan.offsets, suffix=suffix)
@@ -185,12 +184,10 @@ class _Builder:
 
 
 def _lock_file(indices: KeptIndices) -> LockedFile | None:
-    """What is locked; None where there are no such locks, so that everybody builds what is not there."""
-    try:
-        require_locks()
-        lock = LockedFile(os.path.join(indices.folder, "lock"), os.O_RDWR | os.O_CREAT)
-    except ConfigError:
+    """Open the file whose bytes are locked; return None where this system or the folder has no such locks."""
+    if not has_locks():
         return None
+    lock = LockedFile(os.path.join(indices.folder, "lock"), os.O_RDWR | os.O_CREAT)
     try:
         lock.try_lock(0, 1, shared=True)
         lock.unlock(0, 1)
@@ -206,40 +203,39 @@ def _check_keys(scan: ShardScan, where: str) -> None:
     for key, offset in zip(scan.keys, scan.offsets, strict=False):
         if key in first:
             raise DuplicateKeyError(
-                f"the parts of sample {key!r} do not lie together: some begin at byte {first[key]}, others at "
-                f"{offset}",
+                f"the parts of sample {key!r} are not adjacent: some begin at byte {first[key]}, others at {offset}",
                 where=f"{where} at byte {offset}",
-                hint="Write the tar with its members sorted by name, each sample once.",
+                hint="write the tar with its members sorted by name, each sample once",
             )
         first[key] = offset
 
 
-class _Lines:
-    """Says how far it is, not too often."""
+class _ProgressLog:
+    """Logs how many tars are indexed, at most every 10 seconds."""
 
     def __init__(self, store: Store, tars: Sequence[ListEntry], indices: KeptIndices) -> None:
         self._url, self._tars, self._folder = store.url, len(tars), indices.folder
         self._bytes = sum(tar.meta.size for tar in tars)
         self._done = self._samples = 0
-        self._begun = self._said = time.monotonic()
-        self._level = logging.WARNING  # of the first line: most programs show nothing less
+        self._begun = self._logged = time.monotonic()
+        self._level = logging.WARNING  # of the first message, because most programs show no lower level
 
     def add(self, count: int) -> None:
-        """One more is there."""
+        """Count one more tar."""
         self._done, self._samples = self._done + 1, self._samples + count
         now = time.monotonic()
-        if now - self._said > _BETWEEN_LINES and self._done < self._tars:
+        if now - self._logged > _LOG_SECONDS and self._done < self._tars:
             _log.log(
                 self._level,
                 "%s is not prepared and is indexed now, once: %d of %d tars, %d samples in %.0f s",
                 *(self._url, self._done, self._tars, self._samples, now - self._begun),
             )
-            self._said, self._level = now, logging.INFO
+            self._logged, self._level = now, logging.INFO
 
     def end(self) -> None:
-        """All are there."""
+        """Log the totals."""
         _log.info(
-            "%s: %d tars of %d bytes with %d samples were indexed in %.1f s; kept in %s",
+            "%s: %d tars of %d bytes with %d samples were indexed in %.1f s; the indices are in %s",
             *(self._url, self._done, self._bytes, self._samples, time.monotonic() - self._begun),
             self._folder,
         )

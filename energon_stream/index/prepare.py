@@ -1,4 +1,4 @@
-"""Preparing a folder of tars: indices and metadata, locally or on object storage."""
+"""Prepares a folder of tars: writes indices and metadata, locally or on object storage."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import random
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from energon_stream.index.metadata import (
     encode_split,
 )
 from energon_stream.index.scan import ShardScan, scan_shard
+from energon_stream.index.shard_names import only_tars
 from energon_stream.index.split import match_names, split_by_patterns, split_by_ratio
 from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter
 from energon_stream.index.yaml_io import dump_yaml
@@ -34,19 +34,17 @@ from energon_stream.storage import ListEntry, Store, StoreSpec
 
 __all__ = ["PrepareReport", "find_shards", "prepare_dataset"]
 
-_HIDDEN = f"{META_FOLDER}/"
-
 
 @dataclass(frozen=True, slots=True)
 class PrepareReport:
-    """What ``prepare_dataset`` found and wrote.
+    """Result of :func:`prepare_dataset`.
 
     Attributes:
-        shard_counts: Samples of each shard, in the order of their ids.
+        shard_counts: Number of samples by shard path, in the order of ``.info.json``.
         split: Shards of each split part.
-        parts: Names of all parts in the dataset, sorted.
-        files: Paths written, relative to the dataset.
-        media: What became of media files; None where no filter was given.
+        parts: Sorted names of all parts in the dataset.
+        files: Paths of the written files, relative to the dataset.
+        media: Result of the media filter; None if there was none.
     """
 
     shard_counts: Mapping[str, int]
@@ -57,7 +55,7 @@ class PrepareReport:
 
     @property
     def num_samples(self) -> int:
-        """Samples of the whole dataset."""
+        """Number of samples in the dataset."""
         return sum(self.shard_counts.values())
 
 
@@ -80,44 +78,52 @@ def prepare_dataset(
 ) -> PrepareReport:
     """Index the tars of a folder and write its ``.nv-meta``.
 
-    The files are those of Megatron-Energon 7.4.1. ``.info.json`` is written last: a folder whose
-    preparation was interrupted is not a prepared one.
+    The files are those of Megatron-Energon 7.4.1. ``.info.json`` is written last, so a folder whose preparation was
+    interrupted is not a prepared dataset.
 
     Args:
         url_or_path: Local folder or any fsspec URL.
-        shards: Names, globs or brace patterns of the tars, relative to the folder; default all
-            below it.
-        split_ratio: Shares of train, val and test, or of parts by name; exclusive with ``split_patterns``.
+        shards: Names, globs or brace patterns of the tars, relative to the folder; None for all tars below it.
+        split_ratio: Shares of train, val and test, or of split parts by name. Give this or ``split_patterns``.
         split_patterns: ``NAME:PATTERN`` with a regular expression, glob or brace pattern.
         exclude: Regular expression; tars with a match anywhere in their path are left out.
-        dataset_yaml: Content of ``dataset.yaml``; None writes none.
+        dataset_yaml: Content of ``dataset.yaml``; None to write no such file.
         shuffle_tars: Shuffle the shards before they are split.
-        shuffle_seed: The same seed shuffles the same way; the default is Megatron-Energon's.
+        shuffle_seed: Seed of the shuffle. Megatron-Energon has the same default.
         tar_index_only: Write the ``.tar.idx`` files only.
-        media_filter: Which parts are images whose size is written to the index; None for none.
-        workers: Shards that are read at once.
+        media_filter: Images whose size is written to the index; None for none.
+        workers: Number of shards that are read at the same time.
         storage_options: Credentials and the like for the URL's file system.
-        progress: Called with the number of shards done and of all.
+        progress: Called with the number of shards that are done, and of all shards.
         force: Replace an existing preparation.
 
     Raises:
-        ObjectNotFoundError: No tars there.
-        ConfigError: Options that cannot work, or the dataset is prepared already.
+        ObjectNotFoundError: The folder has no tars, or none that the options select.
+        ConfigError: The options contradict each other, all tars are compressed, or the dataset is prepared already.
         CorruptTarError: A tar is damaged or cut off; names shard and offset.
-        DuplicateKeyError: Two samples share a key.
-        EmptyDatasetError: A tar without samples.
+        DuplicateKeyError: Two samples have the same key.
+        EmptyDatasetError: A tar has no samples.
+
+    Example:
+        >>> report = prepare_dataset("tars", split_ratio=(3, 1, 0))
+        >>> report.num_samples, report.parts, report.split["val"]
+        (64, ('jpg', 'txt'), ('data-000003.tar',))
     """
     if workers < 1:
-        raise ConfigError(f"workers is {workers}", hint="Use 1 or more.")
+        raise ConfigError(f"workers is {workers}", hint="use 1 or more")
     if tar_index_only and media_filter is not None:
-        raise ConfigError("media metadata lies in index.sqlite, which tar_index_only leaves out")
+        raise ConfigError(
+            "tar_index_only excludes media_filter, because media metadata is written to index.sqlite"
+        )
     if not tar_index_only and (split_ratio is None) == (split_patterns is None):
         raise ConfigError("give either split_ratio or split_patterns")
     store = StoreSpec(url_or_path, storage_options).open()
     existing = {entry.path for entry in store.list(META_FOLDER)}
     if not (force or tar_index_only) and existing & {INFO_JSON, INFO_YAML}:
         raise ConfigError(
-            "the dataset is prepared already", where=store.url, hint="Pass force=True (--force-overwrite)."
+            "the dataset is prepared already",
+            where=store.url,
+            hint="pass force=True to replace the preparation",
         )
     entries = find_shards(store, shards=shards, exclude=exclude)
     paths = [entry.path for entry in entries]
@@ -126,32 +132,40 @@ def prepare_dataset(
         random.Random(shuffle_seed).shuffle(order)
     split = split_by_patterns(order, split_patterns) if split_patterns else {}
     split = split_by_ratio(order, split_ratio) if split_ratio is not None else split
-    for path in (INDEX_SQLITE, INFO_JSON, INFO_YAML):
-        # From here to the end the folder is no prepared one. An index alone would make it a plain folder.
-        if path in existing and not tar_index_only:
-            store.delete(path)
-    counts: dict[str, int] = {}
-    parts: set[str] = set()
     files = [index_path(path) for path in paths]
     with tempfile.TemporaryDirectory(prefix="energon-prepare-") as folder:
         database = str(Path(folder) / "index.sqlite")
-        tables: MediaTables | None = None
-        with nullcontext() if tar_index_only else SqliteWriter(database, paths) as writer:
-            if writer is not None and media_filter is not None:
-                tables = MediaTables(writer.database, media_filter)
-            for tar_id, (scan, media) in enumerate(
-                _scan_all(store, entries, workers, media_filter, progress)
-            ):
-                counts[scan.path] = len(scan.keys)
-                parts.update(part[1] for part in scan.parts)
-                if writer is not None:
-                    writer.add(tar_id, scan)
-                if tables is not None and media is not None:
-                    tables.add(media)
-        if not tar_index_only:
-            files += _write_metadata(store, database, counts, split, dataset_yaml, INFO_YAML in existing)
-    report = None if tables is None else tables.report
-    return PrepareReport(counts, split, tuple(sorted(parts)), tuple(files), report)
+        if tar_index_only:
+            found = _collect(_scan_all(store, entries, workers, None, progress), None, None)
+        else:
+            # The folder counts as not prepared from here to the end. With an index alone it would be a plain folder.
+            for path in (INDEX_SQLITE, INFO_JSON, INFO_YAML):
+                if path in existing:
+                    store.delete(path)
+            with SqliteWriter(database, paths) as writer:
+                tables = None if media_filter is None else MediaTables(writer.database, media_filter)
+                found = _collect(_scan_all(store, entries, workers, media_filter, progress), writer, tables)
+            files += _write_metadata(store, database, found[0], split, dataset_yaml, INFO_YAML in existing)
+    counts, parts, media = found
+    return PrepareReport(counts, split, tuple(sorted(parts)), tuple(files), media)
+
+
+def _collect(
+    scans: Iterable[tuple[ShardScan, FoundMedia | None]],
+    writer: SqliteWriter | None,
+    tables: MediaTables | None,
+) -> tuple[dict[str, int], set[str], MediaReport | None]:
+    """Write scans to the index; return the number of samples by shard, the part names and the media report."""
+    counts: dict[str, int] = {}
+    parts: set[str] = set()
+    for tar_id, (scan, media) in enumerate(scans):
+        counts[scan.path] = len(scan.keys)
+        parts.update(part[1] for part in scan.parts)
+        if writer is not None:
+            writer.add(tar_id, scan)
+        if tables is not None and media is not None:
+            tables.add(media)
+    return counts, parts, None if tables is None else tables.report
 
 
 def _write_metadata(
@@ -182,27 +196,25 @@ def find_shards(
     """List the tars of a folder, sorted by path; see :func:`prepare_dataset`.
 
     Raises:
-        ObjectNotFoundError: There are none, or none of that name.
-        ConfigError: ``exclude`` is no regular expression.
+        ObjectNotFoundError: The folder has no tars, or none that the options select.
+        ConfigError: ``exclude`` is not a regular expression, or all tars are compressed.
     """
-    entries = {
-        entry.path: entry
-        for entry in store.list()
-        if entry.path.endswith(".tar") and not entry.path.startswith(_HIDDEN)
-    }
-    names = sorted(entries)
+    listed = (entry for entry in store.list() if not entry.path.startswith(f"{META_FOLDER}/"))
+    entries = {entry.path: entry for entry in only_tars(listed, store.url)}
+    names = list(entries)
     if shards is not None:
         names = match_names(names, [shards] if isinstance(shards, str) else shards)
     if exclude is not None:
         try:
             expression = re.compile(exclude)
         except re.error as error:
-            raise ConfigError(f"{exclude!r} is no regular expression: {error}") from error
+            raise ConfigError(f"exclude {exclude!r} is not a regular expression: {error}") from error
         names = [name for name in names if not expression.search(name)]
     if not names:
-        among = f" among {len(entries)} tars" if entries else ""
         raise ObjectNotFoundError(
-            f"no tar files to prepare{among}", where=store.url, hint="Check the path and the patterns."
+            f"none of the {len(entries)} tars is selected",
+            where=store.url,
+            hint=f"check the patterns; the first tar is {next(iter(entries))!r}",
         )
     return [entries[name] for name in names]
 
@@ -214,7 +226,7 @@ def _scan_all(
     media_filter: MediaFilter | None,
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[tuple[ShardScan, FoundMedia | None]]:
-    """Scan shards at the same time and write their indices; yields in order, with few waiting."""
+    """Scan shards concurrently and write a ``.tar.idx`` file for each; yield the scans in order."""
 
     def scan(entry: ListEntry) -> tuple[ShardScan, FoundMedia | None]:
         found = scan_shard(store, entry)
@@ -222,7 +234,7 @@ def _scan_all(
             raise EmptyDatasetError(
                 "the tar has no samples",
                 where=f"{store.url}/{entry.path}",
-                hint="Leave it out with --exclude.",
+                hint="leave it out with exclude=",
             )
         store.put(index_path(entry.path), encode_offsets(found.offsets))
         if media_filter is None:

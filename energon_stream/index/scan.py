@@ -1,4 +1,4 @@
-"""Finding the samples of a tar without reading its payloads."""
+"""Finds the samples of a tar without reading large payloads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["ShardScan", "peek_parts", "scan_shard"]
 _FIRST_WINDOW = 256 << 10
 _SMALL_WINDOW = 32 << 10
 _GROWTH = 4
-_LARGE_WINDOW = 1 << 20  # from here on the next ones are read ahead
+_LARGE_WINDOW = 1 << 20  # windows of this size and more are read ahead
 _MAX_WINDOW = 2 << 20
-_SKIP = 1 << 20  # payload bytes that cost more to download than one more request does
+_SKIP = 1 << 20  # bytes of payload that take longer to download than one more request
 _TAIL_PIECE = 1 << 20
 
 
@@ -32,7 +32,7 @@ class ShardScan:
         path: Path of the tar, relative to the dataset.
         keys: Sample keys.
         offsets: First header of each sample, and the end of the last member.
-        parts: Number of the sample, part name, first payload byte, payload size; in tar order.
+        parts: Number of the sample, part name, first byte of the payload, its size in bytes; in tar order.
     """
 
     path: str
@@ -42,7 +42,7 @@ class ShardScan:
 
 
 class _Window(NamedTuple):
-    """A part of an object that was asked for."""
+    """A range of an object that was requested."""
 
     start: int
     stop: int
@@ -52,17 +52,24 @@ class _Window(NamedTuple):
 def scan_shard(
     store: Store, entry: ListEntry, *, ahead: int = 2, check: Callable[[], None] | None = None
 ) -> ShardScan:
-    """Read the headers of a tar: through the memory map of a local file, else by range requests.
+    """Read the headers of a tar: through a memory map of a local file, else by range requests.
 
     Args:
-        store: The dataset's root.
-        entry: The tar as it was listed; all reads must be of that version.
-        ahead: Windows of 2 MiB, at most, that are read ahead where payloads are small.
-        check: Called before each request, so that it may raise; not for local files, which take no time.
+        store: Store of the dataset's root.
+        entry: The tar as listed. All reads must return this version.
+        ahead: Largest number of 2 MiB windows to read ahead while payloads are small.
+        check: Called before each request; may raise to stop the scan. Not called for local files.
 
     Raises:
-        CorruptTarError: Damaged or cut off; the message names shard and offset.
-        ObjectChangedError: The tar was replaced meanwhile.
+        CorruptTarError: The tar is damaged or cut off; the message names shard and offset.
+        ObjectChangedError: The tar was replaced during the scan.
+
+    Example:
+        >>> from energon_stream.storage import StoreSpec
+        >>> store = StoreSpec("captions").open()
+        >>> scan = scan_shard(store, next(entry for entry in store.list() if entry.path.endswith(".tar")))
+        >>> scan.keys[:2], scan.offsets[:2], scan.parts[0][1]
+        (['00000000', '00000001'], [0, ...], 'jpg')
     """
     scan = ShardScan(entry.path)
     read, end = _reader(store, entry, ahead, check), 0
@@ -81,7 +88,7 @@ def scan_shard(
 
 
 def peek_parts(store: Store, entry: ListEntry, samples: int = 8) -> tuple[str, ...]:
-    """Names of the parts that the first samples of a tar have, sorted; raises as :func:`scan_shard` does."""
+    """Return the sorted part names of the first samples of a tar. Raises the errors of :func:`scan_shard`."""
     keys: set[str] = set()
     parts: set[str] = set()
     with _named(store, entry):
@@ -102,7 +109,7 @@ def _reader(store: Store, entry: ListEntry, ahead: int = 0, check: Callable[[], 
 
 
 def _entries(read: Read, size: int) -> Iterator[tuple[str, str | None, Member]]:
-    """Sample key, part and member of everything in a tar; the part is None for what is of no sample."""
+    """Yield sample key, part name and member of all members; the part is None if a member is of no sample."""
     for member in walk_members(read, 0, size):
         found = split_name(member.name) if member.is_file else None
         yield ("", None, member) if found is None else (*found, member)
@@ -110,39 +117,39 @@ def _entries(read: Read, size: int) -> Iterator[tuple[str, str | None, Member]]:
 
 @contextmanager
 def _named(store: Store, entry: ListEntry) -> Iterator[None]:
-    """Add the shard to errors that know the offset only."""
+    """Add the shard to errors, which name the offset only."""
     try:
         yield
     except CorruptTarError as error:
         raise CorruptTarError(
             error.what,
             where=f"{store.url}/{entry.path}",
-            hint="Write the shard again, or leave it out with --exclude.",
+            hint="write the tar again, or leave it out of the dataset",
         ) from error
 
 
 def _check_end(read: Read, end: int, size: int) -> None:
-    """An archive ends with zeros only; anything else is damage that would hide samples."""
+    """Check that zeros follow the last member. Anything else is damage that would hide samples."""
     if end + TAR_RECORD > size:
         raise CorruptTarError(f"the archive is cut off at byte {size}: its end mark is missing")
     while end < size:
         piece = bytes(read(end, min(_TAIL_PIECE, size - end)))
         if piece.strip(b"\0"):
-            raise CorruptTarError(f"there is data behind the end mark at byte {end}")
+            raise CorruptTarError(f"there is data after the end mark at byte {end}")
         end += len(piece)
 
 
 class _WindowReader:
-    """Serves small reads at growing offsets from windows of the object.
+    """Serves small reads at increasing offsets from windows of the object.
 
-    Windows grow while headers are close together, so small payloads are read along in few large requests, and
-    when they are large the next ones are under way already; after a jump over a payload that is larger than a
-    request is worth, they are small again, and nothing is read ahead.
+    While headers are close together, windows grow: few large requests fetch small payloads too, and the next large
+    windows are requested ahead. After a jump over a payload that is worth a request of its own, windows are small
+    again, and nothing is read ahead.
 
     Args:
-        store: The dataset's root.
-        entry: The object; all reads are of this version.
-        ahead: Most windows that are read ahead.
+        store: Store of the object.
+        entry: The object. All reads return this version.
+        ahead: Largest number of windows to read ahead.
         check: Called before requests.
     """
 
@@ -150,17 +157,17 @@ class _WindowReader:
         self._store, self._entry, self._most_ahead, self._check = store, entry, ahead, check
         self._start, self._data = 0, memoryview(b"")
         self._length, self._ahead = _FIRST_WINDOW // _GROWTH, 0
-        self._waiting: deque[_Window] = deque()  # neighbours, in order
+        self._waiting: deque[_Window] = deque()  # adjacent windows, in order
 
     def read(self, offset: int, length: int) -> memoryview:
-        """``length`` bytes from ``offset``, fewer at the end of the object."""
+        """Return ``length`` bytes from ``offset``, fewer at the end of the object."""
         stop = min(offset + length, self._entry.meta.size)
         if not self._start <= offset <= stop <= self._start + len(self._data):
             self._move(offset, stop)
         return self._data[offset - self._start : stop - self._start]
 
     def _move(self, offset: int, stop: int) -> None:
-        """Let the window begin at ``offset``, and reach to ``stop`` at least."""
+        """Make the window begin at ``offset`` and reach at least to ``stop``."""
         if self._check is not None:
             self._check()
         end = self._start + len(self._data)
@@ -179,7 +186,7 @@ class _WindowReader:
         self._data = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     def _from(self, position: int, stop: int) -> memoryview:
-        """Bytes from ``position``, as many as there are in its window; one up to ``stop`` if there is none."""
+        """Return the rest of the window that has ``position``; request one that reaches to ``stop`` if none has."""
         while self._waiting and self._waiting[0].stop <= position:
             self._waiting.popleft().body.cancel()
         if not self._waiting:

@@ -1,4 +1,4 @@
-"""Dealing shards to split parts, the way Megatron-Energon does it."""
+"""Assignment of shards to split parts, by the rules of Megatron-Energon."""
 
 from __future__ import annotations
 
@@ -9,32 +9,37 @@ from fnmatch import fnmatchcase
 from energon_stream.errors import ConfigError
 from energon_stream.index.shard_names import expand
 
-__all__ = ["SPLIT_NAMES", "match_names", "split_by_patterns", "split_by_ratio"]
+__all__ = ["match_names", "split_by_patterns", "split_by_ratio"]
 
-SPLIT_NAMES = ("train", "val", "test")
+_SPLIT_NAMES = ("train", "val", "test")
 
 
 def split_by_ratio(
     shards: Sequence[str], ratio: Sequence[float] | Mapping[str, float]
 ) -> dict[str, tuple[str, ...]]:
-    """Cut the list of shards in proportion.
+    """Divide a list of shards in proportion.
 
-    The cuts lie at ``int(number of shards × sum of the shares so far)``, as Megatron-Energon has them,
-    except that the last part with a share takes all that is left: there, rounding can lose a shard.
+    A split part ends at ``int(number of shards × sum of the shares so far)``, as in Megatron-Energon. The
+    exception is the last split part with a share, which takes all shards that are left: rounding can lose a shard
+    there.
 
     Args:
         shards: Shard paths in order.
-        ratio: Shares of train, val and test, or of parts by name; they need not sum to one.
+        ratio: Shares of train, val and test, or of split parts by name. They need not sum to one.
 
     Raises:
-        ConfigError: Not three numbers (or one for each name) of zero or more, with one above zero.
+        ConfigError: A share is negative, all are zero, or a sequence has not three shares.
+
+    Example:
+        >>> split_by_ratio(["0.tar", "1.tar", "2.tar"], (2, 1, 0))
+        {'train': ('0.tar', '1.tar'), 'val': ('2.tar',), 'test': ()}
     """
-    names = tuple(ratio) if isinstance(ratio, Mapping) else SPLIT_NAMES
+    names = tuple(ratio) if isinstance(ratio, Mapping) else _SPLIT_NAMES
     shares = tuple(ratio.values() if isinstance(ratio, Mapping) else ratio)
     if len(shares) != len(names) or min(shares, default=-1) < 0 or not 0 < sum(shares) < float("inf"):
         raise ConfigError(
             f"the split ratio {shares} is not three shares of train, val and test",
-            hint="For example 8,1,1.",
+            hint="for example 8,1,1",
         )
     last = max(place for place, share in enumerate(shares) if share > 0)
     parts: dict[str, tuple[str, ...]] = {}
@@ -48,26 +53,30 @@ def split_by_ratio(
 
 
 def split_by_patterns(shards: Sequence[str], patterns: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Assign shards by patterns ``NAME:PATTERN``.
+    """Assign shards to split parts by patterns ``NAME:PATTERN``.
 
-    A pattern is taken as a regular expression that matches from the start of the path, as
-    Megatron-Energon does; if none of the shards match it, as a glob or brace pattern of the whole path.
+    A pattern is tried as a regular expression that matches from the start of the path, as in Megatron-Energon.
+    If it matches no shard, it is tried as a glob or brace pattern of the whole path.
 
     Raises:
-        ConfigError: A pattern has no name, or matches nothing.
+        ConfigError: A pattern has no name, or matches no shard.
+
+    Example:
+        >>> split_by_patterns(["a/0.tar", "a/1.tar", "b/0.tar"], ["train:a/", "val:b/*.tar"])
+        {'train': ('a/0.tar', 'a/1.tar'), 'val': ('b/0.tar',)}
     """
     parts: dict[str, tuple[str, ...]] = {}
     for item in patterns:
         name, colon, pattern = item.partition(":")
         if not colon or not name or not pattern:
             raise ConfigError(
-                f"the split pattern {item!r} is not NAME:PATTERN", hint="For example train:train/.*"
+                f"the split pattern {item!r} is not NAME:PATTERN", hint="for example train:train/.*"
             )
         found = _match_regex(shards, pattern) or match_names(shards, [pattern])
         if not found:
             raise ConfigError(
                 f"the split pattern {item!r} matches no shard",
-                hint=f"It may be a regular expression, a glob or braces; the first shard is {shards[0]!r}.",
+                hint=f"use a regular expression, a glob or braces; the first shard is {shards[0]!r}",
             )
         parts[name] = tuple(dict.fromkeys([*parts.get(name, ()), *found]))
     return parts
@@ -82,7 +91,7 @@ def _match_regex(shards: Sequence[str], pattern: str) -> list[str]:
 
 
 def match_names(shards: Sequence[str], patterns: Iterable[str]) -> list[str]:
-    """Shards whose whole path is one of the names, glob or brace patterns, in the order of ``shards``."""
+    """Return the shards whose whole path matches a name, glob or brace pattern, in the order of ``shards``."""
     names = expand(patterns, "the shard pattern")
     plain = frozenset(names)
     globs = [name for name in names if any(sign in name for sign in "*?[")]

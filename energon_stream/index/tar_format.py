@@ -1,7 +1,7 @@
-"""Tar archives as bytes: members, their names, and the parts of a sample.
+"""Parser of tar archives: members, their names, and the parts of a sample.
 
-Pure functions without I/O. Reads ustar, GNU and PAX archives the way ``tarfile`` does (POSIX.1-2001 and
-GNU tar's manual, "Basic Tar Format"); sparse members are refused.
+The functions are pure and do no I/O. They read ustar, GNU and PAX archives as ``tarfile`` does (POSIX.1-2001, and "Basic
+Tar Format" in GNU tar's manual). Sparse members are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ __all__ = [
     "Member",
     "Read",
     "SampleParts",
-    "iter_members",
     "pax_matters",
     "sample_parts",
     "split_name",
@@ -29,22 +28,22 @@ __all__ = [
 T = TypeVar("T")
 
 TAR_RECORD = 512
-"""Unit of tar archives in bytes."""
+"""Unit of tar archives in bytes: headers take one tar record, and payloads are padded to whole ones."""
 
 Read = Callable[[int, int], memoryview]
-"""``read(offset, length)``: that many bytes of the archive from ``offset``, fewer only at its end."""
+"""``read(offset, length)`` returns ``length`` bytes of the archive from ``offset``, fewer only at the end."""
 
 _OLD_FILE, _DIRECTORY, _SPARSE = b"\0", b"5", b"S"
 _FILES = frozenset({b"0", _OLD_FILE, b"7"})
 _NO_PAYLOAD = frozenset({b"1", b"2", b"3", b"4", _DIRECTORY, b"6"})  # links, devices, pipes
 _LONG_NAME, _LONG_LINK, _PAX_GLOBAL = b"L", b"K", b"g"
 _EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX_GLOBAL, b"x", b"X"})
-_GNU = frozenset({_LONG_NAME, _LONG_LINK, _SPARSE})  # their prefix field holds other things
-_MAX_EXTENSION = 1 << 20  # bytes of a long name or a PAX record block; larger is damage
+_GNU = frozenset({_LONG_NAME, _LONG_LINK, _SPARSE})  # have other data in the prefix field
+_MAX_EXTENSION = 1 << 20  # bytes of a long name or of PAX records; more means damage
 
 _META_FOLDER = re.compile(r"__[^/]*__/")
 pax_matters = re.compile(rb"(?:path|size|sparse|charset)[^\n]*=").search
-"""Whether PAX records say anything that changes names or sizes."""
+"""Finds PAX records that change names or sizes."""
 
 # name, size, type, magic, first byte of the prefix
 _FAST_HEADER = struct.Struct("100s24x12s20xc100x5s83xc")
@@ -53,11 +52,11 @@ _HEADER = struct.Struct("100s24x12s12x8sc188x155s12x")
 
 
 class Member(NamedTuple):
-    """An entry of an archive.
+    """A member of an archive.
 
     Attributes:
         name: Full name, as stored.
-        header_offset: First byte of its first header block, long-name and PAX blocks included.
+        header_offset: First byte of the first header, extended headers included.
         data_offset: First byte of the payload.
         size: Length of the payload in bytes, without padding.
         is_file: False for directories, links and devices.
@@ -71,18 +70,18 @@ class Member(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next header begins."""
+        """First byte of the next header."""
         return self.data_offset + _padded(self.size)
 
 
 class SampleParts(NamedTuple):
-    """Where a sample's parts lie.
+    """Key of a sample, and names and byte ranges of its parts.
 
     Attributes:
         key: Sample key.
         names: Part names, in the order of the archive.
         starts: First byte of each part.
-        stops: One past the last byte of each.
+        stops: One past the last byte of each part.
     """
 
     key: str
@@ -92,10 +91,14 @@ class SampleParts(NamedTuple):
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member's name into sample key and part; None for what belongs to no sample.
+    """Split a member's name into sample key and part name; return None if the member belongs to no sample.
 
-    The rule is ``^((?:.*/|)[^.]+)[.]([^/]*)$``: the first dot of the last path component separates. What
-    lies in a top folder ``__like_this__`` is metadata.
+    The rule is ``^((?:.*/|)[^.]+)[.]([^/]*)$``: split at the first dot of the last path component. Members in a
+    top-level folder ``__like_this__`` are metadata.
+
+    Example:
+        >>> split_name("images/0001.left.jpg")
+        ('images/0001', 'left.jpg')
     """
     slash = name.rfind("/")
     dot = name.find(".", slash + 1)
@@ -106,11 +109,6 @@ def split_name(name: str) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :]
 
 
-def iter_members(buffer: memoryview, start: int, stop: int) -> Iterator[Member]:
-    """Members in ``buffer[start:stop]``, up to the end-of-archive block; see :func:`walk_members`."""
-    return walk_members(_reader(buffer, stop), start, stop)
-
-
 def _reader(buffer: memoryview, stop: int) -> Read:
     return lambda offset, length: buffer[offset : min(offset + length, stop)]
 
@@ -119,16 +117,16 @@ def walk_members(read: Read, start: int, stop: int) -> Iterator[Member]:
     """Walk the headers of an archive.
 
     Args:
-        read: Gives the archive's bytes; asked for headers only, never for payloads.
-        start: Offset of a header block.
-        stop: Where to end if no end-of-archive block comes before; the archive's size.
+        read: Returns bytes of the archive. Called for headers only, never for payloads.
+        start: First byte of a header.
+        stop: End of the walk if no tar record of zeros, which ends archives, comes before; the archive's size.
 
     Yields:
-        The members, until a block of zeros or ``stop``.
+        The members in order.
 
     Raises:
-        CorruptTarError: A header is damaged, or a payload reaches beyond ``stop``. The message names
-            the offset; the caller knows the archive.
+        CorruptTarError: A header is damaged, or a payload reaches beyond ``stop``. The message names the offset, and
+            the caller adds the archive.
     """
     defaults: dict[str, str] = {}
     position = start
@@ -148,7 +146,7 @@ class _Header(NamedTuple):
 
 
 def _read_member(read: Read, first: int, stop: int, defaults: dict[str, str]) -> Member | None:
-    """The member whose first header block is at ``first``; ``defaults`` holds global PAX records."""
+    """Return the member whose first header is at ``first``; ``defaults`` collects global PAX records."""
     long_name: str | None = None
     records: dict[str, str] = {}
     header = _read_header(read, first)
@@ -163,27 +161,29 @@ def _read_member(read: Read, first: int, stop: int, defaults: dict[str, str]) ->
         position = header.position + TAR_RECORD + _padded(header.size)
         header = _read_header(read, position)
         if header is None:
-            raise CorruptTarError(f"the archive ends at byte {position}, where a header was announced")
+            raise CorruptTarError(
+                f"the archive ends at byte {position}, after an extended header without its member"
+            )
     if header is None:
         return None
     return _member(header, first, stop, long_name, {**defaults, **records})
 
 
 def _read_header(read: Read, position: int) -> _Header | None:
-    """The header block at ``position``; None for a block of zeros."""
-    block = bytes(read(position, TAR_RECORD))
-    if len(block) < TAR_RECORD:
+    """Return the header at ``position``; None for a tar record of zeros."""
+    record = bytes(read(position, TAR_RECORD))
+    if len(record) < TAR_RECORD:
         raise CorruptTarError(f"the archive ends inside the header at byte {position}")
-    if not block.strip(b"\0"):
+    if not record.strip(b"\0"):
         return None
-    name, size, checksum, kind, prefix = _HEADER.unpack(block)
-    _verify_checksum(block, checksum, position)
+    name, size, checksum, kind, prefix = _HEADER.unpack(record)
+    _verify_checksum(record, checksum, position)
     text = f"{_text(prefix)}/{_text(name)}" if prefix[0] and kind not in _GNU else _text(name)
     return _Header(position, text, _number(size, position), kind)
 
 
 def _extension(read: Read, header: _Header) -> bytes:
-    """Payload of a header that describes the next one."""
+    """Return the payload of an extended header, which describes the next header."""
     if header.size > _MAX_EXTENSION:
         raise CorruptTarError(f"the extended header at byte {header.position} claims {header.size} bytes")
     payload = bytes(read(header.position + TAR_RECORD, header.size))
@@ -206,8 +206,8 @@ def _member(header: _Header, first: int, stop: int, long_name: str | None, recor
     data = header.position + TAR_RECORD
     if data + _padded(size) > stop:
         raise CorruptTarError(
-            f"the payload of {name!r} (header at byte {header.position}) needs bytes up to "
-            f"{data + _padded(size)}, and there are {stop}"
+            f"the payload of {name!r} (header at byte {header.position}) ends at byte {data + _padded(size)}, "
+            f"beyond the end at byte {stop}"
         )
     return Member(name, first, data, size, kind in _FILES)
 
@@ -217,7 +217,7 @@ def _padded(size: int) -> int:
 
 
 def _verify_checksum(header: bytes, field: bytes, position: int) -> None:
-    """The sum of all bytes, with the checksum field as spaces; some old writers summed signed bytes."""
+    """Compare the sum of all bytes, the checksum field as spaces. Some old writers summed signed bytes."""
     expected = _number(field, position)
     unsigned = sum(header) - sum(field) + 8 * 0x20
     if expected != unsigned and expected != unsigned - 256 * sum(byte > 127 for byte in header):
@@ -225,13 +225,13 @@ def _verify_checksum(header: bytes, field: bytes, position: int) -> None:
 
 
 def _number(field: bytes, position: int, base: int = 8) -> int:
-    if field[0] & 0x80:  # GNU: big-endian binary; a negative one has no meaning here
+    if field[0] & 0x80:  # GNU: big-endian binary; negative numbers make no sense here
         value = int.from_bytes(field[1:], "big") if field[0] == 0x80 else -1
     else:
         digits = field.partition(b"\0")[0].strip()
         value = int(digits or b"0", base) if digits.isdigit() or not digits else -1
     if value < 0:
-        raise CorruptTarError(f"damaged tar header at byte {position}: {field!r} is no number")
+        raise CorruptTarError(f"damaged tar header at byte {position}: {field!r} is not a number")
     return value
 
 
@@ -240,7 +240,7 @@ def _text(field: bytes) -> str:
 
 
 def _pax_records(payload: bytes, position: int) -> dict[str, str]:
-    """Records ``"<length> <keyword>=<value>\\n"``."""
+    """Parse records ``"<length> <keyword>=<value>\\n"``."""
     records: dict[str, str] = {}
     at = 0
     while at < len(payload) and payload[at]:
@@ -259,19 +259,19 @@ def _pax_records(payload: bytes, position: int) -> dict[str, str]:
 def sample_parts(buffer: memoryview, start: int, stop: int) -> SampleParts:
     """Find the parts of the one sample in ``buffer[start:stop]``.
 
-    Plain ustar headers take a short way that trusts magic and size instead of the checksum; the first
-    header that is anything else sends the whole sample through :func:`walk_members`.
+    Plain ustar headers take a fast path, which trusts magic and size instead of the checksum. Any other header sends
+    the whole sample through :func:`walk_members`.
 
     Args:
         buffer: Bytes of a tar.
-        start: Where the sample's first header begins.
-        stop: Where the next sample's first header begins.
+        start: First byte of the sample's first header.
+        stop: First byte of the next sample's first header.
 
     Returns:
-        The sample's key, and where its parts lie within ``buffer``.
+        The sample's key, and the parts as byte ranges of ``buffer``.
 
     Raises:
-        CorruptTarError: A damaged header, no sample or more than one in the range.
+        CorruptTarError: A header is damaged, or the range does not hold exactly one sample.
     """
     key = ""
     names: list[str] = []
@@ -286,7 +286,7 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> SampleParts:
             data = position + 512
             position = data + (size + 511) // 512 * 512
             if kind != b"0" or prefix != b"\0" or magic != b"ustar":
-                # WebDataset's writer puts a PAX header with the time before each member.
+                # WebDataset's writer puts a PAX header with the modification time before each member.
                 if kind == b"x" and 0 < size < 512 and not pax_matters(buffer[data : data + size]):
                     continue
                 return _walk_sample(buffer, start, stop)
@@ -304,7 +304,7 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> SampleParts:
             stops.append(data + size)
     except (ValueError, struct.error):
         return _walk_sample(buffer, start, stop)
-    if not names or position - stops[-1] >= TAR_RECORD:  # nothing, or a PAX header without its member
+    if not names or position - stops[-1] >= TAR_RECORD:  # no part, or a PAX header without its member
         return _walk_sample(buffer, start, stop)
     return SampleParts(key, names, starts, stops)
 
@@ -316,15 +316,15 @@ def walk_sample(
 
     Args:
         read: See :func:`walk_members`.
-        start: Where the sample's first header begins.
-        stop: Where the next sample's first header begins.
-        take: What is wanted of a part; called before the next header is read.
+        start: First byte of the sample's first header.
+        stop: First byte of the next sample's first header.
+        take: Called with the member of each part, before the next header is read.
 
     Returns:
-        The sample's key, and (part name, what ``take`` gave).
+        The sample's key, and for each part its name and the result of ``take``.
 
     Raises:
-        CorruptTarError: A damaged header, no sample or more than one in the range.
+        CorruptTarError: A header is damaged, or the range does not hold exactly one sample.
     """
     key: str | None = None
     parts: list[tuple[str, T]] = []

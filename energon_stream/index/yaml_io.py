@@ -1,9 +1,8 @@
-"""YAML as the metadata files use it: plain trees of YAML 1.2 scalars, nothing executed, nothing dropped.
+"""YAML of metadata files: plain trees of YAML 1.2 scalars. Nothing is executed or dropped.
 
-Reading differs from PyYAML's safe loader where Megatron-Energon does: keys are always strings; ``on``,
-``0x10`` and dates stay strings; ``1e3`` is a float and ``012`` the integer 12; ``yes`` and ``no`` are
-booleans; tags mean nothing. Duplicate keys, aliases and empty files, which it gets wrong silently, are
-errors here.
+Parsing differs from PyYAML's safe loader as Megatron-Energon's does: keys are always strings; ``on``, ``0x10`` and dates
+stay strings; ``1e3`` is a float and ``012`` the integer 12; ``yes`` and ``no`` are booleans; tags mean nothing.
+Duplicate keys, aliases and empty files, which Megatron-Energon misreads silently, are errors here.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from energon_stream.errors import MetadataError
 
 __all__ = ["check_keys", "dump_yaml", "load_yaml"]
 
-_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars are resolved here
+_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # leaves scalars as strings; _scalar resolves them
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 _TRUE = frozenset({"true", "True", "TRUE", "yes", "Yes", "YES"})
@@ -31,12 +30,12 @@ _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
-_NUMERIC = frozenset("+-.0123456789")  # how a number begins
+_NUMERIC = frozenset("+-.0123456789")  # first characters of numbers
 _DOTTED_WORD = re.compile(r"\.(?=[iIN]|nan)")
 
 
 def load_yaml(data: bytes | memoryview, where: str) -> Any:
-    """Read a document.
+    """Parse a document.
 
     Args:
         data: UTF-8 text.
@@ -46,10 +45,14 @@ def load_yaml(data: bytes | memoryview, where: str) -> Any:
         Dicts with string keys, lists, and scalars.
 
     Raises:
-        MetadataError: No YAML, an empty file, a duplicate key or an alias.
+        MetadataError: The data is not YAML, is empty, or has a duplicate key or an alias.
+
+    Example:
+        >>> load_yaml(b"{weight: 1e3, train: [a.tar], on: yes}", "mix.yaml")
+        {'weight': 1000.0, 'train': ['a.tar'], 'on': True}
     """
     try:
-        # Events, not nodes: a split file may list 10^5 shards, and a tree of nodes is ten times their size.
+        # Events, not nodes: for a split file of 10^5 shards, a tree of nodes takes ten times the memory.
         events = yaml.parse(bytes(data), _LOADER)
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
@@ -57,17 +60,17 @@ def load_yaml(data: bytes | memoryview, where: str) -> Any:
         else:
             raise MetadataError("the file is empty", where=where)
         value = _value(next(events), events, where)
-        next(events)  # the document's end
+        next(events)  # the end of the document
         if not isinstance(next(events), yaml.StreamEndEvent):
             raise MetadataError("the file holds more than one document", where=where)
         return value
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise MetadataError(f"this is no YAML: {reason}", where=where) from error
+        raise MetadataError(f"the file is not valid YAML: {reason}", where=where) from error
 
 
 def _value(event: yaml.Event, events: Iterator[yaml.Event], where: str) -> Any:
-    """The value that begins with an event; takes its other events."""
+    """Return the value that begins with an event; take its other events."""
     if isinstance(event, yaml.ScalarEvent):
         return event.value if event.style in _QUOTED else _scalar(event.value)
     if isinstance(event, yaml.SequenceStartEvent):
@@ -77,7 +80,7 @@ def _value(event: yaml.Event, events: Iterator[yaml.Event], where: str) -> Any:
     raise MetadataError(
         f"line {_line(event)} uses a value through an alias (*name)",
         where=where,
-        hint="Write the value out; Megatron-Energon reads aliases as plain text.",
+        hint="write the value out; Megatron-Energon reads aliases as plain text",
     )
 
 
@@ -89,7 +92,7 @@ def _mapping(events: Iterator[yaml.Event], where: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for event in _until(yaml.MappingEndEvent, events):
         if not isinstance(event, yaml.ScalarEvent):
-            raise MetadataError(f"the key in line {_line(event)} is no text", where=where)
+            raise MetadataError(f"the key in line {_line(event)} is not a string", where=where)
         key = event.value
         if key in result:
             raise MetadataError(f"the key {key!r} appears twice, again in line {_line(event)}", where=where)
@@ -116,19 +119,19 @@ def _scalar(text: str) -> Any:
 
 
 def dump_yaml(value: Any) -> bytes:
-    """Write a document in block style, keys in the order of the dicts."""
+    """Return a document in block style, with the keys in the order of the dicts."""
     text: str = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, allow_unicode=False)
     return text.encode()
 
 
 def check_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Refuse keys that mean nothing.
+    """Check that all keys are known.
 
     Raises:
-        MetadataError: For the first unknown key; the message has the nearest valid one.
+        MetadataError: A key is unknown; the message has the most similar known one.
     """
     for key in mapping:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Valid keys: {', '.join(sorted(known))}."
+            hint = f"did you mean {near[0]!r}?" if near else f"valid keys are {', '.join(sorted(known))}"
             raise MetadataError(f"unknown key {key!r}", where=where, hint=hint)

@@ -14,7 +14,7 @@ from energon_stream.index.dataset import (
     dataset_kind,
     open_webdataset,
     read_metadata,
-    select_part,
+    select_split_part,
 )
 from energon_stream.index.join_index import JoinIndex, JoinMember, open_join_index
 from energon_stream.index.jsonl import open_jsonl
@@ -117,7 +117,7 @@ def _select(ref: LeafRef, metadata: Callable[[], DatasetMetadata]) -> WebDataset
     # dataset.yaml overrides the caller, and is known only now.
     if wanted["split_config"] != ref.split_config:
         return open_webdataset(ref.spec, dataset_config=ref.dataset_config, **wanted)
-    return select_part(ref.spec, wanted["split_part"], found)
+    return select_split_part(ref.spec, wanted["split_part"], found)
 
 
 def metadataset_of(ref: JoinRef) -> StoreSpec:

@@ -211,7 +211,7 @@ def test_what_is_refused_and_leaves_everything_as_it_was(tars, plain, tmp_path):
     for path, options, error, text in (
         (plain, {"media_filter": MediaFilter("GLOB", ("*.bmp",))}, ConfigError, "found no image"),
         (plain, {"media_filter": HEADER, "workers": 0}, ConfigError, "workers is 0"),
-        (tars, {"media_filter": HEADER}, NotPreparedError, "tars that is not prepared"),
+        (tars, {"media_filter": HEADER}, NotPreparedError, "tars that are not prepared"),
         (tmp_path / "none", {"media_filter": HEADER}, ObjectNotFoundError, "none"),
     ):
         with pytest.raises(error, match=text):

@@ -54,7 +54,11 @@ def test_the_writers_give_megatron_energons_bytes():
     assert parse_info(INFO, "x.json") == parse_info(encode_info(counts, as_yaml=True), "x.yaml") == counts
     shards = [f"shards/shard_{i:03d}.tar" for i in range(9)]
     assert encode_split({"train": shards[:8], "val": shards[8:], "test": []}) == SPLIT
-    assert parse_split(SPLIT, "x.yaml").parts == {"train": tuple(shards[:8]), "val": (shards[8],), "test": ()}
+    assert parse_split(SPLIT, "x.yaml").split_parts == {
+        "train": tuple(shards[:8]),
+        "val": (shards[8],),
+        "test": (),
+    }
     assert encode_offsets([0, 2048, 4096, 6144]).hex() == "".join(
         f"00{i:02x}000000000000" for i in (0, 8, 16, 24)
     )
@@ -102,15 +106,15 @@ def test_scalars_follow_yaml_1_2(text, value):
     [
         ("", "empty"),
         ("# nothing", "empty"),
-        ("a: [", "no YAML"),
+        ("a: [", "not valid YAML"),
         ("split_parts: {}\nsplit_parts: {}", "'split_parts' appears twice, again in line 2"),
         ("a: &x [1]\nb: *x", "line 2 .*alias"),
         ("a: 1\n---\nb: 2", "more than one document"),
-        ("split_parts: {[a]: 1}", "no text"),
+        ("split_parts: {[a]: 1}", "is not a string"),
         ("[1]", "mapping"),
-        ("split_parts: {}\nexcludes: []", "Did you mean 'exclude'"),
+        ("split_parts: {}\nexcludes: []", "did you mean 'exclude'"),
         ("split_parts: [a]", "'split_parts' must map"),
-        ("split_parts: {train: [1]}", "'train' must be a list of texts"),
+        ("split_parts: {train: [1]}", "'train' must be a list of strings"),
         ("split_parts: {train: ['a{b']}", "braces"),
     ],
 )
@@ -243,7 +247,7 @@ def test_a_part_is_opened(tmp_path, info, split):
         ({".info.json": {"shard_counts": COUNTS}, "split.yaml": SPLIT_TEXT}, "odd", MetadataError, "'x.tar'"),
         ({".info.json": {"shard_count": {}}, "split.yaml": SPLIT_TEXT}, "train", MetadataError, "shard_counts"),
         ({".info.json": {"shard_counts": {"a.tar": "3"}}, "split.yaml": SPLIT_TEXT}, "train", MetadataError, "'3'"),
-        ({".info.json": "{", "split.yaml": SPLIT_TEXT}, "train", MetadataError, "no JSON"),
+        ({".info.json": "{", "split.yaml": SPLIT_TEXT}, "train", MetadataError, "not valid JSON"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_dataset_is_named(tmp_path, files, part, error, message):

@@ -36,9 +36,9 @@ def test_root_and_tars(path, root, paths):
     ("path", "message"),
     [
         ("s3://bucket-{a,b}/x.tar", "common bucket"),
-        ("s3://b/x{0..3.tar", "do not pair up"),
+        ("s3://b/x{0..3.tar", "are not balanced"),
         ("s3://b/{a,a}.tar", "'a.tar' is named twice"),
-        ("s3://b/{a,b.tar}", "'a' is no tar"),
+        ("s3://b/{a,b.tar}", "'a' is not a tar"),
         ("s3://b/x-{0..3}.tar.gz", r"'x-0\.tar\.gz' is compressed"),
         ("s3://b/x.tgz", "is compressed"),
     ],

@@ -15,12 +15,13 @@ from energon_stream.errors import (
     CorruptTarError,
     DuplicateKeyError,
     EmptyDatasetError,
+    FieldError,
     NotPreparedError,
     ObjectNotFoundError,
 )
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.prepare import prepare_dataset
-from energon_stream.index.sqlite_index import open_sqlite
+from energon_stream.read.file_stores import WebdatasetFileStore
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CAPTIONING_YAML, captioning_dataset, random_bytes, write_shards
 
@@ -122,19 +123,13 @@ def test_preparing_over_s3_gives_the_same_and_skips_large_payloads(tmp_path, s3_
         kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] != before.get(kind, 0)
     } == {"GET": 3}
     assert index.num_samples == 6
-    with open_sqlite(store) as database:
-        sample = database.find("00000007")
-        assert (sample.tar_id, sample.index) == (1, 1)
-        assert database.sample(1, 1) == sample
-        offset, size = database.parts(1, 1)["json"]
-        tar = (folder / "data-000001.tar").read_bytes()
-        assert tar[offset : offset + size] == b"{}"
-        assert database.find("nothing") is None
-    with (
-        pytest.raises(NotPreparedError),
-        open_sqlite(StoreSpec(tmp_bucket, s3_server.storage_options).open()),
-    ):
-        pass
+    assert [row[:3] for row in rows(copy)[0] if row[1] == "00000007"] == [(1, "00000007", 1)]
+    parts = WebdatasetFileStore(StoreSpec(f"{tmp_bucket}/d", s3_server.storage_options))
+    assert parts["00000007.json"][0] == b"{}"
+    with pytest.raises(FieldError, match="nothing"):
+        parts["nothing.json"]
+    with pytest.raises(NotPreparedError):
+        WebdatasetFileStore(StoreSpec(tmp_bucket, s3_server.storage_options))["00000007.json"]
 
 
 def test_a_missing_bucket_and_an_unprepared_prefix_are_named(s3_server, tmp_bucket):
@@ -212,7 +207,7 @@ def test_options_and_what_they_refuse(tmp_path):
     ):
         with pytest.raises(ConfigError):
             prepare_dataset(path, force=True, **options)
-    with pytest.raises(ObjectNotFoundError, match="no tar files to prepare among 4 tars"):
+    with pytest.raises(ObjectNotFoundError, match=r"none of the 4 tars is selected.*000\.tar"):
         prepare_dataset(path, shards="x*.tar", split_ratio=(1, 0, 0), force=True)
     with tarfile.open(Path(path) / "empty.tar", "w"):
         pass

@@ -4,6 +4,7 @@
 (``python3 -m venv .venv-energon``, then ``pip install torch==2.13.0`` and ``megatron-energon==7.4.1``).
 """
 
+import contextlib
 import io
 import itertools
 import json
@@ -22,8 +23,8 @@ from PIL import Image
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.index_files import read_offsets
 from energon_stream.index.prepare import prepare_dataset
-from energon_stream.index.sqlite_index import open_sqlite
 from energon_stream.index.tar_format import sample_parts
+from energon_stream.read.file_stores import WebdatasetFileStore
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import (
     CAPTIONING_YAML,
@@ -220,9 +221,7 @@ def test_prepared_there_trains_here(tmp_path):
     index = open_webdataset(StoreSpec(str(tmp_path)), split_part="train")
     assert index.dataset_yaml == CAPTIONING_YAML
     assert train_there(tmp_path, "train") == read_here(tmp_path, "train") == train_here(tmp_path, "train")
-    with open_sqlite(index.spec.open()) as database:
-        sample = database.find("00000004")
-        shard = (tmp_path / "data-000001.tar").read_bytes()
-        assert (sample.tar_id, sample.index) == (1, 1)
-        offset, size = database.parts(1, 1)["txt"]
-        assert shard[offset : offset + size] == b"caption 4"
+    with contextlib.closing(sqlite3.connect(tmp_path / ".nv-meta" / "index.sqlite")) as database:
+        find = "SELECT tar_file_id, sample_index FROM samples WHERE sample_key = '00000004'"
+        assert database.execute(find).fetchone() == (1, 1)
+    assert WebdatasetFileStore(index.spec)["00000004.txt"][0] == b"caption 4"

@@ -205,7 +205,7 @@ def test_a_joined_batch_costs_the_round_trips_of_a_plain_one(lake, s3_server, tm
 def test_large_indices_are_read_in_pages(lake, monkeypatch):
     path = write(lake, [{"path": "a"}, {"path": "c"}])
     prepare_metadataset(path)
-    monkeypatch.setattr(index_files, "_PAGE_BYTES", 100)  # two rows
+    monkeypatch.setattr(index_files, "_ROW_PAGE_BYTES", 100)  # two rows
     assert [sample["texts"] for sample in in_order(path)] == texts(range(40), "a", "c")
 
 
@@ -273,7 +273,7 @@ def no_primary(index):
 @pytest.mark.parametrize(
     ("damage", "error", "words"),
     [
-        (cut_short, MetadataError, "no index of a join of 2"),
+        (cut_short, MetadataError, "not an index of a join of 2"),
         (partner_of_another_row, IndexMismatchError, "row 0 .*different keys: '00000000', '00000001'"),
         (no_such_shard, IndexMismatchError, "row 0 .*points outside"),
         (no_primary, IndexMismatchError, "row 0 .*points outside"),

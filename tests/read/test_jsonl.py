@@ -14,7 +14,9 @@ RECORDS = 3000
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    monkeypatch.setattr(index_files, "_PAGE_BYTES", 256)  # 32 entries: as if the file had millions of records
+    monkeypatch.setattr(
+        index_files, "_ROW_PAGE_BYTES", 256
+    )  # 32 entries: as if the file had millions of records
     path = tmp_path / "d" / "x.jsonl"
     path.parent.mkdir()
     path.write_text("".join(json.dumps({"number": i, "text": "x" * (i % 50)}) + "\n" for i in range(RECORDS)))
