@@ -99,12 +99,12 @@ def _error_answer(error: BaseException, function: Callable[..., Any]) -> bytes:
     try:
         answer = pickle.dumps((False, error, text))
         pickle.loads(answer)  # many exceptions can be pickled, but not unpickled
-        return answer
     except Exception:
         named = WorkerError(
             f"{_name(function)} failed in the helper process: {type(error).__name__}: {error}"
         )
         return pickle.dumps((False, named, text))
+    return answer
 
 
 def _name(function: Callable[..., Any]) -> str:
