@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import nginx_s3
 import peers
 from datasets import BUCKET, DATASETS, Dataset
-from request_log import Request
+
+if TYPE_CHECKING:
+    import nginx_s3
+    from request_log import Request
 
 HERE = Path(__file__).parent
 TIMEOUT = 300

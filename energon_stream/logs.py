@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import logging
 
 __all__ = ["log_once"]
 

@@ -9,10 +9,12 @@ version of NumPy or PyTorch.
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arrays import Float64Array, Int64Array, UInt64Array
+if TYPE_CHECKING:
+    from energon_stream.arrays import Float64Array, Int64Array, UInt64Array
 
 __all__ = ["derive_key", "hash_uint64", "permute_indices", "uniform"]
 

@@ -8,7 +8,6 @@ library's readers and writers with it.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
 import struct
@@ -17,6 +16,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import os
 
 __all__ = ["ReferenceSample", "read_tar", "write_reference_dataset"]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from bench import Bench, Measure
+from typing import TYPE_CHECKING
 
 from rows import faults, local, memory, requests, shuffle, start, throughput
+
+if TYPE_CHECKING:
+    from bench import Bench, Measure
 
 D40 = ("d40x8", "d40x64")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import nginx_s3
 import request_log
-from bench import Run
+
+if TYPE_CHECKING:
+    from bench import Run
 
 RAW = {"raw 16": 16, "raw 32": 32, "raw 64": 64}
 REMOTE_PEERS = ("webdataset", "mosaicml", "litdata", "s3torch")

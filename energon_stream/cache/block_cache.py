@@ -6,10 +6,9 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.cache.block_reader import (
     BlockReader,
@@ -20,7 +19,6 @@ from energon_stream.cache.block_reader import (
     recorded_gaps,
 )
 from energon_stream.cache.block_writer import BlockWriter
-from energon_stream.cache.config import CacheConfig
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.download import READ_OVER, Download, Get, keep_unclaimed
 from energon_stream.cache.identity import BlockPlace, ObjectIdentity, ObjectPlace, clean_url, root_name
@@ -28,6 +26,11 @@ from energon_stream.cache.locks import require_locks
 from energon_stream.errors import RangeError
 from energon_stream.storage import ByteRange
 from energon_stream.storage.fork import PerProcess
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from energon_stream.cache.config import CacheConfig
 
 __all__ = ["BlockCache", "CacheCounters", "CacheSnapshot"]
 

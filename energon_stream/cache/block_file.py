@@ -13,11 +13,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import xxhash
 
-from energon_stream.cache.identity import BlockPlace
-from energon_stream.cache.ledger import Ledger, Limits
 from energon_stream.cache.locks import LockedFile, StripedLocks
 from energon_stream.cache.records import (
     PAGE_BYTES,
@@ -27,6 +26,10 @@ from energon_stream.cache.records import (
     encode_records,
     page_ceil,
 )
+
+if TYPE_CHECKING:
+    from energon_stream.cache.identity import BlockPlace
+    from energon_stream.cache.ledger import Ledger, Limits
 
 __all__ = ["MOST_RECORDS", "BlockFile", "DamagedError", "write_all"]
 

@@ -6,11 +6,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from energon_stream.cache.block_file import BlockFile, DamagedError
-from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
 from energon_stream.logs import log_once
+
+if TYPE_CHECKING:
+    from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
 
 __all__ = [
     "BlockReader",

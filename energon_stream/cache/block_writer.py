@@ -9,18 +9,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.cache.block_file import BlockFile
-from energon_stream.cache.block_reader import OpenBlocks, Span
-from energon_stream.cache.config import CacheConfig
-from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.eviction import make_room
-from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
 from energon_stream.cache.ledger import Limits, root_bytes
 from energon_stream.cache.locks import Busy, LockedFile, patience
 from energon_stream.cache.records import PAGE_BYTES, page_ceil
 from energon_stream.logs import log_once
+
+if TYPE_CHECKING:
+    from energon_stream.cache.block_reader import OpenBlocks, Span
+    from energon_stream.cache.config import CacheConfig
+    from energon_stream.cache.directory import CacheDirectory
+    from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
 
 __all__ = ["BlockWriter", "Claim"]
 

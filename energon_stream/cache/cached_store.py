@@ -6,10 +6,9 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from energon_stream.cache.block_cache import BlockCache
-from energon_stream.cache.config import CacheConfig
-from energon_stream.cache.download import Get
 from energon_stream.cache.identity import ObjectIdentity
 from energon_stream.cache.locks import has_locks
 from energon_stream.cache.versions import Versions
@@ -18,6 +17,10 @@ from energon_stream.logs import log_once
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.attempts import attempt_listener, release_slot
 from energon_stream.storage.fork import PerProcess
+
+if TYPE_CHECKING:
+    from energon_stream.cache.config import CacheConfig
+    from energon_stream.cache.download import Get
 
 __all__ = ["CacheLayer", "CachedStore", "shared_cache"]
 

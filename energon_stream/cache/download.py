@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from energon_stream.cache.block_reader import BlockReader, Chunk, Span, merge_spans, outside
-from energon_stream.cache.block_writer import BlockWriter, Claim
-from energon_stream.cache.identity import ObjectPlace
+
+if TYPE_CHECKING:
+    from energon_stream.cache.block_writer import BlockWriter, Claim
+    from energon_stream.cache.identity import ObjectPlace
 
 __all__ = ["READ_OVER", "Download", "Get", "keep_unclaimed"]
 

@@ -6,12 +6,14 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from energon_stream.cache.block_file import BlockFile
-from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.identity import ObjectPlace, block_at
 from energon_stream.cache.policy import Entry, candidates
+
+if TYPE_CHECKING:
+    from energon_stream.cache.directory import CacheDirectory
 
 __all__ = ["make_room"]
 

@@ -6,10 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from energon_stream.cache.block_file import BlockFile, DamagedError
 from energon_stream.cache.directory import OBJECT_FILE, ROOT_FILE, CacheDirectory, read_description
-from energon_stream.cache.identity import BlockPlace
+
+if TYPE_CHECKING:
+    from energon_stream.cache.identity import BlockPlace
 
 __all__ = [
     "CachedDataset",

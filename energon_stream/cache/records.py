@@ -11,13 +11,14 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_stream.arrays import Int64Array, UInt64Array
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array, UInt64Array
 
 __all__ = ["LINE_BYTES", "PAGE_BYTES", "RECORD_BYTES", "Record", "RecordTable", "encode_records", "page_ceil"]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from energon_stream.errors import ConfigError
 from energon_stream.index.media import MediaFilter
-from energon_stream.index.media_tables import MediaReport
+
+if TYPE_CHECKING:
+    from energon_stream.index.media_tables import MediaReport
 
 __all__ = [
     "media_filter",

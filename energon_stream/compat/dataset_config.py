@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from energon_stream.compat import factories
-from energon_stream.compat.epath import EPath
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index import yaml_io
 from energon_stream.recipe.named_code import import_class, is_own_module, nearest, read_class
 from energon_stream.recipe.sample_types import resolve_sample_type
+
+if TYPE_CHECKING:
+    from energon_stream.compat.epath import EPath
 
 __all__ = ["JsonParser", "load_config", "load_yaml"]
 

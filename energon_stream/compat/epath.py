@@ -10,12 +10,14 @@ import re
 from collections.abc import Iterator
 from functools import total_ordering
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, StorageError
-from energon_stream.storage.base import ObjectMeta, Store
 from energon_stream.storage.spec import StoreSpec
 from energon_stream.storage.url import is_local, join_url, local_path, parent_url, strip_credentials
+
+if TYPE_CHECKING:
+    from energon_stream.storage.base import ObjectMeta, Store
 
 __all__ = ["EPath"]
 

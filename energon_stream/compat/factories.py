@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon_stream.compat.epath import EPath
 from energon_stream.errors import ConfigError
 from energon_stream.index.jsonl import prepare_jsonl
-from energon_stream.index.media import MediaFilter
 from energon_stream.index.metadata import SPLIT_CONFIG
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.recipe.sample_types import DATASET_CLASSES
 from energon_stream.samples import CrudeSample, Sample
+
+if TYPE_CHECKING:
+    from energon_stream.index.media import MediaFilter
 
 __all__ = [
     "BaseCoreDatasetFactory",

@@ -7,11 +7,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import (
     ConfigError,
     EmptyDatasetError,
@@ -20,7 +19,6 @@ from energon_stream.errors import (
     ObjectNotFoundError,
 )
 from energon_stream.index.index_files import OffsetWindow, read_offsets
-from energon_stream.index.kept_index import PlainTars
 from energon_stream.index.metadata import (
     DATASET_CONFIG,
     INFO_JSON,
@@ -34,6 +32,10 @@ from energon_stream.index.metadata import (
 )
 from energon_stream.index.shard_names import names_tars
 from energon_stream.storage import Store, StoreSpec, is_local, local_path, shared_fetcher
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.index.kept_index import PlainTars
 
 __all__ = [
     "DatasetIndex",

@@ -9,12 +9,15 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError, NotPreparedError, ObjectNotFoundError, RangeError
 from energon_stream.storage import ByteRange, Store, StoreSpec
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
 
 __all__ = [
     "ENTRY_BYTES",

@@ -8,18 +8,21 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import DatasetError, MetadataError, NotPreparedError, ObjectNotFoundError
-from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.join_index import JoinMember, dataset_identity, join_header, join_index_spec
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, parse_info
 from energon_stream.index.scan import scan_shard
 from energon_stream.index.sqlite_index import SqliteWriter, sqlite_file
 from energon_stream.storage import ListEntry, StoreSpec
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.index.dataset import WebDatasetIndex
 
 __all__ = ["JoinReport", "build_join_index"]
 

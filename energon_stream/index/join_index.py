@@ -14,11 +14,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import (
     EmptyDatasetError,
     MetadataError,
@@ -26,10 +25,13 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     RangeError,
 )
-from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.index_files import RowFile
 from energon_stream.index.metadata import META_FOLDER
 from energon_stream.storage import ByteRange, StoreSpec
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.index.dataset import WebDatasetIndex
 
 __all__ = [
     "JoinIndex",

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import (
     EmptyDatasetError,
     IndexMismatchError,
@@ -26,6 +25,9 @@ from energon_stream.errors import (
 from energon_stream.index.in_order import stream_object
 from energon_stream.index.index_files import ENTRY_BYTES, RowFile, encode_offsets
 from energon_stream.storage import StoreSpec, shared_fetcher
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
 
 __all__ = ["JsonlIndex", "open_jsonl", "prepare_jsonl"]
 

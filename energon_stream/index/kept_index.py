@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
@@ -19,7 +20,9 @@ from energon_stream.cache import CachedStore, CacheLayer
 from energon_stream.cache.identity import root_name
 from energon_stream.errors import IndexMismatchError, NotPreparedError
 from energon_stream.index.index_files import ENTRY_BYTES, OffsetWindow, decode_offsets, encode_offsets
-from energon_stream.storage import ListEntry, Store, StoreSpec
+
+if TYPE_CHECKING:
+    from energon_stream.storage import ListEntry, Store, StoreSpec
 
 __all__ = ["KeptIndices", "PlainTars", "index_directory"]
 

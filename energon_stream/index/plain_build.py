@@ -17,13 +17,16 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TYPE_CHECKING
 
 from energon_stream.cache.locks import LockedFile, has_locks
 from energon_stream.errors import DuplicateKeyError, EmptyDatasetError, IndexMismatchError, StorageError
-from energon_stream.index.kept_index import KeptIndices
 from energon_stream.index.scan import ShardScan, scan_shard
-from energon_stream.storage import ListEntry, Store
 from energon_stream.storage.fork import PerProcess
+
+if TYPE_CHECKING:
+    from energon_stream.index.kept_index import KeptIndices
+    from energon_stream.storage import ListEntry, Store
 
 __all__ = ["sample_counts"]
 

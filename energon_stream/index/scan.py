@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.errors import CorruptTarError
 from energon_stream.index.tar_format import TAR_RECORD, Member, Read, split_name, walk_members
 from energon_stream.storage import Body, ByteRange, ListEntry, Store, shared_fetcher
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["ShardScan", "peek_parts", "scan_shard"]
 

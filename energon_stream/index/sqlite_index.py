@@ -11,12 +11,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from energon_stream.errors import DuplicateKeyError, NotPreparedError, ObjectNotFoundError
 from energon_stream.index.in_order import stream_object
 from energon_stream.index.metadata import META_FOLDER
-from energon_stream.index.scan import ShardScan
 from energon_stream.storage import Store, local_path
+
+if TYPE_CHECKING:
+    from energon_stream.index.scan import ShardScan
 
 __all__ = ["INDEX_SQLITE", "SqliteWriter", "sqlite_file"]
 

@@ -7,11 +7,14 @@ not change names and sizes. All other samples go to :func:`energon_stream.index.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.index.tar_format import TAR_RECORD, pax_matters
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
 
 __all__ = ["AlikeSamples", "split_samples"]
 

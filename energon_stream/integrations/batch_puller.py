@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.loader import BasicDataLoader, SavableDataLoader
-from energon_stream.pipeline import SavableDataset
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline import SavableDataset
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["PulledBatch", "BatchPuller", "epoch_length", "of_all_ranks"]
 

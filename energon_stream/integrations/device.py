@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
 from energon_stream.errors import ConfigError
 from energon_stream.integrations.batch_puller import BatchPuller
-from energon_stream.loader import BasicDataLoader
 from energon_stream.loader.ranks import gather_states
 from energon_stream.samples import Batch
 from energon_stream.samples.tensors import map_tensors
 from energon_stream.state import split_streams
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.loader import BasicDataLoader
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["DevicePrefetcher", "prefetch_to_device"]
 

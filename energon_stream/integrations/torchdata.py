@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_stream.errors import StateInUseError
 from energon_stream.integrations.optional import of_extra
-from energon_stream.loader import SavableDataLoader
+
+if TYPE_CHECKING:
+    from energon_stream.loader import SavableDataLoader
 
 with of_extra("torchdata"):
     from torchdata.nodes import BaseNode

@@ -16,12 +16,14 @@ import mmap
 import os
 import pickle
 import weakref
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from energon_stream.errors import WorkerError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 __all__ = ["Receiver", "Sender", "Wire", "close_inherited_pipes"]
 

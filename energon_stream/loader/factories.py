@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.savable import SavableDataLoader
 from energon_stream.loader.session import LoaderOptions
-from energon_stream.media import CachePool
-from energon_stream.pipeline.dataset import SavableDataset
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.media import CachePool
+    from energon_stream.pipeline.dataset import SavableDataset
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["get_loader", "get_savable_loader"]
 

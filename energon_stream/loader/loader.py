@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import is_dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
 from energon_stream.errors import ConfigError
 from energon_stream.loader.session import LoaderOptions, Session, open_session
-from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Rotation, with_restore_key
 from energon_stream.pipeline.node import Context, RestoreKey, State
 from energon_stream.samples.tensors import map_tensors
 from energon_stream.storage import CounterSnapshot, run_isolated
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.dataset import SavableDataset
 
 __all__ = ["BasicDataLoader"]
 

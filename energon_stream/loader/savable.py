@@ -6,13 +6,12 @@ import logging
 import marshal
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.ranks import broadcast_states, gather_states
 from energon_stream.pipeline.engine import Rotation
-from energon_stream.pipeline.node import State
 from energon_stream.state import (
     ChangeReport,
     check_rank_state,
@@ -23,6 +22,9 @@ from energon_stream.state import (
 )
 from energon_stream.state.change import continue_state
 from energon_stream.state.description import Description, describe
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.node import State
 
 __all__ = ["OnChange", "SavableDataLoader"]
 

@@ -11,19 +11,22 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.loader.channel import Receiver, Wire
 from energon_stream.loader.worker_process import Failure, run_worker
 from energon_stream.media import CachePool, use_pool
-from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Rotation, Step
-from energon_stream.pipeline.node import State
 from energon_stream.storage import CounterSnapshot, default_counters
 from energon_stream.storage.fork import forking
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+    from multiprocessing.process import BaseProcess
+
+    from energon_stream.pipeline.dataset import SavableDataset
+    from energon_stream.pipeline.node import State
 
 __all__ = ["LoaderOptions", "Session", "open_session"]
 

@@ -9,17 +9,19 @@ import signal
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from energon_stream.loader.channel import Sender, Wire, close_inherited_pipes
 from energon_stream.media import CachePool, use_pool
-from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Rotation
-from energon_stream.pipeline.node import State
 from energon_stream.storage import default_counters
 from energon_stream.storage.fork import begin_child
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.dataset import SavableDataset
+    from energon_stream.pipeline.node import State
 
 __all__ = ["Failure", "run_worker"]
 

@@ -21,15 +21,17 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from energon_stream.errors import ConfigError, StorageError
-from energon_stream.media.file_store import FileStore
 from energon_stream.media.lazy import DataLazy, FileCacheLazy, Lazy, StoredLazy
 from energon_stream.media.pool import CachePool
-from energon_stream.samples import SourceInfo
 from energon_stream.storage import Fetcher
 from energon_stream.storage.fork import PerProcess
+
+if TYPE_CHECKING:
+    from energon_stream.media.file_store import FileStore
+    from energon_stream.samples import SourceInfo
 
 __all__ = ["FileStoreCachePool"]
 

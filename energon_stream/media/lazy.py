@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from energon_stream.media.file_store import FileStore, add_source
-from energon_stream.samples import SourceInfo
+
+if TYPE_CHECKING:
+    from energon_stream.samples import SourceInfo
 
 __all__ = ["CachedFile", "DataLazy", "DirectLazy", "FileCacheLazy", "Lazy", "MockLazy", "StoredLazy"]
 

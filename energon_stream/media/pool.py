@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from energon_stream.media.file_store import FileStore
 from energon_stream.media.lazy import DataLazy, DirectLazy, Lazy
+
+if TYPE_CHECKING:
+    from energon_stream.media.file_store import FileStore
 
 __all__ = ["CachePool", "NoCachePool", "active_pool", "use_pool"]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper, common_config
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["Ends", "EpochizeDataset", "EvenDataset", "LimitDataset", "share_of_stream", "with_ends"]
 

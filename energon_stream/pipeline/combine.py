@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from energon_stream.pipeline.batch import BatchDataset
 from energon_stream.pipeline.dataset import MultiInput, SavableDataset, Wrapper
 from energon_stream.pipeline.node import END, Context, End, Item, Node, State, WrapperNode
 from energon_stream.rng import uniform
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["BlendDataset", "ConcatDataset", "MixBatchDataset", "RepeatDataset"]
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon_stream.errors import ConfigError, StateMismatchError
 from energon_stream.pipeline.engine import Engine
 from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.worker import WorkerConfig
 
 __all__ = [
     "MultiInput",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
-from energon_stream.read.allowance import Allowance
+
+if TYPE_CHECKING:
+    from energon_stream.read.allowance import Allowance
 
 __all__ = ["Engine", "Rotation", "Step", "with_restore_key"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from types import GeneratorType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from energon_stream.errors import (
     EnergonStreamError,
@@ -14,7 +14,9 @@ from energon_stream.errors import (
     SkipSample,
     StorageError,
 )
-from energon_stream.pipeline.node import Context
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.node import Context
 
 __all__ = ["SKIPPED", "FailureGuard", "first_of", "log_exception", "reraise_exception"]
 

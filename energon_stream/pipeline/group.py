@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.batch import Batching
 from energon_stream.pipeline.dataset import SavableDataset, function_label, function_name
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["GroupBatchDataset"]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from energon_stream.index.dataset import DatasetIndex
 from energon_stream.media import AuxStores
-from energon_stream.pipeline.node import RestoreKey
-from energon_stream.read.locator import RawSample
-from energon_stream.read.part_ranges import PartSelection
 from energon_stream.samples import SourceInfo
+
+if TYPE_CHECKING:
+    from energon_stream.index.dataset import DatasetIndex
+    from energon_stream.pipeline.node import RestoreKey
+    from energon_stream.read.locator import RawSample
+    from energon_stream.read.part_ranges import PartSelection
 
 __all__ = ["DatasetLeaf", "Leaf", "SampleBuilder"]
 

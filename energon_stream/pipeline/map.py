@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import GeneratorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper, foreign_key, function_name, is_stateless
@@ -18,7 +18,9 @@ from energon_stream.pipeline.node import (
     WrapperNode,
     new_item,
 )
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["MapDataset", "RunningGenerator", "nth_element"]
 

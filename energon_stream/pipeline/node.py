@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from energon_stream.read.allowance import Allowance
 from energon_stream.rng import derive_key
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.read.allowance import Allowance
+    from energon_stream.worker import WorkerConfig
 
 __all__ = [
     "END",

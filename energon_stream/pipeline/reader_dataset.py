@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 import numpy as np
 
 from energon_stream.errors import EmptyStreamError, SkipSample, StateMismatchError, StorageError
-from energon_stream.index.dataset import DatasetIndex
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.failures import FailureGuard
-from energon_stream.pipeline.leaf import Leaf
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
 from energon_stream.read.allowance import Allowance
 from energon_stream.read.index_entries import OffsetCache
-from energon_stream.read.locator import RawSample
 from energon_stream.read.open import open_locator
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.reader import SampleReader, fetch_samples
@@ -39,7 +36,12 @@ from energon_stream.schedule import (
 )
 from energon_stream.storage import shared_fetcher, strip_credentials
 from energon_stream.storage.fork import PerProcess
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.index.dataset import DatasetIndex
+    from energon_stream.pipeline.leaf import Leaf
+    from energon_stream.read.locator import RawSample
+    from energon_stream.worker import WorkerConfig
 
 __all__ = [
     "ReaderConfig",

@@ -8,7 +8,7 @@ their argument and the seeds only.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode
 from energon_stream.rng import uniform
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["ShuffleBufferDataset"]
 

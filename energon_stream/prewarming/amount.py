@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.schedule import RepeatPlan, build_schedule, stream_shares
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.reader_dataset import ReaderDataset
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["Amount", "node_ranks", "samples_of_streams"]
 

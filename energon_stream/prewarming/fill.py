@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from energon_stream.cache import BlockCache
 from energon_stream.prewarming.planner import PlannedFetch, store_of
 from energon_stream.storage import ByteRange, Fetcher
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["LEAST_BYTES", "Filled", "Verified", "fill", "look", "read_back"]
 

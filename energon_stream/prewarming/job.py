@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.cache import BlockCache, CacheConfig, CachedStore, CacheLayer, shared_cache
 from energon_stream.errors import ConfigError
@@ -30,6 +29,9 @@ from energon_stream.storage import (
     shared_fetcher,
 )
 from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    import os
 
 __all__ = ["prewarm"]
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from energon_stream.cache import BlockCache, CachedStore
 from energon_stream.prewarming.spans import Coverage, Spans, earliest
-from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.storage import ByteRange, Store
+
+if TYPE_CHECKING:
+    from energon_stream.prewarming.wanted import WantedBytes
 
 __all__ = ["REQUEST_BYTES", "USUAL_BYTES", "FetchPlanner", "PlannedFetch", "store_of"]
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.arrays import Int64Array
 from energon_stream.storage import plan_fetches
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
 
 __all__ = ["Coverage", "Spans", "earliest"]
 

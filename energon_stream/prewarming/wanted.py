@@ -14,14 +14,12 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.arrays import Int64Array
-from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.prewarming.spans import Spans
 from energon_stream.read.index_entries import OffsetCache
 from energon_stream.read.open import open_locator
@@ -29,7 +27,13 @@ from energon_stream.read.options import CHUNK, ReadOptions, cut_generation
 from energon_stream.read.parts import PartLocator
 from energon_stream.read.window import Window
 from energon_stream.schedule import Cursor, Refs, Schedule
-from energon_stream.storage import Fetcher, Store
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from energon_stream.arrays import Int64Array
+    from energon_stream.pipeline.reader_dataset import ReaderDataset
+    from energon_stream.storage import Fetcher, Store
 
 __all__ = ["Opening", "StreamWalk", "Wanted", "WantedBytes"]
 

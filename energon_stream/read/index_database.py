@@ -7,15 +7,16 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
-
-import apsw
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.media import open_once
 from energon_stream.read.sqlite_ranges import LocalDatabase, RemoteDatabase, RemoteFile
 from energon_stream.storage import StoreSpec, local_path
 from energon_stream.storage.fork import PerProcess
+
+if TYPE_CHECKING:
+    import apsw
 
 __all__ = ["IndexDatabase", "index_database"]
 

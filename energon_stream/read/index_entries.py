@@ -6,11 +6,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.index.index_files import OffsetWindow, RowFile
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
 
 __all__ = ["OffsetCache", "RowPages"]
 

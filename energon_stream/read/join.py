@@ -5,17 +5,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError
-from energon_stream.index.join_index import JoinIndex
 from energon_stream.read.index_entries import OffsetCache, RowPages
-from energon_stream.read.locator import Cutter, RawSample
-from energon_stream.read.objects import ShardObject
-from energon_stream.read.range_stream import RangeStream
 from energon_stream.read.tar import TarLocator
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.index.join_index import JoinIndex
+    from energon_stream.read.locator import Cutter, RawSample
+    from energon_stream.read.objects import ShardObject
+    from energon_stream.read.range_stream import RangeStream
 
 __all__ = ["JoinLocator"]
 

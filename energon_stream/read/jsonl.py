@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError
-from energon_stream.index.jsonl import JsonlIndex
 from energon_stream.read.index_entries import OffsetCache, RowPages
 from energon_stream.read.locator import Cutter, RawSample
 from energon_stream.read.objects import ShardObject, VersionGuard
-from energon_stream.read.range_stream import RangeStream
-from energon_stream.storage import Store
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.index.jsonl import JsonlIndex
+    from energon_stream.read.range_stream import RangeStream
+    from energon_stream.storage import Store
 
 __all__ = ["JsonlLocator"]
 

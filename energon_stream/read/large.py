@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
 
-from energon_stream.read.locator import Locator, RawSample
-from energon_stream.read.options import ReadOptions
 from energon_stream.read.range_stream import RangeStream, piece_sizes
 from energon_stream.storage import ByteRange, Fetcher
+
+if TYPE_CHECKING:
+    from energon_stream.read.locator import Locator, RawSample
+    from energon_stream.read.options import ReadOptions
 
 __all__ = ["read_large_sample"]
 

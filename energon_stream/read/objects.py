@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from energon_stream.errors import ObjectChangedError
-from energon_stream.storage.base import Store
+
+if TYPE_CHECKING:
+    from energon_stream.storage.base import Store
 
 __all__ = ["ShardObject", "VersionGuard"]
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.jsonl import JsonlIndex
-from energon_stream.read.index_entries import OffsetCache
 from energon_stream.read.join import JoinLocator
 from energon_stream.read.jsonl import JsonlLocator
-from energon_stream.read.locator import Locator
-from energon_stream.read.part_ranges import PartSelection
 from energon_stream.read.parts import PartLocator
 from energon_stream.read.tar import TarLocator
+
+if TYPE_CHECKING:
+    from energon_stream.read.index_entries import OffsetCache
+    from energon_stream.read.locator import Locator
+    from energon_stream.read.part_ranges import PartSelection
 
 __all__ = ["open_locator"]
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.arrays import Int64Array
 from energon_stream.index.tar_format import TAR_RECORD
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
 
 __all__ = ["PartRanges", "PartSelection", "find_part_ranges"]
 

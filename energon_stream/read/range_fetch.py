@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
-from energon_stream.read.locator import Cutter, Locator, RawSample
-from energon_stream.read.window import Window
 from energon_stream.storage import Body, ByteRange, Fetcher, plan_fetches
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.read.locator import Cutter, Locator, RawSample
+    from energon_stream.read.window import Window
 
 __all__ = ["RangeFetch", "PlannedSample", "plan_range_fetches"]
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import CorruptTarError, IndexMismatchError
-from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.index_files import OffsetWindow, page_bounds
 from energon_stream.index.tar_format import sample_parts, walk_sample
 from energon_stream.index.tar_headers import AlikeSamples, split_samples
 from energon_stream.read.index_entries import OffsetCache
 from energon_stream.read.locator import Cutter, RawSample
 from energon_stream.read.objects import ShardObject, VersionGuard
-from energon_stream.read.range_stream import RangeStream
-from energon_stream.storage.base import Store
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.index.dataset import WebDatasetIndex
+    from energon_stream.read.range_stream import RangeStream
+    from energon_stream.storage.base import Store
 
 __all__ = ["TarLocator"]
 

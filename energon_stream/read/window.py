@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.arrays import Int64Array
-from energon_stream.read.locator import Locator
-from energon_stream.schedule import Refs
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.read.locator import Locator
+    from energon_stream.schedule import Refs
 
 __all__ = ["Window"]
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, MetadataError, NotPreparedError
-from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.metadata import DATASET_CONFIG, META_FOLDER
 from energon_stream.index.yaml_io import check_keys
 from energon_stream.recipe.fields import parse_field_map, parse_parts
@@ -26,6 +25,7 @@ from energon_stream.samples import CrudeSample, Sample
 from energon_stream.storage import StoreSpec, is_local, parent_url, run_isolated
 
 if TYPE_CHECKING:
+    from energon_stream.index.dataset import WebDatasetIndex
     from energon_stream.read.decode import FileStoreDecoder
 
 __all__ = ["DatasetYamlOptions", "make_sample_factory", "read_dataset_config"]

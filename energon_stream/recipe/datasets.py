@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import Ends, SavableDataset, with_ends
-from energon_stream.read.options import ReadOptions
-from energon_stream.recipe.location import PathOption
 from energon_stream.recipe.mixture import open_mixture
 from energon_stream.recipe.options import CacheOption, DatasetOptions, SubsetOption
-from energon_stream.recipe.sample_types import SampleType
-from energon_stream.recipe.tree import AnyLeafRef
-from energon_stream.storage import Transport
 from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.read.options import ReadOptions
+    from energon_stream.recipe.location import PathOption
+    from energon_stream.recipe.sample_types import SampleType
+    from energon_stream.recipe.tree import AnyLeafRef
+    from energon_stream.storage import Transport
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["get_train_dataset", "get_val_dataset", "get_val_datasets"]
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.recipe.location import DatasetLocation, PathOption, root_of
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.mixture import open_mixture
 from energon_stream.recipe.options import CacheOption, DatasetOptions, SubsetOption
-from energon_stream.recipe.sample_types import SampleType
 from energon_stream.recipe.tree import JoinRef, LeafRef
-from energon_stream.storage import Transport
-from energon_stream.task import DatasetBlendMode, LoadedDataset, TaskEncoder
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.recipe.sample_types import SampleType
+    from energon_stream.storage import Transport
+    from energon_stream.task import DatasetBlendMode, LoadedDataset, TaskEncoder
+    from energon_stream.worker import WorkerConfig
 
 __all__ = [
     "DatasetLoader",

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, MetadataError
-from energon_stream.index.join_index import JoinIndex
 from energon_stream.media import AuxStores, FileStore
-from energon_stream.pipeline.leaf import DatasetLeaf
-from energon_stream.read.locator import RawSample
-from energon_stream.read.part_ranges import PartSelection
 from energon_stream.recipe.named_code import import_class, is_own_module
 from energon_stream.recipe.sample_factory import SampleFactory
 from energon_stream.recipe.sample_types import resolve_sample_type
-from energon_stream.recipe.tree import JoinerRef, JoinRef
 from energon_stream.samples import Sample, SourceInfo
 from energon_stream.schedule import LeafPlan, OrderSpec
+
+if TYPE_CHECKING:
+    from energon_stream.index.join_index import JoinIndex
+    from energon_stream.pipeline.leaf import DatasetLeaf
+    from energon_stream.read.locator import RawSample
+    from energon_stream.read.part_ranges import PartSelection
+    from energon_stream.recipe.tree import JoinerRef, JoinRef
 
 __all__ = ["JoinLeaf", "join_leaf"]
 

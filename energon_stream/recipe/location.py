@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
-from energon_stream.recipe.sample_types import DeclaredSamples
 from energon_stream.recipe.subset import Subset
 from energon_stream.recipe.tree import LeafRef, MetadatasetRef, MixtureItem, Reference, inherit
 from energon_stream.storage import StoreLayer, StoreSpec, Transport, is_local, run_isolated
+
+if TYPE_CHECKING:
+    from energon_stream.recipe.sample_types import DeclaredSamples
 
 __all__ = ["DatasetLocation", "PathOption", "root_of"]
 

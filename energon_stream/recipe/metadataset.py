@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.errors import ConfigError, MetadataError
@@ -27,7 +27,9 @@ from energon_stream.recipe.tree import (
     Reference,
     inherit,
 )
-from energon_stream.storage import StoreSpec
+
+if TYPE_CHECKING:
+    from energon_stream.storage import StoreSpec
 
 __all__ = ["MetadatasetDocument", "parse_metadataset"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.index.metadata import load_document
 from energon_stream.recipe.metadataset import MetadatasetDocument, parse_metadataset
-from energon_stream.recipe.subset import Subset
 from energon_stream.recipe.tree import (
     BlendRef,
     LeafRef,
@@ -30,6 +29,9 @@ from energon_stream.storage import (
     parent_url,
     shared_fetcher,
 )
+
+if TYPE_CHECKING:
+    from energon_stream.recipe.subset import Subset
 
 __all__ = ["MetadatasetFiles"]
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.leaf import Leaf
 from energon_stream.pipeline.reader_dataset import ReaderDataset
-from energon_stream.read.options import ReadOptions
 from energon_stream.recipe.leaves import open_leaf
 from energon_stream.recipe.opening import open_location
-from energon_stream.recipe.options import DatasetOptions
-from energon_stream.recipe.tree import MixtureItem
 from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, Plan, RepeatPlan
 from energon_stream.task import DatasetBlendMode, LoadedDataset
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.leaf import Leaf
+    from energon_stream.read.options import ReadOptions
+    from energon_stream.recipe.options import DatasetOptions
+    from energon_stream.recipe.tree import MixtureItem
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["Mixture", "open_mixture"]
 

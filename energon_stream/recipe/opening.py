@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import (
@@ -20,9 +21,11 @@ from energon_stream.index.join_index import JoinIndex, JoinMember, open_join_ind
 from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import find_tars, list_tars, open_plain
-from energon_stream.recipe.location import DatasetLocation
 from energon_stream.recipe.tree import AnyLeafRef, JoinRef, LeafRef, MixtureItem
 from energon_stream.storage import StoreSpec, strip_credentials
+
+if TYPE_CHECKING:
+    from energon_stream.recipe.location import DatasetLocation
 
 __all__ = ["join_members", "metadataset_of", "open_all", "open_location"]
 

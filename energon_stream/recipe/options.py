@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.errors import ConfigError, MetadataError
@@ -18,9 +18,11 @@ from energon_stream.recipe.location import DatasetLocation, PathOption, root_of
 from energon_stream.recipe.sample_types import DeclaredSamples, SampleType, declare
 from energon_stream.recipe.subset import parse_subset
 from energon_stream.schedule import OrderSpec
-from energon_stream.storage import Transport
 from energon_stream.task import DefaultTaskEncoder, TaskEncoder
 from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.storage import Transport
 
 __all__ = ["CacheOption", "DatasetOptions", "SubsetOption", "cache_layer"]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import FieldError, SampleError
-from energon_stream.read.decode import FileStoreDecoder
 from energon_stream.read.part_ranges import PartSelection
 from energon_stream.recipe.fields import FieldAccess, parts_of
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, Sample, SourceInfo
 from energon_stream.storage.buffers import as_bytes
+
+if TYPE_CHECKING:
+    from energon_stream.read.decode import FileStoreDecoder
 
 __all__ = ["SampleFactory"]
 

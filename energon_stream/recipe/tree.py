@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from energon_stream.errors import MetadataError
 from energon_stream.index.join_index import NonMatch
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
-from energon_stream.recipe.sample_types import DeclaredSamples
 from energon_stream.recipe.subset import Subset
-from energon_stream.storage import StoreSpec
+
+if TYPE_CHECKING:
+    from energon_stream.recipe.sample_types import DeclaredSamples
+    from energon_stream.storage import StoreSpec
 
 __all__ = [
     "AuxRef",

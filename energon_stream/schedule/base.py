@@ -9,12 +9,13 @@ state.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.arrays import Int64Array
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
 
 __all__ = ["BlendCursor", "ConcatCursor", "Cursor", "LeafCursor", "Refs", "RepeatCursor", "Schedule"]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
-from energon_stream.arrays import Float64Array, Int64Array
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key, uniform
 from energon_stream.schedule.base import (
@@ -20,6 +19,9 @@ from energon_stream.schedule.base import (
     RepeatCursor,
     Schedule,
 )
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Float64Array, Int64Array
 
 __all__ = ["BlendSchedule", "ConcatSchedule", "RepeatSchedule"]
 
@@ -89,13 +91,13 @@ class RepeatSchedule:
         length = self._inner_length
         if self.repeats is None and length:
             return None
-        left = cast(int, self.inner.remaining(cursor.inner))
+        left = cast("int", self.inner.remaining(cursor.inner))
         if self.repeats is None:
             return left
         whole = math.floor(self.repeats)
         later = whole - (cursor.current - cursor.first) - 1
         if later < 0:  # in the last pass, of which only a share is used
-            in_pass = cast(int, self.inner.length_at(cursor.inner))
+            in_pass = cast("int", self.inner.length_at(cursor.inner))
             return max(0, math.floor(in_pass * (self.repeats - whole)) - (in_pass - left))
         return left + length * later + math.floor(length * (self.repeats - whole))
 
@@ -105,7 +107,7 @@ class RepeatSchedule:
         if left is None:
             return None
         inner = cursor.inner
-        consumed = cast(int, self.inner.length_at(inner)) - cast(int, self.inner.remaining(inner))
+        consumed = cast("int", self.inner.length_at(inner)) - cast("int", self.inner.remaining(inner))
         return (cursor.current - cursor.first) * self._inner_length + consumed + left
 
     def _chunks(self, cursor: RepeatCursor, count: int) -> tuple[list[_Chunk], RepeatCursor]:
@@ -115,7 +117,7 @@ class RepeatSchedule:
         first, current, inner = cursor
         chunks: list[_Chunk] = []
         while left > 0:
-            in_pass = cast(int, self.inner.remaining(inner))
+            in_pass = cast("int", self.inner.remaining(inner))
             if in_pass:
                 size = min(left, in_pass)
                 chunks.append((self.inner, inner, size))
@@ -247,7 +249,7 @@ class BlendSchedule:
         key = derive_key(self.key, "blend", epoch)
         left = self._capacity.copy()
         for number in self._finite:
-            left[number] = cast(int, self.children[number].remaining(inner[number]))
+            left[number] = cast("int", self.children[number].remaining(inner[number]))
         parts: list[Int64Array] = []
         while count > 0 and (left > 0).any():
             bounds = np.cumsum(np.where(left > 0, self.weights, 0.0))

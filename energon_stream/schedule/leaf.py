@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import ConfigError, StateError
 from energon_stream.rng import derive_key, hash_uint64, permute_indices, uniform
 from energon_stream.schedule.base import LeafCursor, Refs
-from energon_stream.schedule.slices import SliceTable
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.schedule.slices import SliceTable
 
 __all__ = ["LeafSchedule", "OrderSpec"]
 

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import StateError
 from energon_stream.schedule.base import (
     BlendCursor,
@@ -34,6 +33,9 @@ from energon_stream.schedule.base import (
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule
 from energon_stream.schedule.packed_v2 import is_packed_v2, places_v2, unpack_columns_v2
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
 
 __all__ = ["CursorCodec", "PackedCursor", "pack_columns", "unpack_columns"]
 

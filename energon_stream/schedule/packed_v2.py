@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
-from energon_stream.schedule.leaf import LeafSchedule
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.schedule.leaf import LeafSchedule
 
 __all__ = ["is_packed_v2", "places_v2", "unpack_columns_v2"]
 

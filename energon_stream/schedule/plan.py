@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.rng import derive_key
-from energon_stream.schedule.base import Schedule
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule, OrderSpec
 from energon_stream.schedule.slices import SliceTable
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.schedule.base import Schedule
 
 __all__ = [
     "BlendPlan",

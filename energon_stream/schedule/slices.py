@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
 
 __all__ = ["SliceTable"]
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from energon_stream.errors import StateError, StateMismatchError
-from energon_stream.pipeline.engine import Rotation
 from energon_stream.state.rotation import read_rotation, write_rotation
 from energon_stream.state.versions import FORMAT, VERSION, migrate
-from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
+    from energon_stream.pipeline.engine import Rotation
     from energon_stream.state.description import Description
+    from energon_stream.worker import WorkerConfig
 
 __all__ = [
     "check_rank_state",

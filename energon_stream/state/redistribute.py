@@ -7,12 +7,14 @@ of all streams, and the index of the next batch, are all there is to deal.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import StateMismatchError
-from energon_stream.pipeline.engine import Rotation
 from energon_stream.state.rank import read_rank_state, world_sizes
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.engine import Rotation
 
 __all__ = ["deal_state", "redistribute"]
 

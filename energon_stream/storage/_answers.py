@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from energon_stream.errors import (
     AccessDeniedError,
     ObjectChangedError,
@@ -12,8 +14,10 @@ from energon_stream.errors import (
     TransientStorageError,
     UnsupportedStoreError,
 )
-from energon_stream.storage.base import ByteRange
 from energon_stream.storage.url import strip_credentials
+
+if TYPE_CHECKING:
+    from energon_stream.storage.base import ByteRange
 
 __all__ = ["answer_error", "broken", "not_partial", "object_changed", "short_body"]
 

@@ -6,13 +6,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.storage.base import Body, ByteRange, Store, get_at_hand
 from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.request_pool import RequestPool
-from energon_stream.storage.watcher import HedgeSnapshot
+
+if TYPE_CHECKING:
+    from energon_stream.storage.watcher import HedgeSnapshot
 
 __all__ = ["Fetcher", "shared_fetcher"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from energon_stream.errors import RangeError, UnsupportedStoreError
 from energon_stream.storage._answers import object_changed
@@ -12,7 +12,9 @@ from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, att
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.counters import StorageCounters, default_counters
 from energon_stream.storage.fork import PerProcess
-from energon_stream.storage.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from energon_stream.storage.retry import RetryPolicy
 
 __all__ = ["ManagedStore"]
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from energon_stream.errors import ConfigError
-from energon_stream.storage.base import Store
-from energon_stream.storage.counters import StorageCounters
 from energon_stream.storage.local import LocalStore
 from energon_stream.storage.managed import ManagedStore
 from energon_stream.storage.retry import RetryPolicy
 from energon_stream.storage.transports import Transport, open_transport
 from energon_stream.storage.url import is_local, join_url, strip_credentials
+
+if TYPE_CHECKING:
+    from energon_stream.storage.base import Store
+    from energon_stream.storage.counters import StorageCounters
 
 __all__ = ["StoreLayer", "StoreSpec"]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from energon_stream.storage.hedge import HedgeBudget, LatencyModel
+
+if TYPE_CHECKING:
+    import threading
 
 __all__ = ["HedgeSnapshot", "LateWatcher"]
 

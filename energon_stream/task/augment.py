@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.read.decode import FileStoreDecoder
-from energon_stream.samples import CrudeSample
-from energon_stream.task.cooking import Cooker
 from energon_stream.task.encoder import TaskEncoder
+
+if TYPE_CHECKING:
+    from energon_stream.read.decode import FileStoreDecoder
+    from energon_stream.samples import CrudeSample
+    from energon_stream.task.cooking import Cooker
 
 __all__ = ["AugmentTaskEncoder"]
 

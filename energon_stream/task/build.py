@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from inspect import Parameter, isgeneratorfunction, signature, unwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import (
@@ -22,7 +22,9 @@ from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.samples import CrudeSample
 from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, select_cooker
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["DatasetBlendMode", "LoadedDataset", "PipelineBuilder", "call_with_accepted"]
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.media import AuxStores, PrimaryFileStore, active_pool
-from energon_stream.pipeline.leaf import Leaf
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, SourceInfo
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.leaf import Leaf
 
 __all__ = [
     "Cooker",

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.media import CachePool, active_pool
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
-from energon_stream.samples import CrudeSample
 from energon_stream.task.build import PipelineBuilder
 from energon_stream.task.cooking import Cooker, check_parameters
 from energon_stream.task.field_mapping import batch_samples, convert
 from energon_stream.task.stateless import stateless
 from energon_stream.worker import WorkerConfig, active_config
+
+if TYPE_CHECKING:
+    from energon_stream.samples import CrudeSample
 
 __all__ = ["DefaultTaskEncoder", "TaskEncoder"]
 

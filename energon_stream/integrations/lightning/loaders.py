@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_stream.errors import StateInUseError
 from energon_stream.integrations.batch_puller import BatchPuller, PulledBatch, epoch_length, of_all_ranks
-from energon_stream.loader import BasicDataLoader, SavableDataLoader
 from energon_stream.state import split_streams
-from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.loader import BasicDataLoader, SavableDataLoader
+    from energon_stream.worker import WorkerConfig
 
 __all__ = ["EvaluationLoader", "TrainLoader"]
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.loader import SavableDataLoader, get_savable_loader
-from energon_stream.pipeline import SavableDataset
 from energon_stream.recipe import get_train_dataset
 from energon_stream.task import DefaultTaskEncoder
 from energon_stream.worker import DataParallelGroup, WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline import SavableDataset
 
 __all__ = ["EnergonDataloader", "EnergonMultiModalDataModule", "cyclic_iter"]
 
