@@ -3,15 +3,16 @@
 Each docstring and each page runs in a folder of its own with small prepared datasets, which an S3 server
 serves as ``s3://data`` as well:
 
-* ``captions/``: 64 ``CaptioningSample`` of an 8 x 8 ``jpg`` and a ``txt``, in 8 shards; splits 6, 1 and 1 shards
+* ``captions/``: 64 ``CaptioningSample`` of an 8 x 8 ``jpg`` and a ``txt``, in 8 shards; splits 6, 1 and 1
+shards
 * ``texts/``: 64 ``TextSample``
 * ``crude/``: 64 samples of ``jpg`` and ``json`` without a type, for cookers
 * ``tars/``: 4 WebDataset tars of ``jpg`` and ``txt`` that nobody prepared
 * ``lines.jsonl``: 32 JSON lines, prepared
 * ``mix.yaml``: ``captions`` and ``texts``, blended 3 to 1; ``val`` has ``captions``
 
-In pages, ``python`` and ``bash`` blocks run in order and share the folder; Python blocks share their names as well.
-A ``yaml`` block must parse, and is written to the file that its first line, a comment, names.
+In pages, ``python`` and ``bash`` blocks run in order and share the folder; Python blocks share their names as
+well. A ``yaml`` block must parse, and is written to the file that its first line, a comment, names.
 """
 
 from __future__ import annotations
@@ -141,7 +142,9 @@ def example_page(request: pytest.FixtureRequest) -> Page:
 
 @pytest.fixture
 def in_example_page(request: pytest.FixtureRequest, example_page: Page) -> Iterator[None]:
-    """Run one block of a page in the page's folder, and the blocks before it if another process has run them."""
+    """Run one block of a page in the page's folder, and the blocks before it if another process has run
+    them.
+    """
     current = request.node.example
     with inside(example_page.folder, example_page.environment):
         for example in current.document.examples():
@@ -153,7 +156,9 @@ def in_example_page(request: pytest.FixtureRequest, example_page: Page) -> Itera
 
 
 def run_bash(example: Example) -> None:
-    """Run a ``bash`` block; its lines may begin with ``$``, and then the others are output, which is not compared."""
+    """Run a ``bash`` block; its lines may begin with ``$``, and then the others are output, which is not
+    compared.
+    """
     text = str(example.parsed)
     if any(line.startswith("$ ") for line in text.splitlines()):
         text = "\n".join(line[2:] for line in text.splitlines() if line.startswith("$ "))

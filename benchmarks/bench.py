@@ -161,7 +161,8 @@ class Bench:
         Args:
             specs: By name in the report.
             most: Rounds at most.
-            once: Candidates that take many seconds for an epoch: remote they take part in the first round only.
+            once: Candidates that take many seconds for an epoch: remote they take part in the first round
+                only.
         """
         if self.against and "ours" in specs and "before" not in specs:
             specs = {"ours": specs["ours"], "before": self.before(specs["ours"]), **specs}

@@ -2,8 +2,8 @@
 
     python benchmarks/cache_policy.py
 
-The order of samples is that of the library's own schedules, reshuffled every epoch; what stays and what goes is
-decided by the cache's own policies (``energon_stream/cache/policy.py``). There is no disk and no network:
+The order of samples is that of the library's own schedules, reshuffled every epoch; what stays and what goes
+is decided by the cache's own policies (``energon_stream/cache/policy.py``). There is no disk and no network:
 a block is a count of bytes and a set of samples.
 """
 
@@ -98,7 +98,9 @@ def orders(plan, epochs, per_epoch):
 
 
 def steady(plan, datasets, epochs, **cache):
-    """Share of the bytes that are hits, in the second half of the epochs: a dataset that is drawn seldom fills slowly."""
+    """Share of the bytes that are hits, in the second half of the epochs: a dataset that is drawn seldom
+    fills slowly.
+    """
     simulated = SimulatedCache(**cache)
     for epoch, references in enumerate(orders(plan, epochs, datasets * SHARDS * PER_SHARD)):
         if epoch == epochs // 2:

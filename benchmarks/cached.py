@@ -3,11 +3,11 @@
     python benchmarks/cached.py            # both
     python benchmarks/cached.py --hits     # P9 only
 
-Speed: later epochs of D40 out of the cache of a bucket that is 50 ms away, and from the same files on disk, in interleaved
-rounds, one process each; read there, and by a worker of it. P9: epochs of 1 GB through caches of a tenth to nine tenths of
-it against the S3 stand-in, which counts the bytes that it sends; each epoch is in another order. The cache's own count of
-misses has to agree with the server's. (LRU is compared by benchmarks/cache_policy.py: it keeps what is open, and short runs
-have all open.)
+Speed: later epochs of D40 out of the cache of a bucket that is 50 ms away, and from the same files on disk,
+in interleaved rounds, one process each; read there, and by a worker of it. P9: epochs of 1 GB through caches
+of a tenth to nine tenths of it against the S3 stand-in, which counts the bytes that it sends; each epoch is
+in another order. The cache's own count of misses has to agree with the server's. (LRU is compared by
+benchmarks/cache_policy.py: it keeps what is open, and short runs have all open.)
 """
 
 from __future__ import annotations

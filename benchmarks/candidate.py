@@ -1,14 +1,16 @@
 """One measured run in a process of its own: reads a spec (JSON) from argv, prints one JSON line.
 
 Runs under the peers' interpreters too, so only the candidate's own module imports anything that is not in the
-standard library. The clock is ``time.time()``, to be held against the server's log; it starts after the imports.
+standard library. The clock is ``time.time()``, to be held against the server's log; it starts after the
+imports.
 
-Spec: ``candidate`` (a module of ``candidates``), ``path``, ``workers``, ``epoch_samples``, and what to do: ``epochs``
-to time, or ``batches`` to read. Optional: ``batch`` and ``window`` (sizes), ``save_at`` (batch after which the state
-is written to ``state``), ``restore`` (start from ``state``), ``digest`` (of the batches after ``save_at``),
-``per_shard`` (count the shards of each batch by the sample's number), ``memory`` (follow the process's size),
-``sample_time`` (where time goes), ``repeat``, ``dataset_config``, ``parallel_shard_iters``, ``read_options``,
-``shards`` (names), ``endpoint``, ``in_flight``, ``cache`` (a new folder).
+Spec: ``candidate`` (a module of ``candidates``), ``path``, ``workers``, ``epoch_samples``, and what to do:
+``epochs`` to time, or ``batches`` to read. Optional: ``batch`` and ``window`` (sizes), ``save_at`` (batch
+after which the state is written to ``state``), ``restore`` (start from ``state``), ``digest`` (of the batches
+after ``save_at``), ``per_shard`` (count the shards of each batch by the sample's number), ``memory`` (follow
+the process's size), ``sample_time`` (where time goes), ``repeat``, ``dataset_config``,
+``parallel_shard_iters``, ``read_options``, ``shards`` (names), ``endpoint``, ``in_flight``, ``cache`` (a new
+folder).
 """
 
 import contextlib
@@ -76,7 +78,9 @@ def _read(spec: dict, loader) -> dict:
 
 
 def _number(key: str) -> int:
-    """Number of a sample in its dataset: its key, after the shard's name where a library puts that before it."""
+    """Number of a sample in its dataset: its key, after the shard's name where a library puts that before
+    it.
+    """
     return int(key.rpartition("/")[2])
 
 

@@ -1,7 +1,7 @@
 """The benchmark's datasets, by name; each is a folder of the bucket, prepared.
 
-Long datasets are sparse: their payloads are holes of the file, so that gigabytes are written in seconds and take no
-room on the disk. The server sends zeros for them, as many bytes as it would of anything else.
+Long datasets are sparse: their payloads are holes of the file, so that gigabytes are written in seconds and
+take no room on the disk. The server sends zeros for them, as many bytes as it would of anything else.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ BLOCK = tarfile.BLOCKSIZE
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Content of a dataset: ``samples`` of one ``bin`` of ``payload`` bytes and 80 bytes of JSON, in ``shards``
-    tars.
+    """Content of a dataset: ``samples`` of one ``bin`` of ``payload`` bytes and 80 bytes of JSON, in
+    ``shards`` tars.
     """
 
     samples: int

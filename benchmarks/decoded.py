@@ -1,11 +1,12 @@
-"""Cost of the loader beside decoding images: CPU seconds of an epoch against a bare loop over the same bytes in memory.
+"""Cost of the loader beside decoding images: CPU seconds of an epoch against a bare loop over the same bytes
+in memory.
 
     python benchmarks/decoded.py [--images 1000] [--rounds 5]
 
-Local tars of 512 x 512 JPEGs with captions, decoded by the very same function in the same order, in one process;
-rounds are interleaved, figures are medians. CPU time of the process, so other load shifts it little. Page
-faults are shown because glibc's malloc gives memory of several MB back to the system and takes it again, more or less
-often by what else lies on the heap; run it again with ``MALLOC_MMAP_THRESHOLD_=67108864
+Local tars of 512 x 512 JPEGs with captions, decoded by the very same function in the same order, in one
+process; rounds are interleaved, figures are medians. CPU time of the process, so other load shifts it little.
+Page faults are shown because glibc's malloc gives memory of several MB back to the system and takes it again,
+more or less often by what else lies on the heap; run it again with ``MALLOC_MMAP_THRESHOLD_=67108864
 MALLOC_TRIM_THRESHOLD_=1073741824`` in the environment to see the work without them.
 """
 

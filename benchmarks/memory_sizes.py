@@ -1,7 +1,9 @@
-"""Peak memory above the imports while samples of 1 kB to 2 GB are read, beside the byte budget (design row P14).
+"""Peak memory above the imports while samples of 1 kB to 2 GB are read, beside the byte budget (design row
+P14).
 
-Each size in a process of its own, from nginx (or the stand-in), undecoded, without worker processes. A sample is let
-go of before the next is asked for. The peak is the system's ("VmHWM"), so transport, threads and allocators count.
+Each size in a process of its own, from nginx (or the stand-in), undecoded, without worker processes. A sample
+is let go of before the next is asked for. The peak is the system's ("VmHWM"), so transport, threads and
+allocators count.
 
     python benchmarks/memory_sizes.py [--budget-mib 256] [--sizes 1000 1000000] [--folder FOLDER]
 """

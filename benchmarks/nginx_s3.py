@@ -1,10 +1,11 @@
 """nginx as the read side of S3: fast enough (0.25 CPU-s/GB) that the client, not the server, is measured.
 
 GET with Range and If-Match (412), HEAD, ListObjectsV2 without paging, errors as S3's XML. One port per
-profile: a Lua sleep makes the first-byte latency, ``limit_rate`` the rate of a connection; faults follow a fixed
-sequence of random numbers per port, so which request they hit depends on nothing but its number. Signatures are not
-looked at. Everything lives in a temporary prefix; the access log gives exact counters (``request_log.py``). Where nginx
-is absent, the slower asyncio stand-in of ``energon_stream.testing`` serves instead.
+profile: a Lua sleep makes the first-byte latency, ``limit_rate`` the rate of a connection; faults follow a
+fixed sequence of random numbers per port, so which request they hit depends on nothing but its number.
+Signatures are not looked at. Everything lives in a temporary prefix; the access log gives exact counters
+(``request_log.py``). Where nginx is absent, the slower asyncio stand-in of ``energon_stream.testing`` serves
+instead.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Profile:
 
     @property
     def chunk(self) -> int:
-        """Bytes that are sent at a time: nginx sleeps after each but the last, so that a response of a few is too fast."""
+        """Bytes that are sent at a time: nginx sleeps after each but the last, so that a response of a few is
+        too fast.
+        """
         return min(_CHUNK, self.rate // 160) or _CHUNK
 
 
@@ -136,7 +139,9 @@ class Server:
 
 @contextlib.contextmanager
 def serve(root: Path) -> Iterator[Server]:
-    """Serve the buckets (folders) below ``root``, every profile on a port of its own, until the block ends."""
+    """Serve the buckets (folders) below ``root``, every profile on a port of its own, until the block
+    ends.
+    """
     with _serve_nginx(root) if available() else _serve_stand_in(root) as server:
         yield server
 
@@ -188,8 +193,8 @@ def _serve_nginx(root: Path) -> Iterator[Server]:
         }
         conf = template.substitute(names)
         if os.geteuid() == 0:
-            # The folder of buckets may be private to root. A server elsewhere would not wait for threads of its clients,
-            # and late timers make the line slower than its profile says.
+            # The folder of buckets may be private to root. A server elsewhere would not wait for threads of
+            # its clients, and late timers make the line slower than its profile says.
             conf = f"user root;\nworker_priority {PRIORITY};\n{conf}"
         (prefix / "nginx.conf").write_text(conf)
         command = ["nginx", "-p", tmp, "-c", f"{tmp}/nginx.conf", "-e", f"{tmp}/error.log"]

@@ -37,7 +37,8 @@ print(json.dumps(found))
 def find() -> tuple[dict[str, str], dict[str, str]]:
     """Interpreters of the peers that are installed, by candidate, and the version of each package.
 
-    Looked for in ``.venv-energon`` (or the interpreter named by ENERGON_STREAM_PEER_PYTHON) and ``.venv-peers``.
+    Looked for in ``.venv-energon`` (or the interpreter named by ENERGON_STREAM_PEER_PYTHON) and
+    ``.venv-peers``.
     """
     root = HERE.parent
     energon = os.environ.get("ENERGON_STREAM_PEER_PYTHON", str(root / ".venv-energon" / "bin" / "python"))

@@ -2,8 +2,8 @@
 
     python benchmarks/plain_index.py [--latency 0.05] [--rate 85e6] [--repeat 3]
 
-The server is the S3 stand-in in a process of its own. Prints a table: seconds (the median, from least to most), and the
-requests and bytes that the server counted.
+The server is the S3 stand-in in a process of its own. Prints a table: seconds (the median, from least to
+most), and the requests and bytes that the server counted.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ the bytes written to files; and ``energon_stream.prewarm()`` into an empty cache
 included. "On the line" is the rate between the first request for a shard and the end of the last one, by the
 server's log. After it, an epoch of training from the warmed cache, whose requests the server counts.
 
-Before each program the page cache is filled with holes of a sparse file, as it is with other data on a machine that works:
-virtual machines give free memory back to their host, and to get it again takes longer than all else. (The first time takes a
-minute or more.) The server's objects are in memory (tmpfs, holes and all): on the disk that the client writes to, a read of one
-page that was evicted meanwhile holds up nginx's one process, and with it all connections.
+Before each program the page cache is filled with holes of a sparse file, as it is with other data on a
+machine that works: virtual machines give free memory back to their host, and to get it again takes longer
+than all else. (The first time takes a minute or more.) The server's objects are in memory (tmpfs, holes and
+all): on the disk that the client writes to, a read of one page that was evicted meanwhile holds up nginx's
+one process, and with it all connections.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def run(program: str, **spec: object) -> list[float]:
 
 
 def fill_page_cache(path: Path) -> None:
-    """Read holes of a file until that takes no more of the free memory, and the memory was used over and over."""
+    """Read holes of a file until that takes no more of the free memory, and the memory was used over and
+    over.
+    """
     piece, step = bytearray(4 << 20), 64 << 20
     with path.open("w+b", buffering=0) as file:
         os.truncate(file.fileno(), 8 << 40)

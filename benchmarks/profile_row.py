@@ -3,8 +3,9 @@
     python benchmarks/profile_row.py P1
     python benchmarks/profile_row.py P2 --dataset d40x64 --epochs 1
 
-Says how long the main thread computed and waited, in which functions, what the other threads cost, and what the server
-had to do meanwhile. Sampling costs little, but some: compare its shares, not its speed, with the row's.
+Says how long the main thread computed and waited, in which functions, what the other threads cost, and what
+the server had to do meanwhile. Sampling costs little, but some: compare its shares, not its speed, with the
+row's.
 """
 
 from __future__ import annotations

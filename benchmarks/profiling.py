@@ -1,7 +1,8 @@
 """Sampling profiler of the main thread: computing or waiting, and in which function.
 
-A timer's signal interrupts the main thread every few milliseconds of wall time; between two samples the thread's CPU
-clock tells whether it computed or waited. No second thread takes part, so nothing else competes for the GIL.
+A timer's signal interrupts the main thread every few milliseconds of wall time; between two samples the
+thread's CPU clock tells whether it computed or waited. No second thread takes part, so nothing else competes
+for the GIL.
 """
 
 from __future__ import annotations

@@ -65,8 +65,9 @@ def until(requests: list[Request], moment: float, latency: float) -> dict[str, f
     Of an answer still under way the part that its time so far allows is counted as arrived.
 
     Returns:
-        ``requests`` begun, ``asked`` bytes of these, ``arrived`` bytes, and ``round_trips``: the longest chain of
-        requests each of which began after the one before had ended, all with their first byte by then.
+        ``requests`` begun, ``asked`` bytes of these, ``arrived`` bytes, and ``round_trips``: the longest
+        chain of requests each of which began after the one before had ended, all with their first byte by
+        then.
     """
     begun = [r for r in requests if r.start <= moment]
     arrived = 0.0

@@ -1,6 +1,7 @@
 """P6: time and memory at 10^9 samples in 10^5 shards.
 
-First to plan and to restore, on a made-up index; then to open real files and to the first batch (``startup.py``).
+First to plan and to restore, on a made-up index; then to open real files and to the first batch
+(``startup.py``).
 """
 
 from __future__ import annotations

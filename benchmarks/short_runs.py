@@ -1,11 +1,12 @@
-"""Do short processes end as they should? Many of them, in every way of ending; anything but 0 troubles is a bug.
+"""Do short processes end as they should? Many of them, in every way of ending; anything but 0 troubles is a
+bug.
 
     python benchmarks/short_runs.py [--runs 200] [--jobs 2] [--seed 0]
 
-Each run opens a loader on the stand-in, takes a batch and ends: by itself with or without closing, by ``sys.exit``, by
-an exception, by an interrupt from the terminal, or with slow reads under way. A trouble is another exit code than the
-expected one (an abort is a negative one), more than 60 s, words of a crash on stderr, or something left behind:
-a process, or a file in ``/dev/shm``.
+Each run opens a loader on the stand-in, takes a batch and ends: by itself with or without closing, by
+``sys.exit``, by an exception, by an interrupt from the terminal, or with slow reads under way. A trouble is
+another exit code than the expected one (an abort is a negative one), more than 60 s, words of a crash on
+stderr, or something left behind: a process, or a file in ``/dev/shm``.
 """
 
 from __future__ import annotations

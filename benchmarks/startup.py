@@ -2,9 +2,9 @@
 
     python benchmarks/startup.py [SHARDS ...]      (default: 8 and 100000)
 
-The dataset's shards of 10^4 samples are links to one tar, so they cost no disk; the metadata is what `prepare` would
-write. Each measurement is a process of its own, against the counting stand-in at 50 ms in another one. Seconds begin
-when everything is imported, and memory is what comes on top of that.
+The dataset's shards of 10^4 samples are links to one tar, so they cost no disk; the metadata is what
+`prepare` would write. Each measurement is a process of its own, against the counting stand-in at 50 ms in
+another one. Seconds begin when everything is imported, and memory is what comes on top of that.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Encoder(DefaultTaskEncoder):
 
 
 def linked_dataset(folder, shards, *, listed):
-    """A dataset whose shards are links to one tar; ``split.yaml`` names each of them, or has a brace pattern."""
+    """A dataset whose shards are links to one tar; ``split.yaml`` names each of them, or has a brace
+    pattern.
+    """
     real = folder.parent / "one"
     if not real.exists():
         prepared_binary_dataset(real, samples=PER_SHARD, payload_bytes=1000, shards=1)

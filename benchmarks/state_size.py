@@ -1,4 +1,6 @@
-"""Sizes of saved states for typical pipelines, and of large blends far into training; the tables of docs/state.md."""
+"""Sizes of saved states for typical pipelines, and of large blends far into training; the tables of
+docs/state.md.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def typical():
 
 
 def unequal(mean_samples):
-    """A thousand sources, their weights and their numbers of samples and shards log-normal; nothing is read."""
+    """A thousand sources, their weights and their numbers of samples and shards log-normal; nothing is
+    read.
+    """
     random = np.random.default_rng(5)
     leaves, plans = [], []
     for number, samples in enumerate(random.lognormal(np.log(mean_samples), 1, SOURCES).astype(int) + 50):

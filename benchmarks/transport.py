@@ -1,10 +1,12 @@
-"""Compare transports inside our own stack: ``StoreSpec.open()`` and the ``Fetcher``, 32 range requests in flight.
+"""Compare transports inside our own stack: ``StoreSpec.open()`` and the ``Fetcher``, 32 range requests in
+flight.
 
     python benchmarks/transport.py [--rounds 3] [--out docs/benchmarks]
 
-obstore and fsspec (s3fs) over HTTP and HTTPS, and as the floor a socket for each thread that receives into a buffer it
-made (``recv_into``, HTTP only). nginx serves one file from memory on core 1, a fresh process reads on core 0; rounds
-are interleaved, figures are medians. Trust the CPU seconds: MB/s depends on what else the machine does.
+obstore and fsspec (s3fs) over HTTP and HTTPS, and as the floor a socket for each thread that receives into a
+buffer it made (``recv_into``, HTTP only). nginx serves one file from memory on core 1, a fresh process reads
+on core 0; rounds are interleaved, figures are medians. Trust the CPU seconds: MB/s depends on what else the
+machine does.
 """
 
 from __future__ import annotations

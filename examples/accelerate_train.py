@@ -1,10 +1,12 @@
-"""Train with Hugging Face accelerate on batches streamed from S3; killed at any moment, it goes on at the last checkpoint.
+"""Train with Hugging Face accelerate on batches streamed from S3; killed at any moment, it goes on at the
+last checkpoint.
 
     python examples/accelerate_train.py --data s3://bucket/dataset --checkpoint run/ckpt --record run/steps
     accelerate launch --num-processes 2 examples/accelerate_train.py ...
 
-Each rank logs ``step rank digest loss`` to a file of its own; the digest covers the keys, pixels and captions of the batch. A run that
-was interrupted and one that was not log the same steps. With another number of ranks it goes on with the same global batches.
+Each rank logs ``step rank digest loss`` to a file of its own; the digest covers the keys, pixels and captions
+of the batch. A run that was interrupted and one that was not log the same steps. With another number of ranks
+it goes on with the same global batches.
 """
 
 from __future__ import annotations

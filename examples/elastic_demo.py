@@ -1,8 +1,9 @@
 """A training job that loses a rank and goes on with fewer, and then with more: the same batches throughout.
 
-Starts an embedded S3 server on loopback and ``torchrun`` on this machine (``examples/train_ddp.py``): three ranks, one of which is
-killed with SIGKILL in the middle; then two ranks, which stop after some steps; then four. Exits with 0 only if every step
-saw the batches that it has in a run of one rank that was never interrupted.
+Starts an embedded S3 server on loopback and ``torchrun`` on this machine (``examples/train_ddp.py``): three
+ranks, one of which is killed with SIGKILL in the middle; then two ranks, which stop after some steps; then
+four. Exits with 0 only if every step saw the batches that it has in a run of one rank that was never
+interrupted.
 
     python examples/elastic_demo.py
 """

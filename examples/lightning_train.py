@@ -1,10 +1,12 @@
-"""Train with PyTorch Lightning on batches streamed from S3; killed at any moment, it goes on at the last checkpoint.
+"""Train with PyTorch Lightning on batches streamed from S3; killed at any moment, it goes on at the last
+checkpoint.
 
     python examples/lightning_train.py --data s3://bucket/dataset --checkpoints run/ckpt --record run/steps
     python examples/lightning_train.py --devices 2 ...
 
-Each rank logs ``step rank digest loss`` to a file of its own; the digest covers the keys, pixels and captions of the batch. A run that
-was interrupted and one that was not log the same steps. With another number of ranks it goes on with the same global batches.
+Each rank logs ``step rank digest loss`` to a file of its own; the digest covers the keys, pixels and captions
+of the batch. A run that was interrupted and one that was not log the same steps. With another number of ranks
+it goes on with the same global batches.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from energon_stream.integrations.lightning import EnergonDataModule
 
 
 class Encoder(Captions):
-    """Stateless, so that the last batches of validation can be repeated where ranks have unequal numbers of them."""
+    """Stateless, so that the last batches of validation can be repeated where ranks have unequal numbers of
+    them.
+    """
 
     encode_sample = stateless(Captions.encode_sample)
 

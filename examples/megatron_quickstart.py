@@ -2,7 +2,8 @@
 
     python -m energon_stream.run_megatron examples/megatron_quickstart.py FOLDER_OR_URL
 
-``FOLDER_OR_URL`` has the prepared datasets ``coco`` and ``coyo``, and ``coyo-coco-dataset.yaml`` (examples/pages).
+``FOLDER_OR_URL`` has the prepared datasets ``coco`` and ``coyo``, and ``coyo-coco-dataset.yaml``
+(examples/pages).
 """
 
 import sys

@@ -1,11 +1,12 @@
 """A training loop as Megatron has it, on CPU: data module, iterators, checkpoints, resuming.
 
 python examples/megatron_train.py DATASET CHECKPOINTS --iterations 20 --save-interval 5 --workers 2
-python examples/megatron_train.py DATASET CHECKPOINTS --iterations 30 --load      # goes on at the last checkpoint
+# goes on at the last checkpoint
+python examples/megatron_train.py DATASET CHECKPOINTS --iterations 30 --load
 
 The import of ``megatron.energon`` is what such a program has; the two lines before it are what is added.
-With ``torchrun --nproc-per-node 2`` the ranks are data-parallel. Where Megatron-Core is installed, its process
-groups say so; where not, an object with a ``dp`` of the same kind does.
+With ``torchrun --nproc-per-node 2`` the ranks are data-parallel. Where Megatron-Core is installed, its
+process groups say so; where not, an object with a ``dp`` of the same kind does.
 """
 
 import argparse

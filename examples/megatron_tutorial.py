@@ -1,7 +1,7 @@
 """A project for Megatron-Energon: tars from pictures, an own task encoder with packing, states in files.
 
-It knows nothing of this library. The pictures' folder becomes tars, which are prepared at the command line, and
-loaded here, saved, and loaded again in another process::
+It knows nothing of this library. The pictures' folder becomes tars, which are prepared at the command line,
+and loaded here, saved, and loaded again in another process::
 
     python -m energon_stream.run_megatron examples/megatron_tutorial.py tars PICTURES TARS
     energon-stream prepare TARS           # answers: 10,0,0 / 0 / png / txt

@@ -1,9 +1,11 @@
-"""Train on a graph of torchdata nodes whose source is a loader; killed at any moment, it goes on at the last checkpoint.
+"""Train on a graph of torchdata nodes whose source is a loader; killed at any moment, it goes on at the last
+checkpoint.
 
-    python examples/torchdata_nodes.py --data s3://bucket/dataset --checkpoint run/ckpt.pth --record run/steps.txt
+    python examples/torchdata_nodes.py --data s3://bucket/dataset --checkpoint run/ckpt.pth --record
+    run/steps.txt
 
-Each step is logged as ``step digest loss``; the digest covers the keys, pixels and captions of the batch. A run that was interrupted and one
-that was not log the same steps.
+Each step is logged as ``step digest loss``; the digest covers the keys, pixels and captions of the batch. A
+run that was interrupted and one that was not log the same steps.
 """
 
 from __future__ import annotations

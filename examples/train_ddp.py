@@ -1,12 +1,14 @@
-"""Train with DistributedDataParallel on batches streamed from S3; any number of ranks goes on where others stood.
+"""Train with DistributedDataParallel on batches streamed from S3; any number of ranks goes on where others
+stood.
 
-    torchrun --nproc-per-node 4 examples/train_ddp.py --data s3://bucket/dataset --checkpoint run/ckpt --record run/steps.txt
+    torchrun --nproc-per-node 4 examples/train_ddp.py --data s3://bucket/dataset --checkpoint run/ckpt
+    --record run/steps.txt
 
-A step is 12 micro-batches, whatever the number of ranks: each accumulates the gradients of its share. So with 1, 2, 3, 4, 6 or 12
-ranks a step sees the same batches. Model and loader are saved by ``torch.distributed.checkpoint``, to which
-the loader is one ``Stateful`` more. Rank 0 logs ``step ranks digest loss`` for each step; the digest covers the keys, pixels and
-captions of all its micro-batches in their order. (Losses differ in the last digits between numbers of ranks: sums of
-floats are grouped otherwise.)
+A step is 12 micro-batches, whatever the number of ranks: each accumulates the gradients of its share. So with
+1, 2, 3, 4, 6 or 12 ranks a step sees the same batches. Model and loader are saved by
+``torch.distributed.checkpoint``, to which the loader is one ``Stateful`` more. Rank 0 logs ``step ranks
+digest loss`` for each step; the digest covers the keys, pixels and captions of all its micro-batches in their
+order. (Losses differ in the last digits between numbers of ranks: sums of floats are grouped otherwise.)
 """
 
 from __future__ import annotations

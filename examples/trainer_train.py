@@ -3,9 +3,10 @@
     python examples/trainer_train.py --data s3://bucket/dataset --output run --record run/steps
     torchrun --nproc-per-node 2 examples/trainer_train.py ...
 
-Each rank logs ``digest loss`` of each step to a file of its own; the digest covers the pixels and the words of the batch. A run that was
-interrupted and one that was not log the same steps. With another number of ranks it goes on with the same global batches.
-(The trainer does not mark which checkpoints are complete: one that was being written has to be removed by hand.)
+Each rank logs ``digest loss`` of each step to a file of its own; the digest covers the pixels and the words
+of the batch. A run that was interrupted and one that was not log the same steps. With another number of ranks
+it goes on with the same global batches. (The trainer does not mark which checkpoints are complete: one that
+was being written has to be removed by hand.)
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def main() -> None:
         batch_size=args.batch_size,
         shuffle_buffer_size=100,
         max_samples_per_sequence=100,
-        # The ranks are those that TrainingArguments set up; of 12 streams, 1, 2, 3, 4, 6 or 12 ranks see the same batches.
+        # The ranks are those that TrainingArguments set up; of 12 streams, 1, 2, 3, 4, 6 or 12 ranks see the
+        # same batches.
         worker_config=WorkerConfig.default_worker_config(args.workers, num_streams=12),
         task_encoder=Encoder(),
     )

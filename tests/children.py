@@ -11,9 +11,10 @@ interpreter", therefore start programs here::
 In such a child ``sys.executable`` is a launcher, which does the same for the processes that the child starts:
 those of ``subprocess``, of torchrun, and of multiprocessing's ``spawn``. ``children.launcher()`` is its path.
 
-Such a process differs from a fresh interpreter in this: modules are imported already, and the hash seed is that of
-its siblings. Variables that are read when an interpreter starts (``STARTUP_VARIABLES``) are refused here, and make
-the launcher execute the real interpreter. A test that is about any of these starts ``sys.executable``.
+Such a process differs from a fresh interpreter in this: modules are imported already, and the hash seed is
+that of its siblings. Variables that are read when an interpreter starts (``STARTUP_VARIABLES``) are refused
+here, and make the launcher execute the real interpreter. A test that is about any of these starts
+``sys.executable``.
 
 The server is this file, run as a script once per pytest process. It has no threads, and opens nothing.
 """
@@ -219,9 +220,10 @@ def start(
     """Start a Python program.
 
     Args:
-        arguments: What follows ``python`` on a command line: ``-c`` and source text, ``-m`` and a module, or a
-            file; then arguments of the program.
-        stdin: A file, ``subprocess.DEVNULL``, or None for this process' own; likewise ``stdout`` and ``stderr``.
+        arguments: What follows ``python`` on a command line: ``-c`` and source text, ``-m`` and a module, or
+            a file; then arguments of the program.
+        stdin: A file, ``subprocess.DEVNULL``, or None for this process' own; likewise ``stdout`` and
+            ``stderr``.
         cwd: Working folder; None is this process'.
         env: Environment; None is this process'.
         finalize: Free all objects and modules at the end, as interpreters do. Otherwise the child ends after
@@ -569,7 +571,8 @@ def _become(request: dict[str, Any], path: list[str], executable: str) -> None:
     if code is not None and not isinstance(code, int):
         sys.stderr.write(f"{code}\n")
         code = 1
-    # As multiprocessing ends its children. Freeing torch's modules one by one would cost a quarter of a second.
+    # As multiprocessing ends its children. Freeing torch's modules one by one would cost a quarter of a
+    # second.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

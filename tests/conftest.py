@@ -23,7 +23,8 @@ register_profiles()
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A shell starts background jobs with this one ignored, and what they start inherits that: nothing could be interrupted.
+# A shell starts background jobs with this one ignored, and what they start inherits that: nothing could be
+# interrupted.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -54,7 +55,9 @@ def _no_aws_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(autouse=True)
 def _no_clients_left() -> Iterator[None]:
-    """Let go of file systems that fsspec keeps for good, 30 MB of client each: forks of a large process are slow."""
+    """Let go of file systems that fsspec keeps for good, 30 MB of client each: forks of a large process are
+    slow.
+    """
     yield
     if "s3fs" in sys.modules:
         sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
@@ -62,7 +65,9 @@ def _no_clients_left() -> Iterator[None]:
 
 @pytest.fixture
 def forked_spawn() -> Iterator[None]:
-    """Make ``spawn`` and ``forkserver`` of multiprocessing start processes that have imported torch already."""
+    """Make ``spawn`` and ``forkserver`` of multiprocessing start processes that have imported torch
+    already.
+    """
     interpreter = multiprocessing.spawn.get_executable()
     multiprocessing.set_executable(children.launcher())
     yield

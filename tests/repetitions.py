@@ -1,7 +1,7 @@
 """How many examples hypothesis tries: few in every run, all of them in the nightly one.
 
-``make test`` uses the profile ``ci``, ``make test-all`` the profile ``nightly``. Examples are random in both. A failing
-one is printed with the line that reproduces it.
+``make test`` uses the profile ``ci``, ``make test-all`` the profile ``nightly``. Examples are random in both.
+A failing one is printed with the line that reproduces it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def register_profiles() -> None:
 
 
 def examples(count: int, **options: Any) -> settings:
-    """Settings of a test that tries ``count`` examples in the nightly run, and an eighth of them otherwise."""
+    """Settings of a test that tries ``count`` examples in the nightly run, and an eighth of them
+    otherwise.
+    """
     is_nightly = settings.get_current_profile_name() == NIGHTLY
     return settings(max_examples=count if is_nightly else _few(count), **options)
 

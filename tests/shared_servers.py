@@ -1,7 +1,8 @@
 """Servers that are started once for all processes of a pytest run.
 
-A LocalStack costs ten CPU-seconds to start. The first pytest process that needs a server starts it and writes its
-address to a file of the run; the others read the address. The process that started it stops it when no other uses it.
+A LocalStack costs ten CPU-seconds to start. The first pytest process that needs a server starts it and writes
+its address to a file of the run; the others read the address. The process that started it stops it when no
+other uses it.
 """
 
 from __future__ import annotations

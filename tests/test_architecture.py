@@ -38,7 +38,9 @@ def layer(module):
 
 
 def imports(path):
-    """Modules of the package that a file imports: inside functions too, and those of which a stub lists names."""
+    """Modules of the package that a file imports: inside functions too, and those of which a stub lists
+    names.
+    """
     stub = path.with_suffix(".pyi")
     if stub.exists():
         package = ".".join(path.relative_to(ROOT.parent).parent.parts)

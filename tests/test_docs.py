@@ -1,4 +1,6 @@
-"""The reference pages name everything there is, links lead somewhere, and only blocks that cannot run are skipped."""
+"""The reference pages name everything there is, links lead somewhere, and only blocks that cannot run are
+skipped.
+"""
 
 from __future__ import annotations
 

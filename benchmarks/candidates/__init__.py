@@ -1,4 +1,6 @@
-"""The candidates: ``prepare(spec)`` imports a library and returns what opens its loader; ``run(spec)`` is a limit."""
+"""The candidates: ``prepare(spec)`` imports a library and returns what opens its loader; ``run(spec)`` is a
+limit.
+"""
 
 BATCH = 32
 WINDOW = 100

@@ -27,7 +27,9 @@ def prepare(spec: dict):
 
 
 def _allow_plain_http() -> None:
-    """LitData 0.2.76 never lets its obstore client use http:// ("builder error"), so the client is told here."""
+    """LitData 0.2.76 never lets its obstore client use http:// ("builder error"), so the client is told
+    here.
+    """
     import obstore.store
 
     class S3Store(obstore.store.S3Store):

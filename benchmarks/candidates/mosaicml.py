@@ -6,7 +6,9 @@ from candidates import BATCH, collate, passes
 
 
 def import_streaming():
-    """Import the package where its torchvision was built for another torch: two operators are declared for it."""
+    """Import the package where its torchvision was built for another torch: two operators are declared for
+    it.
+    """
     import torch
 
     global _operators

@@ -1,4 +1,6 @@
-"""The rows: which groups there are, what each needs; a group is a function that gives the figures of the same runs."""
+"""The rows: which groups there are, what each needs; a group is a function that gives the figures of the same
+runs.
+"""
 
 from __future__ import annotations
 

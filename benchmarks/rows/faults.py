@@ -1,4 +1,6 @@
-"""P10, P11: what is left of the speed where the storage misbehaves, held against clean runs of the same rounds."""
+"""P10, P11: what is left of the speed where the storage misbehaves, held against clean runs of the same
+rounds.
+"""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ __all__ = ["checkpoint"]
 def checkpoint() -> None:
     """Inspect saved states, and deal them to other ranks.
 
-    FILES were written by torch.save or state.dumps. They hold a rank's state, the list of save_state_global, or the
-    result of state_dict(); each may lie under 'dataloader_state_dict'. Nothing in them is executed.
+    FILES were written by torch.save or state.dumps. They hold a rank's state, the list of save_state_global,
+    or the result of state_dict(); each may lie under 'dataloader_state_dict'. Nothing in them is executed.
     """
 
 
@@ -80,8 +80,8 @@ def _together(files: list[StateFile]) -> str:
 def redist(files: tuple[Path, ...], out: Path, new_world_size: int) -> None:
     """Deal the states of all ranks in FILES to another number of ranks, into the folder OUT.
 
-    The result has the form of FILES: one file of all ranks stays one file; names of files for each rank get the new
-    rank's number. Other content beside 'dataloader_state_dict' is copied from the first file.
+    The result has the form of FILES: one file of all ranks stays one file; names of files for each rank get
+    the new rank's number. Other content beside 'dataloader_state_dict' is copied from the first file.
     """
     read = [read_states(file) for file in files]
     states = [state for file in read for state in file.ranks]

@@ -28,8 +28,8 @@ __all__ = ["info"]
 def info(path: str, storage_options: dict[str, Any] | None, split_config: str, dataset_config: str) -> None:
     """Show what a dataset contains.
 
-    Prints shards, samples, split parts, parts and sample type of the dataset at PATH; the splits of a metadataset;
-    and, for tars that are not prepared, how many of them this node has indexed.
+    Prints shards, samples, split parts, parts and sample type of the dataset at PATH; the splits of a
+    metadataset; and, for tars that are not prepared, how many of them this node has indexed.
     """
     kind = dataset_kind(path)
     spec = StoreSpec(path, storage_options)

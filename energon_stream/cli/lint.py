@@ -28,8 +28,8 @@ __all__ = ["lint"]
 def lint(path: str, storage_options: dict[str, Any] | None, progress: bool | None, decode: bool) -> None:
     """Check tars against their indices, and make the samples of all split parts.
 
-    PATH is a dataset or a metadataset; the tars of a metadataset are not checked. The exit status is 1 if anything is
-    wrong.
+    PATH is a dataset or a metadataset; the tars of a metadataset are not checked. The exit status is 1 if
+    anything is wrong.
     """
     kind = dataset_kind(path)
     errors = 0

@@ -87,9 +87,9 @@ def prewarm(
 ) -> None:
     """Fetch into a node's cache what training will read.
 
-    PATH is a dataset or a metadataset's .yaml. Give the options of the training: it then requests no data during these
-    steps. After an interruption, run the command again; it keeps what it has fetched. Without --steps, --epochs and
-    --fraction it warms one pass. Exits with status 1 if --verify found damage.
+    PATH is a dataset or a metadataset's .yaml. Give the options of the training: it then requests no data
+    during these steps. After an interruption, run the command again; it keeps what it has fetched. Without
+    --steps, --epochs and --fraction it warms one pass. Exits with status 1 if --verify found damage.
     """
     numbers = _ranks(ranks)
     config = WorkerConfig(

@@ -40,8 +40,8 @@ class StateFile:
         size: Size in bytes.
         by_torch: Whether ``torch.save`` wrote the file; otherwise it is msgpack.
         wrapper: Mapping that holds the state under :data:`_WRAPPER`; None if nothing is around the state.
-        kind: ``"rank"``, a rank's state; ``"list"``, a list of them; ``"streams"``, the result of ``state_dict()``
-            of one rank or more.
+        kind: ``"rank"``, a rank's state; ``"list"``, a list of them; ``"streams"``, the result of
+            ``state_dict()`` of one rank or more.
         ranks: The states of the ranks.
     """
 
@@ -203,7 +203,9 @@ def _wrapped(first: StateFile, content: Any) -> Any:
 
 
 def _names(files: Sequence[StateFile], count: int) -> list[str]:
-    """Return the files' names with new ranks' numbers of equal width; ``-rank`` is added if a name has no number."""
+    """Return the files' names with new ranks' numbers of equal width; ``-rank`` is added if a name has no
+    number.
+    """
     name = files[0].path.name
     for number in reversed(list(re.finditer(r"\d+", name))):
         begin, end, width = name[: number.start()], name[number.end() :], len(number.group())

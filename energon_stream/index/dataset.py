@@ -100,8 +100,8 @@ class WebDatasetIndex:
         dataset_yaml: Content of ``dataset.yaml``; None if the dataset has no such file.
         excluded_shards: Shards of the split part that are not to be used at all; the other attributes leave
             them out.
-        shard_ids: ``int64 [shards]``: position of each shard in ``.info.json``, which is the shard's number in
-            ``index.sqlite``; None if unknown.
+        shard_ids: ``int64 [shards]``: position of each shard in ``.info.json``, which is the shard's number
+            in ``index.sqlite``; None if unknown.
         plain: Tars of a dataset that was not prepared; None for a prepared one.
     """
 
@@ -281,7 +281,9 @@ def _missing_info(store: Store) -> NotPreparedError | ObjectNotFoundError:
 
 
 def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadata) -> WebDatasetIndex:
-    """Return one split part of a dataset, given its metadata. Raises the errors of :func:`open_webdataset`."""
+    """Return one split part of a dataset, given its metadata. Raises the errors of
+    :func:`open_webdataset`.
+    """
     counts, split, where = metadata.shard_counts, metadata.split, metadata.split_url
     if split_part not in split.split_parts:
         raise ConfigError(

@@ -45,7 +45,8 @@ def ordered_map(function: Callable[[_T], _R], items: Iterable[_T], workers: int)
 
 
 def stream_object(store: Store, path: str) -> Iterator[memoryview]:
-    """Yield an object in pieces of 8 MiB, all of one version. Up to 8 pieces of a remote one are requested ahead.
+    """Yield an object in pieces of 8 MiB, all of one version. Up to 8 pieces of a remote one are requested
+    ahead.
 
     Args:
         store: Store that has the object.

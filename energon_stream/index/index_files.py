@@ -1,7 +1,7 @@
 """Index files: integers that say where samples begin, read in pages.
 
-A ``.tar.idx`` file holds N + 1 little-endian unsigned 64-bit integers: the first header of each sample, and the end
-of the last member. Sample 0 is always taken to start at byte 0.
+A ``.tar.idx`` file holds N + 1 little-endian unsigned 64-bit integers: the first header of each sample, and
+the end of the last member. Sample 0 is always taken to start at byte 0.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """A file of rows of little-endian 64-bit integers after a header. A picklable value: it holds no open files.
+    """A file of rows of little-endian 64-bit integers after a header. A picklable value: it holds no open
+    files.
 
     Attributes:
         spec: Location of the file.

@@ -49,7 +49,8 @@ class JoinReport:
 def build_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> JoinReport:
     """Match samples by their keys and write the index. It replaces an existing one.
 
-    Keys and locations come from the ``index.sqlite`` of each dataset, or from the tars of a dataset without that file.
+    Keys and locations come from the ``index.sqlite`` of each dataset, or from the tars of a dataset without
+    that file.
 
     Args:
         metadataset: The metadataset file that has the join.
@@ -127,7 +128,9 @@ class _Matcher:
             self._pairs.append(database)
 
     def shards(self) -> Iterator[tuple[list[str], Int64Array]]:
-        """Yield, for each shard of the primary, the keys in order, and index rows ``int64 [keys, members, 3]``."""
+        """Yield, for each shard of the primary, the keys in order, and index rows ``int64 [keys, members,
+        3]``.
+        """
         for path in self._indices[0].shard_paths:
             tar_id = self._tars[0][path]
             columns = [self._partners(number, tar_id) for number in range(len(self._indices))]
@@ -136,7 +139,9 @@ class _Matcher:
             yield keys, np.stack([places for _, places in columns], axis=1)[used]
 
     def _partners(self, number: int, tar_id: int) -> tuple[list[str], Int64Array]:
-        """Return the keys of a shard of the primary, and a member's samples for them; -1 if it has none to use."""
+        """Return the keys of a shard of the primary, and a member's samples for them; -1 if it has none to
+        use.
+        """
         index = self._indices[number]
         rows = self._pairs[number].execute(
             "SELECT own.sample_key, other.tar_file_id, other.byte_offset, other.byte_size FROM main.samples AS own "

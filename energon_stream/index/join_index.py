@@ -1,11 +1,13 @@
 """Join indices: rows of samples of several datasets that belong together.
 
-``<metadataset file>.cache/join_index_<sha256>.bin`` has Megatron-Energon's format: the magic ``JIDX0001``, the number of
-datasets, and rows of (shard, first byte, size) for each dataset, all little-endian 64-bit integers. A shard is its
-position in the split part; a missing partner is -1, -1, -1. Rows are in the order of the first dataset, the primary.
+``<metadataset file>.cache/join_index_<sha256>.bin`` has Megatron-Energon's format: the magic ``JIDX0001``,
+the number of datasets, and rows of (shard, first byte, size) for each dataset, all little-endian 64-bit
+integers. A shard is its position in the split part; a missing partner is -1, -1, -1. Rows are in the order of
+the first dataset, the primary.
 
-The name identifies the joined datasets. Megatron-Energon's name leaves out split part, excluded shards and the order of
-excludes, so one file may stand for several joins there. Here they enter the name unless they have their defaults.
+The name identifies the joined datasets. Megatron-Energon's name leaves out split part, excluded shards and
+the order of excludes, so one file may stand for several joins there. Here they enter the name unless they
+have their defaults.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ class JoinMember:
 
     Attributes:
         index: The opened dataset.
-        nonmatch: Treatment of a sample of the primary without a partner in this dataset: an error, skip it, or
-            leave the partner out (``none``).
+        nonmatch: Treatment of a sample of the primary without a partner in this dataset: an error, skip it,
+            or leave the partner out (``none``).
     """
 
     index: WebDatasetIndex

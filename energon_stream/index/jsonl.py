@@ -1,7 +1,7 @@
 """JSONL datasets: one JSON object per line, found through the index ``x.jsonl.idx``.
 
-The index holds N + 1 little-endian unsigned 64-bit integers: 0, and the end of each record. Blank lines belong to the
-record before them; blank lines at the beginning belong to the first record.
+The index holds N + 1 little-endian unsigned 64-bit integers: 0, and the end of each record. Blank lines
+belong to the record before them; blank lines at the beginning belong to the first record.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ def _starts(data: bytes, ends: npt.NDArray[Any], base: int, line: int, where: st
     Args:
         data: Whole lines, and the beginning of another.
         ends: One past the last byte of each line.
-        base: First byte of the data in the file, for messages; likewise ``line``, the number of the first line.
+        base: First byte of the data in the file, for messages; likewise ``line``, the number of the first
+            line.
         line: See ``base``.
         where: URL of the file, for messages.
     """

@@ -1,9 +1,9 @@
 """Indices of tars that were not prepared, kept on this node.
 
-Each version of a tar has a file below ``<directory>/v1/indexes/<root URL>/``, named by a hash. The file holds, as
-little-endian 64-bit integers, a mark of the format, the number of samples, a checksum, and the content of a
-``.tar.idx`` file. The checksum is an XXH3 hash of the content and of the file's name, so a file that was written in
-part, or for another tar, is not valid.
+Each version of a tar has a file below ``<directory>/v1/indexes/<root URL>/``, named by a hash. The file
+holds, as little-endian 64-bit integers, a mark of the format, the number of samples, a checksum, and the
+content of a ``.tar.idx`` file. The checksum is an XXH3 hash of the content and of the file's name, so a file
+that was written in part, or for another tar, is not valid.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _HINT = "remove it, and open the dataset again"
 def index_directory(spec: StoreSpec) -> str:
     """Return the folder for the indices of a dataset: that of the dataset's cache, or else the user's.
 
-    The user's folder is ``ENERGON_STREAM_CACHE_DIR``, or ``energon_stream`` in ``XDG_CACHE_HOME`` (``~/.cache``).
+    The user's folder is ``ENERGON_STREAM_CACHE_DIR``, or ``energon_stream`` in ``XDG_CACHE_HOME``
+    (``~/.cache``).
     """
     if isinstance(spec.through, CacheLayer):
         return spec.through.config.directory
@@ -148,7 +149,9 @@ class PlainTars:
         return {tar.path: tar.meta.etag for tar in self.tars if tar.meta.etag is not None}
 
     def tell_versions(self, store: Store) -> None:
-        """Pass size and version of the tars to the disk cache, if the store has one: it need not ask for them."""
+        """Pass size and version of the tars to the disk cache, if the store has one: it need not ask for
+        them.
+        """
         if isinstance(store, CachedStore):
             for tar in self.tars:
                 store.remember(tar.path, tar.meta)

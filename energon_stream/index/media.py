@@ -79,8 +79,8 @@ class MediaFilter:
     Attributes:
         strategy: ``"EXTENSION"`` selects files with a usual extension, ``"GLOB"`` files whose name matches a
             pattern, ``"HEADER"`` all files that begin like an image.
-        patterns: Patterns for ``"GLOB"``. They match ``samplekey.part`` in prepared datasets and the relative path
-            in plain folders; ``*`` also matches slashes.
+        patterns: Patterns for ``"GLOB"``. They match ``samplekey.part`` in prepared datasets and the relative
+            path in plain folders; ``*`` also matches slashes.
 
     Raises:
         ConfigError: Patterns are missing, or the strategy has none.
@@ -125,8 +125,8 @@ class MediaFile(NamedTuple):
 def read_images(store: Store, files: Sequence[MediaFile]) -> list[ImageMetadata | None]:
     """Read the headers of images; return None for files that are not images.
 
-    The first 64 KiB of all files are requested concurrently, adjacent files together. More is read only if Pillow
-    needs it.
+    The first 64 KiB of all files are requested concurrently, adjacent files together. More is read only if
+    Pillow needs it.
 
     Args:
         store: Store that has the files.

@@ -42,7 +42,8 @@ class MediaReport:
     Attributes:
         stored: Number of files whose metadata is in the index now.
         skipped_av: Number of audio and video files; metadata of these is not supported.
-        unreadable: Names of the files that are not images. Always empty with ``HEADER``, which tries all files.
+        unreadable: Names of the files that are not images. Always empty with ``HEADER``, which tries all
+            files.
     """
 
     stored: int = 0

@@ -1,9 +1,10 @@
 """Builds the indices that a dataset lacks: several tars at a time, each tar once per node.
 
-A builder locks one byte of the folder's ``lock`` file, which stands for the tar. Other processes that need the index
-wait. If the builder dies, the kernel releases the lock, and the next process builds. A builder that hangs is abandoned
-after the time that building might take. Processes begin with different tars, so those that start together share the
-work. Where files cannot be locked, each process builds the indices that it does not find.
+A builder locks one byte of the folder's ``lock`` file, which stands for the tar. Other processes that need
+the index wait. If the builder dies, the kernel releases the lock, and the next process builds. A builder that
+hangs is abandoned after the time that building might take. Processes begin with different tars, so those that
+start together share the work. Where files cannot be locked, each process builds the indices that it does not
+find.
 """
 
 from __future__ import annotations

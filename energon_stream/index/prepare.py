@@ -78,13 +78,15 @@ def prepare_dataset(
 ) -> PrepareReport:
     """Index the tars of a folder and write its ``.nv-meta``.
 
-    The files are those of Megatron-Energon 7.4.1. ``.info.json`` is written last, so a folder whose preparation was
-    interrupted is not a prepared dataset.
+    The files are those of Megatron-Energon 7.4.1. ``.info.json`` is written last, so a folder whose
+    preparation was interrupted is not a prepared dataset.
 
     Args:
         url_or_path: Local folder or any fsspec URL.
-        shards: Names, globs or brace patterns of the tars, relative to the folder; None for all tars below it.
-        split_ratio: Shares of train, val and test, or of split parts by name. Give this or ``split_patterns``.
+        shards: Names, globs or brace patterns of the tars, relative to the folder; None for all tars below
+            it.
+        split_ratio: Shares of train, val and test, or of split parts by name. Give this or
+            ``split_patterns``.
         split_patterns: ``NAME:PATTERN`` with a regular expression, glob or brace pattern.
         exclude: Regular expression; tars with a match anywhere in their path are left out.
         dataset_yaml: Content of ``dataset.yaml``; None to write no such file.
@@ -99,7 +101,8 @@ def prepare_dataset(
 
     Raises:
         ObjectNotFoundError: The folder has no tars, or none that the options select.
-        ConfigError: The options contradict each other, all tars are compressed, or the dataset is prepared already.
+        ConfigError: The options contradict each other, all tars are compressed, or the dataset is prepared
+            already.
         CorruptTarError: A tar is damaged or cut off; names shard and offset.
         DuplicateKeyError: Two samples have the same key.
         EmptyDatasetError: A tar has no samples.
@@ -138,7 +141,8 @@ def prepare_dataset(
         if tar_index_only:
             found = _collect(_scan_all(store, entries, workers, None, progress), None, None)
         else:
-            # The folder counts as not prepared from here to the end. With an index alone it would be a plain folder.
+            # The folder counts as not prepared from here to the end. With an index alone it would be a plain
+            # folder.
             for path in (INDEX_SQLITE, INFO_JSON, INFO_YAML):
                 if path in existing:
                     store.delete(path)
@@ -155,7 +159,9 @@ def _collect(
     writer: SqliteWriter | None,
     tables: MediaTables | None,
 ) -> tuple[dict[str, int], set[str], MediaReport | None]:
-    """Write scans to the index; return the number of samples by shard, the part names and the media report."""
+    """Write scans to the index; return the number of samples by shard, the part names and the media
+    report.
+    """
     counts: dict[str, int] = {}
     parts: set[str] = set()
     for tar_id, (scan, media) in enumerate(scans):

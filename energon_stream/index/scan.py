@@ -144,9 +144,9 @@ def _check_end(read: Read, end: int, size: int) -> None:
 class _WindowReader:
     """Serves small reads at increasing offsets from windows of the object.
 
-    While headers are close together, windows grow: few large requests fetch small payloads too, and the next large
-    windows are requested ahead. After a jump over a payload that is worth a request of its own, windows are small
-    again, and nothing is read ahead.
+    While headers are close together, windows grow: few large requests fetch small payloads too, and the next
+    large windows are requested ahead. After a jump over a payload that is worth a request of its own, windows
+    are small again, and nothing is read ahead.
 
     Args:
         store: Store of the object.
@@ -188,7 +188,9 @@ class _WindowReader:
         self._data = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     def _from(self, position: int, stop: int) -> memoryview:
-        """Return the rest of the window that has ``position``; request one that reaches to ``stop`` if none has."""
+        """Return the rest of the window that has ``position``; request one that reaches to ``stop`` if none
+        has.
+        """
         while self._waiting and self._waiting[0].stop <= position:
             self._waiting.popleft().body.cancel()
         if not self._waiting:

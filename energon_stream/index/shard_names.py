@@ -21,7 +21,8 @@ _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.
 _DECOMPRESS = "decompress the tars: samples are read by byte range, which compression prevents"
 _DIGITS = re.compile(r"([0-9]+)")
 _SPECIAL = re.compile(r"[{}\\]")
-# The one pattern that `prepare` writes: a range of numbers. braceexpand takes four times as long for 10^5 names.
+# The one pattern that `prepare` writes: a range of numbers. braceexpand takes four times as long for 10^5
+# names.
 _RANGE = re.compile(r"([^{}\\]*)\{([0-9]+)\.\.([0-9]+)\}([^{}\\]*)")
 
 
@@ -121,7 +122,9 @@ class TarPaths:
 
 
 def names_tars(url: str) -> bool:
-    """Return True if a path ends like tars do, with or without braces. Compressed tars count; they are refused later."""
+    """Return True if a path ends like tars do, with or without braces. Compressed tars count; they are
+    refused later.
+    """
     return url.rstrip("}").endswith((".tar", *_COMPRESSED))
 
 
@@ -129,8 +132,8 @@ def parse_tar_paths(url: str) -> TarPaths:
     """Parse a path of tars, with or without braces.
 
     Raises:
-        ConfigError: The braces are not balanced, include the bucket's name, or name a tar twice; or a name is not
-            that of a tar, or that of a compressed one.
+        ConfigError: The braces are not balanced, include the bucket's name, or name a tar twice; or a name is
+            not that of a tar, or that of a compressed one.
 
     Example:
         >>> parse_tar_paths("s3://bucket/data/train-{00..01}.tar")

@@ -20,8 +20,8 @@ def split_by_ratio(
     """Divide a list of shards in proportion.
 
     A split part ends at ``int(number of shards × sum of the shares so far)``, as in Megatron-Energon. The
-    exception is the last split part with a share, which takes all shards that are left: rounding can lose a shard
-    there.
+    exception is the last split part with a share, which takes all shards that are left: rounding can lose a
+    shard there.
 
     Args:
         shards: Shard paths in order.
@@ -55,8 +55,8 @@ def split_by_ratio(
 def split_by_patterns(shards: Sequence[str], patterns: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Assign shards to split parts by patterns ``NAME:PATTERN``.
 
-    A pattern is tried as a regular expression that matches from the start of the path, as in Megatron-Energon.
-    If it matches no shard, it is tried as a glob or brace pattern of the whole path.
+    A pattern is tried as a regular expression that matches from the start of the path, as in
+    Megatron-Energon. If it matches no shard, it is tried as a glob or brace pattern of the whole path.
 
     Raises:
         ConfigError: A pattern has no name, or matches no shard.
@@ -91,7 +91,9 @@ def _match_regex(shards: Sequence[str], pattern: str) -> list[str]:
 
 
 def match_names(shards: Sequence[str], patterns: Iterable[str]) -> list[str]:
-    """Return the shards whose whole path matches a name, glob or brace pattern, in the order of ``shards``."""
+    """Return the shards whose whole path matches a name, glob or brace pattern, in the order of
+    ``shards``.
+    """
     names = expand(patterns, "the shard pattern")
     plain = frozenset(names)
     globs = [name for name in names if any(sign in name for sign in "*?[")]

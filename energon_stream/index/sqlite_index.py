@@ -80,7 +80,8 @@ class SqliteWriter:
     def _duplicate(self, scan: ShardScan) -> DuplicateKeyError:
         seen: dict[str, int] = {}
         for index, key in enumerate(scan.keys):
-            # The table has the rows of this shard up to the duplicate, so a key found there may be this sample.
+            # The table has the rows of this shard up to the duplicate, so a key found there may be this
+            # sample.
             row = self.database.execute(
                 "SELECT tar_file_id, sample_index FROM samples WHERE sample_key = ?", (key,)
             ).fetchone()

@@ -1,7 +1,7 @@
 """Parser of tar archives: members, their names, and the parts of a sample.
 
-The functions are pure and do no I/O. They read ustar, GNU and PAX archives as ``tarfile`` does (POSIX.1-2001, and "Basic
-Tar Format" in GNU tar's manual). Sparse members are refused.
+The functions are pure and do no I/O. They read ustar, GNU and PAX archives as ``tarfile`` does (POSIX.1-2001,
+and "Basic Tar Format" in GNU tar's manual). Sparse members are refused.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class SampleParts(NamedTuple):
 def split_name(name: str) -> tuple[str, str] | None:
     """Split a member's name into sample key and part name; return None if the member belongs to no sample.
 
-    The rule is ``^((?:.*/|)[^.]+)[.]([^/]*)$``: split at the first dot of the last path component. Members in a
-    top-level folder ``__like_this__`` are metadata.
+    The rule is ``^((?:.*/|)[^.]+)[.]([^/]*)$``: split at the first dot of the last path component. Members in
+    a top-level folder ``__like_this__`` are metadata.
 
     Example:
         >>> split_name("images/0001.left.jpg")
@@ -119,14 +119,15 @@ def walk_members(read: Read, start: int, stop: int) -> Iterator[Member]:
     Args:
         read: Returns bytes of the archive. Called for headers only, never for payloads.
         start: First byte of a header.
-        stop: End of the walk if no tar record of zeros, which ends archives, comes before; the archive's size.
+        stop: End of the walk if no tar record of zeros, which ends archives, comes before; the archive's
+            size.
 
     Yields:
         The members in order.
 
     Raises:
-        CorruptTarError: A header is damaged, or a payload reaches beyond ``stop``. The message names the offset, and
-            the caller adds the archive.
+        CorruptTarError: A header is damaged, or a payload reaches beyond ``stop``. The message names the
+            offset, and the caller adds the archive.
     """
     defaults: dict[str, str] = {}
     position = start
@@ -259,8 +260,8 @@ def _pax_records(payload: bytes, position: int) -> dict[str, str]:
 def sample_parts(buffer: memoryview, start: int, stop: int) -> SampleParts:
     """Find the parts of the one sample in ``buffer[start:stop]``.
 
-    Plain ustar headers take a fast path, which trusts magic and size instead of the checksum. Any other header sends
-    the whole sample through :func:`walk_members`.
+    Plain ustar headers take a fast path, which trusts magic and size instead of the checksum. Any other
+    header sends the whole sample through :func:`walk_members`.
 
     Args:
         buffer: Bytes of a tar.

@@ -1,7 +1,8 @@
 """Parser of many samples at once: reads the headers of all samples in some bytes of a tar as arrays.
 
-This is the inner loop of training. It handles samples with the same parts, plain ustar headers, and PAX headers that do
-not change names and sizes. All other samples go to :func:`energon_stream.index.tar_format.sample_parts`, one by one.
+This is the inner loop of training. It handles samples with the same parts, plain ustar headers, and PAX
+headers that do not change names and sizes. All other samples go to
+:func:`energon_stream.index.tar_format.sample_parts`, one by one.
 """
 
 from __future__ import annotations

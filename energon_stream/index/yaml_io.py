@@ -1,8 +1,9 @@
 """YAML of metadata files: plain trees of YAML 1.2 scalars. Nothing is executed or dropped.
 
-Parsing differs from PyYAML's safe loader as Megatron-Energon's does: keys are always strings; ``on``, ``0x10`` and dates
-stay strings; ``1e3`` is a float and ``012`` the integer 12; ``yes`` and ``no`` are booleans; tags mean nothing.
-Duplicate keys, aliases and empty files, which Megatron-Energon misreads silently, are errors here.
+Parsing differs from PyYAML's safe loader as Megatron-Energon's does: keys are always strings; ``on``,
+``0x10`` and dates stay strings; ``1e3`` is a float and ``012`` the integer 12; ``yes`` and ``no`` are
+booleans; tags mean nothing. Duplicate keys, aliases and empty files, which Megatron-Energon misreads
+silently, are errors here.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def load_yaml(data: bytes | memoryview, where: str) -> Any:
         next(events)  # the end of the document
         if not isinstance(next(events), yaml.StreamEndEvent):
             raise MetadataError("the file holds more than one document", where=where)
-        return value
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise MetadataError(f"the file is not valid YAML: {reason}", where=where) from error
+    return value
 
 
 def _value(event: yaml.Event, events: Iterator[yaml.Event], where: str) -> Any:

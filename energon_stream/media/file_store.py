@@ -1,7 +1,7 @@
 """File stores: look up data by name in a folder, a bucket or a prepared dataset.
 
-Stores are small values. They compare by what they name, travel to other processes, and open nothing before the first
-lookup. Several threads may use one.
+Stores are small values. They compare by what they name, travel to other processes, and open nothing before
+the first lookup. Several threads may use one.
 """
 
 from __future__ import annotations

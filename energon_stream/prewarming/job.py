@@ -246,7 +246,9 @@ class _Job:
         return found[0]
 
     def _is_kept(self, store: Store) -> bool:
-        """Return True if a store's bytes should be in a cache; without a cache, those of all remote stores."""
+        """Return True if a store's bytes should be in a cache; without a cache, those of all remote
+        stores.
+        """
         return not store.is_local if self.cache is None else isinstance(store, CachedStore)
 
 

@@ -1,11 +1,12 @@
 """The byte budget that the readers of a process share; decides which fetch is requested next.
 
-The streams of a process rotate, so all readers use their *n*-th next sample at about the same time. Fetches are requested
-in that order, whichever reader planned them, as far ahead as the byte budget allows.
+The streams of a process rotate, so all readers use their *n*-th next sample at about the same time. Fetches
+are requested in that order, whichever reader planned them, as far ahead as the byte budget allows.
 
-A single reader keeps a fetch until its last sample is consumed; two plans fit in the budget. Of many readers, each has a
-small share of the budget, and only a large plan has neighbours to merge. So their fetches are taken apart when they
-arrive: each sample is copied out and counts until it is consumed, and the next plan moves in as the old one is used up.
+A single reader keeps a fetch until its last sample is consumed; two plans fit in the budget. Of many readers,
+each has a small share of the budget, and only a large plan has neighbours to merge. So their fetches are
+taken apart when they arrive: each sample is copied out and counts until it is consumed, and the next plan
+moves in as the old one is used up.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ class Allowance:
         return most if not self.is_shared else min(most, max(_SMALL_REQUEST, self.plan_bytes // 4))
 
     def look_ahead(self, reader: SharingReader) -> None:
-        """Locate, plan and request as much as the limits allow. Wait only if ``reader`` has no sample ready."""
+        """Locate, plan and request as much as the limits allow. Wait only if ``reader`` has no sample
+        ready.
+        """
         self._freed = 0
         self.look_again = False  # from here on, other threads may set it again
         reader.begin(exact=True)
@@ -147,7 +150,9 @@ class Allowance:
         self._first = [fetch for fetch in fetches if fetch.is_requested]
 
     def request_now(self, reader: SharingReader, fetch: RangeFetch) -> None:
-        """Request a fetch that is needed now, whatever the budget. A fetch larger than a plan may need this."""
+        """Request a fetch that is needed now, whatever the budget. A fetch larger than a plan may need
+        this.
+        """
         while not fetch.is_requested:
             self._send(reader)
 
@@ -163,9 +168,9 @@ class Allowance:
     def _request(self) -> None:
         """Request fetches, most urgent first, within the budget. A larger one goes out when it is alone.
 
-        Later fetches wait until the first samples have arrived. After that comes a slow start: no more bytes are in flight
-        than the line holds, and one more for each that has arrived. Otherwise all would arrive together, the most
-        urgent with the last.
+        Later fetches wait until the first samples have arrived. After that comes a slow start: no more bytes
+        are in flight than the line holds, and one more for each that has arrived. Otherwise all would arrive
+        together, the most urgent with the last.
         """
         if self._first:
             if not all(fetch.has_arrived for fetch in self._first):

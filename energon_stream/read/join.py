@@ -29,8 +29,8 @@ _HINT = "Run `energon-stream prepare` for the metadataset again."
 class JoinLocator:
     """Locator of one join; see :class:`Locator`.
 
-    The objects are the shards of all members, member after member. Ranges come from the join's index alone, so no
-    ``.tar.idx`` is read.
+    The objects are the shards of all members, member after member. Ranges come from the join's index alone,
+    so no ``.tar.idx`` is read.
 
     Args:
         leaf: Number of the leaf in references.

@@ -1,7 +1,7 @@
 """Reads samples that are too large for one fetch: each part streams into its own bytes.
 
-A range is requested in pieces, several ahead, which are copied in order to their place. So the sample is in memory once,
-beside a small number of pieces.
+A range is requested in pieces, several ahead, which are copied in order to their place. So the sample is in
+memory once, beside a small number of pieces.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ class RawSample:
         key: Sample key without the shard.
         shard: Path of the tar, relative to the dataset; None for datasets without shards.
         parts: Part name to bytes. The views keep the whole fetch in memory: copy parts that are kept.
-        members: Samples of a join, None for a missing one; the sample itself comes first. Empty outside of joins.
+        members: Samples of a join, None for a missing one; the sample itself comes first. Empty outside of
+            joins.
     """
 
     leaf: int
@@ -82,8 +83,8 @@ class Locator(Protocol):
         """Return the byte ranges of samples whose index entries have been loaded.
 
         Returns:
-            ``int64 [len(samples), width]`` arrays: object, first byte, one past the last byte. Object -1 means no
-            range; each sample has at least one.
+            ``int64 [len(samples), width]`` arrays: object, first byte, one past the last byte. Object -1
+            means no range; each sample has at least one.
         """
 
     def object(self, number: int, /) -> ShardObject:
@@ -117,7 +118,8 @@ class Locator(Protocol):
         """
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """Cut and merge ranges too large to be in memory beside their parts. May run in the fetcher's threads.
+        """Cut and merge ranges too large to be in memory beside their parts. May run in the fetcher's
+        threads.
 
         Args:
             sample: Sample number.

@@ -19,8 +19,8 @@ class VersionGuard:
 
     Args:
         url: Root URL of the objects, for messages.
-        expected: Versions by path, from an earlier listing. They are compared with the first answer; they are not
-            sent, because not every store can check them.
+        expected: Versions by path, from an earlier listing. They are compared with the first answer; they are
+            not sent, because not every store can check them.
     """
 
     def __init__(self, url: str, expected: Mapping[str, str] | None = None) -> None:

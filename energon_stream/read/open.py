@@ -33,8 +33,8 @@ def open_locator(
         leaf: Number of the leaf in references.
         index: The opened dataset.
         offsets: Cache of index entries, shared by the locators of a pipeline.
-        selection: Parts that are needed; None for all. It is ignored for local files, which are mapped, for joins and
-            for JSONL files.
+        selection: Parts that are needed; None for all. It is ignored for local files, which are mapped, for
+            joins and for JSONL files.
         max_gap: Bytes that are read rather than skipped.
 
     Raises:

@@ -32,14 +32,15 @@ class ReadOptions:
     """Limits of reading ahead in one process.
 
     Attributes:
-        byte_budget: Upper bound, in bytes, on the memory of reading ahead: three quarters for fetches that are
-            requested or not yet consumed, the rest for connections, which take about a megabyte each.
+        byte_budget: Upper bound, in bytes, on the memory of reading ahead: three quarters for fetches that
+            are requested or not yet consumed, the rest for connections, which take about a megabyte each.
         max_request: Largest coalesced request, in bytes. Only a larger sample is read by a larger request.
         max_gap: Unwanted bytes between two samples that are read rather than split a request.
-        max_in_flight: Largest number of requests at one time; fewer if the budget has no room for their connections.
+        max_in_flight: Largest number of requests at one time; fewer if the budget has no room for their
+            connections.
         max_ahead: Largest number of samples that are requested and not yet consumed.
-        first_samples: Samples that are fetched as exact ranges before anything else. None: those of the first batch,
-            or of the first packing buffer.
+        first_samples: Samples that are fetched as exact ranges before anything else. None: those of the first
+            batch, or of the first packing buffer.
         transport: Not an option here; refused with a pointer to the right place.
 
     Raises:
@@ -120,7 +121,8 @@ class ReadOptions:
     def most_ahead(self) -> int:
         """Largest number of references after the consumed ones that a reader looks at.
 
-        A reader plans half of ``max_ahead`` while fewer than ``max_ahead`` are planned, and locates more after these.
+        A reader plans half of ``max_ahead`` while fewer than ``max_ahead`` are planned, and locates more
+        after these.
         """
         located = max(self.exact_samples + self.second_take, self.max_ahead + LOADING * CHUNK)
         return self.max_ahead + self.max_ahead // 2 + located
@@ -134,16 +136,18 @@ class ReadOptions:
         return self.fetch_bytes + 2 * self.generation + self.largest_shared
 
     def slow_start_bytes(self, latency: float) -> int:
-        """Return the bytes that may be in flight at first: the content of a fast line with this round-trip time."""
+        """Return the bytes that may be in flight at first: the content of a fast line with this round-trip
+        time.
+        """
         return max(16 << 20, int(latency * _FAST_LINE))
 
 
 def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, wanted: int) -> int:
     """Choose how many of the next references form a generation.
 
-    Requests are merged within a generation, so a cut between neighbours of an object costs requests. Among the places
-    with a quarter to all of the wanted bytes before them, this chooses the one that separates the fewest neighbours
-    for its length. In a shuffled order that is where a group of slices ends.
+    Requests are merged within a generation, so a cut between neighbours of an object costs requests. Among
+    the places with a quarter to all of the wanted bytes before them, this chooses the one that separates the
+    fewest neighbours for its length. In a shuffled order that is where a group of slices ends.
 
     Args:
         objects: ``int64``, object of each reference, in the order of use.

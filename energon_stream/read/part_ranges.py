@@ -47,7 +47,8 @@ class PartRanges:
     """Byte ranges of neighbouring samples.
 
     Attributes:
-        starts: ``int64 [n, width]``, first byte of each range, where a tar header begins; -1 if a sample has fewer.
+        starts: ``int64 [n, width]``, first byte of each range, where a tar header begins; -1 if a sample has
+            fewer.
         stops: ``int64 [n, width]``, one past the last byte of each range, padding included; -1 likewise.
         skipped: Bytes of the samples outside all ranges.
     """
@@ -69,9 +70,9 @@ def find_part_ranges(
 ) -> PartRanges:
     """Find the byte ranges that hold the wanted parts, with their headers.
 
-    Wanted parts of a sample with at most ``max_gap`` unwanted bytes between them share a range. If a sample has more
-    ranges than ``width``, the last one takes the rest. A sample without a wanted part contributes its smallest part,
-    because the header has the key.
+    Wanted parts of a sample with at most ``max_gap`` unwanted bytes between them share a range. If a sample
+    has more ranges than ``width``, the last one takes the rest. A sample without a wanted part contributes
+    its smallest part, because the header has the key.
 
     Args:
         samples: ``int64``, sample of each part, from 0, in the order of the tar.

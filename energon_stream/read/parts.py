@@ -1,10 +1,11 @@
 """The locator that reads only some parts of samples, if that saves bytes.
 
-``index.sqlite`` has the place of each part. It is queried for pages of samples, but only if that may save bytes: if the
-user selected parts, or if the headers of one sample show that a field map leaves large parts out. These headers are read
-while the first samples, whole ones, are in flight; deciding before the first batch would delay it by two round trips. The
-first page of the index decides: if at most ``max_gap`` bytes a sample can be skipped, which the planner would read over
-anyway, or if the index is unusable, whole samples are read.
+``index.sqlite`` has the place of each part. It is queried for pages of samples, but only if that may save
+bytes: if the user selected parts, or if the headers of one sample show that a field map leaves large parts
+out. These headers are read while the first samples, whole ones, are in flight; deciding before the first
+batch would delay it by two round trips. The first page of the index decides: if at most ``max_gap`` bytes a
+sample can be skipped, which the planner would read over anyway, or if the index is unusable, whole samples
+are read.
 
 The decision affects traffic only. Samples, order and states are the same either way.
 """
@@ -162,7 +163,9 @@ class PartLocator:
         return self._first_page[shards] + local // _PAGE_SAMPLES
 
     def _place(self, page: int) -> tuple[int, int, int, int]:
-        """Return the cache key of a page. Its number follows those of the shards, which ``.tar.idx`` entries use."""
+        """Return the cache key of a page. Its number follows those of the shards, which ``.tar.idx`` entries
+        use.
+        """
         first = self._samples_of(page)[1]
         return self.whole.leaf, len(self._ids) + page, first, first
 
@@ -170,7 +173,9 @@ class PartLocator:
         return self.whole.offsets.get(*self._place(page))
 
     def _samples_of(self, page: int) -> tuple[int, int, int]:
-        """Return the shard of a page, the page's first sample, and the number of samples before it in the shard."""
+        """Return the shard of a page, the page's first sample, and the number of samples before it in the
+        shard.
+        """
         shard = int(np.searchsorted(self._first_page, page, side="right")) - 1
         before = (page - int(self._first_page[shard])) * _PAGE_SAMPLES
         return shard, int(self.whole.index.shard_starts[shard]) + before, before
@@ -188,7 +193,9 @@ class PartLocator:
             self._load(page, samples[pages == page])
 
     def _saves_bytes(self, sample: Int64Array) -> bool:
-        """Return whether more than half of ``max_gap`` bytes of a sample are not needed; other samples may be larger."""
+        """Return whether more than half of ``max_gap`` bytes of a sample are not needed; other samples may be
+        larger.
+        """
         shards, starts, stops = self.whole.locate(sample)
         shard, start, stop = shards.item(), starts.item(), stops.item()
         shard_object = self.object(shard)

@@ -239,8 +239,8 @@ def plan_range_fetches(
 ) -> tuple[list[RangeFetch], list[PlannedSample]]:
     """Plan fetches for the next ``must`` ranges of a window, and remove these from it.
 
-    Of the ``may`` ranges after them, those that lie between two of these are served as well. They get their fetch now
-    and are planned later.
+    Of the ``may`` ranges after them, those that lie between two of these are served as well. They get their
+    fetch now and are planned later.
 
     Args:
         locators: Locators by leaf number.

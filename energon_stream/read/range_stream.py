@@ -20,7 +20,9 @@ __all__ = ["PieceSizes", "RangeStream", "piece_sizes"]
 _PIECES = 16
 """Largest number of requests in flight."""
 _GOOD_PIECE = 2 << 20
-"""Size from which latency is no longer most of a request's time. Pieces are smaller only if memory is short."""
+"""Size from which latency is no longer most of a request's time. Pieces are smaller only if memory is
+short.
+"""
 _MIN_PIECE = 64 << 10
 
 
@@ -39,8 +41,8 @@ class PieceSizes(NamedTuple):
 def piece_sizes(sample: int, options: ReadOptions) -> PieceSizes:
     """Choose pieces for a sample.
 
-    With their connections, they take a sixteenth of the budget or the sample, whichever is larger, and half of the
-    budget that the sample leaves.
+    With their connections, they take a sixteenth of the budget or the sample, whichever is larger, and half
+    of the budget that the sample leaves.
 
     Args:
         sample: Bytes of the sample.
@@ -55,8 +57,8 @@ def piece_sizes(sample: int, options: ReadOptions) -> PieceSizes:
 class RangeStream:
     """A range of an object, read from first to last byte. Requests begin with the first read.
 
-    A thread of the fetcher may read it: if a piece's request has not begun when the piece is needed, the reading
-    thread fetches it itself, so no thread waits for a waiting one.
+    A thread of the fetcher may read it: if a piece's request has not begun when the piece is needed, the
+    reading thread fetches it itself, so no thread waits for a waiting one.
 
     Args:
         shard: The object.

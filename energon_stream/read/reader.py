@@ -1,13 +1,14 @@
 """Turns references into raw samples, reading ahead of the consumer.
 
-The schedule is a pure function, so the reader knows the future. It works in *generations*: it locates some references by
-the index, and the planner merges their byte ranges into fetches. Generation 0 has the first batch as exact ranges,
-generation 1 up to 16 MiB, later ones a quarter of the byte budget each. A fetch may take in samples that lie between two
-wanted ones and belong to the next generation; they are kept, not fetched twice.
+The schedule is a pure function, so the reader knows the future. It works in *generations*: it locates some
+references by the index, and the planner merges their byte ranges into fetches. Generation 0 has the first
+batch as exact ranges, generation 1 up to 16 MiB, later ones a quarter of the byte budget each. A fetch may
+take in samples that lie between two wanted ones and belong to the next generation; they are kept, not fetched
+twice.
 
-Fetches are requested in the order of their first samples, as far ahead as the byte budget allows. Bytes count from the
-request until the last sample of the fetch is consumed. Two generations fit in the budget, so the fetch of a sample has
-always been requested when the sample is due.
+Fetches are requested in the order of their first samples, as far ahead as the byte budget allows. Bytes count
+from the request until the last sample of the fetch is consumed. Two generations fit in the budget, so the
+fetch of a sample has always been requested when the sample is due.
 
 The consumer's calls drive the planning; the fetcher's threads run the requests.
 """
@@ -214,7 +215,9 @@ class SampleReader:
         return self._plan()
 
     def waits(self) -> bool:
-        """Return whether planning may be possible before bytes are freed, because index entries may arrive."""
+        """Return whether planning may be possible before bytes are freed, because index entries may
+        arrive.
+        """
         if self._is_held_back:
             return True
         if self.queue or not self._locating:
@@ -242,11 +245,12 @@ class SampleReader:
     def begin(self, exact: bool) -> None:
         """Request the first samples as exact ranges, and locate later ones meanwhile.
 
-        The first answers take a round trip, which leaves time to plan. This waits no longer for the index entries of
-        later samples.
+        The first answers take a round trip, which leaves time to plan. This waits no longer for the index
+        entries of later samples.
 
         Args:
-            exact: Whether the consumer waits for the first samples; otherwise they are planned like later ones.
+            exact: Whether the consumer waits for the first samples; otherwise they are planned like later
+                ones.
         """
         if self._begun:
             return
@@ -274,7 +278,9 @@ class SampleReader:
             wait(awaited, return_when=FIRST_COMPLETED)
 
     def _before_large(self) -> int:
-        """Return the number of ranges before the first reference that must be read alone. Local files are views."""
+        """Return the number of ranges before the first reference that must be read alone. Local files are
+        views.
+        """
         window = self._window
         remote = np.array([not locator.index_is_local for locator in self._locators], dtype=np.bool_)
         alone = np.flatnonzero(window.larger_than(self._options.largest_shared) & remote[window.leaf])

@@ -1,8 +1,8 @@
 """Queries SQLite databases in object storage without downloading them.
 
-SQLite reads the file through a virtual file system, which fetches lines of it when SQLite touches them. Lines stay in an
-unnamed temporary file of the process, so each is fetched once. If the database is larger than this file may grow, the
-lines that came first stay: with random lookups, no other choice hits more often.
+SQLite reads the file through a virtual file system, which fetches lines of it when SQLite touches them. Lines
+stay in an unnamed temporary file of the process, so each is fetched once. If the database is larger than this
+file may grow, the lines that came first stay: with random lookups, no other choice hits more often.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from energon_stream.storage import ByteRange, Store
 __all__ = ["LocalDatabase", "RemoteDatabase", "RemoteFile"]
 
 _LINE_BYTES = 1 << 20
-"""Bytes of one request. It takes hardly longer than a page of 4 KiB, and lookups soon need neighbouring pages: at 50 ms
-per request, the first 200 lookups in an index of 214 MB took 17 s; with 64 KiB they took 42 s."""
+"""Bytes of one request. It takes hardly longer than a page of 4 KiB, and lookups soon need neighbouring
+pages: at 50 ms per request, the first 200 lookups in an index of 214 MB took 17 s; with 64 KiB they took 42
+s."""
 
 _SHORT_LINE_BYTES = 64 << 10
 """Bytes of one request if most of the file cannot be kept, so that neighbours are not reused."""

@@ -145,7 +145,9 @@ class TarLocator:
         )
 
     def _spans(self, samples: Int64Array) -> list[tuple[int, int, int]]:
-        """Return shard, first and last entry of whole pages of its index, for each shard that the samples touch."""
+        """Return shard, first and last entry of whole pages of its index, for each shard that the samples
+        touch.
+        """
         shards = self.shard_of(samples)
         order = np.argsort(shards, kind="stable")
         ordered = shards[order]

@@ -75,7 +75,9 @@ class Sample:
 
     @classmethod
     def extend(cls: type[SampleT], src: Sample, **fields: Any) -> SampleT:
-        """Make a sample of this type from all fields of another one, with the given fields added or replaced."""
+        """Make a sample of this type from all fields of another one, with the given fields added or
+        replaced.
+        """
         return cls(**{**fields_of(src), **fields})
 
     @classmethod
@@ -114,7 +116,8 @@ class CrudeSample(dict[str, Any]):
     ``__sources__``.
 
     Attributes:
-        stores: File stores that a cooker may use for the sample. They stay in the process that read the sample.
+        stores: File stores that a cooker may use for the sample. They stay in the process that read the
+            sample.
 
     Example:
         >>> from energon_stream import CrudeSample

@@ -110,7 +110,9 @@ class Batch:
 
     @classmethod
     def extend(cls: type[BatchT], src: Batch, **fields: Any) -> BatchT:
-        """Make a batch of this type from all fields of another one, with the given fields added or replaced."""
+        """Make a batch of this type from all fields of another one, with the given fields added or
+        replaced.
+        """
         return cls(**{**fields_of(src), **fields})
 
     def pin_memory(self: BatchT) -> BatchT:

@@ -21,8 +21,8 @@ def edataclass(cls: None = None) -> Callable[[type[T]], type[T]]: ...
 def edataclass(cls: type[T] | None = None) -> type[T] | Callable[[type[T]], type[T]]:
     """Decorate a class with ``dataclasses.dataclass(slots=True, kw_only=True)``.
 
-    Keyword-only, so that types with required fields can derive from types with defaults. Slots, so that samples
-    are small and misspelt attributes are errors.
+    Keyword-only, so that types with required fields can derive from types with defaults. Slots, so that
+    samples are small and misspelt attributes are errors.
 
     Example:
         >>> from energon_stream import Sample, edataclass

@@ -35,7 +35,10 @@ class CaptioningSample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import CaptioningSample
-        >>> sample = CaptioningSample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8), caption="a dog")
+        >>> sample = CaptioningSample(
+        ...     __key__="0", __restore_key__=(),
+        ...     image=torch.zeros(3, 8, 8), caption="a dog",
+        ... )
         >>> sample.caption
         'a dog'
     """
@@ -66,7 +69,10 @@ class ImageClassificationSample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import ImageClassificationSample
-        >>> sample = ImageClassificationSample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8), label=7)
+        >>> sample = ImageClassificationSample(
+        ...     __key__="0", __restore_key__=(),
+        ...     image=torch.zeros(3, 8, 8), label=7,
+        ... )
         >>> sample.label
         7
     """
@@ -83,7 +89,10 @@ class InterleavedSample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import InterleavedSample
-        >>> sample = InterleavedSample(__key__="0", __restore_key__=(), sequence=["a dog", torch.zeros(3, 8, 8)])
+        >>> sample = InterleavedSample(
+        ...     __key__="0", __restore_key__=(),
+        ...     sequence=["a dog", torch.zeros(3, 8, 8)],
+        ... )
         >>> sample.sequence[0]
         'a dog'
     """
@@ -98,7 +107,10 @@ class MultiChoiceVQASample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import MultiChoiceVQASample
-        >>> sample = MultiChoiceVQASample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8), context="Color?", choices=["red", "blue"])
+        >>> sample = MultiChoiceVQASample(
+        ...     __key__="0", __restore_key__=(),
+        ...     image=torch.zeros(3, 8, 8), context="Color?", choices=["red", "blue"],
+        ... )
         >>> sample.choices
         ['red', 'blue']
     """
@@ -175,7 +187,10 @@ class VidQASample(Sample):
 
     Example:
         >>> from energon_stream import VidQASample
-        >>> sample = VidQASample(__key__="0", __restore_key__=(), video=b"", context="Who?", answers=["a dog"])
+        >>> sample = VidQASample(
+        ...     __key__="0", __restore_key__=(),
+        ...     video=b"", context="Who?", answers=["a dog"],
+        ... )
         >>> sample.answers
         ['a dog']
     """
@@ -193,7 +208,10 @@ class VQASample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import VQASample
-        >>> sample = VQASample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8), context="Who?", answers=["a dog"])
+        >>> sample = VQASample(
+        ...     __key__="0", __restore_key__=(),
+        ...     image=torch.zeros(3, 8, 8), context="Who?", answers=["a dog"],
+        ... )
         >>> sample.answers
         ['a dog']
     """
@@ -211,7 +229,10 @@ class VQAOCRSample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import VQAOCRSample
-        >>> sample = VQAOCRSample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8), context="Who?", text="EXIT")
+        >>> sample = VQAOCRSample(
+        ...     __key__="0", __restore_key__=(),
+        ...     image=torch.zeros(3, 8, 8), context="Who?", text="EXIT",
+        ... )
         >>> sample.text
         'EXIT'
     """

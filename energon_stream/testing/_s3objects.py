@@ -51,8 +51,8 @@ class StoredBytes:
 class MemoryObjects:
     """Objects in memory by bucket and key; ETags are MD5 sums as on S3.
 
-    ``open`` returns the metadata and the bytes of one version of an object, which the caller closes. The caller
-    also checks that the bucket exists.
+    ``open`` returns the metadata and the bytes of one version of an object, which the caller closes. The
+    caller also checks that the bucket exists.
     """
 
     def __init__(self) -> None:

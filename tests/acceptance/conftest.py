@@ -23,7 +23,9 @@ def of_unequal_sizes(number):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """Prepared datasets: ``coco`` and ``coyo`` (100 of each, in 10 shards, split 8,1,1), ``unequal`` sizes."""
+    """Prepared datasets: ``coco`` and ``coyo`` (100 of each, in 10 shards, split 8,1,1), ``unequal``
+    sizes.
+    """
     folder = tmp_path_factory.mktemp("data")
     for name in ("coco", "coyo"):
         prepared_captioning_dataset(folder / name, shards=10, samples_per_shard=10, name=name + "-{:03d}.tar")

@@ -137,7 +137,9 @@ def test_other_blocks_are_other_files(cache, config, origin):
 
 
 def test_another_layout_lies_beside(cache, config, origin):
-    """The version is the name of a folder: what an older or newer release left is neither read nor changed."""
+    """The version is the name of a folder: what an older or newer release left is neither read nor
+    changed.
+    """
     origin.read(cache)
     cache.close()
     os.rename(f"{config.directory}/v1", f"{config.directory}/v0")

@@ -123,7 +123,9 @@ def test_a_range_is_kept_without_a_reader(s3_server, remote, store, cache):
 
 
 def test_a_replaced_object_is_noticed_and_never_mixed(s3_server, tmp_bucket, remote, cache):
-    """Old bytes that are there serve the old version; what is missing of it is an error, as without a cache."""
+    """Old bytes that are there serve the old version; what is missing of it is an error, as without a
+    cache.
+    """
     store = CachedStore(remote, cache)
     old = store.get_range("key", ByteRange(0, 1000)).etag
     s3_server.put(f"{tmp_bucket}/key", OBJECT[::-1])

@@ -1,4 +1,6 @@
-"""Forty processes killed at random moments on one directory; ``benchmarks/cache_kill.py`` does the same with a thousand."""
+"""Forty processes killed at random moments on one directory; ``benchmarks/cache_kill.py`` does the same with
+a thousand.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""Files that stay open between reads: as many as allowed, and never another block than the one that is there now."""
+"""Files that stay open between reads: as many as allowed, and never another block than the one that is there
+now.
+"""
 
 import os
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""What is read before the first batch, by the server's own books: it must not grow with the dataset (P4, P6)."""
+"""What is read before the first batch, by the server's own books: it must not grow with the dataset (P4,
+P6).
+"""
 
 import re
 import tracemalloc
@@ -47,7 +49,9 @@ class Encoder(DefaultTaskEncoder):
 
 
 class OneTar(FolderObjects):
-    """A folder in which all shards are the same file, and all leaves the same folder: they need not be written."""
+    """A folder in which all shards are the same file, and all leaves the same folder: they need not be
+    written.
+    """
 
     def open(self, bucket, key):
         return super().open(bucket, re.sub(r"data-\d{6}", "data-000000", re.sub(r"leaf-\d\d", "data", key)))
@@ -55,8 +59,8 @@ class OneTar(FolderObjects):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Buckets named after their number of shards; ``listed`` has every name in ``split.yaml``, ``billion`` 10^9
-    samples, ``d40`` 4,000 of 40 kB.
+    """Buckets named after their number of shards; ``listed`` has every name in ``split.yaml``, ``billion``
+    10^9 samples, ``d40`` 4,000 of 40 kB.
     """
     root = tmp_path_factory.mktemp("startup")
     buckets = {f"shards-{shards}": (shards, PER_SHARD, False) for shards in (8, 64, 10_000, HUGE)}
@@ -177,7 +181,9 @@ def in_ranks(rank, world):
 def test_a_restore_on_another_number_of_ranks_waits_for_little_more_than_its_first_batch(
     server, after_60_batches, world, rank
 ):
-    """P5 at H50, by what had been served when the last sample of the batch was; more is on its way to other streams."""
+    """P5 at H50, by what had been served when the last sample of the batch was; more is on its way to other
+    streams.
+    """
     states, expected = after_60_batches
     server.shape(first_byte_latency=0.05, rate=85e6)
     with get_savable_loader(open_dataset(server, "d40", config=in_ranks(rank, world))) as loader:

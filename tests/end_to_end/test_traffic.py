@@ -82,7 +82,9 @@ def until_served(log, keys):
 
 
 def until_quiet(server):
-    """The server's books once reading ahead has what it may have; a busy machine is behind with that for a while."""
+    """The server's books once reading ahead has what it may have; a busy machine is behind with that for a
+    while.
+    """
     before = None
     while (books := server.counters()) != before:
         before = books
@@ -111,7 +113,9 @@ def test_training_costs_few_requests_no_head_and_hardly_more_than_its_payload(se
 
 
 def test_small_shards_are_read_whole_where_passes_meet(tmp_path):
-    """P7 with 64 shards of 2.6 MB: taking in a part of what a shard gives to the next pass leaves gaps to the rest."""
+    """P7 with 64 shards of 2.6 MB: taking in a part of what a shard gives to the next pass leaves gaps to the
+    rest.
+    """
     shards, samples = 64, 64 * 62
     prepared_binary_dataset(tmp_path / "bucket" / "d40", samples=samples, shards=shards)
     with S3Server(tmp_path) as server, open_loader(server, 0) as loader:
@@ -152,7 +156,9 @@ def test_one_pass_reads_each_byte_once_and_the_books_agree(one_pass):
 
 
 def test_the_first_pass_costs_some_more_requests_for_its_early_first_batch(one_pass):
-    """The goal of 0.02 requests a sample is met by later passes; opening and the exact first batch come here."""
+    """The goal of 0.02 requests a sample is met by later passes; opening and the exact first batch come
+    here.
+    """
     counted = one_pass[1]
     assert counted.total_requests - counted.hedges - counted.retries + OPENING <= 0.03 * SAMPLES
 

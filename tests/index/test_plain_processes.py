@@ -1,4 +1,6 @@
-"""First opens by several processes at a time: each tar is walked once on a node, whoever dies or hangs meanwhile."""
+"""First opens by several processes at a time: each tar is walked once on a node, whoever dies or hangs
+meanwhile.
+"""
 
 import collections
 import logging

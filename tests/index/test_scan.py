@@ -1,4 +1,6 @@
-"""Walking tars by ranges: whatever lies in them and however windows fall, the same as through a memory map."""
+"""Walking tars by ranges: whatever lies in them and however windows fall, the same as through a memory
+map.
+"""
 
 import io
 import tarfile

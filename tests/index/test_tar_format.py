@@ -90,7 +90,9 @@ def test_a_sample_is_cut_into_its_parts(tar_format, contents, data):
 
 
 def split_all(view, starts, stops):
-    """The parts of samples that are split at once; None if they are not. Few samples never are: repeat them."""
+    """The parts of samples that are split at once; None if they are not. Few samples never are: repeat
+    them.
+    """
     found = split_samples(view, np.tile(starts, 24), np.tile(stops, 24))
     if found is None:
         return None

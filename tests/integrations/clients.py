@@ -1,4 +1,6 @@
-"""Small stand-ins of the task encoders that clients have, written as they write them. Import it under the alias."""
+"""Small stand-ins of the task encoders that clients have, written as they write them. Import it under the
+alias.
+"""
 
 import dataclasses
 import json
@@ -28,7 +30,9 @@ assert SampleOfFlavors is Sample
 
 
 def metadata_of(cls, **values):
-    """Keyword arguments for what a sample or batch class of this version has: some versions lack some fields."""
+    """Keyword arguments for what a sample or batch class of this version has: some versions lack some
+    fields.
+    """
     names = {entry.name for entry in dataclasses.fields(cls)}
     return {name: value for name, value in values.items() if name in names}
 

@@ -24,7 +24,9 @@ def alias():
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """Prepared datasets ``coco`` and ``coyo`` (50 of each, in 10 shards, split 8,1,1), and a mixture of them."""
+    """Prepared datasets ``coco`` and ``coyo`` (50 of each, in 10 shards, split 8,1,1), and a mixture of
+    them.
+    """
     folder = tmp_path_factory.mktemp("data")
     for name in ("coco", "coyo"):
         prepared_captioning_dataset(folder / name, shards=10, samples_per_shard=5, name=name + "-{:03d}.tar")

@@ -54,13 +54,17 @@ class Example:
         return lines
 
     def check_resuming(self, whole):
-        """A run that stops after step 7 and goes on at the checkpoint of step 5 is like the whole one, losses included."""
+        """A run that stops after step 7 and goes on at the checkpoint of step 5 is like the whole one, losses
+        included.
+        """
         self("cut", 7)
         self("cut", 10)
         assert self.record("cut") == whole[:7] + whole[5:]
 
     def check_other_ranks(self, whole, digest, *options, launcher=()):
-        """Two ranks for three steps, then one, see the batches that one rank sees; ``digest`` is the field that tells."""
+        """Two ranks for three steps, then one, see the batches that one rank sees; ``digest`` is the field
+        that tells.
+        """
         self("ranks", 3, *options, launcher=launcher, save_every=3)
         two = [self.record("ranks", rank) for rank in range(2)]
         assert [len(lines) for lines in two] == [3, 3]

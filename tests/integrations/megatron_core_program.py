@@ -1,7 +1,8 @@
 """Four ranks, two by two data-parallel and context-parallel; prints what they read.
 
-Run by ``test_megatron_core.py`` with a Python that has Megatron-Core, under torchrun. The arguments say what is
-imported first (``core`` or ``alias``), where the dataset is, and whose data module is used with which groups.
+Run by ``test_megatron_core.py`` with a Python that has Megatron-Core, under torchrun. The arguments say what
+is imported first (``core`` or ``alias``), where the dataset is, and whose data module is used with which
+groups.
 """
 
 import importlib.metadata

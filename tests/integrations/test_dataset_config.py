@@ -67,7 +67,9 @@ def test_there_is_one_way_to_parse():
 
 
 def test_a_guard_around_the_classes(alias, tmp_path, monkeypatch):
-    """Megatron-Bridge replaces the constructor and ``load_config`` by ones that refuse code in dataset files."""
+    """Megatron-Bridge replaces the constructor and ``load_config`` by ones that refuse code in dataset
+    files.
+    """
     energon = importlib.import_module("megatron.energon")
     config = energon.dataset_config
     generic = energon.flavors.webdataset.default_generic_webdataset.DefaultGenericWebdatasetFactory

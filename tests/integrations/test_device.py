@@ -260,7 +260,9 @@ def test_samples_are_moved(data):
 @pytest.mark.parametrize("pin_memory", [True, False])
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_on_cuda_batches_are_whole_while_the_device_is_busy(data, non_blocking, pin_memory, depth):
-    """Each batch is used only after a long kernel, when the memory of those before it was freed long ago on the host."""
+    """Each batch is used only after a long kernel, when the memory of those before it was freed long ago on
+    the host.
+    """
     wanted = [batch.image.sum().item() for batch in make_loader(data, length=13)]
     loader = prefetch_to_device(
         make_loader(data, length=13, pin_memory=pin_memory), "cuda", non_blocking, depth=depth

@@ -1,4 +1,6 @@
-"""accelerate and transformers.Trainer: each rank's own batches, and going on from checkpoints with exactly the next one."""
+"""accelerate and transformers.Trainer: each rank's own batches, and going on from checkpoints with exactly
+the next one.
+"""
 
 import multiprocessing
 from itertools import islice

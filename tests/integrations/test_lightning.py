@@ -1,4 +1,6 @@
-"""PyTorch Lightning: the data module's batches, and going on from checkpoints of any moment with exactly the next one."""
+"""PyTorch Lightning: the data module's batches, and going on from checkpoints of any moment with exactly the
+next one.
+"""
 
 import multiprocessing
 from itertools import chain, islice

@@ -1,7 +1,7 @@
 """Beside Megatron-Core from PyPI, and under Megatron-Bridge's own data module.
 
-``ENERGON_STREAM_MEGATRON_PYTHON`` names a Python with ``megatron-core`` and ``megatron-bridge``; the default is
-``.venv-megatron-core`` in the checkout, which ``make megatron`` makes.
+``ENERGON_STREAM_MEGATRON_PYTHON`` names a Python with ``megatron-core`` and ``megatron-bridge``; the default
+is ``.venv-megatron-core`` in the checkout, which ``make megatron`` makes.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Programs that are written for Megatron-Energon, and know nothing of this library: the pages' quickstart and tutorial."""
+"""Programs that are written for Megatron-Energon, and know nothing of this library: the pages' quickstart and
+tutorial.
+"""
 
 import os
 from pathlib import Path

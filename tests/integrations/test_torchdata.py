@@ -1,4 +1,6 @@
-"""torchdata nodes: a loader as the source, alone, in ``Loader`` and before ``Prefetcher``, and going on from any state."""
+"""torchdata nodes: a loader as the source, alone, in ``Loader`` and before ``Prefetcher``, and going on from
+any state.
+"""
 
 from itertools import islice
 

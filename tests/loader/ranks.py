@@ -12,7 +12,9 @@ def free_port():
 
 
 def in_ranks(world, job, *arguments):
-    """Run ``job(rank, world, *arguments)`` in as many processes, with gloo; forked, so that none imports torch anew."""
+    """Run ``job(rank, world, *arguments)`` in as many processes, with gloo; forked, so that none imports
+    torch anew.
+    """
     torch.multiprocessing.start_processes(
         _rank, (world, free_port(), job, arguments), nprocs=world, start_method="fork"
     )

@@ -1,4 +1,6 @@
-"""Virtual epochs and limits: whatever the number of ranks, batch k of the job comes from stream k modulo their number."""
+"""Virtual epochs and limits: whatever the number of ranks, batch k of the job comes from stream k modulo
+their number.
+"""
 
 import itertools
 from collections import Counter
@@ -226,7 +228,9 @@ def test_epochs_by_passes_over_the_data_are_of_the_whole_job():
 
 @pytest.mark.parametrize("workers", [0, 2, 3])
 def test_turns_go_on_where_streams_give_less_than_their_share(workers):
-    """Processes agree on whose turn it is also where a function skips, so that the last of a pass may be anyone's."""
+    """Processes agree on whose turn it is also where a function skips, so that the last of a pass may be
+    anyone's.
+    """
 
     def skips(batch):
         if batch[0] % 5 in (1, 2):

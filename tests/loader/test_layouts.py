@@ -1,4 +1,6 @@
-"""Which processes read what: data-parallel ranks share the batches, tensor- and context-parallel copies have the same."""
+"""Which processes read what: data-parallel ranks share the batches, tensor- and context-parallel copies have
+the same.
+"""
 
 import json
 import os

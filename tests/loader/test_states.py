@@ -99,7 +99,9 @@ def test_the_states_of_all_ranks_restore_where_they_were_saved_too():
 
 
 def test_saving_describes_nothing(monkeypatch):
-    """What a dataset is does not change; with a thousand sources, to describe it takes longer than to save."""
+    """What a dataset is does not change; with a thousand sources, to describe it takes longer than to
+    save.
+    """
     loader = open_loader(workers=1)
     take(loader, 1)
     monkeypatch.setattr("energon_stream.loader.savable.describe", None)

@@ -1,4 +1,6 @@
-"""States restored into datasets that changed since: what is kept, what the report says, and what is refused."""
+"""States restored into datasets that changed since: what is kept, what the report says, and what is
+refused.
+"""
 
 import logging
 import shutil
@@ -136,7 +138,9 @@ def shares(plan, streams, stream):
 @examples(15)
 @given(st.data())
 def test_streams_end_their_passes_and_deal_all_samples_of_now(tmp_path_factory, data):
-    """A nested mixture, saved anywhere: the passes under way have each earlier sample once, the next ones each present one."""
+    """A nested mixture, saved anywhere: the passes under way have each earlier sample once, the next ones
+    each present one.
+    """
     folder = tmp_path_factory.mktemp("grown")
     streams = data.draw(st.integers(1, 4))
     config = WorkerConfig(0, 1, 0, num_streams=streams)
@@ -255,7 +259,9 @@ def test_all_at_once_then_saved_dealt_to_other_ranks_and_changed_again(folder):
         ]
 
     def go_on(world, states, steps, by_streams=False):
-        """The job's batches of so many steps, from one that rank 0 begins, and the states of all ranks after them."""
+        """The job's batches of so many steps, from one that rank 0 begins, and the states of all ranks after
+        them.
+        """
         loaders = ranks(world)
         for loader in loaders:
             if by_streams:

@@ -1,4 +1,6 @@
-"""P15: the same global batches on any number of ranks and workers, through changes in the middle of passes."""
+"""P15: the same global batches on any number of ranks and workers, through changes in the middle of
+passes.
+"""
 
 import itertools
 import random
@@ -143,7 +145,9 @@ def test_any_changes_anywhere(blend, unbroken, topologies, data):
 
 @pytest.mark.parametrize("epoch", [36, 60, 12])
 def test_virtual_epochs_change_nothing_wherever_they_end(blend, unbroken, epoch):
-    """They are no multiple of the streams. The second change is at an epoch's end, others in the middle of one."""
+    """They are no multiple of the streams. The second change is at an epoch's end, others in the middle of
+    one.
+    """
     topologies = [(4, 0), (6, 2), (2, 2), (1, 2), (3, 0), (12, 0)]
     counts = [28, -28 % epoch + epoch, epoch, 24, 12, 24]
     assert sum(counts) <= BATCHES

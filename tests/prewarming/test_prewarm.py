@@ -64,7 +64,8 @@ def test_just_what_is_needed_is_fetched_once(server, cache):
     assert server.counters().bytes_sent == listed(server) + plan.bytes + plan.index_bytes
     ranges = [entry for entry in reads(server) if entry[1].endswith(".tar")]
     assert (len(ranges), len(reads(server))) == (plan.requests, plan.requests + plan.index_requests)
-    # Slices of 40 samples are read side by side: a step reads some of each, and more of them are fetched together.
+    # Slices of 40 samples are read side by side: a step reads some of each, and more of them are fetched
+    # together.
     assert plan.requests < (plan.samples + plan.ahead_samples) / 5
     sizes = ORDER["read_options"].most_ahead_bytes
     assert plan.bytes <= (plan.samples + 3 * BATCH) * SAMPLE + sizes + SAMPLE + 6 * 1024

@@ -1,4 +1,6 @@
-"""Training on a stand-in server as tests of prewarming need it: in a process of its own, with its requests counted."""
+"""Training on a stand-in server as tests of prewarming need it: in a process of its own, with its requests
+counted.
+"""
 
 import itertools
 import multiprocessing

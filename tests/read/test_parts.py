@@ -43,7 +43,9 @@ FILTER = "def keep(part):\n    return part.startswith('js') or part == 'txt'\n"
 
 @pytest.fixture(autouse=True)
 def _nothing_left_open():
-    """Indices that earlier tests opened are shared while they live, and cycles or late requests may keep them."""
+    """Indices that earlier tests opened are shared while they live, and cycles or late requests may keep
+    them.
+    """
     gc.collect()
     _SLOTS.clear()
 

@@ -225,7 +225,9 @@ class SlowLine(ReadOptions):
 
 
 def test_few_requests_are_under_way_until_the_line_is_known(folder, remote):
-    """A slow start: as much as a fast line holds, and what has arrived besides. Then the budget alone counts."""
+    """A slow start: as much as a fast line holds, and what has arrived besides. Then the budget alone
+    counts.
+    """
     first = SlowLine.holds
     locators = open_sources("s3://bucket/data", remote.storage_options)
     schedule = schedule_of(locators[0], OrderSpec(10, 20, 4, 1), repeat=2)

@@ -2,7 +2,8 @@
 
 Tested with the part in question, not again here:
 
-- Preparing joins of remote datasets, and JSONL: ``tests/read/test_join.py``, ``tests/index/test_jsonl_index.py``.
+- Preparing joins of remote datasets, and JSONL: ``tests/read/test_join.py``,
+``tests/index/test_jsonl_index.py``.
 - Cache directories, the second ``get()`` of a lazy file: with the cache pools.
 - Overriding hooks with lambdas and assigned methods: ``tests/task/test_encoder.py``.
 - The checkpoint tool: ``tests/cli/test_checkpoint.py``.

@@ -104,7 +104,9 @@ def rank_state(loader, source, cursor, samples):
 
 
 def test_a_thousand_sources_take_less_than_four_kilobytes_far_into_training():
-    """Also in a stream of which every source is in a pass of a share of then, after shards were appended to one."""
+    """Also in a stream of which every source is in a pass of a share of then, after shards were appended to
+    one.
+    """
     random = np.random.default_rng(5)
     shards = np.maximum(1, random.lognormal(1.1, 1, 1000)).astype(int)
     weights = random.lognormal(0, 1, 1000).tolist()

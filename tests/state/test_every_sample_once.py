@@ -89,7 +89,9 @@ class Numbers(SavableDataset):
 
 
 def expected():
-    """How often each sample comes in a pass: of a fraction, each stream gives the beginning of a pass of its own."""
+    """How often each sample comes in a pass: of a fraction, each stream gives the beginning of a pass of its
+    own.
+    """
     least, most = np.zeros(OFFSETS[-1], dtype=int), np.zeros(OFFSETS[-1], dtype=int)
     for leaf, repeats in enumerate(REPEATS):
         part = slice(OFFSETS[leaf], OFFSETS[leaf + 1])

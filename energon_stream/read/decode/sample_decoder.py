@@ -130,13 +130,14 @@ class SampleDecoder(FileStoreDecoder):
 
     Attributes:
         image_decode: One of :data:`IMAGE_MODES`; None leaves images as bytes.
-        av_decode: ``"AVDecoder"``, ``"torch"`` or ``"pyav"``. None of them is available yet, so video and audio parts
-            raise a ``ConfigError``. None leaves them as bytes.
+        av_decode: ``"AVDecoder"``, ``"torch"`` or ``"pyav"``. None of them is available yet, so video and
+            audio parts raise a ``ConfigError``. None leaves them as bytes.
         video_decode_audio: Whether to decode the audio of videos as well.
-        guess_content: Whether to recognise parts with unknown extensions by their first bytes (with the package
-            ``filetype``).
-        allow_pickle: Whether to unpickle, and to load ``pth`` with ``weights_only=False``. A pickle can run any code:
-            allow it only for data that you made yourself. None: if ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
+        guess_content: Whether to recognise parts with unknown extensions by their first bytes (with the
+            package ``filetype``).
+        allow_pickle: Whether to unpickle, and to load ``pth`` with ``weights_only=False``. A pickle can run
+            any code: allow it only for data that you made yourself. None: if
+            ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
 
     Raises:
         ConfigError: A mode is unknown, or a package is not installed.
