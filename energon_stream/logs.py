@@ -25,6 +25,7 @@ def log_once(log: logging.Logger, message: str, *args: object, key: Hashable = N
             for ``args``.
 
     Example:
+        >>> import logging
         >>> log = logging.getLogger("energon_stream.example")
         >>> log_once(log, "%s has no content versions", "s3://bucket")
         >>> log_once(log, "%s has no content versions", "s3://bucket")  # not logged again

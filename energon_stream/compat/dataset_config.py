@@ -68,6 +68,7 @@ def load_config(
         UntrustedCodeError: The class is of another package, and not trusted.
 
     Example:
+        >>> from energon_stream.compat.epath import EPath
         >>> from energon_stream.compat.factories import StandardWebdatasetFactory
         >>> found = load_config(
         ...     EPath("captions/.nv-meta/dataset.yaml"),
