@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.reader_dataset import ReaderDataset
     from energon_stream.storage import Fetcher, Store
 
-__all__ = ["Opening", "StreamWalk", "Wanted", "WantedBytes"]
+__all__ = ["LOADED_TOGETHER", "Opening", "StreamWalk", "Wanted", "WantedBytes"]
 
 _INDEX_BYTES = 256 << 20
 """Index entries to keep in memory, in bytes: all streams of a node are located side by side."""
@@ -43,7 +43,7 @@ _INDEX_BYTES = 256 << 20
 _WINDOW_BUDGETS = 8
 """Bytes to plan together, over all streams, in byte budgets of a reader: a part of a pass at a time."""
 
-_CHUNK = 4096
+LOADED_TOGETHER = 4096
 """References whose index entries are loaded together."""
 
 _CHUNKS_AHEAD = 8
@@ -108,10 +108,12 @@ class StreamWalk:
 
     def take(self) -> Refs:
         """Take the next references; none at the end."""
-        count = min(_CHUNK, self.end - self.taken)
+        count = min(LOADED_TOGETHER, self.end - self.taken)
         if not self.taken:  # the first chunk becomes requests before the next one is located
-            refs, _ = self.schedule.take(self.cursor, min(2 * _CHUNK, self.end))
-            count = min(count, cut_generation(refs.leaf.astype(np.int64), refs.index, refs.index + 1, _CHUNK))
+            refs, _ = self.schedule.take(self.cursor, min(2 * LOADED_TOGETHER, self.end))
+            count = min(
+                count, cut_generation(refs.leaf.astype(np.int64), refs.index, refs.index + 1, LOADED_TOGETHER)
+            )
         refs, self.cursor = self.schedule.take(self.cursor, count)
         self.taken += len(refs)
         return refs

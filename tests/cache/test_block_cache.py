@@ -13,7 +13,6 @@ from origins import BLOCK, Origin, block_files, counted, disk_bytes
 from repetitions import examples
 
 from energon_stream.cache import BlockCache, CacheSnapshot
-from energon_stream.cache.block_file import BlockFile
 from energon_stream.errors import RangeError
 from energon_stream.storage import ByteRange, run_isolated
 
@@ -158,17 +157,22 @@ def test_the_directory_may_move(cache, config, origin, tmp_path):
     assert len(origin.asked) == 1
 
 
+def flip(path, place):
+    """Flip a bit of a file."""
+    with open(path, "r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+
+
 @pytest.mark.parametrize("size", [1000, 3 << 20], ids=["copied", "mapped"])
 def test_a_flipped_byte_is_a_miss_and_a_warning(config, caplog, size):
     cache = BlockCache(type(config)(config.directory, min_free_bytes=0))
     origin = Origin(4 << 20)
     origin.read(cache, 100, 100 + size)
     (path,) = block_files(config)
-    with open(path, "r+b") as file:
-        file.seek(600)
-        byte = file.read(1)[0]
-        file.seek(600)
-        file.write(bytes([byte ^ 1]))
+    flip(path, 600)
     for _ in range(3):
         origin.read(cache, 100, 100 + size)
     assert origin.asked == [(100, 100 + size)] * 2  # and kept again
@@ -290,16 +294,18 @@ def test_any_reads_in_any_order(config, wanted):
     assert counted(cache) == total
 
 
-def test_what_is_to_be_kept_is_fetched_and_what_is_there_is_not_read(cache, origin, monkeypatch):
+def test_what_is_to_be_kept_is_fetched_and_what_is_there_is_not_read(cache, origin):
     origin.read(cache, BLOCK, BLOCK + LINE)
+    (path,) = block_files(cache.config)
+    flip(path, 600)  # whoever reads these bytes notices, and removes them
     origin.asked.clear()
-    monkeypatch.setattr(BlockFile, "read", None)
     assert cache.keep(origin.identity, 0, 2 * BLOCK, origin.get)
     assert origin.asked == [(0, BLOCK), (BLOCK + LINE, 2 * BLOCK)]
     before = cache.counters()
     assert cache.keep(origin.identity, 0, 2 * BLOCK, origin.get)
     assert cache.counters() == before
-    monkeypatch.undo()
+    assert before.damaged == 0
+    flip(path, 600)
     assert cache.read(origin.identity, 0, 2 * BLOCK) == origin.data[: 2 * BLOCK]
 
 

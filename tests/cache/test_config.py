@@ -1,7 +1,6 @@
 """What users say about the cache, sensible or not."""
 
 import pickle
-import sys
 
 import pytest
 
@@ -77,12 +76,6 @@ def test_a_directory_that_cannot_be_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be made"):
         BlockCache(CacheConfig(str(tmp_path / "file" / "cache")))
-
-
-def test_a_system_without_the_locks_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(ConfigError, match="only Linux has"):
-        BlockCache(CacheConfig(str(tmp_path)))
 
 
 def test_credentials_are_not_part_of_an_identity():

@@ -307,7 +307,7 @@ def test_a_disk_that_fails_in_reading_is_a_miss_and_a_warning(cache, origin, cap
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     origin.read(cache)
-    monkeypatch.setattr("energon_stream.cache.block_file.BlockFile._view", fail)
+    monkeypatch.setattr("energon_stream.cache.block_file.BlockFile.read", fail)
     origin.read(cache)
     origin.read(cache)
     assert len(origin.asked) == 3

@@ -52,7 +52,7 @@ class Loads:
 
 
 def test_ranges_are_wanted_as_soon_as_the_first_are_located(server, monkeypatch):
-    monkeypatch.setattr(wanted, "_CHUNK", 40)  # a slice: of one shard, so that its index is enough
+    monkeypatch.setattr(wanted, "LOADED_TOGETHER", 40)  # a slice: of one shard, so that its index is enough
     order = ORDER | {"shuffle_buffer_size": 1}
     dataset = get_train_dataset(
         "s3://bucket/whole", worker_config=config(1), storage_options=server.storage_options, **order

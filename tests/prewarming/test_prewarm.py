@@ -1,5 +1,6 @@
 """What is warmed is read without a request, whatever the dataset and whichever processes read it."""
 
+import fcntl
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import children
 import pytest
-from warming import BATCH, ORDER, STEPS, asked, config, listed, reads, train, warm
+from warming import BATCH, ORDER, STEPS, asked, config, listed, reads, steps_of, train, warm
 
 from energon_stream import BlendDataset, CacheConfig, DefaultTaskEncoder, PrewarmPlan, prewarm
 from energon_stream.errors import ConfigError, ObjectNotFoundError
@@ -296,3 +297,21 @@ def test_local_paths_and_no_cache_are_refused(root, cache):
             prewarm(local, worker_config=config(1), **changes)
     with pytest.raises(ConfigError, match="no cache to fill"):
         prewarm(local, cache=False, worker_config=config(1))
+
+
+def without_locks(function, *arguments):
+    """Call a function on a system without the locks that a cache needs."""
+    del fcntl.F_OFD_SETLK
+    return function(*arguments)
+
+
+def test_without_locks_prewarming_is_refused_and_training_reads_the_store(server, cache):
+    url = "s3://bucket/whole"
+    arguments = {"worker_config": config(2), "storage_options": server.storage_options, **ORDER}
+    with pytest.raises(ConfigError, match="only Linux has"):
+        children.call(without_locks, warm_and_listen, url, {"cache": cache, "steps": STEPS, **arguments})
+    cached = {"cache": cache, **arguments}
+    assert children.call(without_locks, steps_of, url, STEPS, 2, cached) == train(
+        server, url, False, STEPS, config(2)
+    )
+    assert not Path(cache.directory).exists()

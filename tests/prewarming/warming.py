@@ -78,10 +78,11 @@ def train(server, url, cache, steps, worker_config, prefetch_factor=2, **changes
         **ORDER,
         **changes,
     }
-    return children.call(_train, url, steps, prefetch_factor, arguments)
+    return children.call(steps_of, url, steps, prefetch_factor, arguments)
 
 
-def _train(url, steps, prefetch_factor, arguments):
+def steps_of(url, steps, prefetch_factor, arguments):
+    """Keys of the first steps, in this process."""
     be_patient()
     dataset = get_train_dataset(url, task_encoder=Encoder(), **arguments)
     ready = steps + prefetch_factor * min(1, arguments["worker_config"].num_workers)
