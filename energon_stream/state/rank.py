@@ -7,7 +7,7 @@ names, no credentials. It goes through ``torch.save`` and ``torch.load`` with de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 __all__ = [
+    "DAMAGED",
     "check_rank_state",
     "check_topology",
     "dumps",
@@ -31,6 +32,7 @@ __all__ = [
     "world_sizes",
 ]
 
+DAMAGED = "pass what save_state_rank() returned, or restore an earlier checkpoint"
 _TOPOLOGY = ("world_size", "rank", "num_streams", "seed_offset")
 
 
@@ -90,12 +92,13 @@ def make_rank_state(
     }
 
 
-def read_rank_state(state: Any) -> dict[str, Any]:
+def read_rank_state(state: Any, streams: Sequence[int] | None = None) -> dict[str, Any]:
     """Check that something is a whole rank state, and give its fields their types.
 
     Args:
         state: The state that ``save_state_rank`` returned, or its msgpack bytes; of any version that can be
             read.
+        streams: The streams that it should have; None for those of its rank.
 
     Returns:
         The state in the present version.
@@ -104,23 +107,19 @@ def read_rank_state(state: Any) -> dict[str, Any]:
         StateError: Not a state of this library, or a damaged one.
         StateVersionError: A version that this library does not read.
     """
-    if isinstance(state, (bytes, bytearray)):
-        state = loads(bytes(state))
-    state = migrate(state)
+    state = migrate(loads(bytes(state)) if isinstance(state, (bytes, bytearray)) else state)
     try:
         topology = {name: int(state["topology"][name]) for name in _TOPOLOGY}
         rotation = write_rotation(read_rotation(state["rotation"], topology))
-        streams = {str(int(stream)): value for stream, value in state["streams"].items()}
-        mine = range(topology["rank"], topology["num_streams"], topology["world_size"])
-        if set(streams) != {str(stream) for stream in mine}:
-            raise ValueError(f"streams {sorted(streams)}, not {list(mine)}")
+        found = {str(int(stream)): value for stream, value in state["streams"].items()}
+        if streams is None:
+            streams = range(topology["rank"], topology["num_streams"], topology["world_size"])
+        if set(found) != {str(stream) for stream in streams}:
+            raise ValueError(f"streams {sorted(found)}, not {list(streams)}")
         prints = dict(state["fingerprint"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(
-            f"the state is damaged: {error!r}",
-            hint="pass what save_state_rank() returned, or restore an earlier checkpoint",
-        ) from error
-    return {**state, "fingerprint": prints, "topology": topology, "rotation": rotation, "streams": streams}
+        raise StateError(f"the state is damaged: {error!r}", hint=DAMAGED) from error
+    return {**state, "fingerprint": prints, "topology": topology, "rotation": rotation, "streams": found}
 
 
 def world_sizes(num_streams: int) -> list[int]:

@@ -16,15 +16,13 @@ from typing import Any
 
 from energon_stream.errors import StateError, StateMismatchError, StateVersionError
 from energon_stream.pipeline.bound import share_of_stream
-from energon_stream.state.rank import dumps, loads
+from energon_stream.state.rank import DAMAGED, dumps, read_rank_state
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
-from energon_stream.state.versions import migrate
 
 __all__ = ["STREAMS_FORMAT", "join_streams", "ranks_of_streams", "split_streams"]
 
 STREAMS_FORMAT = "energon_stream.streams"
 _VERSION = 1
-_DAMAGED = "restore an earlier checkpoint"
 
 
 def split_streams(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,28 +133,15 @@ def _entries(state_dict: Any) -> dict[int, Any]:
     try:
         return {int(stream): data for stream, data in state_dict["streams"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(f"the state dict is damaged: {error!r}", hint=_DAMAGED) from error
+        raise StateError(f"the state dict is damaged: {error!r}", hint=DAMAGED) from error
 
 
 def _entry(data: Any, stream: int) -> dict[str, Any]:
-    """Read one stream's entry, as far as this module needs it; the rank's state is checked as a whole
-    later."""
+    """Read one stream's entry."""
     try:
-        state = migrate(loads(bytes(data)) if isinstance(data, (bytes, bytearray)) else data)
+        return read_rank_state(data, [stream])
     except StateError as error:
         raise type(error)(error.what, where=f"entry of stream {stream}", hint=error.hint) from error
-    try:
-        numbers = {name: int(value) for name, value in state["topology"].items()}
-        topology = {name: numbers[name] for name in ("world_size", "rank", "num_streams", "seed_offset")}
-        return {
-            **state,
-            "fingerprint": dict(state["fingerprint"]),
-            "topology": topology,
-            "rotation": write_rotation(read_rotation(state["rotation"], topology)),
-            "streams": {str(stream): state["streams"][str(stream)]},
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(f"the entry of stream {stream} is damaged: {error!r}", hint=_DAMAGED) from error
 
 
 def _dealt(
