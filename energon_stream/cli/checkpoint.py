@@ -51,8 +51,8 @@ def _describe(state: Mapping[str, Any]) -> str:
     return (
         f"rank {topology['rank']} of {topology['world_size']}, {topology['num_streams']} streams, "
         f"seed offset {topology['seed_offset']}\n"
-        f"  {sum(batches.values())} batches, {rotation.consumed} of them in this pass, {rotation.passes} passes before it; "
-        f"by stream {by_stream}{ended}"
+        f"  {sum(batches.values())} batches, {rotation.consumed} of them in this pass, "
+        f"{rotation.passes} passes before it; by stream {by_stream}{ended}"
     )
 
 
@@ -65,7 +65,8 @@ def _together(files: list[StateFile]) -> str:
     try:
         redistribute(states, topology["world_size"], names=names)
     except StateMismatchError as error:
-        return f"cannot be dealt to other ranks: {error}\n{topology['num_streams']} streams would fit {sizes} ranks"
+        fit = f"{topology['num_streams']} streams would fit {sizes} ranks"
+        return f"cannot be dealt to other ranks: {error}\n{fit}"
     length = read_rotation(states[0]["rotation"], topology).pass_length
     if not length:
         return f"can be dealt to {sizes} ranks"

@@ -63,7 +63,7 @@ def media_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--media-metadata-by-glob",
             metavar="PATTERN,…",
-            help="Index the size of images whose name matches: samplekey.part, or the path in a plain folder.",
+            help="Index the size of images with matching names: samplekey.part, or paths in a plain folder.",
         ),
         click.option(
             "--media-metadata-by-header",

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from energon_stream.cache import CacheConfig
-from energon_stream.cli.options import path_argument, show_size, storage_option
+from energon_stream.cli.options import path_argument, progress_option, show_size, storage_option
 from energon_stream.errors import ConfigError
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.prewarming import PrewarmResult
@@ -26,6 +26,7 @@ _RANKS = re.compile(r"(\d+)(?:-(\d+))?")
 @click.command()
 @path_argument
 @storage_option
+@progress_option
 @click.option(
     "--cache-dir",
     metavar="DIRECTORY",
@@ -152,7 +153,8 @@ def _show_plan(result: PrewarmResult, ranks: int) -> None:
     of = "" if result.steps is None else f" of {result.steps} steps of {ranks} rank{'s' * (ranks > 1)}"
     click.echo(f"Samples: {plan.samples:,}{of}, and {plan.ahead_samples:,} more that training reads ahead")
     click.echo(
-        f"Needed: {show_size(plan.bytes)} of {plan.objects:,} objects; {show_size(plan.cached_bytes)} were in the cache"
+        f"Needed: {show_size(plan.bytes)} of {plan.objects:,} objects; "
+        f"{show_size(plan.cached_bytes)} were in the cache"
     )
     click.echo(
         f"To fetch: {show_size(plan.missing_bytes)} with {plan.requests:,} requests; "
@@ -175,9 +177,10 @@ def _show_result(result: PrewarmResult) -> None:
     if not result.is_complete:
         share = result.warm_samples / max(1, result.samples)
         steps = "" if result.warm_steps is None else f"{result.warm_steps:,} of {result.steps:,} steps, "
+        held = show_size(result.plan.cached_bytes + result.fetched_bytes)
         click.echo(
             f"The cache is full: it holds the first {steps}{result.warm_samples:,} samples ({share:.1%}), "
-            f"{show_size(result.plan.cached_bytes + result.fetched_bytes)} of {show_size(result.expected_bytes)}. "
+            f"{held} of {show_size(result.expected_bytes)}. "
             "Training fetches the rest itself; raise --cache-size to keep more.",
             err=True,
         )

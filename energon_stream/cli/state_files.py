@@ -203,9 +203,7 @@ def _wrapped(first: StateFile, content: Any) -> Any:
 
 
 def _names(files: Sequence[StateFile], count: int) -> list[str]:
-    """Return the files' names with new ranks' numbers of equal width; ``-rank`` is added if a name has no
-    number.
-    """
+    """Return the files' names with new ranks' numbers of equal width; or, without numbers, with ``-rank``."""
     name = files[0].path.name
     for number in reversed(list(re.finditer(r"\d+", name))):
         begin, end, width = name[: number.start()], name[number.end() :], len(number.group())

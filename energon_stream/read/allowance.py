@@ -15,14 +15,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from energon_stream.errors import StorageError
-
-if TYPE_CHECKING:
-    from energon_stream.read.options import ReadOptions
-    from energon_stream.read.range_fetch import RangeFetch
-    from energon_stream.storage import Fetcher
+from energon_stream.read.options import ReadOptions
+from energon_stream.read.range_fetch import RangeFetch
+from energon_stream.storage import Fetcher
 
 __all__ = ["Allowance", "SharingReader"]
 
@@ -119,9 +117,7 @@ class Allowance:
         return most if not self.is_shared else min(most, max(_SMALL_REQUEST, self.plan_bytes // 4))
 
     def look_ahead(self, reader: SharingReader) -> None:
-        """Locate, plan and request as much as the limits allow. Wait only if ``reader`` has no sample
-        ready.
-        """
+        """Locate, plan and request within the limits. Wait only if ``reader`` has no sample ready."""
         self._freed = 0
         self.look_again = False  # from here on, other threads may set it again
         reader.begin(exact=True)
@@ -150,9 +146,7 @@ class Allowance:
         self._first = [fetch for fetch in fetches if fetch.is_requested]
 
     def request_now(self, reader: SharingReader, fetch: RangeFetch) -> None:
-        """Request a fetch that is needed now, whatever the budget. A fetch larger than a plan may need
-        this.
-        """
+        """Request a fetch that is needed now, whatever the budget, as one larger than a plan may be."""
         while not fetch.is_requested:
             self._send(reader)
 

@@ -6,17 +6,18 @@ import posixpath
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
+
+import apsw
 
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.media import open_once
-from energon_stream.read.sqlite_ranges import LocalDatabase, RemoteDatabase, RemoteFile
+from energon_stream.read.sqlite_ranges import RemoteDatabase, RemoteFile, connect_local
 from energon_stream.storage import StoreSpec, local_path
 from energon_stream.storage.fork import PerProcess
-
-if TYPE_CHECKING:
-    import apsw
 
 __all__ = ["IndexDatabase", "index_database"]
 
@@ -36,12 +37,12 @@ class IndexDatabase:
 
     def __init__(self, spec: StoreSpec) -> None:
         self.store = open_once(spec)
-        self._database: LocalDatabase | RemoteDatabase
+        self._connect: Callable[[], apsw.Connection]
         if self.store.is_local:
             self.store.head(INDEX_SQLITE)
-            self._database = LocalDatabase(posixpath.join(local_path(self.store.url), INDEX_SQLITE))
+            self._connect = partial(connect_local, posixpath.join(local_path(self.store.url), INDEX_SQLITE))
         else:
-            self._database = RemoteDatabase(RemoteFile(self.store, INDEX_SQLITE))
+            self._connect = RemoteDatabase(RemoteFile(self.store, INDEX_SQLITE)).connect
         self._idle: deque[apsw.Connection] = deque()  # as many as queries ran at one time
 
     @property
@@ -59,7 +60,7 @@ class IndexDatabase:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._database.connect()
+            connection = self._connect()
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         try:
             return connection.execute(query, values).fetchall()

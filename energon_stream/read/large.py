@@ -27,7 +27,6 @@ def read_large_sample(
     *,
     fetcher: Fetcher,
     options: ReadOptions,
-    deadline: int = 0,
 ) -> RawSample | None:
     """Read one sample alone. A thread of the fetcher may call this.
 
@@ -37,7 +36,6 @@ def read_large_sample(
         ranges: Object, first byte, and one past the last byte, from :meth:`Locator.locate`.
         fetcher: Runs the requests.
         options: Limits.
-        deadline: Urgency of the requests, as for :meth:`Fetcher.submit`.
 
     Returns:
         The sample, each part in a ``bytes`` object of its own; None if it is excluded.
@@ -50,12 +48,7 @@ def read_large_sample(
     with ExitStack() as stack:
         streams = []
         for number, start, stop in ranges:
-            stream = RangeStream(
-                locator.object(number),
-                ByteRange(start, stop),
-                pieces=pieces,
-                fetcher=fetcher,
-                deadline=deadline,
-            )
+            shard, whole = locator.object(number), ByteRange(start, stop)
+            stream = RangeStream(shard, whole, pieces=pieces, fetcher=fetcher)
             streams.append((number, stack.enter_context(closing(stream))))
         return locator.cut_streams(sample, streams)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.read.objects import ShardObject
-    from energon_stream.read.range_stream import RangeStream
+from energon_stream.arrays import Int64Array
+from energon_stream.read.objects import ShardObject
+from energon_stream.read.range_stream import RangeStream
 
 __all__ = ["Cutter", "Locator", "RawSample"]
 
@@ -118,8 +117,9 @@ class Locator(Protocol):
         """
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """Cut and merge ranges too large to be in memory beside their parts. May run in the fetcher's
-        threads.
+        """Cut and merge ranges that are too large to be in memory beside their parts.
+
+        This may run in the fetcher's threads.
 
         Args:
             sample: Sample number.

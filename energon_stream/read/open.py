@@ -24,8 +24,8 @@ def open_locator(
     leaf: int,
     index: DatasetIndex,
     offsets: OffsetCache,
-    selection: PartSelection | None = None,
-    max_gap: int = 0,
+    selection: PartSelection | None,
+    max_gap: int,
 ) -> Locator:
     """Open the locator of a dataset.
 

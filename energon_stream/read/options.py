@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
 
 __all__ = ["CHUNK", "CONNECTION_BYTES", "LOADING", "ReadOptions", "cut_generation"]
 
@@ -136,9 +133,7 @@ class ReadOptions:
         return self.fetch_bytes + 2 * self.generation + self.largest_shared
 
     def slow_start_bytes(self, latency: float) -> int:
-        """Return the bytes that may be in flight at first: the content of a fast line with this round-trip
-        time.
-        """
+        """Return the bytes that may be in flight at first: the content of a fast line of this latency."""
         return max(16 << 20, int(latency * _FAST_LINE))
 
 

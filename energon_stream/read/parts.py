@@ -18,24 +18,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
 
 import apsw
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import EnergonStreamError, IndexMismatchError, MetadataError
 from energon_stream.index.index_files import OffsetWindow
 from energon_stream.index.tar_format import TAR_RECORD, split_name, walk_members
 from energon_stream.read.index_database import IndexDatabase, index_database
+from energon_stream.read.locator import Cutter, RawSample
+from energon_stream.read.objects import ShardObject
 from energon_stream.read.part_ranges import PartRanges, PartSelection, find_part_ranges
+from energon_stream.read.range_stream import RangeStream
+from energon_stream.read.tar import TarLocator
 from energon_stream.storage import ByteRange
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.read.locator import Cutter, RawSample
-    from energon_stream.read.objects import ShardObject
-    from energon_stream.read.range_stream import RangeStream
-    from energon_stream.read.tar import TarLocator
 
 __all__ = ["PartLocator"]
 
@@ -163,9 +160,7 @@ class PartLocator:
         return self._first_page[shards] + local // _PAGE_SAMPLES
 
     def _place(self, page: int) -> tuple[int, int, int, int]:
-        """Return the cache key of a page. Its number follows those of the shards, which ``.tar.idx`` entries
-        use.
-        """
+        """Return the cache key of a page. Its number follows those of the shards' ``.tar.idx`` entries."""
         first = self._samples_of(page)[1]
         return self.whole.leaf, len(self._ids) + page, first, first
 
@@ -173,9 +168,7 @@ class PartLocator:
         return self.whole.offsets.get(*self._place(page))
 
     def _samples_of(self, page: int) -> tuple[int, int, int]:
-        """Return the shard of a page, the page's first sample, and the number of samples before it in the
-        shard.
-        """
+        """Return the shard of a page, the page's first sample, and the samples before it in the shard."""
         shard = int(np.searchsorted(self._first_page, page, side="right")) - 1
         before = (page - int(self._first_page[shard])) * _PAGE_SAMPLES
         return shard, int(self.whole.index.shard_starts[shard]) + before, before
@@ -193,9 +186,7 @@ class PartLocator:
             self._load(page, samples[pages == page])
 
     def _saves_bytes(self, sample: Int64Array) -> bool:
-        """Return whether more than half of ``max_gap`` bytes of a sample are not needed; other samples may be
-        larger.
-        """
+        """Return whether a sample has more than half of ``max_gap`` unneeded bytes; others may have more."""
         shards, starts, stops = self.whole.locate(sample)
         shard, start, stop = shards.item(), starts.item(), stops.item()
         shard_object = self.object(shard)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from energon_stream.read.objects import ShardObject
 from energon_stream.read.options import CONNECTION_BYTES, ReadOptions
 from energon_stream.storage import Body, ByteRange, Fetcher
 from energon_stream.storage.buffers import BytesBuilder
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from energon_stream.read.objects import ShardObject
 
 __all__ = ["PieceSizes", "RangeStream", "piece_sizes"]
 
 _PIECES = 16
 """Largest number of requests in flight."""
 _GOOD_PIECE = 2 << 20
-"""Size from which latency is no longer most of a request's time. Pieces are smaller only if memory is
-short.
-"""
+"""Size from which latency is no longer most of a request's time. Only short memory makes pieces smaller."""
 _MIN_PIECE = 64 << 10
 
 
@@ -64,23 +59,16 @@ class RangeStream:
         shard: The object.
         byte_range: The range.
         pieces: Size and number of the pieces.
-        fetcher: Runs the requests.
-        deadline: Urgency of the requests, as for :meth:`Fetcher.submit`.
+        fetcher: Runs the requests, as the most urgent ones.
     """
 
     def __init__(
-        self,
-        shard: ShardObject,
-        byte_range: ByteRange,
-        *,
-        pieces: PieceSizes,
-        fetcher: Fetcher,
-        deadline: int = 0,
+        self, shard: ShardObject, byte_range: ByteRange, *, pieces: PieceSizes, fetcher: Fetcher
     ) -> None:
         self.start = byte_range.start
         self.stop = byte_range.stop
         self._shard, self._fetcher = shard, fetcher
-        self._pieces, self._deadline = pieces, deadline
+        self._pieces = pieces
         self._requested = self._position = self.start
         self._waiting: deque[tuple[ByteRange, Future[Body]]] = deque()
         self._piece = memoryview(b"")
@@ -129,7 +117,7 @@ class RangeStream:
         while self._requested < self.stop and len(self._waiting) < self._pieces.ahead:
             stop = min(self._requested + self._pieces.size, self.stop)
             piece = ByteRange(self._requested, stop)
-            future = self._fetcher.call(partial(self._fetch, piece), deadline=self._deadline)
+            future = self._fetcher.call(partial(self._fetch, piece), deadline=0)
             self._waiting.append((piece, future))
             self._requested = stop
 

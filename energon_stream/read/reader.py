@@ -19,20 +19,18 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from energon_stream.read.allowance import Allowance
 from energon_stream.read.large import read_large_sample
+from energon_stream.read.locator import Locator, RawSample
 from energon_stream.read.options import CHUNK, LOADING, ReadOptions, cut_generation
 from energon_stream.read.range_fetch import PlannedSample, RangeFetch, plan_range_fetches
 from energon_stream.read.window import Window
-
-if TYPE_CHECKING:
-    from energon_stream.read.locator import Locator, RawSample
-    from energon_stream.schedule import Cursor, Refs, Schedule
-    from energon_stream.storage import Fetcher
+from energon_stream.schedule import Cursor, Refs, Schedule
+from energon_stream.storage import Fetcher
 
 __all__ = ["SampleReader", "fetch_samples"]
 
@@ -215,9 +213,7 @@ class SampleReader:
         return self._plan()
 
     def waits(self) -> bool:
-        """Return whether planning may be possible before bytes are freed, because index entries may
-        arrive.
-        """
+        """Return whether index entries may arrive that allow planning before bytes are freed."""
         if self._is_held_back:
             return True
         if self.queue or not self._locating:
@@ -278,10 +274,9 @@ class SampleReader:
             wait(awaited, return_when=FIRST_COMPLETED)
 
     def _before_large(self) -> int:
-        """Return the number of ranges before the first reference that must be read alone. Local files are
-        views.
-        """
+        """Return the number of ranges before the first reference that must be read alone."""
         window = self._window
+        # Samples of local files are views, whatever their size.
         remote = np.array([not locator.index_is_local for locator in self._locators], dtype=np.bool_)
         alone = np.flatnonzero(window.larger_than(self._options.largest_shared) & remote[window.leaf])
         return int(alone[0]) if len(alone) else len(window)

@@ -19,12 +19,11 @@ import apsw
 
 from energon_stream.storage import ByteRange, Store
 
-__all__ = ["LocalDatabase", "RemoteDatabase", "RemoteFile"]
+__all__ = ["RemoteDatabase", "RemoteFile", "connect_local"]
 
 _LINE_BYTES = 1 << 20
 """Bytes of one request. It takes hardly longer than a page of 4 KiB, and lookups soon need neighbouring
-pages: at 50 ms per request, the first 200 lookups in an index of 214 MB took 17 s; with 64 KiB they took 42
-s."""
+pages: at 50 ms per request, the first 200 lookups in an index of 214 MB took 17 s, with 64 KiB 42 s."""
 
 _SHORT_LINE_BYTES = 64 << 10
 """Bytes of one request if most of the file cannot be kept, so that neighbours are not reused."""
@@ -60,7 +59,8 @@ class RemoteFile:
         self._store, self._path, self._keep = store, path, keep
         self._lock = threading.Lock()
         self._lines: dict[int, Future[bytes | None]] = {}
-        self._file = tempfile.TemporaryFile(prefix="energon-index-")  # noqa: SIM115  (it lives as long as this object)
+        # The file lives as long as this object.
+        self._file = tempfile.TemporaryFile(prefix="energon-index-")  # noqa: SIM115
         # One request returns the size, the version, and all of a small file.
         tail = store.get_suffix(path, first)
         self.size = store.head(path).size if tail.total_size is None else tail.total_size
@@ -178,16 +178,6 @@ class RemoteDatabase(apsw.VFS):
         return name
 
 
-class LocalDatabase:
-    """A database on a local file system.
-
-    Args:
-        path: The file.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def connect(self) -> apsw.Connection:
-        """Return a new connection, for one thread."""
-        return apsw.Connection(f"file:{quote(self._path)}?immutable=1", flags=_READ_ONLY)
+def connect_local(path: str) -> apsw.Connection:
+    """Return a new connection to a database on a local file system, for one thread."""
+    return apsw.Connection(f"file:{quote(path)}?immutable=1", flags=_READ_ONLY)

@@ -215,8 +215,8 @@ class SampleDecoder(FileStoreDecoder):
         if not is_trusted(self.allow_pickle):
             raise DecodeError(
                 f"part {name!r} is a pickle, which can run any code",
-                hint="if you trust the data, set `decoder = SampleDecoder(allow_pickle=True)` on the task encoder, "
-                f"or {TRUST_VARIABLE}=1",
+                hint="if you trust the data, set `decoder = SampleDecoder(allow_pickle=True)` on the task "
+                f"encoder, or {TRUST_VARIABLE}=1",
             )
         return pickle.loads(data)
 
