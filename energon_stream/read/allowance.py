@@ -15,12 +15,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from energon_stream.errors import StorageError
-from energon_stream.read.options import ReadOptions
-from energon_stream.read.range_fetch import RangeFetch
-from energon_stream.storage import Fetcher
+
+if TYPE_CHECKING:
+    from energon_stream.read.options import ReadOptions
+    from energon_stream.read.range_fetch import RangeFetch
+    from energon_stream.storage import Fetcher
 
 __all__ = ["Allowance", "SharingReader"]
 

@@ -9,15 +9,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-
-import apsw
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.media import open_once
 from energon_stream.read.sqlite_ranges import RemoteDatabase, RemoteFile, connect_local
 from energon_stream.storage import StoreSpec, local_path
 from energon_stream.storage.fork import PerProcess
+
+if TYPE_CHECKING:
+    import apsw
 
 __all__ = ["IndexDatabase", "index_database"]
 

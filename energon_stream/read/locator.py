@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from energon_stream.arrays import Int64Array
-from energon_stream.read.objects import ShardObject
-from energon_stream.read.range_stream import RangeStream
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.read.objects import ShardObject
+    from energon_stream.read.range_stream import RangeStream
 
 __all__ = ["Cutter", "Locator", "RawSample"]
 

@@ -18,21 +18,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from typing import TYPE_CHECKING
 
 import apsw
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import EnergonStreamError, IndexMismatchError, MetadataError
 from energon_stream.index.index_files import OffsetWindow
 from energon_stream.index.tar_format import TAR_RECORD, split_name, walk_members
 from energon_stream.read.index_database import IndexDatabase, index_database
-from energon_stream.read.locator import Cutter, RawSample
-from energon_stream.read.objects import ShardObject
 from energon_stream.read.part_ranges import PartRanges, PartSelection, find_part_ranges
-from energon_stream.read.range_stream import RangeStream
-from energon_stream.read.tar import TarLocator
 from energon_stream.storage import ByteRange
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.read.locator import Cutter, RawSample
+    from energon_stream.read.objects import ShardObject
+    from energon_stream.read.range_stream import RangeStream
+    from energon_stream.read.tar import TarLocator
 
 __all__ = ["PartLocator"]
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from energon_stream.read.objects import ShardObject
 from energon_stream.read.options import CONNECTION_BYTES, ReadOptions
 from energon_stream.storage import Body, ByteRange, Fetcher
 from energon_stream.storage.buffers import BytesBuilder
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from energon_stream.read.objects import ShardObject
 
 __all__ = ["PieceSizes", "RangeStream", "piece_sizes"]
 

@@ -19,18 +19,20 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from energon_stream.read.allowance import Allowance
 from energon_stream.read.large import read_large_sample
-from energon_stream.read.locator import Locator, RawSample
 from energon_stream.read.options import CHUNK, LOADING, ReadOptions, cut_generation
 from energon_stream.read.range_fetch import PlannedSample, RangeFetch, plan_range_fetches
 from energon_stream.read.window import Window
-from energon_stream.schedule import Cursor, Refs, Schedule
-from energon_stream.storage import Fetcher
+
+if TYPE_CHECKING:
+    from energon_stream.read.locator import Locator, RawSample
+    from energon_stream.schedule import Cursor, Refs, Schedule
+    from energon_stream.storage import Fetcher
 
 __all__ = ["SampleReader", "fetch_samples"]
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arrays import Int64Array
 from energon_stream.errors import CorruptTarError, IndexMismatchError
-from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.index_files import OffsetWindow, page_bounds
-from energon_stream.index.tar_format import SampleParts, sample_parts, walk_sample
+from energon_stream.index.tar_format import sample_parts, walk_sample
 from energon_stream.index.tar_headers import AlikeSamples, split_samples
 from energon_stream.read.index_entries import OffsetCache
 from energon_stream.read.locator import Cutter, RawSample
 from energon_stream.read.objects import ShardObject, VersionGuard
-from energon_stream.read.range_stream import RangeStream
-from energon_stream.storage.base import Store
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.index.dataset import WebDatasetIndex
+    from energon_stream.read.range_stream import RangeStream
+    from energon_stream.storage.base import Store
 
 __all__ = ["TarLocator"]
 
@@ -66,7 +69,6 @@ class _TarCutter:
         start: First byte of the fetch in the shard.
         starts: ``int64``, first byte of each sample in the shard.
         stops: ``int64``, one past the last byte of each.
-        found: Keys, names and places of the parts; None for samples whose headers are not read yet.
     """
 
     locator: TarLocator
@@ -76,13 +78,12 @@ class _TarCutter:
     start: int
     starts: Int64Array
     stops: Int64Array
-    found: Sequence[SampleParts | None]
 
     def cut(self, sample: int, number: int) -> RawSample | None:
         """Cut one sample; see :meth:`Cutter.cut`."""
         first, data = int(self.starts[number]), self.data
         try:
-            key, names, starts, stops = self.found[number] or sample_parts(
+            key, names, starts, stops = sample_parts(
                 data, first - self.start, int(self.stops[number]) - self.start
             )
         except CorruptTarError as error:
@@ -144,7 +145,9 @@ class TarLocator:
         )
 
     def _spans(self, samples: Int64Array) -> list[tuple[int, int, int]]:
-        """Return, for each shard of the samples, its number and the first and last entry of whole pages."""
+        """Return shard, first and last entry of whole pages of its index, for each shard that the samples
+        touch.
+        """
         shards = self.shard_of(samples)
         order = np.argsort(shards, kind="stable")
         ordered = shards[order]
@@ -178,12 +181,12 @@ class TarLocator:
     def split(
         self, shard: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
     ) -> Cutter:
-        """Read the headers of all samples of a fetch; see :meth:`Locator.split`."""
+        """Read the headers of all samples of a fetch if they are alike; see :meth:`Locator.split`."""
         path = self.index.shard_paths[shard]
         found = split_samples(data, starts - start, stops - start)
-        if isinstance(found, AlikeSamples):
-            return _AlikeCutter(self, path, shard, data.__getitem__, found)
-        return _TarCutter(self, path, shard, data, start, starts, stops, found)
+        if found is None:
+            return _TarCutter(self, path, shard, data, start, starts, stops)
+        return _AlikeCutter(self, path, shard, data.__getitem__, found)
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
         """Return the only piece."""
