@@ -213,3 +213,25 @@ def test_options_and_what_they_refuse(tmp_path):
         pass
     with pytest.raises(EmptyDatasetError, match=r"empty\.tar"):
         prepare_dataset(path, split_ratio=(1, 0, 0), force=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "message"),
+    [
+        (["a.tar.gz", "b.tgz"], ConfigError, r"all 2 tars .* compressed, such as 'a\.tar\.gz'.*decompress"),
+        (["a.parquet"], ObjectNotFoundError, r"no \.tar files; it has 1 other files, such as 'a\.parquet'"),
+        ([], ObjectNotFoundError, r"no \.tar files \["),
+    ],
+)
+def test_a_folder_without_tars_says_what_it_has(tmp_path, names, error, message):
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(error, match=message):
+        prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0))
+
+
+def test_compressed_tars_beside_others_are_left_out_with_a_warning(tmp_path, caplog):
+    captioning_dataset(tmp_path, shards=2, samples_per_shard=2)
+    (tmp_path / "z.tar.gz").write_bytes(b"x")
+    assert prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0)).num_samples == 4
+    assert "1 compressed tars are left out, such as z.tar.gz" in caplog.text
