@@ -1,4 +1,4 @@
-"""Metadata needs neither PyTorch nor Pillow nor a client of object storage, and nothing that only Linux has."""
+"""Metadata needs no PyTorch, no Pillow, no client of object storage, and nothing that only Linux has."""
 
 import json
 import subprocess
