@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["LazyModule"]
-
 
 class LazyModule:
     """Stands for a module until one of its attributes is needed.

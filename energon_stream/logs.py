@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import logging
 
-__all__ = ["log_once"]
-
 _logged: dict[tuple[Hashable, ...], object] = {}
 
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-__all__ = ["Progress"]
-
 _SECONDS = 60.0
 """Time between two lines where standard error is no terminal."""
 

@@ -16,8 +16,6 @@ import numpy as np
 if TYPE_CHECKING:
     from energon_stream.arrays import Float64Array, Int64Array, UInt64Array
 
-__all__ = ["derive_key", "hash_uint64", "permute_indices", "uniform"]
-
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)

@@ -10,8 +10,6 @@ from typing import Any, ClassVar, Protocol
 
 from energon_stream.errors import ConfigError
 
-__all__ = ["DataParallelGroup", "WorkerConfig", "active_config"]
-
 
 class DataParallelGroup(Protocol):
     """Anything with a rank and a size; ``torch.distributed.ProcessGroup`` is one."""

@@ -97,21 +97,14 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def localstack(run_folder: Path) -> Iterator[LocalStack]:
+def localstack(run_folder: Path) -> LocalStack:
     """LocalStack, installed on first use; shared, so take a bucket of your own."""
-
-    def make() -> LocalStack:
-        installer = [sys.executable, str(ROOT / "localstack" / "run.py"), "--install-only"]
-        return LocalStack(
-            subprocess.run(installer, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-        )
-
-    with shared_server(run_folder, "localstack", make) as server:
-        yield server
+    installer = [sys.executable, str(ROOT / "localstack" / "run.py"), "--install-only"]
+    interpreter = subprocess.run(installer, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return shared_server(LocalStack(interpreter), run_folder, interpreter)
 
 
 @pytest.fixture(scope="session")
-def seaweedfs(run_folder: Path) -> Iterator[SeaweedFS]:
+def seaweedfs(run_folder: Path) -> SeaweedFS:
     """SeaweedFS, which checks signatures; shared, so take a bucket of your own."""
-    with shared_server(run_folder, "seaweedfs", SeaweedFS) as server:
-        yield server
+    return shared_server(SeaweedFS(), run_folder)

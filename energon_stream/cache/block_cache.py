@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from energon_stream.cache.config import CacheConfig
 
-__all__ = ["BlockCache", "CacheCounters", "CacheSnapshot"]
-
 _OPEN_BLOCKS = 64  # two file descriptors and 32 MiB of address space each
 
 

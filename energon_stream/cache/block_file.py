@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from energon_stream.cache.identity import BlockPlace
     from energon_stream.cache.ledger import Ledger, Limits
 
-__all__ = ["MOST_RECORDS", "BlockFile", "DamagedError", "write_all"]
-
 MOST_RECORDS = 1 << 14
 """Records that a block may have. A block that is full of records takes no more bytes."""
 

@@ -14,17 +14,6 @@ from energon_stream.logs import log_once
 if TYPE_CHECKING:
     from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
 
-__all__ = [
-    "BlockReader",
-    "Chunk",
-    "OpenBlocks",
-    "Span",
-    "join_chunks",
-    "merge_spans",
-    "outside",
-    "recorded_gaps",
-]
-
 _log = logging.getLogger(__name__)
 
 Span: TypeAlias = tuple[int, int]

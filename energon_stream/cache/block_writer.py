@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from energon_stream.cache.directory import CacheDirectory
     from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
 
-__all__ = ["BlockWriter", "Claim"]
-
 _log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 60.0

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from energon_stream.cache.config import CacheConfig
     from energon_stream.cache.download import Get
 
-__all__ = ["CacheLayer", "CachedStore", "shared_cache"]
-
 _log = logging.getLogger(__name__)
 
 _caches: PerProcess[BlockCache] = PerProcess()

@@ -12,8 +12,6 @@ from typing import Literal, cast
 from energon_stream.cache.records import LINE_BYTES
 from energon_stream.errors import ConfigError
 
-__all__ = ["CacheConfig", "parse_size"]
-
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgtp])(i?)b?|b)?\s*", re.IGNORECASE)
 _LARGEST_BLOCK = 1 << 30
 

@@ -39,8 +39,6 @@ from energon_stream.cache.locks import LockedFile
 from energon_stream.cache.records import RecordTable
 from energon_stream.errors import ConfigError
 
-__all__ = ["OBJECT_FILE", "ROOT_FILE", "CacheDirectory", "read_description"]
-
 _LAYOUT = "v1"
 ROOT_FILE, OBJECT_FILE, _TEMPORARY = "root.json", "object.json", ".new"
 _IN_USE = (0, 1)  # bytes of root.json that processes lock while they use the dataset

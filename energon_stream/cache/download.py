@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from energon_stream.cache.block_writer import BlockWriter, Claim
     from energon_stream.cache.identity import ObjectPlace
 
-__all__ = ["READ_OVER", "Download", "Get", "keep_unclaimed"]
-
 Get: TypeAlias = Callable[[int, int], memoryview]
 """Fetches bytes ``start`` to ``stop`` of an object: all of them, or it raises."""
 

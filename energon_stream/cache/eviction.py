@@ -15,8 +15,6 @@ from energon_stream.cache.policy import Entry, candidates
 if TYPE_CHECKING:
     from energon_stream.cache.directory import CacheDirectory
 
-__all__ = ["make_room"]
-
 
 def make_room(
     directory: CacheDirectory,

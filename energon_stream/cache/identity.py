@@ -12,17 +12,6 @@ from typing import NamedTuple
 from energon_stream.cache.records import page_ceil
 from energon_stream.storage import strip_credentials
 
-__all__ = [
-    "BlockPlace",
-    "BlockRange",
-    "ObjectIdentity",
-    "ObjectPlace",
-    "block_at",
-    "clean_url",
-    "object_place",
-    "root_name",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ObjectIdentity:

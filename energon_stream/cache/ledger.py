@@ -27,18 +27,6 @@ from typing import NamedTuple
 from energon_stream.cache.locks import Busy, LockedFile, StripedLocks, patience
 from energon_stream.cache.records import PAGE_BYTES
 
-__all__ = [
-    "COUNT_FILE",
-    "OBJECT_BYTES",
-    "ROOT_BYTES",
-    "Ledger",
-    "LedgerTransaction",
-    "Limits",
-    "ReservedBytes",
-    "Usage",
-    "root_bytes",
-]
-
 COUNT_FILE = "bytes"
 """File in a dataset's folder that contains the number of bytes counted for the dataset."""
 

@@ -23,8 +23,6 @@ from types import TracebackType
 from energon_stream.errors import ConfigError
 from energon_stream.storage.fork import PerProcess
 
-__all__ = ["PATIENCE", "Busy", "LockedFile", "StripedLocks", "has_locks", "patience", "require_locks"]
-
 PATIENCE = 5.0
 """Seconds to wait for a lock that others hold for micro- or milliseconds. A holder that takes longer was
 stopped,

@@ -14,17 +14,6 @@ from energon_stream.cache.directory import OBJECT_FILE, ROOT_FILE, CacheDirector
 if TYPE_CHECKING:
     from energon_stream.cache.identity import BlockPlace
 
-__all__ = [
-    "CachedDataset",
-    "CachedObject",
-    "ClearReport",
-    "VerifyReport",
-    "clear_cache",
-    "list_datasets",
-    "list_objects",
-    "verify_cache",
-]
-
 _RECOUNT_SECONDS = 30.0
 
 

@@ -14,8 +14,6 @@ from typing import Literal
 
 from energon_stream.errors import ConfigError
 
-__all__ = ["Entry", "candidates", "plan_shares"]
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

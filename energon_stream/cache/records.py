@@ -20,8 +20,6 @@ import xxhash
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array, UInt64Array
 
-__all__ = ["LINE_BYTES", "PAGE_BYTES", "RECORD_BYTES", "Record", "RecordTable", "encode_records", "page_ceil"]
-
 LINE_BYTES = 128 << 10
 """Bytes between the places where runs are cut."""
 

@@ -15,8 +15,6 @@ from energon_stream.cache.identity import root_name
 from energon_stream.errors import StorageError
 from energon_stream.storage import ObjectMeta, Store
 
-__all__ = ["Versions"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from energon_stream.cli.options import show_size
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.progress import Progress
 
-__all__ = ["cache"]
-
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 

@@ -12,8 +12,6 @@ from energon_stream.cli.state_files import StateFile, like, read_states, write
 from energon_stream.errors import StateMismatchError
 from energon_stream.state import read_rotation, redistribute, world_sizes
 
-__all__ = ["checkpoint"]
-
 
 @click.group()
 def checkpoint() -> None:

@@ -13,18 +13,6 @@ from energon_stream.recipe.named_code import nearest
 from energon_stream.recipe.sample_types import SAMPLE_TYPES, check_fields
 from energon_stream.samples import METADATA_FIELDS, Sample
 
-__all__ = [
-    "CRUDE",
-    "SAMPLE_LOADER",
-    "Field",
-    "check_field_map",
-    "check_parts",
-    "dataset_yaml",
-    "find_sample_type",
-    "sample_fields",
-    "sample_types",
-]
-
 CRUDE = "CrudeWebdataset"
 _MODULE = "megatron.energon"  # Megatron-Energon reads it as well
 _TYPES: Mapping[str, type[Sample]] = {**SAMPLE_TYPES, Sample.__name__: Sample}

@@ -17,8 +17,6 @@ from energon_stream.index.plain import find_tars, list_tars
 from energon_stream.index.scan import peek_parts
 from energon_stream.storage import ListEntry, StoreSpec
 
-__all__ = ["info"]
-
 
 @click.command()
 @path_argument

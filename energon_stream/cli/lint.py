@@ -17,8 +17,6 @@ from energon_stream.index.scan import scan_shard
 from energon_stream.progress import Progress
 from energon_stream.storage import ListEntry, Store, StoreSpec
 
-__all__ = ["lint"]
-
 
 @click.command()
 @path_argument

@@ -11,8 +11,6 @@ import click
 
 from energon_stream.errors import EnergonStreamError
 
-__all__ = ["in_flags", "main"]
-
 _COMMANDS = {
     "cache": "Inspect, verify and clear a node's cache.",
     "checkpoint": "Inspect saved states; deal them to other ranks.",

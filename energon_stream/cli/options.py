@@ -14,16 +14,6 @@ from energon_stream.index.media import MediaFilter
 if TYPE_CHECKING:
     from energon_stream.index.media_tables import MediaReport
 
-__all__ = [
-    "media_filter",
-    "media_options",
-    "path_argument",
-    "progress_option",
-    "show_media",
-    "show_size",
-    "storage_option",
-]
-
 path_argument = click.argument("path")
 
 

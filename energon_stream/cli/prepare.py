@@ -33,8 +33,6 @@ from energon_stream.index.scan import peek_parts
 from energon_stream.progress import Progress
 from energon_stream.storage import Store, StoreSpec
 
-__all__ = ["prepare"]
-
 _SHOWN = 2
 
 

@@ -18,8 +18,6 @@ from energon_stream.errors import ConfigError
 from energon_stream.index.media_tables import prepare_media as add_media
 from energon_stream.progress import Progress
 
-__all__ = ["prepare_media"]
-
 
 @click.command()
 @path_argument

@@ -18,8 +18,6 @@ from energon_stream.prewarming import prewarm as fill_cache
 from energon_stream.prewarming.report import PRICE_PER_1000_GET, PRICE_PER_GB
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["prewarm"]
-
 _RANKS = re.compile(r"(\d+)(?:-(\d+))?")
 
 

@@ -23,8 +23,6 @@ from energon_stream.state import (
     split_streams,
 )
 
-__all__ = ["StateFile", "like", "read_states", "write"]
-
 _WRAPPER = "dataloader_state_dict"
 """Key under which training frameworks store a rank's state."""
 

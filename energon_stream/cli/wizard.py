@@ -23,8 +23,6 @@ from energon_stream.cli.dataset_yaml import (
 )
 from energon_stream.errors import ConfigError, EnergonStreamError
 
-__all__ = ["Wizard", "parse_ratio"]
-
 _YES, _NO = frozenset({"", "y", "yes"}), frozenset({"n", "no"})
 
 

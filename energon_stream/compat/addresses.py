@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["ADDRESSES", "ENERGON_VERSION"]
-
 ENERGON_VERSION = "7.4.1"
 """The version of Megatron-Energon whose names and behaviour this library offers."""
 

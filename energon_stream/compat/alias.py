@@ -25,15 +25,6 @@ from typing import Any
 from energon_stream.compat.addresses import ADDRESSES, ENERGON_VERSION
 from energon_stream.errors import AliasError, ConfigError
 
-__all__ = [
-    "ALIAS_VARIABLE",
-    "ON_PATH",
-    "adopt",
-    "install_alias",
-    "install_from_environment",
-    "uninstall_alias",
-]
-
 ALIAS_VARIABLE = "ENERGON_STREAM_ALIAS"
 """Environment variable: with 1, ``import energon_stream`` installs the alias; with ``shadow``, also over an
 installed Megatron-Energon."""

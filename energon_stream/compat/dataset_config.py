@@ -16,8 +16,6 @@ from energon_stream.recipe.sample_types import resolve_sample_type
 if TYPE_CHECKING:
     from energon_stream.compat.epath import EPath
 
-__all__ = ["JsonParser", "load_config", "load_yaml"]
-
 
 @dataclass(frozen=True)
 class JsonParser:

@@ -19,8 +19,6 @@ from energon_stream.storage.url import is_local, join_url, local_path, parent_ur
 if TYPE_CHECKING:
     from energon_stream.storage.base import ObjectMeta, Store
 
-__all__ = ["EPath"]
-
 
 @total_ordering
 class EPath:

@@ -13,8 +13,6 @@ from energon_stream.read.decode import FileStoreDecoder
 from energon_stream.recipe.named_code import import_class
 from energon_stream.samples import CrudeSample, Sample
 
-__all__ = ["describe_foreign"]
-
 _HOOKS = (
     "build",
     "load_sample",

@@ -12,23 +12,6 @@ from typing import Any
 from energon_stream.errors import ConfigError
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, SPLIT_CONFIG
 
-__all__ = [
-    "INFO_JSON_FILENAME",
-    "INFO_YAML_FILENAME",
-    "MAIN_FOLDER_NAME",
-    "SPLIT_YAML_FILENAME",
-    "AVData",
-    "AVDecoder",
-    "FlexState",
-    "SavableCheckpoint",
-    "SavableDataLoaderState",
-    "SavableDatasetCheckpoint",
-    "SavableDatasetState",
-    "SliceState",
-    "SystemRngState",
-    "VideoData",
-]
-
 MAIN_FOLDER_NAME = META_FOLDER
 INFO_JSON_FILENAME = INFO_JSON.removeprefix(f"{META_FOLDER}/")
 INFO_YAML_FILENAME = INFO_YAML.removeprefix(f"{META_FOLDER}/")

@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from energon_stream.compat.alias import ON_PATH, install_alias
 from energon_stream.errors import AliasError
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program that the arguments name, as ``__main__`` and with the rest of the arguments."""

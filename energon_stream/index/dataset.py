@@ -37,17 +37,6 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.index.kept_index import PlainTars
 
-__all__ = [
-    "DatasetIndex",
-    "DatasetKind",
-    "DatasetMetadata",
-    "WebDatasetIndex",
-    "dataset_kind",
-    "open_webdataset",
-    "read_metadata",
-    "select_split_part",
-]
-
 _log = logging.getLogger(__name__)
 
 DatasetKind = Literal["webdataset", "metadataset", "jsonl", "tars"]

@@ -9,8 +9,6 @@ from typing import TypeVar
 
 from energon_stream.storage import ByteRange, Store, shared_fetcher
 
-__all__ = ["ordered_map", "stream_object"]
-
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 

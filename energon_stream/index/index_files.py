@@ -19,17 +19,6 @@ from energon_stream.storage import ByteRange, Store, StoreSpec
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-__all__ = [
-    "ENTRY_BYTES",
-    "OffsetWindow",
-    "RowFile",
-    "decode_offsets",
-    "encode_offsets",
-    "index_path",
-    "page_bounds",
-    "read_offsets",
-]
-
 ENTRY_BYTES = 8
 _PAGE_ENTRIES = (64 << 10) // ENTRY_BYTES  # reading 64 KiB takes hardly longer than reading one entry
 _ROW_PAGE_BYTES = 16 << 10  # a shuffled slice of samples reads one or two pages of a large file

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.index.dataset import WebDatasetIndex
 
-__all__ = ["JoinReport", "build_join_index"]
-
 _SHOWN = 5
 
 

@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.index.dataset import WebDatasetIndex
 
-__all__ = [
-    "JoinIndex",
-    "JoinMember",
-    "NonMatch",
-    "dataset_identity",
-    "join_header",
-    "join_index_spec",
-    "open_join_index",
-]
-
 NonMatch: TypeAlias = Literal["error", "skip", "none"]
 
 _MAGIC = b"JIDX0001"

@@ -29,8 +29,6 @@ from energon_stream.storage import StoreSpec, shared_fetcher
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-__all__ = ["JsonlIndex", "open_jsonl", "prepare_jsonl"]
-
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 
 

@@ -24,8 +24,6 @@ from energon_stream.index.index_files import ENTRY_BYTES, OffsetWindow, decode_o
 if TYPE_CHECKING:
     from energon_stream.storage import ListEntry, Store, StoreSpec
 
-__all__ = ["KeptIndices", "PlainTars", "index_directory"]
-
 _MARK = int.from_bytes(b"ES.idx.1", "little")
 _HEADER = 3 * ENTRY_BYTES
 _HINT = "remove it, and open the dataset again"

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 else:
     Image = LazyModule("PIL.Image")
 
-__all__ = ["ImageMetadata", "MediaFile", "MediaFilter", "read_images"]
-
 _IMAGES = frozenset(["bmp", "gif", "ico", "j2k", "jp2", "jpx", "jpeg", "jpg", "png", "tif", "tiff", "webp"])
 _AV = frozenset(["aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm"])
 _FORMATS = ("BMP", "GIF", "ICO", "JPEG", "JPEG2000", "PNG", "TIFF", "WEBP")

@@ -18,8 +18,6 @@ from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, par
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.storage import ObjectMeta, Store, StoreSpec
 
-__all__ = ["FoundMedia", "MediaReport", "MediaTables", "find_media", "prepare_media"]
-
 _TABLES = """
 CREATE TABLE IF NOT EXISTS media_metadata (
   entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, metadata_json TEXT NOT NULL);

@@ -14,20 +14,6 @@ from energon_stream.errors import MetadataError
 from energon_stream.index.shard_names import collapse, expand
 from energon_stream.index.yaml_io import check_keys, dump_yaml, load_yaml
 
-__all__ = [
-    "DATASET_CONFIG",
-    "INFO_JSON",
-    "INFO_YAML",
-    "META_FOLDER",
-    "SPLIT_CONFIG",
-    "SplitConfig",
-    "encode_info",
-    "encode_split",
-    "load_document",
-    "parse_info",
-    "parse_split",
-]
-
 META_FOLDER = ".nv-meta"
 INFO_JSON, INFO_YAML = f"{META_FOLDER}/.info.json", f"{META_FOLDER}/.info.yaml"
 SPLIT_CONFIG, DATASET_CONFIG = "split.yaml", "dataset.yaml"

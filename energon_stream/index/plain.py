@@ -23,8 +23,6 @@ from energon_stream.index.plain_build import sample_counts
 from energon_stream.index.shard_names import only_tars, parse_tar_paths
 from energon_stream.storage import ListEntry, ObjectMeta, Store, StoreSpec, shared_fetcher, strip_credentials
 
-__all__ = ["find_tars", "list_tars", "open_plain"]
-
 _log = logging.getLogger(__name__)
 
 _SPLIT_PARTS = ("train", "val", "test")  # of a dataset without a split; each of them is all tars

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from energon_stream.index.kept_index import KeptIndices
     from energon_stream.storage import ListEntry, Store
 
-__all__ = ["sample_counts"]
-
 _log = logging.getLogger(__name__)
 
 _SCANS = 32

@@ -32,8 +32,6 @@ from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.storage import ListEntry, Store, StoreSpec
 
-__all__ = ["PrepareReport", "find_shards", "prepare_dataset"]
-
 
 @dataclass(frozen=True, slots=True)
 class PrepareReport:

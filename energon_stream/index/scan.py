@@ -15,8 +15,6 @@ from energon_stream.storage import Body, ByteRange, ListEntry, Store, shared_fet
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["ShardScan", "peek_parts", "scan_shard"]
-
 _FIRST_WINDOW = 256 << 10
 _SMALL_WINDOW = 32 << 10
 _GROWTH = 4

@@ -13,8 +13,6 @@ import braceexpand
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.storage import ListEntry, is_local, local_path, strip_credentials
 
-__all__ = ["TarPaths", "collapse", "expand", "names_tars", "only_tars", "parse_tar_paths"]
-
 _log = logging.getLogger(__name__)
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")

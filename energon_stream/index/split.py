@@ -9,8 +9,6 @@ from fnmatch import fnmatchcase
 from energon_stream.errors import ConfigError
 from energon_stream.index.shard_names import expand
 
-__all__ = ["match_names", "split_by_patterns", "split_by_ratio"]
-
 _SPLIT_NAMES = ("train", "val", "test")
 
 

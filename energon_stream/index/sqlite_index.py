@@ -21,8 +21,6 @@ from energon_stream.storage import Store, local_path
 if TYPE_CHECKING:
     from energon_stream.index.scan import ShardScan
 
-__all__ = ["INDEX_SQLITE", "SqliteWriter", "sqlite_file"]
-
 INDEX_SQLITE = f"{META_FOLDER}/index.sqlite"
 
 _TABLES = """

@@ -13,18 +13,6 @@ from typing import NamedTuple, TypeVar
 
 from energon_stream.errors import CorruptTarError
 
-__all__ = [
-    "TAR_RECORD",
-    "Member",
-    "Read",
-    "SampleParts",
-    "pax_matters",
-    "sample_parts",
-    "split_name",
-    "walk_members",
-    "walk_sample",
-]
-
 T = TypeVar("T")
 
 TAR_RECORD = 512

@@ -17,8 +17,6 @@ from energon_stream.index.tar_format import TAR_RECORD, pax_matters
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-__all__ = ["AlikeSamples", "split_samples"]
-
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 _NAME, _KIND, _PREFIX = 100, 156, 345  # columns of a header
 _CHECKED = np.array([*range(124, 135), _KIND, *range(257, 262), _PREFIX])

@@ -18,8 +18,6 @@ import yaml
 
 from energon_stream.errors import MetadataError
 
-__all__ = ["check_keys", "dump_yaml", "load_yaml"]
-
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # leaves scalars as strings; _scalar resolves them
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 

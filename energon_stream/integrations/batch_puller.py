@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from energon_stream.pipeline import SavableDataset
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["PulledBatch", "BatchPuller", "epoch_length", "of_all_ranks"]
-
 T = TypeVar("T")
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from energon_stream.loader import BasicDataLoader
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["DevicePrefetcher", "prefetch_to_device"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from energon_stream.errors import MissingPackageError
 
-__all__ = ["of_extra"]
-
 
 @contextmanager
 def of_extra(extra: str) -> Iterator[None]:

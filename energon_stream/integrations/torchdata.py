@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 with of_extra("torchdata"):
     from torchdata.nodes import BaseNode
 
-__all__ = ["LoaderNode"]
-
 T = TypeVar("T")
 
 _NOW, _BEGIN = "now", "begin"

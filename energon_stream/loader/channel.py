@@ -25,8 +25,6 @@ from energon_stream.errors import WorkerError
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-__all__ = ["Receiver", "Sender", "Wire", "close_inherited_pipes"]
-
 _MIN_SHARED = 4096
 """Values of at least this many bytes go through shared memory; for smaller ones, the pickle is as fast."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["get_loader", "get_savable_loader"]
-
 T = TypeVar("T")
 
 

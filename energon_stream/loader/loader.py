@@ -19,8 +19,6 @@ from energon_stream.storage import CounterSnapshot, run_isolated
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
 
-__all__ = ["BasicDataLoader"]
-
 T = TypeVar("T")
 
 

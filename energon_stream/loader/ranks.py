@@ -9,8 +9,6 @@ from energon_stream.errors import ConfigError
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["broadcast_states", "gather_states"]
-
 
 def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | None:
     """Send the state of every data-parallel rank to one process. All processes of the group must call this.

@@ -26,8 +26,6 @@ from energon_stream.state.description import Description, describe
 if TYPE_CHECKING:
     from energon_stream.pipeline.node import State
 
-__all__ = ["OnChange", "SavableDataLoader"]
-
 T = TypeVar("T")
 OnChange: TypeAlias = Literal["error", "continue"]
 

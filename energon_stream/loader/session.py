@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
 
-__all__ = ["LoaderOptions", "Session", "open_session"]
-
 _log = logging.getLogger(__name__)
 _JOIN_SECONDS = 2.0
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
 
-__all__ = ["Failure", "run_worker"]
-
 _STDERR = 2
 
 

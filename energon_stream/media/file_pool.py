@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from energon_stream.media.file_store import FileStore
     from energon_stream.samples import SourceInfo
 
-__all__ = ["FileStoreCachePool"]
-
 _Method = Literal["raw", "pickle"]
 _AFTER_CHILDREN = -1
 """Priority for ``Finalize``: after the worker processes have ended."""

@@ -19,18 +19,6 @@ from energon_stream.storage import Store, StoreSpec, Transport, strip_credential
 from energon_stream.storage.buffers import as_bytes
 from energon_stream.storage.fork import PerProcess
 
-__all__ = [
-    "AuxStores",
-    "DecodeFileStore",
-    "Decoder",
-    "FileStore",
-    "PrimaryFileStore",
-    "SystemFileStore",
-    "add_source",
-    "missing_file",
-    "open_once",
-]
-
 T_co = TypeVar("T_co", covariant=True)
 
 _STORES: PerProcess[Store] = PerProcess()

@@ -12,8 +12,6 @@ from energon_stream.media.file_store import FileStore, add_source
 if TYPE_CHECKING:
     from energon_stream.samples import SourceInfo
 
-__all__ = ["CachedFile", "DataLazy", "DirectLazy", "FileCacheLazy", "Lazy", "MockLazy", "StoredLazy"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

@@ -12,8 +12,6 @@ from energon_stream.media.lazy import DataLazy, DirectLazy, Lazy
 if TYPE_CHECKING:
     from energon_stream.media.file_store import FileStore
 
-__all__ = ["CachePool", "NoCachePool", "active_pool", "use_pool"]
-
 
 class CachePool(ABC):
     """Fetches data of file stores, now or in the background. Pass one to ``get_loader(cache_pool=…)``.

@@ -13,8 +13,6 @@ from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, St
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["BatchDataset", "Batching", "make_batch"]
-
 
 def make_batch(batcher: Callable[[list[Any]], Any], values: list[Any]) -> Any:
     """Call a batcher.

@@ -12,8 +12,6 @@ from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, St
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["Ends", "EpochizeDataset", "EvenDataset", "LimitDataset", "share_of_stream", "with_ends"]
-
 _log = logging.getLogger(__name__)
 
 Ends: TypeAlias = Literal["uneven", "drop", "pad"]

@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
-__all__ = [
-    "batch_list",
-    "batch_pad_stack",
-    "batch_stack",
-    "concat_pad",
-    "generic_batch",
-    "generic_concat",
-    "homogeneous_concat_mix",
-]
-
 Join = Callable[[str | None, list[Any]], Any]
 """Joins the values of one field, called with the field's name (None if it has none) and the values."""
 

@@ -17,8 +17,6 @@ from energon_stream.rng import uniform
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["BlendDataset", "ConcatDataset", "MixBatchDataset", "RepeatDataset"]
-
 
 class _ConcatNode(WrapperNode):
     """State: ``i`` (number of the current dataset), ``in`` (a state for each, None where not begun)."""

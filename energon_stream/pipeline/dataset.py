@@ -23,17 +23,6 @@ from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, Resto
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
-__all__ = [
-    "MultiInput",
-    "SavableDataset",
-    "Wrapper",
-    "common_config",
-    "foreign_key",
-    "function_label",
-    "function_name",
-    "is_stateless",
-]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

@@ -12,8 +12,6 @@ from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnabl
 if TYPE_CHECKING:
     from energon_stream.read.allowance import Allowance
 
-__all__ = ["Engine", "Rotation", "Step", "with_restore_key"]
-
 
 @dataclass(slots=True)
 class Rotation:

@@ -18,8 +18,6 @@ from energon_stream.errors import (
 if TYPE_CHECKING:
     from energon_stream.pipeline.node import Context
 
-__all__ = ["SKIPPED", "FailureGuard", "first_of", "log_exception", "reraise_exception"]
-
 _log = logging.getLogger(__name__)
 
 SKIPPED: Final[Any] = object()

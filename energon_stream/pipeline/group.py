@@ -14,8 +14,6 @@ from energon_stream.pipeline.node import END, Context, End, Item, State, Wrapper
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["GroupBatchDataset"]
-
 
 class _GroupNode(WrapperNode):
     """State: ``in``, ``n`` (batches made), ``held`` (keys in order of arrival), ``end``.

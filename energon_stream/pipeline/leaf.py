@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from energon_stream.read.locator import RawSample
     from energon_stream.read.part_ranges import PartSelection
 
-__all__ = ["DatasetLeaf", "Leaf", "SampleBuilder"]
-
 
 class SampleBuilder(Protocol):
     """Converts a sample's parts into an element; made from a ``dataset.yaml``."""

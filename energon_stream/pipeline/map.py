@@ -22,8 +22,6 @@ from energon_stream.pipeline.node import (
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["MapDataset", "RunningGenerator", "nth_element"]
-
 
 def nth_element(generator: Any, place: int, dataset: SavableDataset[Any], key: RestoreKey) -> Any:
     """Return the element of a user's generator that a restore key names.

@@ -13,20 +13,6 @@ if TYPE_CHECKING:
     from energon_stream.read.allowance import Allowance
     from energon_stream.worker import WorkerConfig
 
-__all__ = [
-    "END",
-    "INNER_STATE",
-    "Context",
-    "End",
-    "Item",
-    "Node",
-    "RestoreKey",
-    "Runnable",
-    "State",
-    "WrapperNode",
-    "new_item",
-]
-
 State = Any
 """Plain values: nested dict, list, tuple, str, int, float, bool, bytes and None."""
 

@@ -16,8 +16,6 @@ from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, St
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["PackingDataset"]
-
 
 def _as_key(value: Any) -> Any:
     """Convert the lists of a deserialised key back to tuples."""

@@ -16,8 +16,6 @@ from energon_stream.pipeline.node import END, Context, End, Item, Node, State, W
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["FilterDataset", "GcDataset", "IterMapDataset", "LogSampleDataset"]
-
 _log = logging.getLogger(__name__)
 
 

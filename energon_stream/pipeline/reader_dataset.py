@@ -43,13 +43,6 @@ if TYPE_CHECKING:
     from energon_stream.read.locator import RawSample
     from energon_stream.worker import WorkerConfig
 
-__all__ = [
-    "ReaderConfig",
-    "ReaderDataset",
-    "find_readers",
-    "is_reader_config",
-]
-
 _SHOWN = 4
 """Inputs of a mixture that ``repr`` names."""
 

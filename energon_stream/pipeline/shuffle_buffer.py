@@ -20,8 +20,6 @@ from energon_stream.rng import uniform
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["ShuffleBufferDataset"]
-
 
 class _ShuffleNode(WrapperNode):
     """State: ``in``, ``t`` (draws), ``held`` (keys), ``end`` (the inner pass is over)."""

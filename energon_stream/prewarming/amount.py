@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.reader_dataset import ReaderDataset
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["Amount", "node_ranks", "samples_of_streams"]
-
 
 @dataclass(frozen=True, slots=True)
 class Amount:

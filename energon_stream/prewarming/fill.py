@@ -18,8 +18,6 @@ from energon_stream.storage import ByteRange, Fetcher
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["LEAST_BYTES", "Filled", "Verified", "fill", "look", "read_back"]
-
 LEAST_BYTES = 1 << 20
 """Size of the last fetches. Smaller ones would mostly wait for their first byte."""
 

@@ -33,8 +33,6 @@ from energon_stream.worker import WorkerConfig
 if TYPE_CHECKING:
     import os
 
-__all__ = ["prewarm"]
-
 _log = logging.getLogger(__name__)
 
 _DOUBT = 1.25

@@ -16,8 +16,6 @@ from energon_stream.storage import ByteRange, Store
 if TYPE_CHECKING:
     from energon_stream.prewarming.wanted import WantedBytes
 
-__all__ = ["REQUEST_BYTES", "USUAL_BYTES", "FetchPlanner", "PlannedFetch", "store_of"]
-
 REQUEST_BYTES = 5 << 20
 """Largest request. A range a little larger than :data:`USUAL_BYTES` is not cut."""
 

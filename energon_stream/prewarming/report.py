@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PRICE_PER_1000_GET", "PRICE_PER_GB", "PrewarmPlan", "PrewarmResult"]
-
 # Dollars, by the list prices of AWS S3 Standard in us-east-1 for reads from the same region.
 PRICE_PER_1000_GET = 0.0004
 PRICE_PER_GB = 0.0

@@ -13,8 +13,6 @@ from energon_stream.storage import plan_fetches
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-__all__ = ["Coverage", "Spans", "earliest"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.reader_dataset import ReaderDataset
     from energon_stream.storage import Fetcher, Store
 
-__all__ = ["LOADED_TOGETHER", "Opening", "StreamWalk", "Wanted", "WantedBytes"]
-
 _INDEX_BYTES = 256 << 20
 """Index entries to keep in memory, in bytes: all streams of a node are located side by side."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from energon_stream.read.range_fetch import RangeFetch
     from energon_stream.storage import Fetcher
 
-__all__ = ["Allowance", "SharingReader"]
-
 _SMALL_PLAN = 16 << 20
 """Plans of many readers take 9/10 of their share up to this size; above it, half of the share."""
 _SMALL_REQUEST = 2 << 20

@@ -20,8 +20,6 @@ from energon_stream.storage import ByteRange, Store, StoreSpec, strip_credential
 from energon_stream.storage.buffers import as_bytes
 from energon_stream.storage.fork import PerProcess
 
-__all__ = ["FolderFileStore", "WebdatasetFileStore"]
-
 _FIND = """
 SELECT tar_file_id, sample_index, content_byte_offset, content_byte_size
 FROM samples JOIN sample_parts USING (tar_file_id, sample_index) WHERE sample_key = ? AND part_name = ?

@@ -20,8 +20,6 @@ from energon_stream.storage.fork import PerProcess
 if TYPE_CHECKING:
     import apsw
 
-__all__ = ["IndexDatabase", "index_database"]
-
 _CACHE_KIB = 256
 """SQLite's page cache of a connection. Dropped pages are read again from the lines that the process keeps."""
 

@@ -15,8 +15,6 @@ from energon_stream.index.index_files import OffsetWindow, RowFile
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-__all__ = ["OffsetCache", "RowPages"]
-
 
 class OffsetCache:
     """Keeps windows of index files by leaf and number (of a shard or page), bounded in bytes."""

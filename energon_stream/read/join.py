@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from energon_stream.read.objects import ShardObject
     from energon_stream.read.range_stream import RangeStream
 
-__all__ = ["JoinLocator"]
-
 _HINT = "Run `energon-stream prepare` for the metadataset again."
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.storage import Store
 
-__all__ = ["JsonlLocator"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Records:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from energon_stream.read.locator import Locator, RawSample
     from energon_stream.read.options import ReadOptions
 
-__all__ = ["read_large_sample"]
-
 
 def read_large_sample(
     locator: Locator,

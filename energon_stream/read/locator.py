@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from energon_stream.read.objects import ShardObject
     from energon_stream.read.range_stream import RangeStream
 
-__all__ = ["Cutter", "Locator", "RawSample"]
-
 
 @dataclass(slots=True)
 class RawSample:

@@ -11,8 +11,6 @@ from energon_stream.errors import ObjectChangedError
 if TYPE_CHECKING:
     from energon_stream.storage.base import Store
 
-__all__ = ["ShardObject", "VersionGuard"]
-
 
 class VersionGuard:
     """Checks that all answers about an object have the same version.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from energon_stream.read.locator import Locator
     from energon_stream.read.part_ranges import PartSelection
 
-__all__ = ["open_locator"]
-
 
 def open_locator(
     leaf: int,

@@ -12,9 +12,6 @@ from energon_stream.errors import ConfigError
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-__all__ = ["CHUNK", "CONNECTION_BYTES", "LOADING", "ReadOptions", "cut_generation"]
-
-
 CHUNK = 1024
 """References that a reader locates at a time. Bounds the work between two samples."""
 

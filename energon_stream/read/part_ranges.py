@@ -14,8 +14,6 @@ from energon_stream.index.tar_format import TAR_RECORD
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-__all__ = ["PartRanges", "PartSelection", "find_part_ranges"]
-
 _MAX_RANGES = 4
 
 

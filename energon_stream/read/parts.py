@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.read.tar import TarLocator
 
-__all__ = ["PartLocator"]
-
 _log = logging.getLogger(__name__)
 
 _PAGE_SAMPLES = 1024

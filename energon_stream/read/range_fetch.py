@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from energon_stream.read.locator import Cutter, Locator, RawSample
     from energon_stream.read.window import Window
 
-__all__ = ["RangeFetch", "PlannedSample", "plan_range_fetches"]
-
 _RELEASED: Future[Any] = Future()
 """Stands for an answer whose bytes are no longer needed."""
 _RELEASED.set_result(None)

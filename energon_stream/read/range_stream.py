@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from energon_stream.read.objects import ShardObject
 
-__all__ = ["PieceSizes", "RangeStream", "piece_sizes"]
-
 _PIECES = 16
 """Largest number of requests in flight."""
 _GOOD_PIECE = 2 << 20

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from energon_stream.schedule import Cursor, Refs, Schedule
     from energon_stream.storage import Fetcher
 
-__all__ = ["SampleReader", "fetch_samples"]
-
 _FIRST_PLAN = 16 << 20
 """Bytes of the plan after the first samples. It is small, so that its answers arrive soon."""
 

@@ -19,8 +19,6 @@ import apsw
 
 from energon_stream.storage import ByteRange, Store
 
-__all__ = ["RemoteDatabase", "RemoteFile", "connect_local"]
-
 _LINE_BYTES = 1 << 20
 """Bytes of one request. It takes hardly longer than a page of 4 KiB, and lookups soon need neighbouring
 pages: at 50 ms per request, the first 200 lookups in an index of 214 MB took 17 s, with 64 KiB 42 s."""

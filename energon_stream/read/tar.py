@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.storage.base import Store
 
-__all__ = ["TarLocator"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AlikeCutter:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["TRUST_VARIABLE", "is_trusted"]
-
 TRUST_VARIABLE = "ENERGON_STREAM_TRUST_DATASET_CODE"
 """Environment variable that trusts all datasets if it is 1 and no argument says otherwise."""
 

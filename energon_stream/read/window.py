@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from energon_stream.read.locator import Locator
     from energon_stream.schedule import Refs
 
-__all__ = ["Window"]
-
 
 def _no_ints() -> Int64Array:
     return np.zeros(0, dtype=np.int64)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from energon_stream.index.dataset import WebDatasetIndex
     from energon_stream.read.decode import FileStoreDecoder
 
-__all__ = ["DatasetYamlOptions", "make_sample_factory", "read_dataset_config"]
-
 _FOREIGN_CLASSES = "energon_stream.compat.foreign"
 # Dataset classes of other packages derive from classes that build on this package. Their reader is therefore
 # imported by name, and only for a file that names such a class.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from energon_stream.storage import Transport
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["get_train_dataset", "get_val_dataset", "get_val_datasets"]
-
 
 def get_train_dataset(  # noqa: D417 # DatasetOptions describes the other arguments
     path: PathOption,

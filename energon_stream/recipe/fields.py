@@ -13,8 +13,6 @@ from typing import Any
 
 from energon_stream.errors import ConfigError, FieldError, MetadataError
 
-__all__ = ["Access", "FieldAccess", "parse_field_map", "parse_parts", "parts_of"]
-
 _ACCESS = re.compile(r"\s*([^\[\],\s]+)((?:\[[^\[\]]+\])*)\s*")
 _COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
 _MISSING = object()

@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from energon_stream.task import DatasetBlendMode, LoadedDataset, TaskEncoder
     from energon_stream.worker import WorkerConfig
 
-__all__ = [
-    "DatasetLoader",
-    "DatasetLoaderInterface",
-    "LoadedDatasetList",
-    "Metadataset",
-    "MetadatasetV2",
-    "load_dataset",
-    "traverse_metadataset",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedDatasetList:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from energon_stream.read.part_ranges import PartSelection
     from energon_stream.recipe.tree import JoinerRef, JoinRef
 
-__all__ = ["JoinLeaf", "join_leaf"]
-
 Joiner = Callable[..., Any]
 
 

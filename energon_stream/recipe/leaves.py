@@ -20,8 +20,6 @@ from energon_stream.recipe.tree import AnyLeafRef, AuxRef, JoinRef, LeafRef
 from energon_stream.schedule import LeafPlan, OrderSpec
 from energon_stream.task.cooking import Cooker, cooker_parts
 
-__all__ = ["SampleOptions", "open_leaf"]
-
 
 @dataclass(frozen=True, slots=True)
 class SampleOptions:

@@ -18,8 +18,6 @@ from energon_stream.storage import StoreLayer, StoreSpec, Transport, is_local, r
 if TYPE_CHECKING:
     from energon_stream.recipe.sample_types import DeclaredSamples
 
-__all__ = ["DatasetLocation", "PathOption", "root_of"]
-
 PathOption = str | os.PathLike[str] | Mapping[str, Any]
 """Path or URL of a dataset or metadataset, or a metadataset's parsed content."""
 

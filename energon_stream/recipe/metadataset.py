@@ -31,8 +31,6 @@ from energon_stream.recipe.tree import (
 if TYPE_CHECKING:
     from energon_stream.storage import StoreSpec
 
-__all__ = ["MetadatasetDocument", "parse_metadataset"]
-
 _OUTER = ("split_part", "subflavors", "shuffle_over_epochs_multiplier")
 _FILES = ("split_config", "dataset_config")
 _SAMPLES = ("sample_type", "field_map")

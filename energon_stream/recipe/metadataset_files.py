@@ -33,8 +33,6 @@ from energon_stream.storage import (
 if TYPE_CHECKING:
     from energon_stream.recipe.subset import Subset
 
-__all__ = ["MetadatasetFiles"]
-
 
 class MetadatasetFiles:
     """The metadataset files that one root names, directly or through other files.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from energon_stream.recipe.tree import MixtureItem
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["Mixture", "open_mixture"]
-
 
 @dataclass(frozen=True, slots=True)
 class Mixture:

@@ -16,8 +16,6 @@ from typing import Any
 from energon_stream.errors import MetadataError, UntrustedCodeError
 from energon_stream.read.trust import TRUST_VARIABLE, is_trusted
 
-__all__ = ["UserFunction", "import_class", "is_own_module", "nearest", "read_class"]
-
 
 def is_own_module(module: str) -> bool:
     """Return True if a module name of a metadata file means this library.

@@ -27,8 +27,6 @@ from energon_stream.storage import StoreSpec, strip_credentials
 if TYPE_CHECKING:
     from energon_stream.recipe.location import DatasetLocation
 
-__all__ = ["join_members", "metadataset_of", "open_all", "open_location"]
-
 _OPENERS = 32
 """Datasets that are opened at the same time; the fetcher bounds the requests."""
 

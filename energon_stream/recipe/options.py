@@ -24,8 +24,6 @@ from energon_stream.worker import WorkerConfig
 if TYPE_CHECKING:
     from energon_stream.storage import Transport
 
-__all__ = ["CacheOption", "DatasetOptions", "SubsetOption", "cache_layer"]
-
 CacheOption = CacheConfig | str | os.PathLike[str] | bool | None
 SubsetOption = Mapping[str, Any] | Sequence[Any] | None
 

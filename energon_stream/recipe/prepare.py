@@ -13,8 +13,6 @@ from energon_stream.recipe.opening import join_members, open_all
 from energon_stream.recipe.tree import BlendRef, JoinRef, MetadatasetRef, Reference
 from energon_stream.storage import StoreSpec, Transport, run_isolated
 
-__all__ = ["prepare_metadataset"]
-
 
 def prepare_metadataset(
     path: str | os.PathLike[str],

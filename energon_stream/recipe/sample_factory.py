@@ -15,8 +15,6 @@ from energon_stream.storage.buffers import as_bytes
 if TYPE_CHECKING:
     from energon_stream.read.decode import FileStoreDecoder
 
-__all__ = ["SampleFactory"]
-
 
 @dataclass(frozen=True, slots=True)
 class _LimitedFilter:

@@ -12,17 +12,6 @@ from energon_stream.recipe.fields import parse_field_map
 from energon_stream.recipe.named_code import import_class, is_own_module, nearest, read_class
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, Sample, types
 
-__all__ = [
-    "CRUDE",
-    "DATASET_CLASSES",
-    "SAMPLE_TYPES",
-    "DeclaredSamples",
-    "SampleType",
-    "check_fields",
-    "declare",
-    "resolve_sample_type",
-]
-
 SampleType = type[Sample] | type[CrudeSample] | str | Mapping[str, Any]
 """A class, the name of one of the library's, or ``{"__module__": …, "__class__": …}``."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from energon_stream.errors import ConfigError
 
-__all__ = ["Subset", "parse_subset"]
-
 
 @dataclass(frozen=True, slots=True)
 class Subset:

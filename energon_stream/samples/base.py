@@ -10,8 +10,6 @@ from energon_stream.errors import ConfigError
 from energon_stream.samples.edataclass import edataclass
 from energon_stream.samples.tensors import map_tensors
 
-__all__ = ["CrudeSample", "Sample", "SourceInfo", "fields_of"]
-
 SampleT = TypeVar("SampleT", bound="Sample")
 
 

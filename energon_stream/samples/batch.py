@@ -14,8 +14,6 @@ from energon_stream.samples.tensors import batch_values, map_tensors
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["METADATA_FIELDS", "Batch", "batch_metadata"]
-
 BatchT = TypeVar("BatchT", bound="Batch")
 
 

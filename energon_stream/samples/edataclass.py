@@ -8,8 +8,6 @@ from typing import TypeVar, overload
 
 from typing_extensions import dataclass_transform
 
-__all__ = ["edataclass"]
-
 T = TypeVar("T")
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
-__all__ = ["batch_values", "is_namedtuple", "map_tensors", "pad_concat", "pad_stack"]
-
 T = TypeVar("T")
 
 

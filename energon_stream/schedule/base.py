@@ -17,8 +17,6 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-__all__ = ["BlendCursor", "ConcatCursor", "Cursor", "LeafCursor", "Refs", "RepeatCursor", "Schedule"]
-
 
 class LeafCursor(NamedTuple):
     """Place in one pass over a leaf.

@@ -20,8 +20,6 @@ from energon_stream.schedule.combine import BlendSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule
 from energon_stream.schedule.plan import BlendPlan, LeafPlan, Plan, RepeatPlan, leaves
 
-__all__ = ["PassUnderWay", "carry", "earlier_plan", "passes_under_way"]
-
 
 @dataclass(frozen=True, slots=True)
 class PassUnderWay:

@@ -23,9 +23,6 @@ from energon_stream.schedule.base import (
 if TYPE_CHECKING:
     from energon_stream.arrays import Float64Array, Int64Array
 
-__all__ = ["BlendSchedule", "ConcatSchedule", "RepeatSchedule"]
-
-
 _Chunk: TypeAlias = "tuple[Schedule, Cursor, int]"
 """Some references of one schedule: the schedule, where they begin, and how many they are."""
 

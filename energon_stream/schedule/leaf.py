@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.schedule.slices import SliceTable
 
-__all__ = ["LeafSchedule", "OrderSpec"]
-
 _JITTER_SPREAD = 1.5
 """Half-width of the shuffle window, in window sizes. A buffer of n samples moves a sample by n places on
 average with an exponential tail; a uniform jitter of +-1.5 n moves most samples as far."""

@@ -37,8 +37,6 @@ from energon_stream.schedule.packed_v2 import is_packed_v2, places_v2, unpack_co
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-__all__ = ["CursorCodec", "PackedCursor", "pack_columns", "unpack_columns"]
-
 PackedCursor: TypeAlias = Any
 """A cursor as plain values; ``bytes`` stand for the children of large blends."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.schedule.leaf import LeafSchedule
 
-__all__ = ["is_packed_v2", "places_v2", "unpack_columns_v2"]
-
 
 def is_packed_v2(data: bytes) -> bool:
     """Tell bytes of version 2, which begin with a small number, from a zlib stream."""

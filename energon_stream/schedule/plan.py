@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.schedule.base import Schedule
 
-__all__ = [
-    "BlendPlan",
-    "ConcatPlan",
-    "LeafPlan",
-    "Plan",
-    "RepeatPlan",
-    "bit_reversal",
-    "build_schedule",
-    "describe_plan",
-    "leaves",
-    "stream_bounds",
-    "stream_shares",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class LeafPlan:

@@ -10,8 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-__all__ = ["SliceTable"]
-
 
 @dataclass(frozen=True, slots=True)
 class SliceTable:

@@ -30,8 +30,6 @@ from energon_stream.state.description import Description, SavedLeaves, fingerpri
 from energon_stream.state.rank import check_topology, read_rank_state
 from energon_stream.state.report import Change, ChangeReport, LeafChange
 
-__all__ = ["continue_state"]
-
 _MOST_NAMED = 3
 
 

@@ -32,8 +32,6 @@ from energon_stream.errors import StateError
 from energon_stream.pipeline.reader_dataset import is_reader_config
 from energon_stream.schedule import pack_columns, unpack_columns
 
-__all__ = ["Description", "SavedLeaves", "describe", "fingerprint", "marks", "read_leaves"]
-
 _MOST_MARKED = 64
 _MARK_BYTES = 2
 _MOST_OPTIONS = 1000

@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from energon_stream.state.description import Description
     from energon_stream.worker import WorkerConfig
 
-__all__ = [
-    "DAMAGED",
-    "check_rank_state",
-    "check_topology",
-    "dumps",
-    "loads",
-    "make_rank_state",
-    "read_rank_state",
-    "world_sizes",
-]
-
 DAMAGED = "pass what save_state_rank() returned, or restore an earlier checkpoint"
 _TOPOLOGY = ("world_size", "rank", "num_streams", "seed_offset")
 

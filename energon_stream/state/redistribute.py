@@ -16,8 +16,6 @@ from energon_stream.state.rotation import next_index, read_rotation, rotation_at
 if TYPE_CHECKING:
     from energon_stream.pipeline.engine import Rotation
 
-__all__ = ["deal_state", "redistribute"]
-
 
 def deal_state(states: Sequence[Any], rank: int, world_size: int) -> Any:
     """Return the state with which one rank goes on.

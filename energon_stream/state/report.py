@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Change", "ChangeReport", "LeafChange"]
-
 Change: TypeAlias = Literal["grown", "added", "dealt"]
 
 _MOST_SHOWN = 20

@@ -12,8 +12,6 @@ from typing import Any
 from energon_stream.pipeline.bound import share_of_stream
 from energon_stream.pipeline.engine import Rotation
 
-__all__ = ["next_index", "read_rotation", "rotation_at", "write_rotation"]
-
 
 def write_rotation(rotation: Rotation) -> list[Any]:
     """Return a rank's rotation as plain values."""

@@ -19,8 +19,6 @@ from energon_stream.pipeline.bound import share_of_stream
 from energon_stream.state.rank import DAMAGED, dumps, read_rank_state
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
 
-__all__ = ["STREAMS_FORMAT", "join_streams", "ranks_of_streams", "split_streams"]
-
 STREAMS_FORMAT = "energon_stream.streams"
 _VERSION = 1
 

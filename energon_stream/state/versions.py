@@ -30,8 +30,6 @@ from energon_stream.errors import StateError, StateVersionError
 from energon_stream.schedule import pack_columns
 from energon_stream.schedule.packed_v2 import unpack_columns_v2
 
-__all__ = ["FORMAT", "VERSION", "migrate"]
-
 FORMAT = "energon_stream.rank"
 VERSION = 3
 _MOST_MARKED = 64

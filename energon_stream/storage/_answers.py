@@ -19,8 +19,6 @@ from energon_stream.storage.url import strip_credentials
 if TYPE_CHECKING:
     from energon_stream.storage.base import ByteRange
 
-__all__ = ["answer_error", "broken", "not_partial", "object_changed", "short_body"]
-
 _DENIED_CODES = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # S3 says 400 to these
 _TRANSIENT = ((400, "RequestTimeout"), (400, "IncompleteBody"))
 

@@ -22,8 +22,6 @@ from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.url import strip_credentials, url_scheme
 
-__all__ = ["FsspecStore"]
-
 _ETAG_NAMES = ("ETag", "etag", "e_tag")
 # By name, because botocore is slow to import and not always installed.
 _CREDENTIAL_ERRORS = (

@@ -31,8 +31,6 @@ from energon_stream.storage.url import strip_credentials
 if TYPE_CHECKING:
     from obstore import GetOptions
 
-__all__ = ["ObstoreStore", "open_obstore"]
-
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")

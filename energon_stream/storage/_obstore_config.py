@@ -14,8 +14,6 @@ from urllib.parse import unquote
 from energon_stream.errors import AccessDeniedError, UnsupportedStoreError
 from energon_stream.storage.url import strip_credentials, url_scheme
 
-__all__ = ["ClientConfig", "resolve_config"]
-
 _Items = tuple[tuple[str, Any], ...]
 
 _KINDS: dict[str, Literal["s3", "gcs", "azure", "http"]] = {

@@ -11,8 +11,6 @@ from energon_stream.storage._answers import not_partial, short_body
 from energon_stream.storage._fsspec import FsspecStore
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 
-__all__ = ["S3fsStore", "botocore_session", "load_s3fs"]
-
 _CONNECTIONS = 64
 # The descriptions that a client of S3 is made from, as botocore.client and botocore.session name them.
 _SERVICE_FILES = ("service-2", "endpoint-rule-set-1")

@@ -11,15 +11,6 @@ from typing import Protocol
 
 from energon_stream.storage.fork import PerProcess
 
-__all__ = [
-    "AnswerUnwanted",
-    "AttemptListener",
-    "attempt_listener",
-    "is_answer_wanted",
-    "listen",
-    "release_slot",
-]
-
 
 class AnswerUnwanted(Exception):
     """Ends an attempt because another request brought the answer first."""

@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Body", "ByteRange", "ListEntry", "ObjectMeta", "Store", "SupportsGetAtHand", "get_at_hand"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class ByteRange:

@@ -8,8 +8,6 @@ import functools
 import io
 import os
 
-__all__ = ["BytesBuilder", "as_bytes", "share_arenas"]
-
 
 def as_bytes(data: bytes | memoryview) -> bytes:
     """Return the content of a view as ``bytes`` that keep no other memory alive.

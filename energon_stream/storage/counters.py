@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 from energon_stream.storage.fork import PerProcess
 
-__all__ = ["CounterSnapshot", "StorageCounters", "default_counters"]
-
 
 @dataclass(frozen=True, slots=True)
 class CounterSnapshot:

@@ -16,8 +16,6 @@ from energon_stream.storage.request_pool import RequestPool
 if TYPE_CHECKING:
     from energon_stream.storage.watcher import HedgeSnapshot
 
-__all__ = ["Fetcher", "shared_fetcher"]
-
 _EXIT_GRACE = 5.0  # seconds that requests in flight get to finish when the interpreter exits
 _HEDGED_SHARE = 0.03
 _DEFAULT_IN_FLIGHT = 48  # clients open a few more sockets than this; they stay below 64

@@ -12,16 +12,6 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
-__all__ = [
-    "PerProcess",
-    "before_forks",
-    "begin_child",
-    "forking",
-    "mark_obstore_used",
-    "obstore_usable",
-    "prepare_fork",
-]
-
 T = TypeVar("T")
 
 _inherited: list[object] = []

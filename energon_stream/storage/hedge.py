@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 
-__all__ = ["HedgeBudget", "LatencyModel"]
-
 _REMEMBERED = 64  # durations per size class
 _ENOUGH = 12  # durations, before any request of the class is called late
 _LATE = 2.0  # times the median

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 from energon_stream.errors import WorkerError
 from energon_stream.storage.fork import begin_child, forking
 
-__all__ = ["run_isolated"]
-
 T = TypeVar("T")
 
 

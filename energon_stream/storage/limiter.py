@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ConcurrencyLimit"]
-
 _WINDOW = 64  # attempts per decision
 _SHORT_WINDOW = 24  # attempts per decision when few are in flight, and 64 would take long
 _TOLERATED = 0.25  # share of rejections; 2/7 would be 1.4 attempts per success

@@ -21,8 +21,6 @@ from energon_stream.storage._answers import object_changed, short_body
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.url import local_path
 
-__all__ = ["LocalStore"]
-
 _MAX_MAPS = 64
 _TEMP_SUFFIX = ".energon-tmp"
 

@@ -16,8 +16,6 @@ from energon_stream.storage.fork import PerProcess
 if TYPE_CHECKING:
     from energon_stream.storage.retry import RetryPolicy
 
-__all__ = ["ManagedStore"]
-
 T = TypeVar("T")
 
 

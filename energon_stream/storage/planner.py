@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from energon_stream.errors import ConfigError
 
-__all__ = ["FetchPlan", "plan_fetches"]
-
 _Int64s = NDArray[np.int64]
 
 

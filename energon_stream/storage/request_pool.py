@@ -16,9 +16,6 @@ from energon_stream.storage.attempts import AnswerUnwanted, listen
 from energon_stream.storage.limiter import ConcurrencyLimit
 from energon_stream.storage.watcher import HedgeSnapshot, LateWatcher
 
-__all__ = ["RequestPool"]
-
-
 _WORTH_DROPPING = 1 << 20
 """Bytes of an answer that have arrived anyway when its first ones are read. To drop a smaller answer costs a
 connection and saves nothing."""

@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from energon_stream.errors import TransientStorageError
 
-__all__ = ["RetryPolicy"]
-
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from energon_stream.storage.base import Store
     from energon_stream.storage.counters import StorageCounters
 
-__all__ = ["StoreLayer", "StoreSpec"]
-
 
 class StoreLayer(Protocol):
     """A wrapper around stores, such as a cache; a picklable value."""

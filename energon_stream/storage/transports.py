@@ -14,8 +14,6 @@ from energon_stream.storage.base import Store
 from energon_stream.storage.fork import obstore_usable
 from energon_stream.storage.url import is_local, strip_credentials, url_scheme
 
-__all__ = ["StoreFactory", "Transport", "open_transport", "register_store"]
-
 _log = logging.getLogger(__name__)
 
 Transport = Literal["auto", "fsspec", "obstore"]

@@ -8,8 +8,6 @@ import re
 
 from energon_stream.errors import ConfigError
 
-__all__ = ["is_local", "is_url", "join_url", "local_path", "parent_url", "strip_credentials", "url_scheme"]
-
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(::|://)")
 _LOCAL_SCHEMES = ("file", "local")
 _USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")

@@ -14,8 +14,6 @@ from energon_stream.storage.hedge import HedgeBudget, LatencyModel
 if TYPE_CHECKING:
     import threading
 
-__all__ = ["HedgeSnapshot", "LateWatcher"]
-
 T = TypeVar("T")
 
 _ANY_SIZE = 1

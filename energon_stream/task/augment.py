@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from energon_stream.samples import CrudeSample
     from energon_stream.task.cooking import Cooker
 
-__all__ = ["AugmentTaskEncoder"]
-
 _BUILDERS = (
     "build_train_datasets",
     "build_val_datasets",

@@ -26,8 +26,6 @@ from energon_stream.task.stateless import get_failure_tolerance, get_stateless
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["DatasetBlendMode", "LoadedDataset", "PipelineBuilder", "call_with_accepted"]
-
 
 class DatasetBlendMode(Enum):
     """The rule by which several datasets become one sequence.

@@ -15,17 +15,6 @@ from energon_stream.samples import METADATA_FIELDS, CrudeSample, SourceInfo
 if TYPE_CHECKING:
     from energon_stream.pipeline.leaf import Leaf
 
-__all__ = [
-    "Cooker",
-    "basic_sample_keys",
-    "check_cookers",
-    "check_parameters",
-    "cooker",
-    "cooker_arguments",
-    "cooker_parts",
-    "select_cooker",
-]
-
 _NO_STORES = AuxStores()
 
 T_co = TypeVar("T_co", covariant=True)

@@ -18,8 +18,6 @@ from energon_stream.worker import WorkerConfig, active_config
 if TYPE_CHECKING:
     from energon_stream.samples import CrudeSample
 
-__all__ = ["DefaultTaskEncoder", "TaskEncoder"]
-
 T_sample = TypeVar("T_sample")
 T_encoded_sample = TypeVar("T_encoded_sample")
 T_raw_batch = TypeVar("T_raw_batch")

@@ -11,8 +11,6 @@ from energon_stream.pipeline.collate import batch_list, generic_batch
 from energon_stream.samples import METADATA_FIELDS, batch_metadata
 from energon_stream.samples.tensors import is_namedtuple
 
-__all__ = ["batch_samples", "convert"]
-
 _REQUIRED = object()
 
 

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from energon_stream.errors import ConfigError
 
-__all__ = ["best_fit_decreasing", "first_fit", "histogram_pack", "pack_by_size"]
-
 T = TypeVar("T")
 
 Packer = Callable[[Sequence[int], int], list[list[int]]]

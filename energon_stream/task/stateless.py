@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
-__all__ = ["get_failure_tolerance", "get_stateless", "stateless"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

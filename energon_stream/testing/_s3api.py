@@ -19,8 +19,6 @@ from xml.sax.saxutils import escape
 
 from energon_stream.testing._s3objects import ObjectInfo, Objects, StoredBytes, list_page
 
-__all__ = ["HttpRequest", "Response", "S3Api", "error_response"]
-
 _CODES = {
     400: "InvalidRequest",
     403: "AccessDenied",

@@ -12,8 +12,6 @@ from typing import Literal, NamedTuple, get_args
 
 from energon_stream.errors import ConfigError
 
-__all__ = ["Action", "ServerCounters", "Fate", "LogEntry", "Rule", "Shaping", "Traffic"]
-
 Action = Literal["status", "reset", "truncate", "delay", "stall"]
 
 _LOG_LENGTH = 50_000

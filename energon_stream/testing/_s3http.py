@@ -17,8 +17,6 @@ from typing import Any
 from energon_stream.testing._s3api import HttpRequest, Response, S3Api, error_response
 from energon_stream.testing._s3faults import Fate, Rule, Shaping, Traffic
 
-__all__ = ["CONTROL_PATH", "QUIET_HEADER", "serve"]
-
 CONTROL_PATH = "/_control/"  # no bucket can be named so
 QUIET_HEADER = "x-energon-stream-quiet"
 """Requests with this header are neither counted nor shaped: tests use it to look at the server's objects."""

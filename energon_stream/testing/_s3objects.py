@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-__all__ = ["FolderObjects", "MemoryObjects", "ObjectInfo", "Objects", "Page", "StoredBytes", "list_page"]
-
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _LAST = "\U0010ffff"  # sorts after every other character
 

@@ -18,20 +18,6 @@ import numpy as np
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
 
-__all__ = [
-    "CAPTIONING_YAML",
-    "CRUDE_YAML",
-    "TEXT_YAML",
-    "Parts",
-    "binary_dataset",
-    "captioning_dataset",
-    "prepared_binary_dataset",
-    "prepared_captioning_dataset",
-    "prepared_text_dataset",
-    "random_bytes",
-    "write_shards",
-]
-
 Parts = Callable[[int], Mapping[str, bytes]]
 """Content of a sample by its number in the dataset: part name (as in ``jpg``) to bytes."""
 

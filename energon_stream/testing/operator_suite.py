@@ -17,14 +17,6 @@ from energon_stream.pipeline.node import END, INNER_STATE, Context, End, Item, N
 from energon_stream.state import dumps, loads
 from energon_stream.worker import WorkerConfig
 
-__all__ = [
-    "NumbersDataset",
-    "assert_equal_values",
-    "assert_exact_resume",
-    "assert_restores_by_key",
-    "run_steps",
-]
-
 
 class _NumbersNode:
     def __init__(self, dataset: NumbersDataset, context: Context, state: State | None) -> None:

@@ -25,8 +25,6 @@ from typing import Any
 
 from energon_stream.errors import ConfigError, StorageError
 
-__all__ = ["LocalStack", "ProcessServer", "SeaweedFS"]
-
 _LOG_TAIL = 3000
 
 

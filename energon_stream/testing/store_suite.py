@@ -11,8 +11,6 @@ import pytest
 from energon_stream.errors import ObjectChangedError, ObjectNotFoundError, RangeError
 from energon_stream.storage import ByteRange, Store, StoreSpec, run_isolated
 
-__all__ = ["StoreConformance"]
-
 _DIGITS = b"0123456789"
 _ODD_KEYS = (
     *("a.tar", "a/b.tar", "a/b/c d+e%20ü.json", "a/b/snow☃man#?&=.txt", "ab"),

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 with of_extra("accelerate"):
     from accelerate.data_loader import DataLoaderStateMixin
 
-__all__ = ["AcceleratedLoader", "worker_config_of"]
-
 T = TypeVar("T")
 
 _COPIES = ("tp", "cp", "sp")

@@ -18,8 +18,6 @@ with of_extra("transformers"):
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-__all__ = ["EnergonTrainer", "EnergonTrainerHooks"]
-
 T = TypeVar("T")
 
 _FILE = "energon_stream.pt"

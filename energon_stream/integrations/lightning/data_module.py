@@ -17,8 +17,6 @@ from energon_stream.pipeline import SavableDataset
 from energon_stream.recipe import get_train_dataset, get_val_dataset
 from energon_stream.worker import WorkerConfig
 
-__all__ = ["EnergonDataHooks", "EnergonDataModule"]
-
 _COPIES = ("lightning.pytorch", "pytorch_lightning")
 """Two packages of the same code. The trainer of each takes only data modules of its own."""
 

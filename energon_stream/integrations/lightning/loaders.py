@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from energon_stream.loader import BasicDataLoader, SavableDataLoader
     from energon_stream.worker import WorkerConfig
 
-__all__ = ["EvaluationLoader", "TrainLoader"]
-
 T = TypeVar("T")
 
 

@@ -15,8 +15,6 @@ import torch
 
 from energon_stream.errors import StateError
 
-__all__ = ["dataloader_state_path", "restore_dataloader_state", "save_dataloader_state"]
-
 _KEY = "dataloader_state_dict"
 
 

@@ -16,8 +16,6 @@ from energon_stream.worker import DataParallelGroup, WorkerConfig
 if TYPE_CHECKING:
     from energon_stream.pipeline import SavableDataset
 
-__all__ = ["EnergonDataloader", "EnergonMultiModalDataModule", "cyclic_iter"]
-
 _log = logging.getLogger(__name__)
 
 

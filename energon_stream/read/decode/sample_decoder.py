@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
-__all__ = ["FileStoreDecoder", "SampleDecoder"]
-
 _AV_EXTENSIONS = frozenset({"mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"})
 _AV_MODES = ("AVDecoder", "torch", "pyav")
 _PICKLE_EXTENSIONS = frozenset({"pkl", "pickle", "pyd"})
