@@ -3,8 +3,8 @@
     python benchmarks/cache_policy.py
 
 The order of samples is that of the library's own schedules, reshuffled every epoch; what stays and what goes
-is decided by the cache's own policies (``energon_stream/cache/policy.py``). There is no disk and no network:
-a block is a count of bytes and a set of samples.
+is decided by the cache's own policies (``energon_stream/cache/eviction.py``). There is no disk and no
+network: a block is a count of bytes and a set of samples.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from energon_stream.cache.policy import Entry, candidates, plan_shares
+from energon_stream.cache.eviction import Entry, candidates, plan_shares
 from energon_stream.rng import derive_key
 from energon_stream.schedule import BlendPlan, LeafPlan, OrderSpec, RepeatPlan, build_schedule
 

@@ -3,8 +3,8 @@
 from energon_stream.cache.block_cache import BlockCache, CacheSnapshot
 from energon_stream.cache.cached_store import CachedStore, CacheLayer, shared_cache
 from energon_stream.cache.config import CacheConfig
+from energon_stream.cache.eviction import plan_shares
 from energon_stream.cache.identity import ObjectIdentity
-from energon_stream.cache.policy import plan_shares
 
 __all__ = [
     "BlockCache",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -10,19 +9,14 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.cache.block_reader import (
-    BlockReader,
-    OpenBlocks,
-    Span,
-    join_chunks,
-    merge_spans,
-    recorded_gaps,
-)
+from energon_stream.cache.block_reader import BlockReader, OpenBlocks, join_chunks, recorded_gaps
 from energon_stream.cache.block_writer import BlockWriter
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.download import READ_OVER, Download, Get, keep_unclaimed
-from energon_stream.cache.identity import BlockPlace, ObjectIdentity, ObjectPlace, clean_url, root_name
+from energon_stream.cache.identity import ObjectIdentity, ObjectPlace, clean_url, root_name
+from energon_stream.cache.ledger import Limits
 from energon_stream.cache.locks import require_locks
+from energon_stream.cache.records import Span, merge_spans
 from energon_stream.errors import RangeError
 from energon_stream.storage import ByteRange
 from energon_stream.storage.fork import PerProcess
@@ -30,6 +24,7 @@ from energon_stream.storage.fork import PerProcess
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from energon_stream.cache.block_file import BlockFile
     from energon_stream.cache.config import CacheConfig
 
 _OPEN_BLOCKS = 64  # two file descriptors and 32 MiB of address space each
@@ -122,7 +117,8 @@ class BlockCache:
         self._shares: dict[str, int] = {}
         self._named_shares: dict[str, int] = {}
         self.set_shares(shares or {})
-        self._directories = PerProcess(partial(CacheDirectory, config.directory), drop_inherited=True)
+        limits = Limits(config.quota, config.floor, self._named_shares)
+        self._directories = PerProcess(partial(CacheDirectory, config.directory, limits), drop_inherited=True)
         self._counters = PerProcess(CacheCounters, drop_inherited=True)
         self._opened: PerProcess[tuple[BlockWriter, BlockReader]] = PerProcess(drop_inherited=True)
         self._open()
@@ -140,10 +136,10 @@ class BlockCache:
 
     def _make(self) -> tuple[BlockWriter, BlockReader]:
         blocks = OpenBlocks(_OPEN_BLOCKS if self.config.policy == "pin" else 0)
-        writer = BlockWriter(self.directory, self.config, self._named_shares, blocks)
+        writer = BlockWriter(self.directory, self.config.policy, blocks)
 
-        def discard(place: BlockPlace, file_id: int) -> None:
-            writer.discard(place, file_id)
+        def discard(block: BlockFile) -> None:
+            writer.discard(block)
             self._counters.get().add(damaged=1)
 
         return writer, BlockReader(blocks, discard)
@@ -164,10 +160,10 @@ class BlockCache:
 
     def max_bytes(self) -> int:
         """Return the disk space that the cache may take: ``max_bytes``, or less if the disk is too full."""
-        disk = os.statvfs(self.config.directory)
-        usage = self.directory.ledger.usage()
-        free = (0 if usage is None else usage.bytes) + disk.f_bavail * disk.f_frsize - self.config.floor
-        return max(0, free if self.config.quota is None else min(free, self.config.quota))
+        ledger = self.directory.ledger
+        usage = ledger.usage()
+        counted = 0 if usage is None else usage.bytes
+        return max(0, counted + ledger.limits.room(self.config.directory, counted))
 
     def close(self) -> None:
         """Let others evict what this process used. The cache can be used again."""

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -29,22 +28,21 @@ from energon_stream.cache.records import (
 
 if TYPE_CHECKING:
     from energon_stream.cache.identity import BlockPlace
-    from energon_stream.cache.ledger import Ledger, Limits
+    from energon_stream.cache.ledger import Ledger
 
 MOST_RECORDS = 1 << 14
 """Records that a block may have. A block that is full of records takes no more bytes."""
 
 # Locks are byte ranges far beyond the data. Processes that have the file open or mapped share the first one.
 _IN_USE = (1 << 62, (1 << 62) + 1)
-_appending = StripedLocks((1 << 62) + 1, (1 << 62) + 2)
+_appending = StripedLocks((1 << 62) + 1)
 
 _MAPPED_FROM = 1 << 20
 """Smallest read that maps the file. Smaller reads are copied, because each map keeps a file descriptor."""
 
 _TOUCH_SECONDS = 60.0
-_POPULATE_READ = (
-    22  # madvise(2), Linux 5.14: reads ahead, and reports a failing disk instead of raising SIGBUS
-)
+_POPULATE_READ = 22
+"""Advice for madvise(2), Linux 5.14: reads ahead, and reports a failing disk instead of raising SIGBUS."""
 
 _tables: dict[tuple[str, int, int, int], RecordTable] = {}
 _MOST_TABLES = 512
@@ -52,24 +50,11 @@ _MOST_TABLES = 512
 
 
 class DamagedError(Exception):
-    """The bytes on disk are not the bytes that were written.
-
-    Args:
-        file_id: The file that contains them; see :attr:`BlockFile.file_id`.
-    """
-
-    def __init__(self, file_id: int) -> None:
-        super().__init__(file_id)
-        self.file_id = file_id
+    """The bytes on disk are not the bytes that were written."""
 
 
 class BlockFile:
-    """A block's open file. Its bytes are never overwritten or cut off, so views of them stay valid.
-
-    Args:
-        place: The block.
-        file: The block's file, usually marked as in use.
-    """
+    """A block's open file. Its bytes are never overwritten or cut off, so views of them stay valid."""
 
     def __init__(self, place: BlockPlace, file: LockedFile) -> None:
         self.place = place
@@ -79,42 +64,26 @@ class BlockFile:
         self._map: mmap.mmap | None = None
 
     @classmethod
-    def open(cls, place: BlockPlace, *, writable: bool = False) -> BlockFile | None:
-        """Open the file; return None if it does not exist or is being removed."""
+    def open(cls, place: BlockPlace, *, writable: bool = False, alone: bool = False) -> BlockFile | None:
+        """Open the file, and mark it as in use; return None if it does not exist or is being removed.
+
+        If ``alone``, return None also if somebody has it open.
+        """
         try:
             file = LockedFile(place.path, os.O_RDWR if writable else os.O_RDONLY)
         except FileNotFoundError:
             return None
-        if file.try_lock(*_IN_USE, shared=True):
+        if file.try_lock(*_IN_USE, shared=not alone):
             block = cls(place, file)
             if block._status.st_nlink:
                 return block
         file.close()
         return None
 
-    @classmethod
-    def open_unmarked(cls, place: BlockPlace) -> BlockFile:
-        """Open the file without marking it as in use, even if another process is about to remove it."""
-        return cls(place, LockedFile(place.path, os.O_RDONLY))
-
-    @classmethod
-    def open_unused(cls, place: BlockPlace) -> BlockFile | None:
-        """Open the file to remove it; return None if it does not exist or somebody has it open."""
-        try:
-            file = LockedFile(place.path, os.O_RDWR)
-        except FileNotFoundError:
-            return None
-        if file.try_lock(*_IN_USE):
-            return cls(place, file)
-        file.close()
-        return None
-
     def __enter__(self) -> BlockFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -131,11 +100,6 @@ class BlockFile:
     def file_id(self) -> int:
         """Number of the file. A file that gets the same name later has another number."""
         return self._status.st_ino
-
-    @property
-    def file_bytes(self) -> int:
-        """Length of the file now; it grows with each write."""
-        return os.fstat(self._file.fd).st_size
 
     def table(self, start: int = 0, stop: int | None = None) -> RecordTable:
         """Read the records of the block, or of a part of it."""
@@ -173,12 +137,7 @@ class BlockFile:
                     raise
 
     def read(self, run: list[Record], start: int, stop: int) -> memoryview:
-        """Read and verify bytes of records that follow each other.
-
-        Args:
-            run: The records.
-            start: First byte to return.
-            stop: One past the last; both within the records.
+        """Read and verify bytes ``[start, stop)`` of records that follow each other.
 
         Raises:
             DamagedError: The bytes of a record do not have its hash.
@@ -188,7 +147,7 @@ class BlockFile:
         data = self._view(base, run[-1][1])
         for first, last, digest in run:
             if xxhash.xxh3_64_intdigest(data[first - base : last - base]) != digest:
-                raise DamagedError(self.file_id)
+                raise DamagedError
         return data[start - base : stop - base]
 
     def is_in_memory(self, start: int, stop: int) -> bool:
@@ -210,7 +169,7 @@ class BlockFile:
             try:
                 mapped = self._map = mmap.mmap(self._file.fd, self.place.data_bytes, prot=mmap.PROT_READ)
             except ValueError as error:  # the file was cut off
-                raise DamagedError(self.file_id) from error
+                raise DamagedError from error
         begin = start - start % PAGE_BYTES
         try:
             mapped.madvise(_POPULATE_READ, begin, stop - begin)
@@ -222,6 +181,11 @@ class BlockFile:
     def try_claim(self, start: int, stop: int) -> bool:
         """Become the one that fetches some bytes; return False if another one does."""
         return self._file.try_lock(start, stop)
+
+    def wait_for_claim(self, start: int, stop: int, seconds: float) -> None:
+        """Become the one that fetches some bytes, unless the block grows first or the time is over."""
+        size = os.fstat(self._file.fd).st_size
+        self._file.lock(start, stop, seconds=seconds, unless=lambda: os.fstat(self._file.fd).st_size != size)
 
     def unclaim(self, start: int, stop: int) -> None:
         """Let others fetch the bytes, or find them."""
@@ -237,14 +201,8 @@ class BlockFile:
         with _appending.hold(self._file, self.place.path):
             yield
 
-    def store(self, start: int, data: memoryview, ledger: Ledger, limits: Limits) -> int:
-        """Write the bytes that the file does not have yet.
-
-        Args:
-            start: Position of the first byte in the block.
-            data: The bytes.
-            ledger: The ledger that counts them.
-            limits: Upper bounds on the cache.
+    def store(self, start: int, data: memoryview, ledger: Ledger) -> int:
+        """Write the bytes from ``start`` on that the file does not have yet.
 
         Returns:
             Number of bytes written; 0 if there is no room or the block was removed.
@@ -258,9 +216,8 @@ class BlockFile:
         with self.appending():
             if not self.refresh():
                 return 0
-            table = self._decode(
-                start - start % PAGE_BYTES, page_ceil(stop)
-            )  # records that may share its pages
+            # Records of the same pages tell how many more pages this write takes.
+            table = self._decode(start - start % PAGE_BYTES, page_ceil(stop))
             gaps = table.gaps(start, stop)
             if not gaps:
                 return 0
@@ -272,7 +229,7 @@ class BlockFile:
                 return 0
             amount = table.disk_bytes(gaps, count) - table.disk_bytes()
             with ledger.writing() as transaction:
-                if not transaction.take(self.place.root_folder, amount, limits):
+                if not transaction.take(self.place.root_folder, amount):
                     return 0
                 writes.append((self.place.data_bytes + table.num_records * RECORD_BYTES, memoryview(records)))
                 for offset, part in writes:

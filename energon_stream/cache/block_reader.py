@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.cache.block_file import BlockFile, DamagedError
+from energon_stream.cache.records import Span, merge_spans, outside
 from energon_stream.logs import log_once
 
 if TYPE_CHECKING:
     from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
 
 _log = logging.getLogger(__name__)
-
-Span: TypeAlias = tuple[int, int]
-"""First byte, and one past the last."""
 
 
 class Chunk(NamedTuple):
@@ -28,14 +26,11 @@ class Chunk(NamedTuple):
 
 
 class OpenBlocks:
-    """The blocks read last, whose files stay open so that a hit need not open and map one each time.
+    """The ``most`` blocks read last. Their files stay open, so that a hit need not open and map one.
 
     Open blocks are not evicted, so this is for caches that evict nothing in use. Thread-safe; not to be used
     across a fork. A damaged file that another process removed stays open until somebody asks for its block
     again, or other blocks take its place.
-
-    Args:
-        most: Number of files that stay open.
     """
 
     def __init__(self, most: int) -> None:
@@ -67,15 +62,9 @@ class OpenBlocks:
 
 
 class BlockReader:
-    """Reads cached bytes. Damaged and unreadable bytes count as missing.
+    """Reads cached bytes. Damaged and unreadable ones count as missing; ``on_damage`` gets damaged blocks."""
 
-    Args:
-        blocks: Opens blocks.
-        on_damage: Called with a block and the :attr:`BlockFile.file_id` of its file, whose bytes have another
-            hash.
-    """
-
-    def __init__(self, blocks: OpenBlocks, on_damage: Callable[[BlockPlace, int], None]) -> None:
+    def __init__(self, blocks: OpenBlocks, on_damage: Callable[[BlockFile], None]) -> None:
         self._blocks = blocks
         self._on_damage = on_damage
 
@@ -85,12 +74,8 @@ class BlockReader:
         """Return the cached bytes among an object's bytes ``[start, stop)``, and the gaps between them; in
         order.
 
-        Args:
-            place: The object.
-            start: First byte.
-            stop: One past the last byte.
-            at_hand: Read no disk: count a block's bytes as missing unless the block has all of them and the
-                system has the first and the last one in memory.
+        ``at_hand`` reads no disk: a block's bytes count as missing unless the block has all of them and the
+        system has the first and the last one in memory.
         """
         chunks: list[Chunk] = []
         gaps: list[Span] = []
@@ -102,10 +87,13 @@ class BlockReader:
         return chunks, merge_spans(gaps)
 
     def _read(self, place: ObjectPlace, wanted: BlockRange, at_hand: bool) -> list[Chunk]:
+        block = None
         try:
-            return _read_range(self._blocks.open(wanted.block), wanted, at_hand)
-        except DamagedError as error:
-            self._on_damage(wanted.block, error.file_id)
+            block = self._blocks.open(wanted.block)
+            return [] if block is None else _read_range(block, wanted, at_hand)
+        except DamagedError:
+            if block is not None:
+                self._on_damage(block)
             problem = "are not those that were written"
         except OSError as error:
             problem = f"cannot be read ({error.strerror})"
@@ -121,16 +109,13 @@ class BlockReader:
         return []
 
 
-def _read_range(block: BlockFile | None, wanted: BlockRange, at_hand: bool) -> list[Chunk]:
-    if block is None:
-        return []
+def _read_range(block: BlockFile, wanted: BlockRange, at_hand: bool) -> list[Chunk]:
     block.touch()
     chunks = []
     first, last = wanted.span
     runs = block.cached_table().runs(first, last)
-    if (
-        at_hand
-    ):  # all or nothing: the caller would read, and hash, the bytes again together with the missing ones
+    if at_hand:
+        # All or nothing: the caller would read, and hash, the bytes again together with the missing ones.
         is_whole = len(runs) == 1 and runs[0][0][0] <= first and last <= runs[0][-1][1]
         if not is_whole or not block.is_in_memory(first, last):
             return []
@@ -149,29 +134,6 @@ def recorded_gaps(wanted: BlockRange) -> list[Span]:
                 gaps = block.table(*wanted.span).gaps(*wanted.span)
                 return [(wanted.base + start, wanted.base + stop) for start, stop in gaps]
     return [(wanted.start, wanted.stop)]
-
-
-def outside(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
-    """Return the parts of ``[start, stop)`` outside the spans, which are in order and do not overlap."""
-    gaps = []
-    for first, last in spans:
-        if first > start:
-            gaps.append((start, first))
-        start = last
-    if start < stop:
-        gaps.append((start, stop))
-    return gaps
-
-
-def merge_spans(spans: Iterable[Span], distance: int = 0) -> list[Span]:
-    """Sort spans, and merge those with at most ``distance`` bytes between them."""
-    merged: list[Span] = []
-    for start, stop in sorted(spans):
-        if merged and start - merged[-1][1] <= distance:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return merged
 
 
 def join_chunks(chunks: list[Chunk]) -> memoryview:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from energon_stream.cache import locks
 from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.eviction import make_room
-from energon_stream.cache.ledger import Limits, root_bytes
-from energon_stream.cache.locks import Busy, LockedFile, patience
-from energon_stream.cache.records import PAGE_BYTES, page_ceil
+from energon_stream.cache.ledger import free_bytes
+from energon_stream.cache.locks import Busy, LockedFile
+from energon_stream.cache.records import PAGE_BYTES, Span, page_ceil
 from energon_stream.logs import log_once
 
 if TYPE_CHECKING:
-    from energon_stream.cache.block_reader import OpenBlocks, Span
-    from energon_stream.cache.config import CacheConfig
+    from energon_stream.cache.block_reader import OpenBlocks
     from energon_stream.cache.directory import CacheDirectory
-    from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
+    from energon_stream.cache.identity import BlockRange, ObjectPlace
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +29,6 @@ _PAUSE_SECONDS = 60.0
 _FULL_SECONDS = 60.0
 """How long to wait after nothing could be evicted before looking again."""
 _OVERHEAD_BYTES = 8 * PAGE_BYTES  # disk space of a range beside its bytes, rather more than less
-_FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02  # seconds between two looks
 _SPARE = 64
 """Evicting frees a 64th of the quota more than needed, so that it happens rarely."""
 
@@ -52,29 +49,51 @@ class Claim(NamedTuple):
     gaps: list[Span]
 
 
+class _Failures:
+    """Suppresses and logs failures of a cache, because none may fail a read. Writing stops, or pauses."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._until = 0.0
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Busy):
+            self._until = max(self._until, time.monotonic() + _PAUSE_SECONDS)
+            self.log("another process kept a lock for too long; trying again from time to time")
+        elif isinstance(error, OSError):  # full, over quota, read-only, broken
+            self._until = float("inf")
+            self.log("%s", error.strerror or error)
+        return isinstance(error, (Busy, OSError))
+
+    def forbid_writing(self) -> bool:
+        """Return True after a failure; for a while only if another process kept a lock."""
+        return time.monotonic() < self._until
+
+    def log(self, reason: str, *values: object) -> None:
+        """Log why the cache is not filled, once."""
+        log_once(_log, "the cache %s is not filled: " + reason, self._folder, *values, key=self._folder)
+
+
 class BlockWriter:
     """Writes blocks of a cache.
 
     Args:
         directory: The cache.
-        config: Its limits and policy.
-        shares: Bytes planned for some datasets, by the names of their folders.
+        policy: Chooses the blocks that make room.
         blocks: Files that this process keeps open for reading; closed before room is made.
     """
 
-    def __init__(
-        self, directory: CacheDirectory, config: CacheConfig, shares: Mapping[str, int], blocks: OpenBlocks
-    ) -> None:
+    def __init__(self, directory: CacheDirectory, policy: Literal["pin", "lru"], blocks: OpenBlocks) -> None:
         self._directory = directory
+        self._policy: Literal["pin", "lru"] = policy
         self._blocks = blocks
-        self._limits = Limits(config.quota, config.floor, shares)
-        self._policy = config.policy
         self._lock = threading.Lock()
         self._marks: dict[str, LockedFile] = {}
-        self._stopped = False
-        self._paused_until = 0.0
+        self._failures = _Failures(directory.directory)
         self._full = (0.0, 0)  # until when nothing can be evicted for so many bytes
-        with self._careful():
+        with self._failures:
             directory.prepare()
 
     def mark(self, url: str) -> None:
@@ -87,15 +106,15 @@ class BlockWriter:
 
     def has_room(self, owner: ObjectPlace, spans: Sequence[Span]) -> bool:
         """Return True if some bytes of an object may be written; make room if the policy allows it."""
-        need, now = sum(page_ceil(stop - start) + _OVERHEAD_BYTES for start, stop in spans), time.monotonic()
-        if self._stopped or now < self._paused_until:
+        if self._failures.forbid_writing():
             return False
-        with self._careful():
-            share = self._limits.shares.get(os.path.basename(owner.root_folder))
-            if share is not None and root_bytes(owner.root_folder) + need > share:
+        need = sum(page_ceil(stop - start) + _OVERHEAD_BYTES for start, stop in spans)
+        with self._failures:
+            room = self._directory.ledger.limits.room_of(owner.root_folder)
+            if room is not None and room < need:
                 return False
             excess = self._excess(need)
-            if excess > 0 and (now >= self._full[0] or excess < self._full[1]):
+            if excess > 0 and (time.monotonic() >= self._full[0] or excess < self._full[1]):
                 self._make_room(owner, excess, need)
                 excess = self._excess(need)
             return excess <= 0
@@ -106,7 +125,7 @@ class BlockWriter:
         block = self.open_block(owner, wanted)
         if block is None:
             return None
-        with self._careful():
+        with self._failures:
             # Before looking: who held the claim until now may have written the bytes.
             is_mine = block.try_claim(*wanted.span)
             gaps = block.table(*wanted.span).gaps(*wanted.span)
@@ -116,7 +135,7 @@ class BlockWriter:
 
     def release(self, claim: Claim) -> None:
         """Let others fetch the bytes, or find them."""
-        with self._careful():
+        with self._failures:
             if claim.is_mine:
                 claim.block.unclaim(*claim.wanted.span)
             claim.block.close()
@@ -124,58 +143,43 @@ class BlockWriter:
     def wait(self, owner: ObjectPlace, wanted: BlockRange, deadline: float) -> None:
         """Wait until nobody fetches some bytes any more, or their block has grown, or the deadline."""
         block = self.open_block(owner, wanted)
-        pause = _FIRST_WAIT
         if block is not None:
-            with block, self._careful():
-                size = block.file_bytes
-                while time.monotonic() < deadline and size == block.file_bytes:
-                    time.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_WAIT)
-                    if block.try_claim(*wanted.span):
-                        return
+            with block, self._failures:
+                block.wait_for_claim(*wanted.span, deadline - time.monotonic())
 
     def open_block(self, owner: ObjectPlace, wanted: BlockRange) -> BlockFile | None:
         """Open a block to write to; return None if nothing can be written."""
-        with self._careful():
-            block = self._directory.open_block(owner, wanted.block, self._limits)
+        with self._failures:
+            block = self._directory.open_block(owner, wanted.block)
             self.mark(owner.identity.root)
             return block
         return None
 
     def store(self, block: BlockFile, wanted: BlockRange, data: memoryview) -> int:
-        """Write bytes.
-
-        Args:
-            block: Their block.
-            wanted: Their place.
-            data: The bytes.
-
-        Returns:
-            Number of bytes that the block did not have before and has now.
-        """
-        with self._careful():
-            return block.store(wanted.span[0], data, self._directory.ledger, self._limits)
+        """Write bytes; return the number of those that the block did not have before and has now."""
+        with self._failures:
+            return block.store(wanted.span[0], data, self._directory.ledger)
         return 0
 
     @contextmanager
     def filling(self) -> Iterator[None]:
         """Keep one transaction open around many writes, so that the ledger reserves bytes for all of them."""
         held = ExitStack()
-        with self._careful():
+        with self._failures:
             held.enter_context(self._directory.ledger.writing())
         try:
             yield
         finally:
-            with self._careful():
+            with self._failures:
                 held.close()
 
-    def discard(self, place: BlockPlace, file_id: int) -> None:
+    def discard(self, damaged: BlockFile) -> None:
         """Remove a damaged block, unless another file has already taken its place."""
-        with self._careful():
-            block = BlockFile.open(place, writable=True)
+        with self._failures:
+            block = BlockFile.open(damaged.place, writable=True)
             if block is not None:
                 with block:
-                    if block.file_id == file_id:
+                    if block.file_id == damaged.file_id:
                         self._directory.remove_block(block)
 
     def close(self) -> None:
@@ -189,21 +193,19 @@ class BlockWriter:
 
     def _excess(self, need: int) -> int:
         """Return the bytes that have to go before ``need`` more may come."""
-        ledger = self._directory.ledger
-        usage = ledger.usage()
-        if usage is None and self._directory.recount(seconds=patience()):
-            usage = ledger.usage()
+        directory, limits = self._directory.directory, self._directory.ledger.limits
+        usage = self._directory.ledger.usage()
+        if usage is None and self._directory.recount(seconds=locks.PATIENCE):
+            usage = self._directory.ledger.usage()
         if usage is None:
             raise Busy
-        disk = os.statvfs(self._directory.directory)
-        below_floor = self._limits.floor + need - disk.f_bavail * disk.f_frsize
-        beyond_quota = 0 if self._limits.quota is None else usage.bytes + need - self._limits.quota
-        if below_floor > max(0, beyond_quota):
-            self._log_once("only %d bytes of its disk are free", disk.f_bavail * disk.f_frsize)
-        return max(below_floor, beyond_quota)
+        room = limits.room(directory, usage.bytes)
+        if room < need and (free := free_bytes(directory)) < limits.floor + need:
+            self._failures.log("only %d bytes of its disk are free", free)
+        return need - room
 
     def _make_room(self, owner: ObjectPlace, excess: int, need: int) -> None:
-        ledger, shares = self._directory.ledger, self._limits.shares
+        ledger = self._directory.ledger
         usage = ledger.usage()
         # Pending bytes may be those of a killed process.
         if usage is not None and usage.pending and self._directory.recount():
@@ -211,39 +213,6 @@ class BlockWriter:
         if excess > 0:
             self._blocks.release()
             with ledger.evicting() as alone:
-                spare = (self._limits.quota or 0) // _SPARE
-                if alone and not make_room(self._directory, self._policy, excess, spare, owner, shares):
+                spare = (ledger.limits.quota or 0) // _SPARE
+                if alone and not make_room(self._directory, self._policy, excess, spare, owner):
                     self._full = (time.monotonic() + _FULL_SECONDS, excess)
-
-    def _careful(self) -> _Careful:
-        """Return a context that takes failures of the cache away, because none may fail a read."""
-        return _Careful(self._failed)
-
-    def _failed(self, error: Busy | OSError) -> None:
-        if isinstance(error, Busy):
-            self._paused_until = time.monotonic() + _PAUSE_SECONDS
-            self._log_once("another process kept a lock for too long; trying again from time to time")
-        else:  # full, over quota, read-only, broken
-            self._stopped = True
-            self._log_once("%s", error.strerror or error)
-
-    def _log_once(self, reason: str, *values: object) -> None:
-        folder = self._directory.directory
-        log_once(_log, "the cache %s is not filled: " + reason, folder, *values, key=folder)
-
-
-class _Careful:
-    """Suppresses and reports failures of a cache."""
-
-    def __init__(self, report: Callable[[Busy | OSError], None]) -> None:
-        self._report = report
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, (Busy, OSError)):
-            return False
-        self._report(error)
-        return True

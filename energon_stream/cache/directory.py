@@ -46,16 +46,12 @@ _EMPTY_BLOCK_BYTES = RecordTable.decode(0, b"").disk_bytes()
 
 
 class CacheDirectory:
-    """The folders of a cache.
+    """The folders of a cache. Only writers need ``limits``."""
 
-    Args:
-        directory: The cache's folder, as users name it.
-    """
-
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, limits: Limits | None = None) -> None:
         self.directory = directory
         self._data = os.path.join(directory, _LAYOUT, "data")
-        self.ledger = Ledger(os.path.join(directory, _LAYOUT, "usage"))
+        self.ledger = Ledger(os.path.join(directory, _LAYOUT, "usage"), limits or Limits())
 
     def exists(self) -> bool:
         """Return True if a cache was ever opened here."""
@@ -101,14 +97,16 @@ class CacheDirectory:
         """Return the folders of a dataset's objects."""
         return _folders(root_folder)
 
-    def blocks(self, object_folder: str) -> list[BlockPlace]:
-        """Return the blocks of an object."""
+    def blocks(self, object_folder: str) -> list[tuple[BlockPlace, os.stat_result]]:
+        """Return the blocks of an object, and the status of their files."""
+        found = []
         with suppress(FileNotFoundError):
-            found = (
-                block_at(os.path.join(object_folder, name)) for name in sorted(os.listdir(object_folder))
-            )
-            return [place for place in found if place is not None]
-        return []
+            for name in sorted(os.listdir(object_folder)):
+                place = block_at(os.path.join(object_folder, name))
+                if place is not None:
+                    with suppress(FileNotFoundError):
+                        found.append((place, os.stat(place.path)))
+        return found
 
     # Files appear
 
@@ -131,7 +129,7 @@ class CacheDirectory:
         except OSError:  # it cannot be locked
             return True
 
-    def open_block(self, owner: ObjectPlace, place: BlockPlace, limits: Limits) -> BlockFile | None:
+    def open_block(self, owner: ObjectPlace, place: BlockPlace) -> BlockFile | None:
         """Open a block for writing, and make it if it is absent; return None if there is no room for it.
 
         Raises:
@@ -139,42 +137,38 @@ class CacheDirectory:
             OSError: The disk is full or fails.
         """
         block = BlockFile.open(place, writable=True)
-        if block is None and self._make_block(owner, place, limits):
+        if block is None and self._make_block(owner, place):
             block = BlockFile.open(place, writable=True)
         return block
 
-    def _make_block(self, owner: ObjectPlace, place: BlockPlace, limits: Limits) -> bool:
+    def _make_block(self, owner: ObjectPlace, place: BlockPlace) -> bool:
         """Make a block's file; return False if there is no room for it."""
-        root_folder, identity = owner.root_folder, owner.identity
+        identity = owner.identity
         with self.ledger.writing() as transaction, transaction.object_lock(owner.folder):
             if os.path.exists(place.path):
                 return True
             new_object = not os.path.exists(os.path.join(owner.folder, OBJECT_FILE))
-            if new_object and not self._make_root(transaction, owner, limits):
+            if new_object and not self._make_root(transaction, owner):
                 return False
             amount = _EMPTY_BLOCK_BYTES + new_object * OBJECT_BYTES
-            if not transaction.take(root_folder, amount, limits):
+            if not transaction.take(owner.root_folder, amount):
                 return False
             if new_object:
-                self._make_folder(transaction, owner, limits)
+                self._make_folder(transaction, owner)
                 about = {"path": identity.path, "etag": identity.etag, "size": identity.size}
                 _describe(owner.folder, OBJECT_FILE, about)
             os.close(os.open(place.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
         return True
 
-    def _make_folder(self, transaction: LedgerTransaction, owner: ObjectPlace, limits: Limits) -> None:
-        while True:
+    def _make_folder(self, transaction: LedgerTransaction, owner: ObjectPlace) -> None:
+        while not os.path.isdir(owner.folder):  # it exists if a process was killed before it wrote more
             try:
                 os.mkdir(owner.folder)
-            except FileExistsError:  # a process was killed before it had written the description
-                return
             except FileNotFoundError:  # the dataset's folder was removed just now
-                if not self._make_root(transaction, owner, limits):
+                if not self._make_root(transaction, owner):
                     raise
-            else:
-                return
 
-    def _make_root(self, transaction: LedgerTransaction, owner: ObjectPlace, limits: Limits) -> bool:
+    def _make_root(self, transaction: LedgerTransaction, owner: ObjectPlace) -> bool:
         """Make a dataset's folder if it is absent; return False if there is no room for it."""
         root_folder = owner.root_folder
         description = os.path.join(root_folder, ROOT_FILE)
@@ -182,7 +176,7 @@ class CacheDirectory:
             return True
         with transaction.locked():
             if not os.path.exists(description):
-                if not transaction.take_locked(root_folder, ROOT_BYTES, limits):
+                if not transaction.take_locked(root_folder, ROOT_BYTES):
                     return False
                 os.makedirs(root_folder, exist_ok=True)
                 _describe(root_folder, ROOT_FILE, {"url": owner.identity.root})
@@ -236,13 +230,17 @@ class CacheDirectory:
         for root_folder in self.root_folders():
             count = ROOT_BYTES
             for object_folder in self.object_folders(root_folder):
-                places = self.blocks(object_folder)
-                if not places:
+                blocks = self.blocks(object_folder)
+                if not blocks:
                     _remove_folder(object_folder)
                     continue
                 count += OBJECT_BYTES
-                for place in places:
-                    with suppress(FileNotFoundError), BlockFile.open_unmarked(place) as block:
+                for place, _ in blocks:
+                    # Not BlockFile.open(): another process may be about to remove the file.
+                    with (
+                        suppress(FileNotFoundError),
+                        BlockFile(place, LockedFile(place.path, os.O_RDONLY)) as block,
+                    ):
                         count += block.disk_bytes()
             counts[root_folder] = count
         return counts

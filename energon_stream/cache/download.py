@@ -7,7 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeAlias
 
-from energon_stream.cache.block_reader import BlockReader, Chunk, Span, merge_spans, outside
+from energon_stream.cache.block_reader import BlockReader, Chunk
+from energon_stream.cache.records import Span, merge_spans, outside
 
 if TYPE_CHECKING:
     from energon_stream.cache.block_writer import BlockWriter, Claim
@@ -21,10 +22,8 @@ READ_OVER = 32 << 10
 
 
 def keep_unclaimed(writer: BlockWriter, place: ObjectPlace, start: int, data: memoryview) -> int:
-    """Keep bytes that others may be fetching as well.
-
-    Returns:
-        Number of bytes that the cache did not have before and has now.
+    """Keep bytes that others may be fetching as well; return the number of those that the cache did not
+    have.
     """
     if not writer.has_room(place, [(start, start + len(data))]):
         return 0
@@ -48,8 +47,8 @@ class Download:
         writer: Keeps bytes that this download fetches.
         place: The object.
         get: Fetches bytes.
-        only_keep: Have the bytes in the cache without returning them: cached bytes are not read, and bytes
-            that the cache does not take are not fetched.
+        only_keep: Do not return the bytes: cached bytes are not read, and bytes that the cache does not take
+            are not fetched.
 
     Attributes:
         chunks: Bytes that were fetched or found.
@@ -79,12 +78,7 @@ class Download:
         self.waited = self.gave_up = self.refused = False
 
     def run(self, gaps: list[Span], seconds: float) -> None:
-        """Get all bytes of some spans.
-
-        Args:
-            gaps: The spans.
-            seconds: How long to wait for others who are fetching the same bytes.
-        """
+        """Get all bytes of some spans; wait for others who are fetching the same bytes for some seconds."""
         deadline = None
         while gaps and self._writer.has_room(self._place, gaps):
             gaps = merge_spans(span for gap in gaps for span in self._attempt(gap))

@@ -1,28 +1,87 @@
-"""Eviction: lists the blocks on disk, lets the policy choose, and removes what it chose."""
+"""Eviction: lists the blocks on disk, lets a policy choose, and removes what it chose.
+
+The policies are pure functions, used by the cache and by its simulation. Training reads each epoch in another
+order. So data that was just used is needed again only after all the rest, and no policy can serve more than
+the share c of the reads if the share c of the data fits. "pin" keeps what it has and reaches c; evicting the
+least recently used data reaches c + (1 - c) ln(1 - c).
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.identity import ObjectPlace, block_at
-from energon_stream.cache.policy import Entry, candidates
+from energon_stream.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_stream.cache.directory import CacheDirectory
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A block, as policies see it.
+
+    Attributes:
+        key: Path of the block.
+        root: Dataset of the block.
+        group: Name of the blocks that come into and fall out of use together: the dataset, or one version of
+            an object.
+        bytes: Bytes that removing the block frees.
+        last_use: Time of the last read or write, in any unit.
+        in_use: True if a running process uses the group.
+    """
+
+    key: str
+    root: str
+    group: str
+    bytes: int
+    last_use: float
+    in_use: bool
+
+
+def candidates(
+    policy: Literal["pin", "lru"], entries: Sequence[Entry], shares: Mapping[str, int]
+) -> list[Entry]:
+    """Return the blocks that may be evicted; the first one goes first.
+
+    ``"lru"`` evicts the least recently used blocks. ``"pin"`` evicts what no running process uses, starting
+    with the group that has been unused for longest, and then what datasets have beyond their planned shares.
+    """
+    if policy == "lru":
+        return sorted(entries, key=lambda entry: entry.last_use)
+    last_use: dict[str, float] = {}
+    for entry in entries:
+        last_use[entry.group] = max(entry.last_use, last_use.get(entry.group, entry.last_use))
+    unused = [entry for entry in entries if not entry.in_use]
+    unused.sort(key=lambda entry: (last_use[entry.group], entry.group, entry.last_use))
+    return unused + _beyond([entry for entry in entries if entry.in_use], shares)
+
+
+def _beyond(entries: Iterable[Entry], shares: Mapping[str, int]) -> list[Entry]:
+    """Return the oldest blocks of each dataset that make up what it has beyond its share."""
+    by_root: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if entry.root in shares:
+            by_root[entry.root].append(entry)
+    beyond = []
+    for root, blocks in by_root.items():
+        surplus = sum(entry.bytes for entry in blocks) - shares[root]
+        for entry in sorted(blocks, key=lambda entry: entry.last_use):
+            if surplus < entry.bytes:
+                break
+            surplus -= entry.bytes
+            beyond.append(entry)
+    return beyond
+
+
 def make_room(
-    directory: CacheDirectory,
-    policy: Literal["pin", "lru"],
-    need: int,
-    spare: int,
-    owner: ObjectPlace,
-    shares: Mapping[str, int],
+    directory: CacheDirectory, policy: Literal["pin", "lru"], need: int, spare: int, owner: ObjectPlace
 ) -> bool:
     """Remove blocks. Blocks that any process has open stay.
 
@@ -32,7 +91,6 @@ def make_room(
         need: Bytes to gain. If the policy cannot give so many, nothing is removed.
         spare: Bytes to gain beyond ``need`` if possible, so that the next eviction is not needed soon.
         owner: Object that needs the room. Older versions of it count as unused.
-        shares: Bytes planned for some datasets, by the names of their folders.
 
     Returns:
         True if ``need`` was gained.
@@ -41,14 +99,14 @@ def make_room(
         Busy: Others keep locks.
         OSError: The disk fails, or must not be written.
     """
-    chosen = candidates(policy, _entries(directory, owner), shares)
+    chosen = candidates(policy, _entries(directory, owner), directory.ledger.limits.shares)
     if sum(entry.bytes for entry in chosen) < need:
         return False
     for entry in chosen:
         if need + spare <= 0:
             break
         place = block_at(entry.key)
-        block = BlockFile.open_unused(place) if place is not None else None
+        block = BlockFile.open(place, writable=True, alone=True) if place is not None else None
         if block is not None:
             with block:
                 need -= directory.remove_block(block)
@@ -59,32 +117,68 @@ def _entries(directory: CacheDirectory, owner: ObjectPlace) -> list[Entry]:
     entries = []
     for root_folder in directory.root_folders():
         root, in_use = os.path.basename(root_folder), directory.root_in_use(root_folder)
-        found: list[Entry] = []
-        newest: dict[str, tuple[float, str]] = {}  # last use and folder of each object's newest version
+        blocks = {folder: directory.blocks(folder) for folder in directory.object_folders(root_folder)}
+        last_use = {
+            folder: max((status.st_mtime for _, status in found), default=0.0)
+            for folder, found in blocks.items()
+        }
         if root_folder == owner.root_folder:
-            newest[_path_name(owner.folder)] = (math.inf, owner.folder)
-        for folder in directory.object_folders(root_folder):
-            path_name = _path_name(folder)
-            for place in directory.blocks(folder):
-                try:
-                    status = os.stat(place.path)
-                except FileNotFoundError:
-                    continue
-                used = status.st_mtime
-                found.append(Entry(place.path, root, root, 512 * status.st_blocks, used, in_use))
-                newest[path_name] = max(newest.get(path_name, (used, folder)), (used, folder))
-        entries += [_superseded(entry, newest) if in_use else entry for entry in found]
+            last_use[owner.folder] = math.inf
+        by_use = sorted(last_use, key=lambda folder: (last_use[folder], folder))
+        newest = {_path_name(folder): folder for folder in by_use}
+        for folder, found in blocks.items():
+            is_current = in_use and newest[_path_name(folder)] == folder
+            group = root if is_current or not in_use else folder
+            entries += [
+                Entry(place.path, root, group, 512 * status.st_blocks, status.st_mtime, is_current)
+                for place, status in found
+            ]
     return entries
-
-
-def _superseded(entry: Entry, newest: Mapping[str, tuple[float, str]]) -> Entry:
-    """Return an entry of a dataset in use; an object's older versions are marked as unused."""
-    folder = os.path.dirname(entry.key)
-    if newest[_path_name(folder)][1] == folder:
-        return entry
-    return replace(entry, group=folder, in_use=False)
 
 
 def _path_name(object_folder: str) -> str:
     """Return the part of the folder's name that all versions of the object share."""
     return os.path.basename(object_folder).partition("-")[0]
+
+
+def plan_shares(sizes: Sequence[int], reads: Sequence[float], quota: int) -> list[int]:
+    """Divide a quota among datasets so that as many reads as possible are hits.
+
+    If a share of a dataset is pinned, the same share of its reads are hits. So a byte of the quota is worth
+    as much as a byte of its dataset is read, and the quota goes first to the datasets whose bytes are read
+    most. Datasets whose bytes are worth the same get the same share of their sizes.
+
+    Args:
+        sizes: Bytes of each dataset.
+        reads: Bytes read of each dataset in the same time, such as weight × bytes of a sample; in any unit.
+        quota: Bytes to divide.
+
+    Returns:
+        Bytes for each dataset. Their sum is the quota, or less if everything fits.
+
+    Raises:
+        ConfigError: A number is negative, or there are not as many reads as sizes.
+
+    Example:
+        >>> from energon_stream.cache import plan_shares
+        >>> plan_shares(sizes=[100, 100], reads=[1, 3], quota=150)
+        [50, 100]
+    """
+    if len(sizes) != len(reads) or min((*sizes, *reads, quota), default=0) < 0:
+        raise ConfigError(
+            f"{len(sizes)} sizes, {len(reads)} reads and a quota of {quota} bytes make no plan",
+            hint="Give one number of reads for each size, none of them negative.",
+        )
+    shares = [0] * len(sizes)
+    by_worth: dict[float, list[int]] = defaultdict(list)
+    for number, size in enumerate(sizes):
+        if size:
+            by_worth[reads[number] / size].append(number)
+    for _, numbers in sorted(by_worth.items(), reverse=True):
+        wanted = sum(sizes[number] for number in numbers)
+        dealt = min(wanted, quota)
+        quota -= dealt
+        for number in numbers:  # a part of what is left, so that rounding loses nothing
+            shares[number] = dealt * sizes[number] // wanted
+            dealt, wanted = dealt - shares[number], wanted - sizes[number]
+    return shares

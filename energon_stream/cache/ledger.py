@@ -6,10 +6,6 @@ the disk than the ledger counts, whichever process is killed when.
 Bytes that somebody counted, or began to remove, are *pending* until the last thread of that process has ended
 its :meth:`Ledger.writing`. If nothing writes and bytes are pending, a process was killed, and the files are
 measured anew.
-
-Counting takes nine system calls under a lock, and after each of them the thread must get the GIL back. So
-while several threads of a process write, the first one counts more than it needs, and the others use up these
-:class:`ReservedBytes` without touching the file. The last writer to end subtracts what is left.
 """
 
 from __future__ import annotations
@@ -18,13 +14,15 @@ import functools
 import os
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from energon_stream.cache.locks import Busy, LockedFile, StripedLocks, patience
+from energon_stream.cache import locks
+from energon_stream.cache.locks import Busy, LockedFile, StripedLocks
 from energon_stream.cache.records import PAGE_BYTES
 
 COUNT_FILE = "bytes"
@@ -46,17 +44,14 @@ _RESERVED_SHARE = 64
 """A process reserves at most a 64th of the free room, because other processes find that room taken."""
 
 # Byte ranges of the file, which need not exist, are the locks.
-_changing = StripedLocks(0, 1)
+_changing = StripedLocks(0)
 _WRITING, _EVICTING = (1, 2), (2, 3)
-_objects = StripedLocks(3, 4, apart=1)
+_objects = StripedLocks(3, apart=1)
 
 
 class Usage(NamedTuple):
-    """The ledger's content.
-
-    Attributes:
-        bytes: Counted bytes, an upper bound of the bytes on disk.
-        pending: Bytes among these that may not be on disk, because a process is writing or removing them.
+    """The ledger's content: counted bytes, an upper bound of those on disk, and the pending ones among
+    them.
     """
 
     bytes: int
@@ -77,62 +72,31 @@ class Limits:
     floor: int = 0
     shares: Mapping[str, int] = field(default_factory=dict)
 
+    def room(self, disk: str | int, counted: int) -> int:
+        """Return the bytes that may still come, on the disk of a path or open file; negative if too many
+        came.
+        """
+        room = free_bytes(disk) - self.floor
+        return room if self.quota is None else min(room, self.quota - counted)
 
-class ReservedBytes:
-    """Bytes that this process has counted since its threads began to write. Thread-safe.
-
-    Attributes:
-        pending: All of them, but for those that a failed transaction may not have written.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._unused: dict[str, int] = {}
-        self.pending = 0
-
-    def add(self, root_folder: str, used: int, unused: int) -> None:
-        """Note bytes that were counted for a dataset."""
-        with self._lock:
-            self._unused[root_folder] = self._unused.get(root_folder, 0) + unused
-            self.pending += used + unused
-
-    def use(self, root_folder: str, amount: int) -> bool:
-        """Use bytes that were counted for a dataset; return False if fewer are left."""
-        with self._lock:
-            unused = self._unused.get(root_folder, 0)
-            if unused < amount:
-                return False
-            self._unused[root_folder] = unused - amount
-            return True
-
-    def leave_pending(self, amount: int) -> None:
-        """Forget bytes that may or may not have been written, so that they stay pending."""
-        with self._lock:
-            self.pending -= amount
-
-    def clear(self) -> tuple[int, dict[str, int]]:
-        """Forget everything; return the pending bytes, and the unused bytes by dataset."""
-        with self._lock:
-            pending, unused = self.pending, {folder: n for folder, n in self._unused.items() if n}
-            self.pending, self._unused = 0, {}
-            return pending, unused
+    def room_of(self, root_folder: str) -> int | None:
+        """Return the bytes that may still come to one dataset; None if it has no share."""
+        share = self.shares.get(os.path.basename(root_folder))
+        return None if share is None else share - root_bytes(root_folder)
 
 
 class Ledger:
     """The ledger of a cache. Its file stays open after the first change, because changes are frequent.
 
     Thread-safe; not to be used across a fork.
-
-    Args:
-        path: The ledger's file.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, limits: Limits) -> None:
+        self.limits = limits
         self._path = path
         self._file: LockedFile | None = None
         self._lock = threading.Lock()
-        self._num_writers = 0  # threads of this process; they share one lock on the file
-        self._reserved = ReservedBytes()
+        self._transaction: LedgerTransaction | None = None
 
     def usage(self) -> Usage | None:
         """Return the content; None if nobody has measured the files since the machine started."""
@@ -147,45 +111,45 @@ class Ledger:
 
     @contextmanager
     def writing(self) -> Iterator[LedgerTransaction]:
-        """Begin a transaction. Recounts wait until all transactions have ended.
+        """Begin a transaction, or join the one of this process's other threads. Recounts wait for its end.
 
-        If the block raises, what the transaction took stays pending, so that a recount finds out how much of
-        it is on disk.
+        If the block raises, all that the transaction has taken stays pending, so that a recount finds out how
+        much of it is on disk.
 
         Raises:
             Busy: A recount takes long.
         """
-        transaction = LedgerTransaction(self._begin(), self._reserved, self._has_several_writers)
+        transaction = self._begin()
         try:
             yield transaction
         except BaseException:
-            self._reserved.leave_pending(transaction.taken)
+            transaction.leave_pending()
             raise
         finally:
             self._end(transaction)
 
-    def _begin(self) -> LockedFile:
-        if not self._lock.acquire(timeout=patience()):  # another thread waits for the file's lock
+    def _begin(self) -> LedgerTransaction:
+        if not self._lock.acquire(timeout=locks.PATIENCE):  # another thread waits for the file's lock
             raise Busy
         try:
-            file = self._file
-            if file is None or not (self._num_writers or _exists(file)):  # removed, and perhaps made anew
-                file = LockedFile(self._path, os.O_RDWR)
-            if not self._num_writers and not file.lock(*_WRITING, seconds=patience(), shared=True):
-                raise Busy
-            self._file = file  # the old one closes when nobody reads it any more
-            self._num_writers += 1
-            return file
+            if self._transaction is None:
+                file = self._file
+                if file is None or not _exists(file):  # removed, and perhaps made anew
+                    file = LockedFile(self._path, os.O_RDWR)
+                if not file.lock(*_WRITING, seconds=locks.PATIENCE, shared=True):
+                    raise Busy
+                self._file = file  # the old one closes when nobody reads it any more
+                self._transaction = LedgerTransaction(file, self.limits)
+            self._transaction.num_writers += 1
+            return self._transaction
         finally:
             self._lock.release()
 
-    def _has_several_writers(self) -> bool:
-        return self._num_writers > 1
-
     def _end(self, transaction: LedgerTransaction) -> None:
         with self._lock:
-            self._num_writers -= 1
-            if not self._num_writers:
+            transaction.num_writers -= 1
+            if not transaction.num_writers:
+                self._transaction = None
                 try:
                     transaction.settle()
                 finally:
@@ -194,7 +158,7 @@ class Ledger:
     def close(self) -> None:
         """Close the file unless a thread writes. The next change opens it again."""
         with self._lock:
-            if not self._num_writers:
+            if self._transaction is None:
                 self._file = None
 
     @contextmanager
@@ -231,23 +195,20 @@ class Ledger:
 
 
 class LedgerTransaction:
-    """Changes to the ledger by one thread.
+    """Changes to the ledger by the threads of this process that write at the same time. Thread-safe.
 
-    Args:
-        file: The ledger's file.
-        reserved: Bytes that this process has counted.
-        has_others: Returns True if other threads of this process write as well.
-
-    Attributes:
-        file: The ledger's file.
-        taken: Bytes that this transaction has taken.
+    Counting takes nine system calls under a lock, and after each of them the thread must get the GIL back. So
+    while several threads write, the first one counts more than it needs, and the others use up these reserved
+    bytes without touching the file. The last thread to end subtracts what is left.
     """
 
-    def __init__(self, file: LockedFile, reserved: ReservedBytes, has_others: Callable[[], bool]) -> None:
+    def __init__(self, file: LockedFile, limits: Limits) -> None:
         self.file = file
-        self.taken = 0
-        self._reserved = reserved
-        self._has_others = has_others
+        self.num_writers = 0
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._reserved = Counter[str]()  # by dataset
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -273,42 +234,50 @@ class LedgerTransaction:
         with _objects.hold(self.file, os.path.basename(folder)):
             yield
 
-    def take(self, root_folder: str, amount: int, limits: Limits) -> bool:
+    def take(self, root_folder: str, amount: int) -> bool:
         """Count bytes that are about to be written; return False if the limits forbid it.
 
         Raises:
             Busy: Another process keeps the lock.
         """
-        if self._reserved.use(root_folder, amount):
-            self.taken += amount
+        if self._take_reserved(root_folder, amount):
             return True
         with self.locked():
-            return self.take_locked(root_folder, amount, limits)
+            return self.take_locked(root_folder, amount)
 
-    def take_locked(self, root_folder: str, amount: int, limits: Limits) -> bool:
+    def take_locked(self, root_folder: str, amount: int) -> bool:
         """Count bytes as :meth:`take` does, inside :meth:`locked`."""
-        if not self._reserved.use(root_folder, amount):  # no other thread has counted meanwhile
-            if not _exists(self.file):  # removed, and perhaps made anew
-                raise Busy
-            usage = self._usage()
-            room = self._room(root_folder, usage, limits)
-            if room < amount:
-                return False
-            unused = min(_MOST_RESERVED, (room - amount) // _RESERVED_SHARE) if self._has_others() else 0
-            counted = amount + unused
-            _write(self.file, Usage(usage.bytes + counted, usage.pending + counted))
-            _add(root_folder, counted)
-            self._reserved.add(root_folder, amount, unused)
-        self.taken += amount
+        if self._take_reserved(root_folder, amount):  # another thread has counted meanwhile
+            return True
+        if not _exists(self.file):  # removed, and perhaps made anew
+            raise Busy
+        usage = self._usage()
+        room, room_of_root = self._limits.room(self.file.fd, usage.bytes), self._limits.room_of(root_folder)
+        if room_of_root is not None:
+            room = min(room, room_of_root)
+        if room < amount:
+            return False
+        reserved = min(_MOST_RESERVED, (room - amount) // _RESERVED_SHARE) if self.num_writers > 1 else 0
+        counted = amount + reserved
+        _write(self.file, Usage(usage.bytes + counted, usage.pending + counted))
+        _add(root_folder, counted)
+        with self._lock:
+            self._taken += amount
+            self._reserved[root_folder] += reserved
         return True
 
-    def _room(self, root_folder: str, usage: Usage, limits: Limits) -> int:
-        disk = os.fstatvfs(self.file.fd)
-        room = disk.f_bavail * disk.f_frsize - limits.floor
-        if limits.quota is not None:
-            room = min(room, limits.quota - usage.bytes)
-        share = limits.shares.get(os.path.basename(root_folder))
-        return room if share is None else min(room, share - root_bytes(root_folder))
+    def _take_reserved(self, root_folder: str, amount: int) -> bool:
+        with self._lock:
+            enough = self._reserved[root_folder] >= amount
+            if enough:
+                self._reserved[root_folder] -= amount
+                self._taken += amount
+            return enough
+
+    def leave_pending(self) -> None:
+        """Leave the bytes pending that were taken: some of them may not have been written."""
+        with self._lock:
+            self._taken = 0
 
     def settle(self) -> None:
         """Subtract what was reserved and not used. What was taken is on disk, and no longer pending.
@@ -316,18 +285,16 @@ class LedgerTransaction:
         Raises:
             Busy: Another process keeps the lock.
         """
-        pending, unused = self._reserved.clear()
-        if not pending:
+        unused = self._reserved.total()
+        if not (unused or self._taken):
             return
         with self.locked():
             usage = self._usage()
-            for (
-                folder,
-                amount,
-            ) in unused.items():  # first, while bytes are pending: a recount would correct it
-                with suppress(FileNotFoundError):  # the dataset was removed, and its count with it
-                    _add(folder, -amount, make=False)
-            _write(self.file, Usage(usage.bytes - sum(unused.values()), usage.pending - pending))
+            for folder, amount in self._reserved.items():
+                if amount:  # first, while bytes are pending: a recount would correct it
+                    with suppress(FileNotFoundError):  # the dataset was removed, and its count with it
+                        _add(folder, -amount, make=False)
+            _write(self.file, Usage(usage.bytes - unused, usage.pending - unused - self._taken))
 
     @contextmanager
     def giving_back(self, root_folder: str | None, amount: int) -> Iterator[None]:
@@ -351,13 +318,18 @@ class LedgerTransaction:
         return usage
 
 
+def free_bytes(disk: str | int) -> int:
+    """Return the free bytes of the disk of a path or open file."""
+    status = os.statvfs(disk)
+    return status.f_bavail * status.f_frsize
+
+
 def root_bytes(root_folder: str) -> int:
     """Return the bytes counted for one dataset."""
     try:
-        raw = Path(root_folder, COUNT_FILE).read_bytes()
+        return _parse_count(Path(root_folder, COUNT_FILE).read_bytes())
     except FileNotFoundError:
         return 0
-    return _parse_count(raw)
 
 
 def _parse_count(raw: bytes) -> int:

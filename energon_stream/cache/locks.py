@@ -16,17 +16,15 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from energon_stream.errors import ConfigError
 from energon_stream.storage.fork import PerProcess
 
 PATIENCE = 5.0
 """Seconds to wait for a lock that others hold for micro- or milliseconds. A holder that takes longer was
-stopped,
-or its disk was."""
+stopped, or its disk was. Read as ``locks.PATIENCE``, because tests and tools set it."""
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
@@ -37,11 +35,6 @@ _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 
 class Busy(Exception):
     """Another process holds a lock for much longer than it should."""
-
-
-def patience() -> float:
-    """Return :data:`PATIENCE`, as it is now."""
-    return PATIENCE
 
 
 def has_locks() -> bool:
@@ -63,17 +56,10 @@ def require_locks() -> None:
 
 
 class LockedFile:
-    """An open file and the locks on its bytes. Closing the file releases the locks, unless the file is
-    mapped.
+    """A file, opened like by ``os.open``, and the locks on its bytes. Closing it releases the locks, unless
+    the file is mapped.
 
     A forked child closes its copy at once, because the copy would keep the parent's locks.
-
-    Args:
-        path: The file.
-        flags: As for ``os.open``.
-
-    Raises:
-        OSError: The file cannot be opened.
     """
 
     def __init__(self, path: str, flags: int) -> None:
@@ -91,12 +77,20 @@ class LockedFile:
             raise
         return True
 
-    def lock(self, start: int, stop: int, *, seconds: float, shared: bool = False) -> bool:
-        """Lock bytes; return False if others hold a lock on them for so many seconds."""
+    def lock(
+        self,
+        start: int,
+        stop: int,
+        *,
+        seconds: float,
+        shared: bool = False,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Lock bytes; return False if others hold a lock on them for so many seconds, or ``unless()``."""
         deadline, wait = time.monotonic() + seconds, _FIRST_WAIT
         while not self.try_lock(start, stop, shared=shared):
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or unless():
                 return False
             time.sleep(min(wait, left))
             wait = min(2 * wait, _LONGEST_WAIT)
@@ -118,13 +112,10 @@ class LockedFile:
     def __enter__(self) -> LockedFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+    __del__ = close
 
 
 class StripedLocks:
@@ -135,40 +126,34 @@ class StripedLocks:
 
     Args:
         start: First byte to lock in each file.
-        stop: One past the last byte.
         apart: Distance between the bytes of the 64 stripes of names; 0 if each file has one name.
     """
 
-    def __init__(self, start: int, stop: int, apart: int = 0) -> None:
-        self._start, self._stop, self._apart = start, stop, apart
+    def __init__(self, start: int, apart: int = 0) -> None:
+        self._start, self._apart = start, apart
         self._queues = PerProcess(_make_queues, drop_inherited=True)
 
     @contextmanager
     def hold(self, file: LockedFile, name: str, seconds: float | None = None) -> Iterator[None]:
-        """Hold the lock of a name.
-
-        Args:
-            file: The open file.
-            name: Distinguishes the file from others, or the thing to lock from others in the same file.
-            seconds: How long to wait; None for :data:`PATIENCE`.
+        """Hold the lock of a name, which distinguishes files, or things to lock in one file.
 
         Raises:
-            Busy: Others hold the lock for longer.
+            Busy: Others hold the lock for so many seconds, or for :data:`PATIENCE`.
         """
         seconds = PATIENCE if seconds is None else seconds
         deadline = time.monotonic() + seconds
         stripe = zlib.crc32(name.encode()) % _STRIPES  # not hash(), which differs between processes
-        start, stop = self._start + stripe * self._apart, self._stop + stripe * self._apart
+        byte = self._start + stripe * self._apart
         queue = self._queues.get()[stripe]
         if not queue.acquire(timeout=seconds):
             raise Busy
         try:
-            if not file.lock(start, stop, seconds=deadline - time.monotonic()):
+            if not file.lock(byte, byte + 1, seconds=deadline - time.monotonic()):
                 raise Busy
             try:
                 yield
             finally:
-                file.unlock(start, stop)
+                file.unlock(byte, byte + 1)
         finally:
             queue.release()
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.cache.block_file import BlockFile, DamagedError
 from energon_stream.cache.directory import OBJECT_FILE, ROOT_FILE, CacheDirectory, read_description
@@ -17,18 +15,11 @@ if TYPE_CHECKING:
 _RECOUNT_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class CachedObject:
+class CachedObject(NamedTuple):
     """One version of an object of which a cache has blocks.
 
-    Attributes:
-        path: Path in the dataset; ``"?"`` if the description is lost.
-        etag: Version.
-        size: Length of the object in bytes.
-        blocks: Number of blocks in the cache.
-        bytes: Disk space of the blocks.
-        last_use: Time of the last read or write, to a minute; seconds since 1970.
-        folder: Folder of the blocks.
+    ``path`` and ``etag`` are ``"?"`` if the description is lost. ``size`` is the length of the object and
+    ``bytes`` the disk space of its blocks. ``last_use`` is in seconds since 1970, exact to a minute.
     """
 
     path: str
@@ -40,18 +31,10 @@ class CachedObject:
     folder: str
 
 
-@dataclass(frozen=True, slots=True)
-class CachedDataset:
-    """A dataset of which a cache has blocks.
+class CachedDataset(NamedTuple):
+    """A dataset of which a cache has blocks: numbers and sums of its objects; see :class:`CachedObject`.
 
-    Attributes:
-        url: Root URL; ``"?"`` if the description is lost.
-        objects: Number of objects in the cache, at least in part.
-        blocks: Number of their blocks.
-        bytes: Disk space of the blocks.
-        last_use: Latest use of an object; 0 if the cache has none.
-        in_use: True if a running process uses the dataset.
-        folder: Folder of the dataset in the cache.
+    ``in_use`` is True if a running process uses the dataset. ``last_use`` is 0 if the cache has no object.
     """
 
     url: str
@@ -60,18 +43,11 @@ class CachedDataset:
     bytes: int
     last_use: float
     in_use: bool
-    folder: str
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """Result of :func:`verify_cache`.
-
-    Attributes:
-        blocks: Number of undamaged blocks.
-        bytes: Bytes of data in these.
-        damaged: Number of damaged blocks, which were removed.
-        counted: True if the count of bytes was corrected as well; False if others kept writing.
+class VerifyReport(NamedTuple):
+    """Undamaged blocks, bytes of data in these, and damaged blocks, which were removed. ``counted`` is False
+    if others kept writing, so that the count of bytes was not corrected.
     """
 
     blocks: int
@@ -80,15 +56,8 @@ class VerifyReport:
     counted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ClearReport:
-    """Result of :func:`clear_cache`.
-
-    Attributes:
-        blocks: Number of blocks removed.
-        bytes: Disk space of these. The space of a block that is being read is freed when the reader closes
-            it.
-    """
+class ClearReport(NamedTuple):
+    """Removed blocks, and their disk space; that of an open block is freed when its reader closes it."""
 
     blocks: int
     bytes: int
@@ -107,7 +76,6 @@ def list_datasets(directory: CacheDirectory) -> list[CachedDataset]:
                 sum(each.bytes for each in objects),
                 max((each.last_use for each in objects), default=0.0),
                 directory.root_in_use(folder),
-                folder,
             )
         )
     return sorted(found, key=lambda each: -each.bytes)
@@ -117,7 +85,7 @@ def list_objects(directory: CacheDirectory, root_folder: str) -> list[CachedObje
     """Return the objects of one dataset, by path."""
     found = []
     for folder in directory.object_folders(root_folder):
-        statuses = [status for place in directory.blocks(folder) if (status := _status(place)) is not None]
+        statuses = [status for _, status in directory.blocks(folder)]
         if statuses:
             about = read_description(folder, OBJECT_FILE)
             found.append(
@@ -148,16 +116,18 @@ def verify_cache(
         OSError: A damaged block cannot be removed.
     """
     whole = size = damaged = 0
-    for place in _blocks(directory):
-        status, block = _status(place), BlockFile.open(place)
-        if block is not None:
-            with block:
-                verified = _verify(block)
-            if verified is None:
-                damaged += _remove(directory, place) > 0
-            else:
-                whole, size = whole + 1, size + verified
-        progress(512 * status.st_blocks if status is not None else 0)
+    for root_folder in directory.root_folders():
+        for folder in directory.object_folders(root_folder):
+            for place, status in directory.blocks(folder):
+                block = BlockFile.open(place)
+                if block is not None:
+                    with block:
+                        verified = _verify(block)
+                    if verified is None:
+                        damaged += _remove(directory, place) > 0
+                    else:
+                        whole, size = whole + 1, size + verified
+                progress(512 * status.st_blocks)
     return VerifyReport(whole, size, damaged, directory.recount(seconds=_RECOUNT_SECONDS, always=True))
 
 
@@ -180,35 +150,20 @@ def clear_cache(
     for root in directory.root_folders() if root_folder is None else [root_folder]:
         for found in list_objects(directory, root):
             if before is None or found.last_use <= before:
-                for place in directory.blocks(found.folder):
+                for place, _ in directory.blocks(found.folder):
                     removed = _remove(directory, place)
                     blocks, size = blocks + (removed > 0), size + removed
         directory.remove_root(root)
     return ClearReport(blocks, size)
 
 
-def _blocks(directory: CacheDirectory) -> Iterator[BlockPlace]:
-    for root_folder in directory.root_folders():
-        for folder in directory.object_folders(root_folder):
-            yield from directory.blocks(folder)
-
-
-def _status(place: BlockPlace) -> os.stat_result | None:
-    try:
-        return os.stat(place.path)
-    except FileNotFoundError:
-        return None
-
-
 def _verify(block: BlockFile) -> int | None:
     """Return the bytes of a block's data; None if some are damaged or cannot be read."""
-    size = 0
     try:
-        for run in block.table().runs(0, block.place.size):
-            size += len(block.read(run, run[0][0], run[-1][1]))
+        runs = block.table().runs(0, block.place.size)
+        return sum(len(block.read(run, run[0][0], run[-1][1])) for run in runs)
     except (DamagedError, OSError):
         return None
-    return size
 
 
 def _remove(directory: CacheDirectory, place: BlockPlace) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,6 +35,9 @@ _FIELDS = np.dtype("<u8")  # start, stop, hash, check
 _FACTORS = (np.uint64(0xD6E8FEB86659FD93), np.uint64(0xA0761D6478BD642F), np.uint64(0xE7037ED1A0B428DB))
 _HALF = np.uint64(32)
 
+Span: TypeAlias = tuple[int, int]
+"""First byte, and one past the last."""
+
 Record: TypeAlias = tuple[int, int, int]
 """First byte in the block, one past the last, and the hash of the bytes."""
 
@@ -44,14 +47,31 @@ def page_ceil(size: int) -> int:
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
-def encode_records(key: int, start: int, data: memoryview) -> bytes:
-    """Encode the records of some bytes.
+def outside(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
+    """Return the parts of ``[start, stop)`` outside the spans, which are in order and do not overlap."""
+    gaps = []
+    for first, last in spans:
+        if first > start:
+            gaps.append((start, first))
+        start = last
+    if start < stop:
+        gaps.append((start, stop))
+    return gaps
 
-    Args:
-        key: Key of the block.
-        start: First byte's position in the block.
-        data: The bytes.
-    """
+
+def merge_spans(spans: Iterable[Span], distance: int = 0) -> list[Span]:
+    """Sort spans, and merge those with at most ``distance`` bytes between them."""
+    merged: list[Span] = []
+    for start, stop in sorted(spans):
+        if merged and start - merged[-1][1] <= distance:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def encode_records(key: int, start: int, data: memoryview) -> bytes:
+    """Encode the records of bytes that begin at ``start`` in the block with this key."""
     stop = start + len(data)
     cuts = [start, *range(start - start % LINE_BYTES + LINE_BYTES, stop, LINE_BYTES), stop]
     table = np.empty((len(cuts) - 1, 4), dtype=_FIELDS)
@@ -92,13 +112,9 @@ class RecordTable:
 
     @classmethod
     def decode(cls, key: int, raw: bytes, start: int = 0, stop: int | None = None) -> RecordTable:
-        """Decode the records of a block file.
+        """Decode the records with bytes of ``[start, stop)`` of a block.
 
-        Args:
-            key: Key of the block.
-            raw: The file's bytes after the data. An unfinished record at the end is ignored.
-            start: Keep only records with bytes from here on …
-            stop: … to here; None for the end of the block.
+        ``raw`` are the file's bytes after the data. An unfinished record at their end is ignored.
         """
         count = len(raw) // RECORD_BYTES
         table = np.frombuffer(raw, dtype=_FIELDS, count=4 * count).reshape(count, 4)
@@ -127,29 +143,18 @@ class RecordTable:
                 runs.append([record])
         return runs
 
-    def gaps(self, start: int, stop: int) -> list[tuple[int, int]]:
+    def gaps(self, start: int, stop: int) -> list[Span]:
         """Return the parts of ``[start, stop)`` that no record covers."""
-        gaps = []
-        for run in self.runs(start, stop):
-            if run[0][0] > start:
-                gaps.append((start, run[0][0]))
-            start = run[-1][1]
-        if start < stop:
-            gaps.append((start, stop))
-        return gaps
+        return outside(((run[0][0], run[-1][1]) for run in self.runs(start, stop)), start, stop)
 
-    def disk_bytes(self, more: Sequence[tuple[int, int]] = (), more_records: int = 0) -> int:
-        """Return an upper bound of the disk space of the block's file.
+    def disk_bytes(self, more: Sequence[Span] = (), more_records: int = 0) -> int:
+        """Return an upper bound of the disk space of the block's file, if it also had ``more`` ranges.
 
         Data and records count by pages. So do the file system's notes of where the data lies: 12 bytes for
         each run of pages (an extent of ext4), and there are no more runs than records. An empty file counts
         as one page.
 
         For a table of a part of the block, only the difference between two calls has a meaning.
-
-        Args:
-            more: Ranges to count as if the table had them.
-            more_records: Number of records for these ranges.
         """
         starts, stops = self.starts, self.stops
         if more:

@@ -16,14 +16,20 @@ from energon_stream.storage import run_isolated
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    found = Ledger(str(tmp_path / "usage"))
+def opened(tmp_path):
+    """Opens the ledger, as a process does."""
+    return lambda **limits: Ledger(str(tmp_path / "usage"), Limits(**limits))
+
+
+@pytest.fixture
+def ledger(opened):
+    found = opened()
     found.recount(dict)
     return found
 
 
-def take(transaction, folder, amount, limits=None):
-    return transaction.take(str(folder), amount, limits or Limits())
+def take(transaction, folder, amount):
+    return transaction.take(str(folder), amount)
 
 
 def test_bytes_are_pending_until_no_thread_writes(ledger, tmp_path):
@@ -39,45 +45,46 @@ def test_bytes_are_pending_until_no_thread_writes(ledger, tmp_path):
     assert root_bytes(str(tmp_path / "root")) == 570
 
 
-def test_several_writers_reserve_bytes_for_each_other(ledger, tmp_path):
-    folder, other = str(tmp_path / "root"), Ledger(str(tmp_path / "usage"))
-    begin, limits = ledger.usage().bytes, Limits(quota=1 << 20)
-    with ledger.writing() as first:
-        assert first.take(folder, 500, limits)
-        assert other.usage() == (begin + 500, 500)  # alone
-        with ledger.writing() as second:
-            assert second.take(folder, 500, limits)
-            counted = other.usage()
-            assert begin + 1000 < counted.bytes <= begin + 1000 + (limits.quota >> 6)
+def test_several_writers_reserve_bytes_for_each_other(ledger, opened, tmp_path):
+    folder, limited = str(tmp_path / "root"), opened(quota=1 << 20)
+    begin = ledger.usage().bytes
+    with limited.writing() as first:
+        assert first.take(folder, 500)
+        assert ledger.usage() == (begin + 500, 500)  # alone
+        with limited.writing() as second:
+            assert second.take(folder, 500)
+            counted = ledger.usage()
+            assert begin + 1000 < counted.bytes <= begin + 1000 + (1 << 20 >> 6)
             assert root_bytes(folder) == counted.bytes - begin
-            assert second.take(folder, 500, limits)
-            assert other.usage() == counted
-            assert second.take(str(tmp_path / "another"), 500, limits)  # each dataset for itself
-            assert other.usage().bytes > counted.bytes + 500
+            assert second.take(folder, 500)
+            assert ledger.usage() == counted
+            assert second.take(str(tmp_path / "another"), 500)  # each dataset for itself
+            assert ledger.usage().bytes > counted.bytes + 500
     assert ledger.usage() == (begin + 2000, 0)
     assert (root_bytes(folder), root_bytes(str(tmp_path / "another"))) == (1500, 500)
 
 
-def test_reserved_bytes_stay_below_a_limit(ledger, tmp_path):
+def test_reserved_bytes_stay_below_a_limit(ledger, opened, tmp_path):
     folder = str(tmp_path / "root")
     begin = ledger.usage().bytes
-    with ledger.writing() as transaction, ledger.writing():
+    limited = opened(quota=begin + 100_000)
+    with limited.writing() as transaction, limited.writing():
         taken = 0
-        while transaction.take(folder, 500, Limits(quota=begin + 100_000)):
+        while transaction.take(folder, 500):
             taken += 500
             assert ledger.usage().bytes <= begin + 100_000
     assert taken >= 98_000
     assert ledger.usage() == (begin + taken, 0)
 
 
-def test_bytes_that_a_killed_process_had_reserved_are_measured_again(ledger, tmp_path):
+def test_bytes_that_a_killed_process_had_reserved_are_measured_again(ledger, opened, tmp_path):
     folder = str(tmp_path / "root")
     begin = ledger.usage().bytes
 
     def child():
-        own = Ledger(str(tmp_path / "usage"))
+        own = opened()
         with own.writing() as transaction, own.writing():
-            assert transaction.take(folder, 500, Limits())
+            assert transaction.take(folder, 500)
             os._exit(1)
 
     with pytest.raises(WorkerError):
@@ -91,7 +98,7 @@ def test_reserved_bytes_of_a_removed_dataset_are_subtracted(ledger, tmp_path):
     folder = tmp_path / "root"
     begin = ledger.usage().bytes
     with ledger.writing() as transaction, ledger.writing():
-        assert transaction.take(str(folder), 500, Limits())
+        assert transaction.take(str(folder), 500)
         with transaction.locked(), transaction.giving_back(None, 500):
             shutil.rmtree(folder)
     assert ledger.usage() == (begin, 0)
@@ -118,11 +125,11 @@ def test_bytes_of_a_failed_write_stay_pending(ledger, tmp_path, writers):
     assert ledger.usage() == (begin, 0)
 
 
-def test_a_refused_write_changes_nothing(ledger, tmp_path):
+def test_a_refused_write_changes_nothing(ledger, opened, tmp_path):
     begin = ledger.usage().bytes
-    with ledger.writing() as transaction:
+    with opened(quota=begin + 999).writing() as transaction:
         assert take(transaction, tmp_path / "root", 500)
-        assert not take(transaction, tmp_path / "root", 500, Limits(quota=begin + 999))
+        assert not take(transaction, tmp_path / "root", 500)
     assert ledger.usage() == (begin + 500, 0)
 
 
@@ -138,8 +145,8 @@ def test_bytes_are_subtracted_while_others_write(ledger, tmp_path):
     assert root_bytes(folder) == 300
 
 
-def test_nobody_counts_anew_while_a_thread_writes(ledger, tmp_path):
-    other = Ledger(str(tmp_path / "usage"))
+def test_nobody_counts_anew_while_a_thread_writes(ledger, opened):
+    other = opened()
     with ledger.writing():
         with ledger.writing():
             pass
@@ -160,7 +167,7 @@ def test_threads_that_write_side_by_side(ledger, tmp_path):
     assert ledger.usage() == (begin + sum(range(400)), 0)
 
 
-def test_who_counts_holds_off_all_threads(ledger, tmp_path, monkeypatch):
+def test_who_counts_holds_off_all_threads(ledger, opened, monkeypatch):
     """Each waits only as long as one does."""
     monkeypatch.setattr("energon_stream.cache.locks.PATIENCE", 0.05)
 
@@ -173,7 +180,7 @@ def test_who_counts_holds_off_all_threads(ledger, tmp_path, monkeypatch):
             list(pool.map(write, range(8)))
         return {}
 
-    assert Ledger(str(tmp_path / "usage")).recount(measure, always=True)
+    assert opened().recount(measure, always=True)
     with ledger.writing():
         pass
 

@@ -8,7 +8,7 @@ import pytest
 from energon_stream.cache.locks import Busy, LockedFile, StripedLocks
 from energon_stream.storage import run_isolated
 
-LOCKS = StripedLocks(10, 11)
+LOCKS = StripedLocks(10)
 
 
 @pytest.fixture

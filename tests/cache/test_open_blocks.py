@@ -68,9 +68,9 @@ def test_a_block_that_was_removed_is_opened_anew(places):
 def test_what_is_open_is_not_removed(places):
     blocks = OpenBlocks(4)
     blocks.open(places[0])
-    assert BlockFile.open_unused(places[0]) is None
+    assert BlockFile.open(places[0], writable=True, alone=True) is None
     blocks.release()
-    unused = BlockFile.open_unused(places[0])
+    unused = BlockFile.open(places[0], writable=True, alone=True)
     assert unused is not None
     unused.close()
 

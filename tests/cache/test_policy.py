@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_stream.cache.policy import Entry, candidates, plan_shares
+from energon_stream.cache.eviction import Entry, candidates, plan_shares
 from energon_stream.errors import ConfigError
 
 

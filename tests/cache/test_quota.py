@@ -212,7 +212,7 @@ def test_a_block_that_is_about_to_be_removed_is_counted(cache, config, origin):
     """Who removes it gives its bytes back after the count."""
     origin.read(cache)
     before, directory = counted(cache), CacheDirectory(config.directory)
-    with BlockFile.open_unused(block_at(block_files(config)[0])) as block:
+    with BlockFile.open(block_at(block_files(config)[0]), writable=True, alone=True) as block:
         assert directory.recount(always=True)
         assert counted(cache) == before
         gained = directory.remove_block(block)
