@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from energon_stream.cache import locks
 from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.eviction import make_room
 from energon_stream.cache.ledger import free_bytes
-from energon_stream.cache.locks import Busy, LockedFile
+from energon_stream.cache.locks import Busy, LockedFile, patience
 from energon_stream.cache.records import PAGE_BYTES, Span, page_ceil
 from energon_stream.logs import log_once
 
@@ -195,7 +194,7 @@ class BlockWriter:
         """Return the bytes that have to go before ``need`` more may come."""
         directory, limits = self._directory.directory, self._directory.ledger.limits
         usage = self._directory.ledger.usage()
-        if usage is None and self._directory.recount(seconds=locks.PATIENCE):
+        if usage is None and self._directory.recount(seconds=patience()):
             usage = self._directory.ledger.usage()
         if usage is None:
             raise Busy

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from energon_stream.cache import locks
-from energon_stream.cache.locks import Busy, LockedFile, StripedLocks
+from energon_stream.cache.locks import Busy, LockedFile, StripedLocks, patience
 from energon_stream.cache.records import PAGE_BYTES
 
 COUNT_FILE = "bytes"
@@ -129,14 +128,14 @@ class Ledger:
             self._end(transaction)
 
     def _begin(self) -> LedgerTransaction:
-        if not self._lock.acquire(timeout=locks.PATIENCE):  # another thread waits for the file's lock
+        if not self._lock.acquire(timeout=patience()):  # another thread waits for the file's lock
             raise Busy
         try:
             if self._transaction is None:
                 file = self._file
                 if file is None or not _exists(file):  # removed, and perhaps made anew
                     file = LockedFile(self._path, os.O_RDWR)
-                if not file.lock(*_WRITING, seconds=locks.PATIENCE, shared=True):
+                if not file.lock(*_WRITING, seconds=patience(), shared=True):
                     raise Busy
                 self._file = file  # the old one closes when nobody reads it any more
                 self._transaction = LedgerTransaction(file, self.limits)

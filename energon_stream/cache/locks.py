@@ -24,7 +24,7 @@ from energon_stream.storage.fork import PerProcess
 
 PATIENCE = 5.0
 """Seconds to wait for a lock that others hold for micro- or milliseconds. A holder that takes longer was
-stopped, or its disk was. Read as ``locks.PATIENCE``, because tests and tools set it."""
+stopped, or its disk was."""
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
@@ -35,6 +35,11 @@ _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 
 class Busy(Exception):
     """Another process holds a lock for much longer than it should."""
+
+
+def patience() -> float:
+    """Return :data:`PATIENCE`, as it is now."""
+    return PATIENCE
 
 
 def has_locks() -> bool:
