@@ -1,18 +1,23 @@
-"""A store whose reads go through a cache."""
+"""A store whose reads go through a cache, and the versions of its objects."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgpack
+
 from energon_stream.cache.block_cache import BlockCache
-from energon_stream.cache.identity import ObjectIdentity
+from energon_stream.cache.identity import ObjectIdentity, root_name
 from energon_stream.cache.locks import has_locks
-from energon_stream.cache.versions import Versions
-from energon_stream.errors import ObjectChangedError, UnsupportedStoreError
+from energon_stream.errors import ObjectChangedError, StorageError, UnsupportedStoreError
 from energon_stream.logs import log_once
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.attempts import attempt_listener, release_slot
@@ -75,6 +80,60 @@ class CacheLayer:
         return CachedStore(store, cache, Versions(self.config.directory, store, self.since))
 
 
+class Versions:
+    """Versions of a store's objects, from a listing of everything below the store's root.
+
+    Without a listing, cached bytes of an object could be used only after a request to it had returned its
+    version. A listing costs one request for 1,000 objects. It is kept in the cache's folder: one process
+    makes it, and the others, and workers that start later, read it. Each run makes its own: listings from
+    before ``since`` are not used.
+
+    File format: msgpack of ``{"listed": seconds since the epoch, "objects": {path: [etag, size]}}``.
+    """
+
+    def __init__(self, directory: str, store: Store, since: float) -> None:
+        self._path = os.path.join(directory, "v1", "versions", root_name(store.url))
+        self._store = store
+        self._since = since
+        self._lock = threading.Lock()
+        self._known: dict[str, ObjectMeta] | None = None
+
+    def of(self, path: str) -> ObjectMeta | None:
+        """Return the version and size of an object; None if the listing does not have them."""
+        with self._lock:
+            if self._known is None:
+                self._known = self._read() or self._list()
+            return self._known.get(path)
+
+    def _read(self) -> dict[str, ObjectMeta] | None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with open(self._path, "rb") as file:
+                content = msgpack.unpackb(file.read())
+            if content["listed"] >= self._since:
+                return {path: ObjectMeta(size, etag) for path, (etag, size) in content["objects"].items()}
+        return None
+
+    def _list(self) -> dict[str, ObjectMeta]:
+        listed = time.time()
+        found = {}
+        try:
+            found = {entry.path: entry.meta for entry in self._store.list() if entry.meta.etag is not None}
+            if not found:  # the root may be an object itself
+                found = {"": self._store.head("")}
+        except StorageError as error:  # reading may be allowed where listing is not
+            message = "%s cannot be listed; the first answer of each object tells its version: %s"
+            _log.info(message, self._store.url, error)
+        objects = {path: (meta.etag, meta.size) for path, meta in found.items()}
+        with contextlib.suppress(OSError):  # a read-only cache is useful as well
+            folder = os.path.dirname(self._path)
+            os.makedirs(folder, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=folder)
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgpack.packb({"listed": listed, "objects": objects}))
+            os.replace(temporary, self._path)
+        return found
+
+
 class CachedStore:
     """Reads a store through a cache; see ``Store`` for the methods.
 
@@ -121,16 +180,21 @@ class CachedStore:
         if meta.etag is not None:
             self._known[path] = ObjectIdentity(self.url, path, meta.etag, meta.size)
 
-    def known(self, path: str) -> ObjectIdentity | None:
-        """Return the version of an object that the cache serves; None if only a request would tell."""
-        return self._version(path, None)
+    def known(self, path: str, etag: str | None = None) -> ObjectIdentity | None:
+        """Return the version of an object that the cache serves; None if only a request would tell, or the
+        caller wants another version.
+        """
+        known = self._known.get(path)
+        if known is None and self._versions is not None:
+            meta = self._versions.of(path)
+            if meta is not None:
+                self.remember(path, meta)
+                known = self._known.get(path)
+        return known if known is not None and etag in (None, known.etag) else None
 
     def identify(self, path: str) -> ObjectIdentity | None:
         """Return the version of an object that the cache serves, with a request for its metadata if
-        necessary.
-
-        Returns:
-            None for an object that is not cached, because the store has no versions.
+        necessary; None for an object that is not cached, because the store has no versions.
         """
         known = self.known(path)
         if known is None:
@@ -140,7 +204,7 @@ class CachedStore:
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         """Read a whole object."""
-        known = self._version(path, etag)
+        known = self.known(path, etag)
         if known is not None:
             return self._fetch(known, 0, known.size)
         body = self._store.get(path, etag=etag)
@@ -148,14 +212,14 @@ class CachedStore:
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
         """Read a byte range."""
-        known = self._version(path, etag)
+        known = self.known(path, etag)
         if known is not None and 0 <= byte_range.start < byte_range.stop <= known.size:
             return self._fetch(known, byte_range.start, byte_range.stop)
         return self._learn(path, byte_range.start, self._store.get_range(path, byte_range, etag=etag))
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
         """Read the last ``length`` bytes (all of a shorter object)."""
-        known = self._version(path, etag)
+        known = self.known(path, etag)
         if known is not None and length > 0:
             return self._fetch(known, max(0, known.size - length), known.size)
         body = self._store.get_suffix(path, length, etag=etag)
@@ -163,7 +227,7 @@ class CachedStore:
 
     def get_at_hand(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
         """Read a byte range if the system has it in memory; see ``storage.base.get_at_hand``."""
-        known = self._known.get(path)  # not _version(), which may send a request
+        known = self._known.get(path)  # not known(), which may send a request
         if known is None or etag not in (None, known.etag):
             return None
         start, stop = byte_range.start, byte_range.stop
@@ -216,16 +280,6 @@ class CachedStore:
         """Close the store. The cache stays open, because others use it."""
         self._store.close()
 
-    def _version(self, path: str, etag: str | None) -> ObjectIdentity | None:
-        """Return the known version; None if none is known, or the caller wants another one."""
-        known = self._known.get(path)
-        if known is None and self._versions is not None:
-            meta = self._versions.of(path)
-            if meta is not None:
-                self.remember(path, meta)
-                known = self._known.get(path)
-        return known if known is not None and etag in (None, known.etag) else None
-
     def _fetch(self, known: ObjectIdentity, start: int, stop: int) -> Body:
         data = self.cache.fetch(known, start, stop, self._getter(known), wait=_may_wait())
         return Body(data, known.etag, known.size)
@@ -234,19 +288,16 @@ class CachedStore:
         def fetch(first: int, last: int) -> memoryview:
             body = self._store.get_range(known.path, ByteRange(first, last), etag=known.etag)
             release_slot()
-            return self._check(known, body).data
+            # Stores compare versions already, but bytes of another version must never get into the cache.
+            if body.etag not in (None, known.etag) or body.total_size not in (None, known.size):
+                raise ObjectChangedError(
+                    "the object was replaced while it was in use",
+                    where=f"{self.url}/{known.path}",
+                    hint="Prepare the dataset again and start a new run.",
+                )
+            return body.data
 
         return fetch
-
-    def _check(self, known: ObjectIdentity, body: Body) -> Body:
-        # Stores compare versions already, but bytes of another version must never get into the cache.
-        if body.etag not in (None, known.etag) or body.total_size not in (None, known.size):
-            raise ObjectChangedError(
-                "the object was replaced while it was in use",
-                where=f"{self.url}/{known.path}",
-                hint="Prepare the dataset again and start a new run.",
-            )
-        return body
 
     def _learn(self, path: str, start: int, body: Body, size: int | None = None) -> Body:
         """Keep the bytes of an answer, and the object's version and size."""

@@ -142,7 +142,6 @@ class CacheDirectory:
         return block
 
     def _make_block(self, owner: ObjectPlace, place: BlockPlace) -> bool:
-        """Make a block's file; return False if there is no room for it."""
         identity = owner.identity
         with self.ledger.writing() as transaction, transaction.object_lock(owner.folder):
             if os.path.exists(place.path):

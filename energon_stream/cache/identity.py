@@ -47,7 +47,7 @@ class BlockPlace(NamedTuple):
     """A block's place on disk.
 
     Attributes:
-        path: The block's file. Its name contains the block's number and size.
+        path: The block's file.
         size: Bytes of the block; the last block of an object may have fewer.
         key: Key for the checks of the block's records. It follows from the names of dataset, object and block
             and not from the folders above, so that a cache can be moved.
@@ -74,13 +74,8 @@ class BlockPlace(NamedTuple):
 
 
 class BlockRange(NamedTuple):
-    """A range of an object's bytes that lies in one block.
-
-    Attributes:
-        block: The block.
-        base: Position of the block's first byte in the object.
-        start: First byte, counted in the object.
-        stop: One past the last byte, counted in the object.
+    """A range of an object's bytes that lies in one block. All positions, as that of the block's first byte
+    (``base``), count from the begin of the object.
     """
 
     block: BlockPlace
@@ -101,13 +96,8 @@ class BlockRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObjectPlace:
-    """The place of an object's blocks on disk.
-
-    Attributes:
-        identity: The object.
-        block_bytes: Size of its blocks.
-        folder: Folder of the blocks, inside the dataset's folder. The names of all versions of an object
-            begin with the same hash of the path.
+    """The place of an object's blocks on disk: a folder inside the dataset's folder. Its name begins with a
+    hash of the object's path, which is the same for all versions.
     """
 
     identity: ObjectIdentity

@@ -1,6 +1,6 @@
 """File stores, which look up files by name beside the samples, and pools that fetch them ahead."""
 
-from energon_stream.media.file_pool import FileStoreCachePool
+from energon_stream.media.file_pool import FileCacheLazy, FileStoreCachePool
 from energon_stream.media.file_store import (
     AuxStores,
     DecodeFileStore,
@@ -10,8 +10,15 @@ from energon_stream.media.file_store import (
     SystemFileStore,
     open_once,
 )
-from energon_stream.media.lazy import DirectLazy, FileCacheLazy, Lazy, MockLazy
-from energon_stream.media.pool import CachePool, NoCachePool, active_pool, use_pool
+from energon_stream.media.pool import (
+    CachePool,
+    DirectLazy,
+    Lazy,
+    MockLazy,
+    NoCachePool,
+    active_pool,
+    use_pool,
+)
 
 __all__ = [
     "CachePool",

@@ -16,24 +16,25 @@ import tempfile
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from energon_stream.errors import ConfigError, StorageError
-from energon_stream.media.lazy import DataLazy, FileCacheLazy, Lazy, StoredLazy
-from energon_stream.media.pool import CachePool
+from energon_stream.media.file_store import FileStore, add_source
+from energon_stream.media.pool import CachePool, DataLazy, DirectLazy, Lazy
 from energon_stream.storage import Fetcher
 from energon_stream.storage.fork import PerProcess
 
 if TYPE_CHECKING:
-    from energon_stream.media.file_store import FileStore
     from energon_stream.samples import SourceInfo
 
+T_co = TypeVar("T_co", covariant=True)
 _Method = Literal["raw", "pickle"]
 _AFTER_CHILDREN = -1
 """Priority for ``Finalize``: after the worker processes have ended."""
@@ -78,28 +79,20 @@ class FileStoreCachePool(CachePool):
             )
         if method not in ("raw", "pickle"):
             raise ConfigError(f"method is {method!r}", hint="use 'raw' or 'pickle'")
-        self._num_workers = num_workers
-        self._max_bytes = int(max_cache_size_gbytes * 1e9)
-        self._max_count = max_cache_count
-        self._method: _Method = method
         parent = tempfile.gettempdir() if parent_cache_dir is None else os.fspath(parent_cache_dir)
         self._root = os.path.join(os.path.abspath(parent), f"cache_{secrets.token_hex(8)}")
-        self._files: PerProcess[_Files] = PerProcess(drop_inherited=True)
+        max_bytes = int(max_cache_size_gbytes * 1e9)
+        make = partial(_Files, self._root, num_workers, max_bytes, max_cache_count, method)
+        self._files = PerProcess(make, drop_inherited=True)
         Finalize(self, shutil.rmtree, (self._root, True), exitpriority=_AFTER_CHILDREN)
-
-    def _own(self) -> _Files:
-        return self._files.map(
-            None,
-            lambda: _Files(self._root, self._num_workers, self._max_bytes, self._max_count, self._method),
-        )
 
     def get_lazy(self, store: FileStore[Any], fname: str) -> FileCacheLazy[Any]:
         """Begin to fetch a file in the background; ``get()`` waits for it."""
-        return FileCacheLazy(store, fname, self._own().fetch(store, fname))
+        return FileCacheLazy(store, fname, self._files.get().fetch(store, fname))
 
     def to_cache(self, data: Any, name: str) -> Lazy[Any]:
         """Write a pickle of the data to disk, or keep the data in memory if the disk has no room."""
-        return self._own().keep(data, name)
+        return self._files.get().keep(data, name)
 
     def close(self) -> None:
         """End this process's fetches and remove its files."""
@@ -108,6 +101,52 @@ class FileStoreCachePool(CachePool):
             files.close()
         with suppress(OSError):  # other processes have files there, or no process ever had
             os.rmdir(self._root)
+
+
+@dataclass(frozen=True, slots=True)
+class FileCacheLazy(Lazy[T_co]):
+    """Reads a file that a pool fetched. In another process it reads from the store. Pools make it.
+
+    Attributes:
+        store: Store that has the data.
+        fname: Name of the data.
+        file: The pool's file.
+
+    Example:
+        >>> from energon_stream import FileStoreCachePool, SystemFileStore
+        >>> pool = FileStoreCachePool()
+        >>> pool.get_lazy(SystemFileStore("."), "mix.yaml")
+        FileCacheLazy(store=SystemFileStore(...), fname='mix.yaml')
+        >>> pool.close()
+    """
+
+    store: FileStore[T_co]
+    fname: str
+    file: _File = field(compare=False, repr=False)
+
+    def get(self, sample: Any = None) -> T_co:
+        """Wait for the data; see :class:`Lazy`."""
+        data, source = self.file.load(self.store, self.fname)
+        add_source(sample, source)
+        return data  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DirectLazy, (self.store, self.fname)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredLazy(Lazy[T_co]):
+    """Data that a pool wrote to disk. The file is removed with this object."""
+
+    name: str
+    read: Callable[[], T_co] = field(repr=False)
+
+    def get(self, sample: Any = None) -> T_co:
+        """Read the data."""
+        return self.read()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DataLazy, (self.get(), self.name)
 
 
 class _File:
@@ -214,7 +253,7 @@ class _Files:
                 self._bytes += file.size
                 self._make_room()
             else:  # the file made room for others while it was fetched
-                self._remove(file.path)
+                _remove(file.path)
         return source
 
     def _packed(self, store: FileStore[Any], fname: str) -> tuple[Any, SourceInfo]:
@@ -239,17 +278,17 @@ class _Files:
             _, file = files.popitem(last=False)
             file.fetch.cancel()
             self._bytes -= file.size
-            self._remove(file.path)
+            _remove(file.path)
 
     def _drop(self, path: str, size: int) -> None:
         if self.pid == os.getpid():
             with self._lock:
                 self._bytes -= size
-            self._remove(path)
+            _remove(path)
 
-    @staticmethod
-    def _remove(path: str) -> None:
-        Path(path).unlink(missing_ok=True)
+
+def _remove(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -159,7 +159,32 @@ class SystemFileStore(FileStore[bytes]):
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeFileStore(FileStore[Any]):
+class _WrappedStore(FileStore[Any]):
+    """Delegates to another store, perhaps under other names."""
+
+    inner: FileStore[Any]
+
+    def _name(self, key: str) -> str:
+        return key
+
+    def __getitem__(self, key: str) -> tuple[Any, SourceInfo]:
+        return self.inner[self._name(key)]
+
+    def get_path(self) -> str:
+        return self.inner.get_path()
+
+    def read(self, key: str) -> tuple[Any, SourceInfo]:
+        return self.inner.read(self._name(key))
+
+    def decode(self, key: str, data: Any) -> Any:
+        return self.inner.decode(self._name(key), data)
+
+    def get_media_metadata(self, key: str) -> Any:
+        return self.inner.get_media_metadata(self._name(key))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFileStore(_WrappedStore):
     """Decodes the data of another store.
 
     Attributes:
@@ -173,7 +198,6 @@ class DecodeFileStore(FileStore[Any]):
         '7.4.1'
     """
 
-    inner: FileStore[Any]
     decoder: Decoder
 
     def __getitem__(self, key: str) -> tuple[Any, SourceInfo]:
@@ -181,25 +205,13 @@ class DecodeFileStore(FileStore[Any]):
         data, source = self.inner[key]
         return self.decoder.decode(key, data), source
 
-    def get_path(self) -> str:
-        """Delegate to the inner store."""
-        return self.inner.get_path()
-
-    def read(self, key: str) -> tuple[Any, SourceInfo]:
-        """Return the data without decoding it."""
-        return self.inner.read(key)
-
     def decode(self, key: str, data: Any) -> Any:
         """Decode the inner store's data."""
         return self.decoder.decode(key, self.inner.decode(key, data))
 
-    def get_media_metadata(self, key: str) -> Any:
-        """Delegate to the inner store."""
-        return self.inner.get_media_metadata(key)
-
 
 @dataclass(frozen=True, slots=True)
-class PrimaryFileStore(FileStore[Any]):
+class PrimaryFileStore(_WrappedStore):
     """The dataset of a sample that is being cooked. The library makes it.
 
     Attributes:
@@ -212,31 +224,10 @@ class PrimaryFileStore(FileStore[Any]):
         b'__module__'
     """
 
-    inner: FileStore[Any]
     current_key: str
 
-    def _full(self, key: str) -> str:
+    def _name(self, key: str) -> str:
         return f"{self.current_key}{key}" if key.startswith(".") else key
-
-    def __getitem__(self, key: str) -> tuple[Any, SourceInfo]:
-        """Read a part of this or of another sample; see :class:`FileStore`."""
-        return self.inner[self._full(key)]
-
-    def get_path(self) -> str:
-        """Delegate to the dataset."""
-        return self.inner.get_path()
-
-    def read(self, key: str) -> tuple[Any, SourceInfo]:
-        """Return the data without decoding it."""
-        return self.inner.read(self._full(key))
-
-    def decode(self, key: str, data: Any) -> Any:
-        """Decode like the dataset."""
-        return self.inner.decode(self._full(key), data)
-
-    def get_media_metadata(self, key: str) -> Any:
-        """Delegate to the dataset."""
-        return self.inner.get_media_metadata(self._full(key))
 
 
 @dataclass(frozen=True, slots=True)

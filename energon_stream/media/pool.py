@@ -1,16 +1,95 @@
-"""Cache pools: fetch data that cookers need, and keep it until they use it."""
+"""Cache pools, which fetch data that cookers need and keep it until they use it, and handles of such data."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-from energon_stream.media.lazy import DataLazy, DirectLazy, Lazy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from energon_stream.media.file_store import FileStore
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Lazy(ABC, Generic[T_co]):
+    """A handle of data. A sample may hold it through buffers, until the data itself is needed.
+
+    Example:
+        >>> from energon_stream import NoCachePool, SystemFileStore
+        >>> lazy = NoCachePool().get_lazy(SystemFileStore("s3://data"), "mix.yaml")
+        >>> lazy.get()[:10]
+        b'__module__'
+    """
+
+    @abstractmethod
+    def get(self, sample: Any = None) -> T_co:
+        """Return the data. Each call returns a value of its own.
+
+        Args:
+            sample: A sample or dict to whose ``__sources__`` the source is added.
+
+        Raises:
+            EnergonStreamError: The data could not be read or decoded, also in the background.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class DirectLazy(Lazy[T_co]):
+    """Reads the data at each call.
+
+    Attributes:
+        store: Store that has the data.
+        fname: Name of the data.
+
+    Example:
+        >>> from energon_stream import DirectLazy, SystemFileStore
+        >>> DirectLazy(SystemFileStore("."), "mix.yaml").get()[:10]
+        b'__module__'
+    """
+
+    store: FileStore[T_co]
+    fname: str
+
+    def get(self, sample: Any = None) -> T_co:
+        """Read the data; see :class:`Lazy`."""
+        return self.store.get(self.fname, sample)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DataLazy(Lazy[T_co]):
+    """Data in memory."""
+
+    data: T_co = field(repr=False)
+    name: str
+
+    def get(self, sample: Any = None) -> T_co:
+        """Return the data."""
+        return self.data
+
+
+@dataclass(frozen=True, slots=True)
+class MockLazy(Lazy[T_co]):
+    """Calls a function; for tests, and for data that needs no pool.
+
+    Attributes:
+        fname: Name of the data.
+        get_fn: Called with the name.
+
+    Example:
+        >>> from energon_stream import MockLazy
+        >>> MockLazy("a.txt", lambda name: f"text of {name}").get()
+        'text of a.txt'
+    """
+
+    fname: str
+    get_fn: Callable[[str], T_co]
+
+    def get(self, sample: Any = None) -> T_co:
+        """Call the function."""
+        return self.get_fn(self.fname)
 
 
 class CachePool(ABC):
