@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.cache.block_reader import BlockReader, OpenBlocks, join_chunks, recorded_gaps
 from energon_stream.cache.block_writer import BlockWriter
 from energon_stream.cache.directory import CacheDirectory
-from energon_stream.cache.download import READ_OVER, Download, Get, keep_unclaimed
+from energon_stream.cache.download import READ_OVER, Download, Get
 from energon_stream.cache.identity import ObjectIdentity, ObjectPlace, clean_url, root_name
 from energon_stream.cache.ledger import Limits
-from energon_stream.cache.locks import require_locks
+from energon_stream.cache.locks import has_locks
 from energon_stream.cache.records import Span, merge_spans
-from energon_stream.errors import RangeError
+from energon_stream.errors import ConfigError, RangeError
 from energon_stream.storage import ByteRange
 from energon_stream.storage.fork import PerProcess
 
@@ -112,7 +112,11 @@ class BlockCache:
     """
 
     def __init__(self, config: CacheConfig, shares: Mapping[str, int] | None = None) -> None:
-        require_locks()
+        if not has_locks():
+            raise ConfigError(
+                "the disk cache needs locks of open file descriptions, which only Linux has",
+                hint="Run without a cache on this system: pass no cache=, and unset ENERGON_STREAM_CACHE_DIR.",
+            )
         self.config = config
         self._shares: dict[str, int] = {}
         self._named_shares: dict[str, int] = {}
@@ -276,8 +280,7 @@ class BlockCache:
         """Keep bytes that were fetched without asking the cache, if there is room."""
         writer, _ = self._open()
         place = self._place(identity, start, start + len(data))
-        kept = keep_unclaimed(writer, place, start, data)
-        self._counters.get().add(stored_bytes=kept)
+        self._counters.get().add(stored_bytes=writer.keep(place, start, data))
 
     def _download(
         self, place: ObjectPlace, gaps: list[Span], get: Get, wait: bool, *, only_keep: bool = False

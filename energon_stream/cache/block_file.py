@@ -11,7 +11,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -130,11 +130,8 @@ class BlockFile:
     def touch(self) -> None:
         """Set the time of last use, unless that happened within the last minute."""
         if time.time() - self._status.st_mtime > _TOUCH_SECONDS:
-            try:
+            with suppress(OSError):  # the cache may be read-only
                 os.utime(self._file.fd)
-            except OSError as error:
-                if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
-                    raise
 
     def read(self, run: list[Record], start: int, stop: int) -> memoryview:
         """Read and verify bytes ``[start, stop)`` of records that follow each other.

@@ -97,15 +97,8 @@ class BlockReader:
             problem = "are not those that were written"
         except OSError as error:
             problem = f"cannot be read ({error.strerror})"
-        log_once(
-            _log,
-            "cached bytes of %s/%s %s, they are fetched again [%s]",
-            place.identity.root,
-            place.identity.path,
-            problem,
-            wanted.block.path,
-            key=place.folder,
-        )
+        message, identity = "cached bytes of %s/%s %s, they are fetched again [%s]", place.identity
+        log_once(_log, message, identity.root, identity.path, problem, wanted.block.path, key=place.folder)
         return []
 
 

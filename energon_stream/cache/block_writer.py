@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.eviction import make_room
 from energon_stream.cache.ledger import free_bytes
 from energon_stream.cache.locks import Busy, LockedFile, patience
@@ -17,6 +16,7 @@ from energon_stream.cache.records import PAGE_BYTES, Span, page_ceil
 from energon_stream.logs import log_once
 
 if TYPE_CHECKING:
+    from energon_stream.cache.block_file import BlockFile
     from energon_stream.cache.block_reader import OpenBlocks
     from energon_stream.cache.directory import CacheDirectory
     from energon_stream.cache.identity import BlockRange, ObjectPlace
@@ -33,13 +33,8 @@ _SPARE = 64
 
 
 class Claim(NamedTuple):
-    """Bytes of a block that are to be fetched.
-
-    Attributes:
-        block: The open block.
-        wanted: The bytes.
-        is_mine: True if the holder of this claim has to fetch them; False if another thread or process does.
-        gaps: Bytes that the block does not have, counted in the object.
+    """Bytes of a block that are to be fetched: by the holder of this claim if ``is_mine``, else by another
+    thread or process. The ``gaps``, which the block does not have, are counted in the object.
     """
 
     block: BlockFile
@@ -76,13 +71,7 @@ class _Failures:
 
 
 class BlockWriter:
-    """Writes blocks of a cache.
-
-    Args:
-        directory: The cache.
-        policy: Chooses the blocks that make room.
-        blocks: Files that this process keeps open for reading; closed before room is made.
-    """
+    """Writes blocks of a cache. Before it makes room, it closes the ``blocks`` that stay open for reading."""
 
     def __init__(self, directory: CacheDirectory, policy: Literal["pin", "lru"], blocks: OpenBlocks) -> None:
         self._directory = directory
@@ -160,6 +149,18 @@ class BlockWriter:
             return block.store(wanted.span[0], data, self._directory.ledger)
         return 0
 
+    def keep(self, place: ObjectPlace, start: int, data: memoryview) -> int:
+        """Keep bytes of an object without a claim; return the number of those that the cache did not have."""
+        if not self.has_room(place, [(start, start + len(data))]):
+            return 0
+        kept = 0
+        for wanted in place.ranges(start, start + len(data)):
+            block = self.open_block(place, wanted)
+            if block is not None:
+                with block:
+                    kept += self.store(block, wanted, data[wanted.start - start : wanted.stop - start])
+        return kept
+
     @contextmanager
     def filling(self) -> Iterator[None]:
         """Keep one transaction open around many writes, so that the ledger reserves bytes for all of them."""
@@ -175,11 +176,7 @@ class BlockWriter:
     def discard(self, damaged: BlockFile) -> None:
         """Remove a damaged block, unless another file has already taken its place."""
         with self._failures:
-            block = BlockFile.open(damaged.place, writable=True)
-            if block is not None:
-                with block:
-                    if block.file_id == damaged.file_id:
-                        self._directory.remove_block(block)
+            self._directory.remove_block(damaged.place, file_id=damaged.file_id)
 
     def close(self) -> None:
         """Let others evict what this process used."""

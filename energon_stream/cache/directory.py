@@ -183,19 +183,26 @@ class CacheDirectory:
 
     # Files vanish
 
-    def remove_block(self, block: BlockFile) -> int:
-        """Remove an open block, and with the last block the object's folder. Views of the block stay valid.
+    def remove_block(self, place: BlockPlace, *, alone: bool = False, file_id: int | None = None) -> int:
+        """Remove a block, and with the last block the object's folder. Views of the block stay valid.
+
+        Args:
+            place: The block.
+            alone: Remove it only if nobody has it open.
+            file_id: Remove only this file of that name; see :attr:`BlockFile.file_id`.
 
         Returns:
-            Disk space that the block took; 0 if it was already gone.
+            Disk space that the block took; 0 if it was not removed.
 
         Raises:
             Busy: Others keep locks.
             OSError: The disk fails, or must not be written.
         """
-        place = block.place
-        with block.appending():
-            if not block.refresh():
+        block = BlockFile.open(place, writable=True, alone=alone)
+        if block is None:
+            return 0
+        with block, block.appending():
+            if not block.refresh() or file_id not in (None, block.file_id):
                 return 0
             amount = block.disk_bytes()
             with (
@@ -210,18 +217,16 @@ class CacheDirectory:
                         _remove_folder(place.object_folder)
         return amount
 
-    def remove_root(self, root_folder: str) -> bool:
-        """Remove a dataset's folder; return False if it has objects or is in use."""
+    def remove_root(self, root_folder: str) -> None:
+        """Remove a dataset's folder, unless it has objects or is in use."""
         try:
             file = LockedFile(os.path.join(root_folder, ROOT_FILE), os.O_RDWR)
         except FileNotFoundError:
-            return False
+            return
         with file, self.ledger.writing() as transaction, transaction.locked():
-            if not file.try_lock(*_IN_USE) or self.object_folders(root_folder):
-                return False
-            with transaction.giving_back(None, ROOT_BYTES):
-                _remove_folder(root_folder)
-        return True
+            if file.try_lock(*_IN_USE) and not self.object_folders(root_folder):
+                with transaction.giving_back(None, ROOT_BYTES):
+                    _remove_folder(root_folder)
 
     def _measure(self) -> dict[str, int]:
         """Return the bytes of each dataset, and remove folders that killed processes left empty."""

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.identity import ObjectPlace, block_at
 from energon_stream.errors import ConfigError
 
@@ -83,17 +82,10 @@ def _beyond(entries: Iterable[Entry], shares: Mapping[str, int]) -> list[Entry]:
 def make_room(
     directory: CacheDirectory, policy: Literal["pin", "lru"], need: int, spare: int, owner: ObjectPlace
 ) -> bool:
-    """Remove blocks. Blocks that any process has open stay.
+    """Remove blocks until ``need`` bytes are gained, and return True; return False if that is not possible.
 
-    Args:
-        directory: The cache.
-        policy: Chooses the blocks.
-        need: Bytes to gain. If the policy cannot give so many, nothing is removed.
-        spare: Bytes to gain beyond ``need`` if possible, so that the next eviction is not needed soon.
-        owner: Object that needs the room. Older versions of it count as unused.
-
-    Returns:
-        True if ``need`` was gained.
+    If possible, ``spare`` bytes more are gained, so that the next eviction is not needed soon. Blocks that
+    any process has open stay. Older versions of ``owner``, which needs the room, count as unused.
 
     Raises:
         Busy: Others keep locks.
@@ -106,10 +98,8 @@ def make_room(
         if need + spare <= 0:
             break
         place = block_at(entry.key)
-        block = BlockFile.open(place, writable=True, alone=True) if place is not None else None
-        if block is not None:
-            with block:
-                need -= directory.remove_block(block)
+        if place is not None:
+            need -= directory.remove_block(place, alone=True)
     return need <= 0
 
 

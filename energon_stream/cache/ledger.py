@@ -16,7 +16,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -49,9 +49,7 @@ _objects = StripedLocks(3, apart=1)
 
 
 class Usage(NamedTuple):
-    """The ledger's content: counted bytes, an upper bound of those on disk, and the pending ones among
-    them.
-    """
+    """Counted bytes, an upper bound of those on disk, and the pending ones among them."""
 
     bytes: int
     pending: int
@@ -72,8 +70,9 @@ class Limits:
     shares: Mapping[str, int] = field(default_factory=dict)
 
     def room(self, disk: str | int, counted: int) -> int:
-        """Return the bytes that may still come, on the disk of a path or open file; negative if too many
-        came.
+        """Return the bytes that may still come, or how many came too much as a negative number.
+
+        ``disk`` is a path or an open file on it.
         """
         room = free_bytes(disk) - self.floor
         return room if self.quota is None else min(room, self.quota - counted)
@@ -169,15 +168,12 @@ class Ledger:
     def recount(
         self, measure: Callable[[], Mapping[str, int]], *, seconds: float = 0.0, always: bool = False
     ) -> bool:
-        """Measure the files if a process was killed. Nobody writes meanwhile.
+        """Measure the files if a process was killed, or ``always``. Nobody writes meanwhile.
 
-        Args:
-            measure: Returns the bytes of each dataset's folder, by path.
-            seconds: How long to wait for processes that write.
-            always: Measure even if nothing is pending.
+        ``measure`` returns the bytes of each dataset's folder, by path.
 
         Returns:
-            True if the count is right now; False if others kept writing.
+            True if the count is right now; False if others kept writing for so many seconds.
         """
         with LockedFile(self._path, os.O_RDWR | os.O_CREAT) as file:
             if not file.lock(*_WRITING, seconds=seconds):
@@ -209,18 +205,15 @@ class LedgerTransaction:
         self._taken = 0
         self._reserved = Counter[str]()  # by dataset
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Exclude others for a moment. Folders of datasets appear and vanish only under this lock.
 
         Raises:
             Busy: Another process keeps the lock.
         """
-        with _changing.hold(self.file, ""):
-            yield
+        return _changing.hold(self.file, "")
 
-    @contextmanager
-    def object_lock(self, folder: str) -> Iterator[None]:
+    def object_lock(self, folder: str) -> AbstractContextManager[None]:
         """Exclude others from an object's folder. It, and names in it, appear and vanish only under this
         lock.
 
@@ -230,8 +223,7 @@ class LedgerTransaction:
         Raises:
             Busy: Another process keeps the lock.
         """
-        with _objects.hold(self.file, os.path.basename(folder)):
-            yield
+        return _objects.hold(self.file, os.path.basename(folder))
 
     def take(self, root_folder: str, amount: int) -> bool:
         """Count bytes that are about to be written; return False if the limits forbid it.
@@ -290,18 +282,14 @@ class LedgerTransaction:
         with self.locked():
             usage = self._usage()
             for folder, amount in self._reserved.items():
-                if amount:  # first, while bytes are pending: a recount would correct it
-                    with suppress(FileNotFoundError):  # the dataset was removed, and its count with it
-                        _add(folder, -amount, make=False)
+                if amount and os.path.isdir(folder):  # it may have been removed, and its count with it
+                    _add(folder, -amount)  # first, while bytes are pending: a recount would correct it
             _write(self.file, Usage(usage.bytes - unused, usage.pending - unused - self._taken))
 
     @contextmanager
     def giving_back(self, root_folder: str | None, amount: int) -> Iterator[None]:
-        """Subtract ``amount`` bytes; the block removes the files. Use it inside :meth:`locked`.
-
-        Args:
-            root_folder: Dataset of the files; None if the dataset's folder itself is removed.
-            amount: The bytes that were counted for the files.
+        """Subtract the bytes that were counted for files; the block removes them. Use it inside
+        :meth:`locked`; ``root_folder`` is None if the dataset's folder itself is removed.
         """
         usage = self._usage()
         _write(self.file, Usage(usage.bytes, usage.pending + amount))
@@ -335,21 +323,19 @@ def _parse_count(raw: bytes) -> int:
     return int(_COUNT.unpack(raw)[0]) if len(raw) == _COUNT.size else 0
 
 
-def _add(root_folder: str, amount: int, *, make: bool = True) -> None:
-    with _open_count(root_folder, make=make) as file:
+def _add(root_folder: str, amount: int) -> None:
+    with _open_count(root_folder) as file:
         count = _parse_count(os.pread(file.fd, _COUNT.size, 0))
         os.pwrite(file.fd, _COUNT.pack(count + amount), 0)
 
 
-def _open_count(root_folder: str, *, make: bool = True) -> LockedFile:
-    path, flags = os.path.join(root_folder, COUNT_FILE), os.O_RDWR | (os.O_CREAT if make else 0)
+def _open_count(root_folder: str) -> LockedFile:
+    path = os.path.join(root_folder, COUNT_FILE)
     try:
-        return LockedFile(path, flags)
-    except FileNotFoundError:
-        if not make:
-            raise
+        return LockedFile(path, os.O_RDWR | os.O_CREAT)
+    except FileNotFoundError:  # the dataset is new
         os.makedirs(root_folder, exist_ok=True)
-        return LockedFile(path, flags)
+        return LockedFile(path, os.O_RDWR | os.O_CREAT)
 
 
 def _exists(file: LockedFile) -> bool:

@@ -19,7 +19,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from energon_stream.errors import ConfigError
 from energon_stream.storage.fork import PerProcess
 
 PATIENCE = 5.0
@@ -45,19 +44,6 @@ def patience() -> float:
 def has_locks() -> bool:
     """Return True if this system has locks of open file descriptions."""
     return sys.platform.startswith("linux") and hasattr(fcntl, "F_OFD_SETLK")
-
-
-def require_locks() -> None:
-    """Check that this system has the locks that a cache needs.
-
-    Raises:
-        ConfigError: The system does not have them.
-    """
-    if not has_locks():
-        raise ConfigError(
-            "the disk cache needs locks of open file descriptions, which only Linux has",
-            hint="Run without a cache on this system: pass no cache=, and unset ENERGON_STREAM_CACHE_DIR.",
-        )
 
 
 class LockedFile:
@@ -136,7 +122,7 @@ class StripedLocks:
 
     def __init__(self, start: int, apart: int = 0) -> None:
         self._start, self._apart = start, apart
-        self._queues = PerProcess(_make_queues, drop_inherited=True)
+        self._queues = PerProcess(lambda: [threading.Lock() for _ in range(_STRIPES)], drop_inherited=True)
 
     @contextmanager
     def hold(self, file: LockedFile, name: str, seconds: float | None = None) -> Iterator[None]:
@@ -161,10 +147,6 @@ class StripedLocks:
                 file.unlock(byte, byte + 1)
         finally:
             queue.release()
-
-
-def _make_queues() -> list[threading.Lock]:
-    return [threading.Lock() for _ in range(_STRIPES)]
 
 
 def _begin_child() -> None:

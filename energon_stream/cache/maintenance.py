@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from energon_stream.cache.block_file import BlockFile, DamagedError
 from energon_stream.cache.directory import OBJECT_FILE, ROOT_FILE, CacheDirectory, read_description
-
-if TYPE_CHECKING:
-    from energon_stream.cache.identity import BlockPlace
 
 _RECOUNT_SECONDS = 30.0
 
@@ -124,7 +121,7 @@ def verify_cache(
                     with block:
                         verified = _verify(block)
                     if verified is None:
-                        damaged += _remove(directory, place) > 0
+                        damaged += directory.remove_block(place) > 0
                     else:
                         whole, size = whole + 1, size + verified
                 progress(512 * status.st_blocks)
@@ -151,7 +148,7 @@ def clear_cache(
         for found in list_objects(directory, root):
             if before is None or found.last_use <= before:
                 for place, _ in directory.blocks(found.folder):
-                    removed = _remove(directory, place)
+                    removed = directory.remove_block(place)
                     blocks, size = blocks + (removed > 0), size + removed
         directory.remove_root(root)
     return ClearReport(blocks, size)
@@ -164,11 +161,3 @@ def _verify(block: BlockFile) -> int | None:
         return sum(len(block.read(run, run[0][0], run[-1][1])) for run in runs)
     except (DamagedError, OSError):
         return None
-
-
-def _remove(directory: CacheDirectory, place: BlockPlace) -> int:
-    block = BlockFile.open(place, writable=True)
-    if block is None:
-        return 0
-    with block:
-        return directory.remove_block(block)

@@ -8,6 +8,7 @@ nothing.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import secrets
@@ -149,19 +150,17 @@ class StoredLazy(Lazy[T_co]):
         return DataLazy, (self.get(), self.name)
 
 
+@dataclass(slots=True, eq=False)
 class _File:
     """A file of a store. Its fetch returns the source."""
 
-    __slots__ = ("_files", "fetch", "path", "size")
-
-    def __init__(self, files: _Files, path: str) -> None:
-        self._files = files
-        self.path = path
-        self.size = 0
-        self.fetch: Future[SourceInfo]
+    files: _Files
+    path: str
+    size: int = 0
+    fetch: Future[SourceInfo] = field(init=False)
 
     def load(self, store: FileStore[Any], fname: str) -> tuple[Any, SourceInfo]:
-        if self._files.pid != os.getpid():
+        if self.files.pid != os.getpid():
             return store[fname]
         try:
             source = self.fetch.result()
@@ -170,8 +169,8 @@ class _File:
             if isinstance(error, StorageError):  # the store's own error
                 raise
             return store[fname]  # the file made room for others
-        self._files.was_read((store, fname))
-        data = pickle.loads(packed) if self._files.method == "pickle" else store.decode(fname, packed)
+        self.files.was_read((store, fname))
+        data = pickle.loads(packed) if self.files.method == "pickle" else store.decode(fname, packed)
         return data, source
 
 
@@ -183,12 +182,12 @@ class _Files:
         self.method = method
         with _named_errors(root):
             os.makedirs(root, mode=0o700, exist_ok=True)
-            self._folder = tempfile.mkdtemp(prefix=f"{self.pid}_", dir=root)
+            self._folder = folder = tempfile.mkdtemp(prefix=f"{self.pid}_", dir=root)
         Finalize(self, shutil.rmtree, (self._folder, True), exitpriority=0)
         self._fetcher = Fetcher(num_workers)
         self._max_bytes, self._max_count = max_bytes, max_count
         self._lock = threading.RLock()  # a finalizer of a StoredLazy may run in a thread that holds it
-        self._count = 0
+        self._paths = (os.path.join(folder, str(number)) for number in itertools.count())
         self._bytes = 0
         self._unread: OrderedDict[tuple[FileStore[Any], str], _File] = OrderedDict()
         self._read: OrderedDict[tuple[FileStore[Any], str], _File] = OrderedDict()
@@ -199,7 +198,7 @@ class _Files:
         with self._lock:
             file = self._read.get(key) or self._unread.get(key)
             if file is None:
-                self._unread[key] = file = _File(self, self._new_path())
+                self._unread[key] = file = _File(self, next(self._paths))
                 file.fetch = self._fetcher.call(partial(self._run, file, store, fname))
                 self._make_room()
         return file
@@ -212,7 +211,7 @@ class _Files:
         with self._lock:
             self._bytes += len(packed)
             self._make_room()
-            path = self._new_path()
+            path = next(self._paths)
             if self._bytes > self._max_bytes:  # data like this alone fills the pool
                 self._bytes -= len(packed)
                 return DataLazy(data, name)
@@ -232,10 +231,6 @@ class _Files:
         """End the fetches and remove the files."""
         self._fetcher.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _new_path(self) -> str:
-        self._count += 1
-        return os.path.join(self._folder, str(self._count))
 
     def _run(self, file: _File, store: FileStore[Any], fname: str) -> SourceInfo:
         """Fetch a file, in a thread."""

@@ -212,10 +212,11 @@ def test_a_block_that_is_about_to_be_removed_is_counted(cache, config, origin):
     """Who removes it gives its bytes back after the count."""
     origin.read(cache)
     before, directory = counted(cache), CacheDirectory(config.directory)
-    with BlockFile.open(block_at(block_files(config)[0]), writable=True, alone=True) as block:
+    place = block_at(block_files(config)[0])
+    with BlockFile.open(place, writable=True, alone=True):
         assert directory.recount(always=True)
         assert counted(cache) == before
-        gained = directory.remove_block(block)
+    gained = directory.remove_block(place, alone=True)
     assert counted(cache).bytes == before.bytes - gained
     assert directory.recount(always=True)
     assert counted(cache).bytes == before.bytes - gained
