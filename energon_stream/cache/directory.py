@@ -212,7 +212,7 @@ class CacheDirectory:
             ):
                 with transaction.giving_back(place.root_folder, amount):
                     os.unlink(place.path)
-                if not self.blocks(place.object_folder):
+                if not any(map(block_at, os.listdir(place.object_folder))):
                     with transaction.giving_back(place.root_folder, OBJECT_BYTES):
                         _remove_folder(place.object_folder)
         return amount

@@ -74,8 +74,8 @@ class BlockPlace(NamedTuple):
 
 
 class BlockRange(NamedTuple):
-    """A range of an object's bytes that lies in one block. All positions, as that of the block's first byte
-    (``base``), count from the begin of the object.
+    """A range of an object's bytes that lies in one block. All positions, also that of the block's first byte
+    (``base``), are positions in the object.
     """
 
     block: BlockPlace

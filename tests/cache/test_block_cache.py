@@ -13,6 +13,7 @@ from origins import BLOCK, Origin, block_files, counted, disk_bytes
 from repetitions import examples
 
 from energon_stream.cache import BlockCache, CacheSnapshot
+from energon_stream.cache.block_file import MOST_RECORDS
 from energon_stream.errors import RangeError
 from energon_stream.storage import ByteRange, run_isolated
 
@@ -257,13 +258,14 @@ def test_usable_again_after_close(cache, origin):
     assert len(origin.asked) == 1
 
 
-def test_records_do_not_grow_for_ever(cache, config, monkeypatch):
-    monkeypatch.setattr("energon_stream.cache.block_file.MOST_RECORDS", 10)
+def test_records_do_not_grow_for_ever(cache, config):
     origin = Origin(BLOCK)
-    for start in range(30):
-        origin.read(cache, 10 * start, 10 * start + 1)
+    origin.read(cache, 0, 1)
     (path,) = block_files(config)
-    assert os.path.getsize(path) == BLOCK + 10 * 32
+    os.truncate(path, BLOCK + 32 * (MOST_RECORDS - 9))  # as if there were all but nine; invalid ones count
+    for start in range(1, 30):
+        origin.read(cache, 10 * start, 10 * start + 1)
+    assert os.path.getsize(path) == BLOCK + 32 * MOST_RECORDS
     origin.asked.clear()
     for start in range(30):
         origin.read(cache, 10 * start, 10 * start + 1)
