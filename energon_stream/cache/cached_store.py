@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from energon_stream.cache.identity import ObjectIdentity, root_name
 from energon_stream.cache.locks import has_locks
 from energon_stream.errors import ObjectChangedError, StorageError, UnsupportedStoreError
 from energon_stream.logs import log_once
-from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
+from energon_stream.storage import Body, ByteRange, ListEntry, LocalStore, ObjectMeta, Store
 from energon_stream.storage.attempts import attempt_listener, release_slot
 from energon_stream.storage.fork import PerProcess
 
@@ -106,9 +105,8 @@ class Versions:
             return self._known.get(path)
 
     def _read(self) -> dict[str, ObjectMeta] | None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            with open(self._path, "rb") as file:
-                content = msgpack.unpackb(file.read())
+        with contextlib.suppress(StorageError, ValueError, KeyError, TypeError):
+            content = msgpack.unpackb(LocalStore(self._path).get("").data)
             if content["listed"] >= self._since:
                 return {path: ObjectMeta(size, etag) for path, (etag, size) in content["objects"].items()}
         return None
@@ -124,13 +122,8 @@ class Versions:
             message = "%s cannot be listed; the first answer of each object tells its version: %s"
             _log.info(message, self._store.url, error)
         objects = {path: (meta.etag, meta.size) for path, meta in found.items()}
-        with contextlib.suppress(OSError):  # a read-only cache is useful as well
-            folder = os.path.dirname(self._path)
-            os.makedirs(folder, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=folder)
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgpack.packb({"listed": listed, "objects": objects}))
-            os.replace(temporary, self._path)
+        with contextlib.suppress(StorageError):  # a read-only cache is useful as well
+            LocalStore(self._path).put("", msgpack.packb({"listed": listed, "objects": objects}))
         return found
 
 
