@@ -33,8 +33,10 @@ _SPARE = 64
 
 
 class Claim(NamedTuple):
-    """Bytes of a block that are to be fetched: by the holder of this claim if ``is_mine``, else by another
-    thread or process. The ``gaps``, which the block does not have, are counted in the object.
+    """Bytes of a block that are to be fetched.
+
+    The holder of this claim fetches them if ``is_mine``, else another thread or process does. The ``gaps``
+    are positions in the object that the block does not have.
     """
 
     block: BlockFile

@@ -186,8 +186,10 @@ class CachedStore:
         return known if known is not None and etag in (None, known.etag) else None
 
     def identify(self, path: str) -> ObjectIdentity | None:
-        """Return the version of an object that the cache serves, with a request for its metadata if
-        necessary; None for an object that is not cached, because the store has no versions.
+        """Return the version of an object, with a request for its metadata if necessary.
+
+        Returns:
+            None for an object that is not cached, because the store has no versions.
         """
         known = self.known(path)
         if known is None:

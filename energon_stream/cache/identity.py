@@ -96,8 +96,9 @@ class BlockRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObjectPlace:
-    """The place of an object's blocks on disk: a folder inside the dataset's folder. Its name begins with a
-    hash of the object's path, which is the same for all versions.
+    """The folder of an object's blocks, inside the dataset's folder.
+
+    The names of all versions of an object begin with the same hash of the path.
     """
 
     identity: ObjectIdentity

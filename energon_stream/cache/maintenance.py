@@ -43,8 +43,9 @@ class CachedDataset(NamedTuple):
 
 
 class VerifyReport(NamedTuple):
-    """Undamaged blocks, bytes of data in these, and damaged blocks, which were removed. ``counted`` is False
-    if others kept writing, so that the count of bytes was not corrected.
+    """Undamaged blocks, bytes of data in these, and damaged blocks, which were removed.
+
+    ``counted`` is False if others kept writing, so that the count of bytes was not corrected.
     """
 
     blocks: int
