@@ -18,6 +18,7 @@ well. A ``yaml`` block must parse, and is written to the file that its first lin
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import subprocess
@@ -132,12 +133,18 @@ class Page:
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
         self.done: set[int] = set()
+        self.names: dict[str, Any] = {}
 
 
 @pytest.fixture(scope="module")
-def example_page(request: pytest.FixtureRequest) -> Page:
-    """The page of this process's blocks; they share the folder."""
-    return Page(*fresh(request))
+def example_page(request: pytest.FixtureRequest) -> Iterator[Page]:
+    """The page of this process's blocks; they share the folder. Their names go at the end, and loaders with
+    them, so that no worker is left.
+    """
+    page = Page(*fresh(request))
+    yield page
+    page.names.clear()
+    gc.collect()
 
 
 @pytest.fixture
@@ -146,6 +153,7 @@ def in_example_page(request: pytest.FixtureRequest, example_page: Page) -> Itera
     them.
     """
     current = request.node.example
+    example_page.names = current.document.namespace
     with inside(example_page.folder, example_page.environment):
         for example in current.document.examples():
             if example.line < current.line and example.line not in example_page.done:
