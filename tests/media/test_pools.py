@@ -239,7 +239,8 @@ def test_children_have_folders_of_their_own_and_leave_none(tmp_path, method, kil
 
 
 AT_EXIT = """
-import os, sys, time
+import os, sys, time, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, for forks of a process with threads
 from multiprocessing import Process
 sys.path[:0] = {path!r}
 from test_pools import Counting
