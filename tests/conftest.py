@@ -41,14 +41,14 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if is_helper else None
 
 
-# A fork costs more in a large process. So tests that start many workers run first, and those that import large
-# frameworks run last.
+# A fork costs more in a large process. So tests that start many workers run first, and those that import
+# large frameworks run last.
 ORDER = {"metadataset": 0, "state": 0, "loader": 1, "end_to_end": 2, "read": 3, "docs": 5, "integrations": 6}
 MIDDLE = 4
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the modules by directory, and deal them to the halves of the list, with which two processes begin."""
+    """Sort the modules by directory, and deal them to the two halves of the list: two processes begin there."""
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)
