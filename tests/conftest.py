@@ -48,7 +48,7 @@ MIDDLE = 4
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the modules by directory, and deal them to the two halves of the list: two processes begin there."""
+    """Sort the modules by directory, and deal them to the halves of the list, where two processes begin."""
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)
