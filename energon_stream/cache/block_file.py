@@ -134,11 +134,8 @@ class BlockFile:
                 os.utime(self._file.fd)
 
     def read(self, run: list[Record], start: int, stop: int) -> memoryview:
-        """Read and verify bytes ``[start, stop)`` of records that follow each other.
-
-        Raises:
-            DamagedError: The bytes of a record do not have its hash.
-            OSError: The disk fails.
+        """Read and verify bytes ``[start, stop)`` of records that follow each other. Raises DamagedError if
+        the bytes of a record do not have its hash, and OSError if the disk fails.
         """
         base = run[0][0]
         data = self._view(base, run[-1][1])
@@ -190,11 +187,7 @@ class BlockFile:
 
     @contextmanager
     def appending(self) -> Iterator[None]:
-        """Keep others from writing or removing the file.
-
-        Raises:
-            Busy: Another process keeps the lock.
-        """
+        """Keep others from writing or removing the file. Raises Busy if another process keeps the lock."""
         with _appending.hold(self._file, self.place.path):
             yield
 

@@ -28,29 +28,21 @@ class Download:
 
     Bytes that are being fetched are locked in their block's file; no other bytes are. Nobody waits while
     holding such a lock, so there is no deadlock. The locks of a process that dies are gone.
-
-    Attributes:
-        only_keep: Do not return the bytes: cached bytes are not read, and bytes that the cache does not take
-            are not fetched.
-        chunks: Bytes that were fetched or found.
-        fetched_bytes: Number of bytes fetched.
-        kept_bytes: Number of these that the cache kept.
-        waited: True if this download waited for others.
-        gave_up: True if waiting took too long.
-        refused: True if something was not fetched because there is no room for it.
     """
 
     reader: BlockReader
     writer: BlockWriter
     place: ObjectPlace
     get: Get
+    # Do not return the bytes: cached bytes are not read, and bytes that the cache does not take are not
+    # fetched.
     only_keep: bool = False
-    chunks: list[Chunk] = field(default_factory=list)
-    fetched_bytes: int = 0
-    kept_bytes: int = 0
-    waited: bool = False
-    gave_up: bool = False
-    refused: bool = False
+    chunks: list[Chunk] = field(default_factory=list)  # bytes that were fetched or found
+    fetched_bytes: int = 0  # number of bytes fetched
+    kept_bytes: int = 0  # number of these that the cache kept
+    waited: bool = False  # True if this download waited for others
+    gave_up: bool = False  # True if waiting took too long
+    refused: bool = False  # True if something was not fetched because there is no room for it
 
     def run(self, gaps: list[Span], seconds: float) -> None:
         """Get all bytes of some spans; wait for others who are fetching the same bytes for some seconds."""

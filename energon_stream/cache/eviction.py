@@ -24,24 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A block, as policies see it.
+    """A block, as policies see it."""
 
-    Attributes:
-        key: Path of the block.
-        root: Dataset of the block.
-        group: Name of the blocks that come into and fall out of use together: the dataset, or one version of
-            an object.
-        bytes: Bytes that removing the block frees.
-        last_use: Time of the last read or write, in any unit.
-        in_use: True if a running process uses the group.
-    """
-
-    key: str
-    root: str
+    key: str  # path of the block
+    root: str  # dataset of the block
+    # Name of the blocks that come into and fall out of use together: the dataset, or one version of an
+    # object.
     group: str
-    bytes: int
-    last_use: float
-    in_use: bool
+    bytes: int  # bytes that removing the block frees
+    last_use: float  # time of the last read or write, in any unit
+    in_use: bool  # True if a running process uses the group
 
 
 def candidates(

@@ -44,17 +44,12 @@ def clean_url(url: str) -> str:
 
 
 class BlockPlace(NamedTuple):
-    """A block's place on disk.
+    """A block's place on disk."""
 
-    Attributes:
-        path: The block's file.
-        size: Bytes of the block; the last block of an object may have fewer.
-        key: Key for the checks of the block's records. It follows from the names of dataset, object and block
-            and not from the folders above, so that a cache can be moved.
-    """
-
-    path: str
-    size: int
+    path: str  # the block's file
+    size: int  # bytes of the block; the last block of an object may have fewer
+    # Key for the checks of the block's records. It follows from the names of dataset, object and block and
+    # not from the folders above, so that a cache can be moved.
     key: int
 
     @property

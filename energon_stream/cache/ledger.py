@@ -57,16 +57,11 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Upper bounds on what a cache may take.
+    """Upper bounds on what a cache may take."""
 
-    Attributes:
-        quota: Bytes of the whole cache; None for no limit.
-        floor: Bytes of the disk to leave free.
-        shares: Bytes of some datasets, by the names of their folders.
-    """
-
-    quota: int | None = None
-    floor: int = 0
+    quota: int | None = None  # bytes of the whole cache; None for no limit
+    floor: int = 0  # bytes of the disk to leave free
+    # Bytes of some datasets, by the names of their folders.
     shares: Mapping[str, int] = field(default_factory=dict)
 
     def room(self, disk: str | int, counted: int) -> int:
@@ -206,10 +201,8 @@ class LedgerTransaction:
         self._reserved = Counter[str]()  # by dataset
 
     def locked(self) -> AbstractContextManager[None]:
-        """Exclude others for a moment. Folders of datasets appear and vanish only under this lock.
-
-        Raises:
-            Busy: Another process keeps the lock.
+        """Exclude others for a moment. Folders of datasets appear and vanish only under this lock. Raises
+        Busy if another process keeps the lock.
         """
         return _changing.hold(self.file, "")
 
@@ -226,10 +219,8 @@ class LedgerTransaction:
         return _objects.hold(self.file, os.path.basename(folder))
 
     def take(self, root_folder: str, amount: int) -> bool:
-        """Count bytes that are about to be written; return False if the limits forbid it.
-
-        Raises:
-            Busy: Another process keeps the lock.
+        """Count bytes that are about to be written; return False if the limits forbid it. Raises Busy if
+        another process keeps the lock.
         """
         if self._take_reserved(root_folder, amount):
             return True
@@ -271,10 +262,8 @@ class LedgerTransaction:
             self._taken = 0
 
     def settle(self) -> None:
-        """Subtract what was reserved and not used. What was taken is on disk, and no longer pending.
-
-        Raises:
-            Busy: Another process keeps the lock.
+        """Subtract what was reserved and not used. What was taken is on disk, and no longer pending. Raises
+        Busy if another process keeps the lock.
         """
         unused = self._reserved.total()
         if not (unused or self._taken):

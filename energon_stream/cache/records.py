@@ -96,19 +96,12 @@ def _checks(key: int, table: npt.NDArray[np.uint64]) -> UInt64Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordTable:
-    """Valid records of a block, or of a part of it, in order. Records that lie inside others are left out.
+    """Valid records of a block, or of a part of it, in order. Records that lie inside others are left out."""
 
-    Attributes:
-        starts: ``int64``, first byte of each record.
-        stops: ``int64``, one past the last byte of each.
-        digests: ``uint64``, hash of each.
-        num_records: Records in the file, invalid ones included.
-    """
-
-    starts: Int64Array
-    stops: Int64Array
-    digests: UInt64Array
-    num_records: int
+    starts: Int64Array  # ``int64``, first byte of each record
+    stops: Int64Array  # ``int64``, one past the last byte of each
+    digests: UInt64Array  # ``uint64``, hash of each
+    num_records: int  # records in the file, invalid ones included
 
     @classmethod
     def decode(cls, key: int, raw: bytes, start: int = 0, stop: int | None = None) -> RecordTable:

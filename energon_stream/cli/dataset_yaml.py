@@ -37,17 +37,11 @@ def part_filter(part: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a sample type.
-
-    Attributes:
-        name: Name.
-        type: Type, as shown to the user.
-        required: Whether it has no default.
-    """
+    """A field of a sample type."""
 
     name: str
-    type: str
-    required: bool
+    type: str  # type, as shown to the user
+    required: bool  # whether it has no default
 
 
 def sample_types() -> list[str]:
@@ -57,9 +51,7 @@ def sample_types() -> list[str]:
 
 def find_sample_type(name: str) -> str:
     """Return the sample type, or ``CrudeWebdataset``, for a name. ``…Webdataset`` is the older spelling.
-
-    Raises:
-        ConfigError: No sample type has this name.
+    Raises ConfigError if no sample type has this name.
     """
     known = {**_TYPES, CRUDE: None}
     for candidate in (name, name.removesuffix("Webdataset") + "Sample"):
@@ -86,11 +78,8 @@ def sample_fields(sample_type: str) -> list[Field]:
 
 
 def check_parts(field_map: Mapping[str, Any], parts: Collection[str], where: str) -> None:
-    """Check that each field of a field map can come from a part of the tars.
-
-    Raises:
-        MetadataError: An entry breaks the grammar (``jpg,png``, ``json[a][0]``).
-        ConfigError: None of the parts of an entry exists.
+    """Check that each field of a field map can come from a part of the tars. Raises MetadataError if an entry
+    breaks the grammar (``jpg,png``, ``json[a][0]``), and ConfigError if none of the parts of an entry exists.
     """
     for field in parse_field_map(field_map, where):
         wanted = parts_of([field])

@@ -71,11 +71,7 @@ def media_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def media_filter(by_glob: str | None, by_header: bool, by_extension: bool) -> MediaFilter | None:
-    """Return the selected filter, or None.
-
-    Raises:
-        ConfigError: Several are selected.
-    """
+    """Return the selected filter, or None. Raises ConfigError if several are selected."""
     if (by_glob is not None) + by_header + by_extension > 1:
         raise ConfigError("several --media-metadata-by-… options are given", hint="give one of them")
     if by_glob is not None:

@@ -31,24 +31,17 @@ Kind = Literal["rank", "list", "streams"]
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """A file with the states of one or more ranks.
-
-    Attributes:
-        path: Path of the file.
-        size: Size in bytes.
-        by_torch: Whether ``torch.save`` wrote the file; otherwise it is msgpack.
-        wrapper: Mapping that holds the state under :data:`_WRAPPER`; None if nothing is around the state.
-        kind: ``"rank"``, a rank's state; ``"list"``, a list of them; ``"streams"``, the result of
-            ``state_dict()`` of one rank or more.
-        ranks: The states of the ranks.
-    """
+    """A file with the states of one or more ranks."""
 
     path: Path
-    size: int
-    by_torch: bool
+    size: int  # size in bytes
+    by_torch: bool  # whether ``torch.save`` wrote the file; otherwise it is msgpack
+    # Mapping that holds the state under :data:`_WRAPPER`; None if nothing is around the state.
     wrapper: Mapping[str, Any] | None
+    # ``"rank"``, a rank's state; ``"list"``, a list of them; ``"streams"``, the result of ``state_dict()`` of
+    # one rank or more.
     kind: Kind
-    ranks: tuple[dict[str, Any], ...]
+    ranks: tuple[dict[str, Any], ...]  # the states of the ranks
 
     @property
     def form(self) -> str:
@@ -75,11 +68,7 @@ class StateFile:
 
 
 def read_states(path: Path) -> StateFile:
-    """Read a file.
-
-    Raises:
-        StateError: The file holds something else, or is damaged.
-    """
+    """Read a file. Raises StateError if the file holds something else, or is damaged."""
     try:
         data = path.read_bytes()
         by_torch = data[:2] in (b"PK", b"\x80\x02")  # torch's zip files, and its older format
@@ -217,11 +206,7 @@ def _rank(file: StateFile) -> int:
 
 
 def write(folder: Path, contents: Mapping[str, Any], by_torch: bool) -> list[Path]:
-    """Write files into a folder, and create the folder.
-
-    Raises:
-        ConfigError: One of the files exists.
-    """
+    """Write files into a folder, and create the folder. Raises ConfigError if one of the files exists."""
     paths = [folder / name for name in contents]
     for path in paths:
         if path.exists():

@@ -43,13 +43,9 @@ def parse_ratio(text: str) -> tuple[float, float, float]:
 
 @dataclass(slots=True)
 class Wizard:
-    """Asks on the terminal.
+    """Asks on the terminal."""
 
-    Attributes:
-        pending: An answer to the next question, given at a yes-no question.
-    """
-
-    pending: str | None = None
+    pending: str | None = None  # an answer to the next question, given at a yes-no question
 
     def ratio(self) -> tuple[float, float, float]:
         """Ask for the split ratio until it is valid."""

@@ -86,11 +86,7 @@ class EPath:
         return self.parent / f"{stem}{suffix}"
 
     def relative_to(self, other: EPath) -> str:
-        """Return the path from ``other`` to this one.
-
-        Raises:
-            ConfigError: This path is not below ``other``.
-        """
+        """Return the path from ``other`` to this one. Raises ConfigError if this path is not below ``other``."""
         folder = other.url.rstrip("/") + "/"
         if not self.url.startswith(folder):
             raise ConfigError(f"{self} is not below {other}")
@@ -101,11 +97,7 @@ class EPath:
         return is_local(self.url)
 
     def local_path(self) -> Path:
-        """Return a ``pathlib.Path``.
-
-        Raises:
-            ConfigError: The path is remote.
-        """
+        """Return a ``pathlib.Path``. Raises ConfigError if the path is remote."""
         if not self.is_local():
             raise ConfigError(f"{self} is not a local path")
         return Path(self.url)

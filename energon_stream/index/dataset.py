@@ -76,33 +76,24 @@ class DatasetIndex(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WebDatasetIndex:
-    """One split part of a dataset of tars. A picklable value: it holds no open files.
+    """One split part of a dataset of tars. A picklable value: it holds no open files."""
 
-    Attributes:
-        spec: Root of the dataset.
-        split_part: Name of the split part.
-        shard_paths: Paths of the shards, relative to the root, in order.
-        shard_counts: ``int64 [shards]``: number of samples in each shard.
-        shard_starts: ``int64 [shards + 1]``: number of the first sample of each shard, and the total.
-        excluded: Keys of the samples that are not to be used, by shard path, also of other split parts. They
-            count as samples.
-        dataset_yaml: Content of ``dataset.yaml``; None if the dataset has no such file.
-        excluded_shards: Shards of the split part that are not to be used at all; the other attributes leave
-            them out.
-        shard_ids: ``int64 [shards]``: position of each shard in ``.info.json``, which is the shard's number
-            in ``index.sqlite``; None if unknown.
-        plain: Tars of a dataset that was not prepared; None for a prepared one.
-    """
-
-    spec: StoreSpec
-    split_part: str
-    shard_paths: tuple[str, ...]
-    shard_counts: Int64Array
+    spec: StoreSpec  # root of the dataset
+    split_part: str  # name of the split part
+    shard_paths: tuple[str, ...]  # paths of the shards, relative to the root, in order
+    shard_counts: Int64Array  # ``int64 [shards]``: number of samples in each shard
+    # Keys of the samples that are not to be used, by shard path, also of other split parts. They count as
+    # samples.
     excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    # Content of ``dataset.yaml``; None if the dataset has no such file.
     dataset_yaml: Mapping[str, Any] | None = None
+    # Shards of the split part that are not to be used at all; the other attributes leave them out.
     excluded_shards: tuple[str, ...] = ()
+    # ``int64 [shards]``: position of each shard in ``.info.json``, which is the shard's number in
+    # ``index.sqlite``; None if unknown.
     shard_ids: Int64Array | None = None
-    plain: PlainTars | None = None
+    plain: PlainTars | None = None  # tars of a dataset that was not prepared; None for a prepared one
+    # ``int64 [shards + 1]``: number of the first sample of each shard, and the total.
     shard_starts: Int64Array = field(init=False)
 
     def __post_init__(self) -> None:
@@ -155,20 +146,13 @@ def dataset_kind(url: str) -> DatasetKind:
 
 @dataclass(frozen=True, slots=True)
 class DatasetMetadata:
-    """Content of a dataset's metadata files.
+    """Content of a dataset's metadata files."""
 
-    Attributes:
-        url: Root of the dataset.
-        shard_counts: Number of samples by shard path, in the order of ``.info.json``.
-        split: Content of the split file.
-        split_url: URL of the split file, for messages.
-        dataset_yaml: Content of ``dataset.yaml``; None if the dataset has no such file.
-    """
-
-    url: str
-    shard_counts: Mapping[str, int]
-    split: SplitConfig
-    split_url: str
+    url: str  # root of the dataset
+    shard_counts: Mapping[str, int]  # number of samples by shard path, in the order of ``.info.json``
+    split: SplitConfig  # content of the split file
+    split_url: str  # URL of the split file, for messages
+    # Content of ``dataset.yaml``; None if the dataset has no such file.
     dataset_yaml: Mapping[str, Any] | None
 
 

@@ -27,14 +27,10 @@ _HINT = "the tar was changed after it was indexed; run `energon-stream prepare` 
 
 @dataclass(frozen=True, slots=True)
 class OffsetWindow:
-    """Consecutive entries of an index.
+    """Consecutive entries of an index."""
 
-    Attributes:
-        first: Number of the first entry.
-        offsets: ``int64 [n]`` or ``[n, width]``. Sample ``i`` of a tar begins at byte ``offsets[i - first]``.
-    """
-
-    first: int
+    first: int  # number of the first entry
+    # ``int64 [n]`` or ``[n, width]``. Sample ``i`` of a tar begins at byte ``offsets[i - first]``.
     offsets: Int64Array
 
     def covers(self, first: int, last: int) -> bool:
@@ -151,18 +147,12 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
 class RowFile:
     """A file of rows of little-endian 64-bit integers after a header. A picklable value: it holds no open
     files.
-
-    Attributes:
-        spec: Location of the file.
-        header: Bytes before the first row.
-        width: Integers in a row.
-        rows: Number of rows.
     """
 
-    spec: StoreSpec
-    header: int
-    width: int
-    rows: int
+    spec: StoreSpec  # location of the file
+    header: int  # bytes before the first row
+    width: int  # integers in a row
+    rows: int  # number of rows
 
     @property
     def page_rows(self) -> int:

@@ -29,19 +29,12 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class JoinReport:
-    """Result of :func:`build_join_index`.
-
-    Attributes:
-        url: URL of the index.
-        rows: Number of rows.
-        skipped: Number of samples of the primary that are not in the index.
-        missing: Number of rows without a sample of the member, for each member.
-    """
+    """Result of :func:`build_join_index`."""
 
     url: str
-    rows: int
-    skipped: int
-    missing: tuple[int, ...]
+    rows: int  # number of rows
+    skipped: int  # number of samples of the primary that are not in the index
+    missing: tuple[int, ...]  # number of rows without a sample of the member, for each member
 
 
 def build_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> JoinReport:

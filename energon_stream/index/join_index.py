@@ -43,30 +43,21 @@ _HEADER = 16
 
 @dataclass(frozen=True, slots=True)
 class JoinMember:
-    """One dataset of a join.
+    """One dataset of a join."""
 
-    Attributes:
-        index: The opened dataset.
-        nonmatch: Treatment of a sample of the primary without a partner in this dataset: an error, skip it,
-            or leave the partner out (``none``).
-    """
-
-    index: WebDatasetIndex
+    index: WebDatasetIndex  # the opened dataset
+    # Treatment of a sample of the primary without a partner in this dataset: an error, skip it, or leave the
+    # partner out (``none``).
     nonmatch: NonMatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinIndex:
-    """An opened join: one virtual shard. A picklable value.
+    """An opened join: one virtual shard. A picklable value."""
 
-    Attributes:
-        members: The joined datasets, the primary first.
-        rows: The index; a row has (shard, first byte, size) for each member.
-        excluded: Always empty: excluded samples are not in the index.
-    """
-
-    members: tuple[WebDatasetIndex, ...]
-    rows: RowFile
+    members: tuple[WebDatasetIndex, ...]  # the joined datasets, the primary first
+    rows: RowFile  # the index; a row has (shard, first byte, size) for each member
+    # Always empty: excluded samples are not in the index.
     excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property

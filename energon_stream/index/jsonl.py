@@ -34,19 +34,12 @@ _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JsonlIndex:
-    """An opened JSONL file: one virtual shard, which belongs to every split part. A picklable value.
+    """An opened JSONL file: one virtual shard, which belongs to every split part. A picklable value."""
 
-    Attributes:
-        spec: Location of the file.
-        num_samples: Number of records.
-        split_part: Name for messages.
-        excluded: Always empty.
-    """
-
-    spec: StoreSpec
-    num_samples: int
-    split_part: str = "all"
-    excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    spec: StoreSpec  # location of the file
+    num_samples: int  # number of records
+    split_part: str = "all"  # name for messages
+    excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)  # always empty
 
     @property
     def offsets(self) -> RowFile:

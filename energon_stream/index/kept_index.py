@@ -45,13 +45,9 @@ def index_directory(spec: StoreSpec) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeptIndices:
-    """Indices of one dataset's tars. A picklable value.
+    """Indices of one dataset's tars. A picklable value."""
 
-    Attributes:
-        folder: Folder of the index files.
-    """
-
-    folder: str
+    folder: str  # folder of the index files
 
     @classmethod
     def of(cls, spec: StoreSpec, url: str) -> KeptIndices:
@@ -65,10 +61,8 @@ class KeptIndices:
         return os.path.join(self.folder, f"{name}.idx")
 
     def count(self, tar: ListEntry) -> int | None:
-        """Verify the index of a tar, and return the number of samples; None if there is no index.
-
-        Raises:
-            IndexMismatchError: The index is damaged.
+        """Verify the index of a tar, and return the number of samples; None if there is no index. Raises
+        IndexMismatchError if the index is damaged.
         """
         path = self.path(tar)
         try:
@@ -101,11 +95,9 @@ class KeptIndices:
         os.replace(path + suffix, path)
 
     def read_offsets(self, tar: ListEntry, count: int, first: int, last: int) -> OffsetWindow:
-        """Read entries of a tar's index; see :func:`energon_stream.index.index_files.read_offsets`.
-
-        Raises:
-            NotPreparedError: The index was removed after the dataset was opened.
-            IndexMismatchError: The index is damaged, or has another number of samples.
+        """Read entries of a tar's index; see :func:`energon_stream.index.index_files.read_offsets`. Raises
+        NotPreparedError if the index was removed after the dataset was opened, and IndexMismatchError if the
+        index is damaged, or has another number of samples.
         """
         where = f"{self.path(tar)}, index of {tar.path}"
         try:
@@ -128,14 +120,9 @@ class KeptIndices:
 
 @dataclass(frozen=True, slots=True)
 class PlainTars:
-    """Tars of a dataset that was not prepared, and their indices. A picklable value.
+    """Tars of a dataset that was not prepared, and their indices. A picklable value."""
 
-    Attributes:
-        tars: Tars with size and version, as they were when the dataset was opened.
-        indices: Indices of the tars.
-    """
-
-    tars: tuple[ListEntry, ...]
+    tars: tuple[ListEntry, ...]  # tars with size and version, as they were when the dataset was opened
     indices: KeptIndices
 
     def read_offsets(self, shard: int, count: int, first: int, last: int) -> OffsetWindow:

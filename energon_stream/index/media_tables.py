@@ -35,17 +35,11 @@ _BATCH = 128  # files that one thread reads at a time
 
 @dataclass(frozen=True, slots=True)
 class MediaReport:
-    """Outcome for the files that a media filter matches.
+    """Outcome for the files that a media filter matches."""
 
-    Attributes:
-        stored: Number of files whose metadata is in the index now.
-        skipped_av: Number of audio and video files; metadata of these is not supported.
-        unreadable: Names of the files that are not images. Always empty with ``HEADER``, which tries all
-            files.
-    """
-
-    stored: int = 0
-    skipped_av: int = 0
+    stored: int = 0  # number of files whose metadata is in the index now
+    skipped_av: int = 0  # number of audio and video files; metadata of these is not supported
+    # Names of the files that are not images. Always empty with ``HEADER``, which tries all files.
     unreadable: tuple[str, ...] = ()
 
 
@@ -80,14 +74,11 @@ class MediaTables:
     Args:
         database: The database.
         media_filter: The filter that found the media.
-
-    Attributes:
-        report: Outcome so far.
     """
 
     def __init__(self, database: sqlite3.Connection, media_filter: MediaFilter) -> None:
         self._database = database
-        self.report = MediaReport()
+        self.report = MediaReport()  # outcome so far
         for statement in _TABLES.split(";"):  # executescript() would commit the caller's transaction
             database.execute(statement)
         database.execute(

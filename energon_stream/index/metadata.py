@@ -23,22 +23,15 @@ _FORMAT_VERSION = "7.4.1"  # of Megatron-Energon, which refuses unknown keys: th
 
 @dataclass(frozen=True, slots=True)
 class SplitConfig:
-    """Content of a split file.
+    """Content of a split file."""
 
-    Attributes:
-        split_parts: Shard paths of each split part, in order, braces expanded.
-        exclude: ``shard.tar`` or ``shard.tar/sample key``, braces expanded.
-    """
-
-    split_parts: Mapping[str, tuple[str, ...]]
-    exclude: tuple[str, ...] = ()
+    split_parts: Mapping[str, tuple[str, ...]]  # shard paths of each split part, in order, braces expanded
+    exclude: tuple[str, ...] = ()  # ``shard.tar`` or ``shard.tar/sample key``, braces expanded
 
 
 def load_document(data: bytes | memoryview, where: str) -> dict[str, Any]:
-    """Parse a file that must hold a mapping. It is JSON if ``where`` ends in ``.json``, else YAML.
-
-    Raises:
-        MetadataError: The file cannot be parsed, or holds something else.
+    """Parse a file that must hold a mapping. It is JSON if ``where`` ends in ``.json``, else YAML. Raises
+    MetadataError if the file cannot be parsed, or holds something else.
     """
     value: Any
     if where.endswith(".json"):
@@ -82,11 +75,7 @@ def encode_info(shard_counts: Mapping[str, int], *, as_yaml: bool = False) -> by
 
 
 def parse_split(data: bytes | memoryview, where: str) -> SplitConfig:
-    """Parse ``split.yaml`` or ``split.json``.
-
-    Raises:
-        MetadataError: The file has a wrong form.
-    """
+    """Parse ``split.yaml`` or ``split.json``. Raises MetadataError if the file has a wrong form."""
     document = load_document(data, where)
     check_keys(document, ("split_parts", "exclude"), where)
     parts = document.get("split_parts")

@@ -108,11 +108,8 @@ def _metas(store: Store, paths: Sequence[str]) -> dict[str, ObjectMeta]:
 
 
 def list_tars(spec: StoreSpec) -> list[ListEntry] | None:
-    """Return all tars below a folder, sorted by path; None if the folder has metadata.
-
-    Raises:
-        ObjectNotFoundError: The folder has no tars.
-        ConfigError: All tars of the folder are compressed.
+    """Return all tars below a folder, sorted by path; None if the folder has metadata. Raises
+    ObjectNotFoundError if the folder has no tars, and ConfigError if all tars of the folder are compressed.
     """
     store = spec.open()
     entries = list(store.list())

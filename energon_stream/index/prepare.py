@@ -35,21 +35,13 @@ from energon_stream.storage import ListEntry, Store, StoreSpec
 
 @dataclass(frozen=True, slots=True)
 class PrepareReport:
-    """Result of :func:`prepare_dataset`.
+    """Result of :func:`prepare_dataset`."""
 
-    Attributes:
-        shard_counts: Number of samples by shard path, in the order of ``.info.json``.
-        split: Shards of each split part.
-        parts: Sorted names of all parts in the dataset.
-        files: Paths of the written files, relative to the dataset.
-        media: Result of the media filter; None if there was none.
-    """
-
-    shard_counts: Mapping[str, int]
-    split: Mapping[str, tuple[str, ...]]
-    parts: tuple[str, ...]
-    files: tuple[str, ...]
-    media: MediaReport | None = None
+    shard_counts: Mapping[str, int]  # number of samples by shard path, in the order of ``.info.json``
+    split: Mapping[str, tuple[str, ...]]  # shards of each split part
+    parts: tuple[str, ...]  # sorted names of all parts in the dataset
+    files: tuple[str, ...]  # paths of the written files, relative to the dataset
+    media: MediaReport | None = None  # result of the media filter; None if there was none
 
     @property
     def num_samples(self) -> int:
@@ -197,11 +189,9 @@ def _write_metadata(
 def find_shards(
     store: Store, *, shards: str | Sequence[str] | None = None, exclude: str | None = None
 ) -> list[ListEntry]:
-    """List the tars of a folder, sorted by path; see :func:`prepare_dataset`.
-
-    Raises:
-        ObjectNotFoundError: The folder has no tars, or none that the options select.
-        ConfigError: ``exclude`` is not a regular expression, or all tars are compressed.
+    """List the tars of a folder, sorted by path; see :func:`prepare_dataset`. Raises ObjectNotFoundError if
+    the folder has no tars, or none that the options select, and ConfigError if ``exclude`` is not a regular
+    expression, or all tars are compressed.
     """
     listed = (entry for entry in store.list() if not entry.path.startswith(f"{META_FOLDER}/"))
     entries = {entry.path: entry for entry in only_tars(listed, store.url)}

@@ -26,18 +26,13 @@ _TAIL_PIECE = 1 << 20
 
 @dataclass(slots=True)
 class ShardScan:
-    """The samples of one tar, in order.
+    """The samples of one tar, in order."""
 
-    Attributes:
-        path: Path of the tar, relative to the dataset.
-        keys: Sample keys.
-        offsets: First header of each sample, and the end of the last member.
-        parts: Number of the sample, part name, first byte of the payload, its size in bytes; in tar order.
-    """
-
-    path: str
-    keys: list[str] = field(default_factory=list)
+    path: str  # path of the tar, relative to the dataset
+    keys: list[str] = field(default_factory=list)  # sample keys
+    # First header of each sample, and the end of the last member.
     offsets: list[int] = field(default_factory=list)
+    # Number of the sample, part name, first byte of the payload, its size in bytes; in tar order.
     parts: list[tuple[int, str, int, int]] = field(default_factory=list)
 
 

@@ -108,14 +108,10 @@ def _pattern(run: list[list[str]], varying: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TarPaths:
-    """Tars below one folder.
+    """Tars below one folder."""
 
-    Attributes:
-        root: Path or URL of the folder: everything before the last slash in front of the first brace.
-        paths: Paths of the tars, relative to the folder, in the order in which a shell expands the braces.
-    """
-
-    root: str
+    root: str  # path or URL of the folder: everything before the last slash in front of the first brace
+    # Paths of the tars, relative to the folder, in the order in which a shell expands the braces.
     paths: tuple[str, ...]
 
 
@@ -166,11 +162,8 @@ def parse_tar_paths(url: str) -> TarPaths:
 
 
 def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
-    """Return the tars of a folder's listing, sorted by path; warn of compressed ones.
-
-    Raises:
-        ObjectNotFoundError: The folder has no tars.
-        ConfigError: All tars of the folder are compressed.
+    """Return the tars of a folder's listing, sorted by path; warn of compressed ones. Raises
+    ObjectNotFoundError if the folder has no tars, and ConfigError if all tars of the folder are compressed.
     """
     others = list(entries)
     tars = sorted((entry for entry in others if entry.path.endswith(".tar")), key=lambda entry: entry.path)

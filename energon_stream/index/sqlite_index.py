@@ -45,23 +45,16 @@ class SqliteWriter:
     Args:
         path: File to create.
         shards: Shard paths; the position of a shard is its ``tar_file_id``.
-
-    Attributes:
-        database: The open file, for further tables.
     """
 
     def __init__(self, path: str, shards: list[str]) -> None:
         self._shards = shards
-        self.database = sqlite3.connect(path, isolation_level=None)
+        self.database = sqlite3.connect(path, isolation_level=None)  # the open file, for further tables
         # Nobody reads the file before it is complete, so it needs no journal and no syncing.
         self.database.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + _TABLES)
 
     def add(self, tar_id: int, scan: ShardScan) -> None:
-        """Add the samples of a shard.
-
-        Raises:
-            DuplicateKeyError: The index has a sample of the same key.
-        """
+        """Add the samples of a shard. Raises DuplicateKeyError if the index has a sample of the same key."""
         starts, ends = scan.offsets[:-1], scan.offsets[1:]
         rows = [
             (tar_id, key, index, start, end - start)
@@ -109,9 +102,7 @@ class SqliteWriter:
 @contextmanager
 def sqlite_file(store: Store) -> Iterator[str]:
     """Yield the local path of a dataset's index. A remote index is downloaded for the length of the block.
-
-    Raises:
-        NotPreparedError: The dataset has no index.
+    Raises NotPreparedError if the dataset has no index.
     """
     with tempfile.TemporaryDirectory(prefix="energon-index-") as folder:
         try:

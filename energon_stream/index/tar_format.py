@@ -40,21 +40,13 @@ _HEADER = struct.Struct("100s24x12s12x8sc188x155s12x")
 
 
 class Member(NamedTuple):
-    """A member of an archive.
+    """A member of an archive."""
 
-    Attributes:
-        name: Full name, as stored.
-        header_offset: First byte of the first header, extended headers included.
-        data_offset: First byte of the payload.
-        size: Length of the payload in bytes, without padding.
-        is_file: False for directories, links and devices.
-    """
-
-    name: str
-    header_offset: int
-    data_offset: int
-    size: int
-    is_file: bool
+    name: str  # full name, as stored
+    header_offset: int  # first byte of the first header, extended headers included
+    data_offset: int  # first byte of the payload
+    size: int  # length of the payload in bytes, without padding
+    is_file: bool  # False for directories, links and devices
 
     @property
     def end(self) -> int:
@@ -63,19 +55,12 @@ class Member(NamedTuple):
 
 
 class SampleParts(NamedTuple):
-    """Key of a sample, and names and byte ranges of its parts.
+    """Key of a sample, and names and byte ranges of its parts."""
 
-    Attributes:
-        key: Sample key.
-        names: Part names, in the order of the archive.
-        starts: First byte of each part.
-        stops: One past the last byte of each part.
-    """
-
-    key: str
-    names: list[str]
-    starts: list[int]
-    stops: list[int]
+    key: str  # sample key
+    names: list[str]  # part names, in the order of the archive
+    starts: list[int]  # first byte of each part
+    stops: list[int]  # one past the last byte of each part
 
 
 def split_name(name: str) -> tuple[str, str] | None:

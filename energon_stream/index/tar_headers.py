@@ -29,19 +29,12 @@ _MOST_HEADERS = 64  # of a sample
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlikeSamples:
-    """Samples that all have the same parts, in columns. No object is made per sample.
+    """Samples that all have the same parts, in columns. No object is made per sample."""
 
-    Attributes:
-        keys: Key of each sample.
-        names: Part names of all samples.
-        starts: First byte of each part, sample after sample.
-        stops: One past the last byte of each part.
-    """
-
-    keys: list[str]
-    names: list[str]
-    starts: list[int]
-    stops: list[int]
+    keys: list[str]  # key of each sample
+    names: list[str]  # part names of all samples
+    starts: list[int]  # first byte of each part, sample after sample
+    stops: list[int]  # one past the last byte of each part
 
 
 def split_samples(data: memoryview, starts: Int64Array, stops: Int64Array) -> AlikeSamples | None:

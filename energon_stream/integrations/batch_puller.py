@@ -23,17 +23,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PulledBatch(Generic[T]):
-    """A batch, or the end of a pass.
+    """A batch, or the end of a pass."""
 
-    Attributes:
-        batch: The batch; None at an end.
-        ended: Whether the pass has ended.
-        state: Result of ``save_state_rank`` after the batch; empty for loaders without state.
-    """
-
-    batch: Any
-    ended: bool
-    state: dict[str, Any]
+    batch: Any  # the batch; None at an end
+    ended: bool  # whether the pass has ended
+    state: dict[str, Any]  # result of ``save_state_rank`` after the batch; empty for loaders without state
 
 
 class BatchPuller(Generic[T]):
@@ -65,11 +59,7 @@ class BatchPuller(Generic[T]):
         return self.loader.save_state_rank() if isinstance(self.loader, SavableDataLoader) else {}
 
     def savable(self) -> SavableDataLoader[T]:
-        """Return the loader, if its position can be saved.
-
-        Raises:
-            ConfigError: The loader has no state.
-        """
+        """Return the loader, if its position can be saved. Raises ConfigError if the loader has no state."""
         if not isinstance(self.loader, SavableDataLoader):
             raise ConfigError(
                 f"a {type(self.loader).__name__} has no state", hint="make it with get_savable_loader"

@@ -25,19 +25,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """A batch on its way to the device, or the end of a pass.
+    """A batch on its way to the device, or the end of a pass."""
 
-    Attributes:
-        batch: The batch on the device; None at an end.
-        ended: True at the end of a pass.
-        state: The loader's state after the batch.
-        arrived: Event on the copying stream after the copy; None if no wait is needed.
-    """
-
-    batch: Any
-    ended: bool
-    state: dict[str, Any]
-    arrived: torch.cuda.Event | None
+    batch: Any  # the batch on the device; None at an end
+    ended: bool  # True at the end of a pass
+    state: dict[str, Any]  # the loader's state after the batch
+    arrived: torch.cuda.Event | None  # event on the copying stream after the copy; None if no wait is needed
 
 
 class DevicePrefetcher(Generic[T]):
@@ -123,20 +116,16 @@ class DevicePrefetcher(Generic[T]):
         return True
 
     def save_state_rank(self) -> dict[str, Any]:
-        """Return the position of this rank after the last batch returned, in built-in types only.
-
-        Raises:
-            ConfigError: ``get_savable_loader`` did not make the loader.
+        """Return the position of this rank after the last batch returned, in built-in types only. Raises
+        ConfigError if ``get_savable_loader`` did not make the loader.
         """
         loader = self._puller.savable()
         # If no batch is ahead, the position is the loader's own, which may have been restored directly.
         return self._consumed if self._coming else loader.save_state_rank()
 
     def restore_state_rank(self, state: dict[str, Any] | bytes | None) -> None:
-        """Go on at the position of a saved state; batches that were fetched ahead are dropped.
-
-        Raises:
-            StateError: The state does not fit this dataset or topology.
+        """Go on at the position of a saved state; batches that were fetched ahead are dropped. Raises
+        StateError if the state does not fit this dataset or topology.
         """
         self._puller.stop().restore_state_rank(state)
         self._begin_here()
@@ -155,10 +144,8 @@ class DevicePrefetcher(Generic[T]):
         return split_streams(self.save_state_rank())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on at the position of a state dict; batches that were fetched ahead are dropped.
-
-        Raises:
-            StateError: The state does not fit this dataset or topology.
+        """Go on at the position of a state dict; batches that were fetched ahead are dropped. Raises
+        StateError if the state does not fit this dataset or topology.
         """
         self._puller.stop().load_state_dict(state_dict)
         self._begin_here()

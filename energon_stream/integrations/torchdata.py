@@ -83,11 +83,7 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
         self._loader.load_state_dict(state)
 
     def next(self) -> T:
-        """Return the next batch.
-
-        Raises:
-            StopIteration: The pass has ended.
-        """
+        """Return the next batch. Raises StopIteration if the pass has ended."""
         try:
             return next(self._batches)
         except StopIteration:

@@ -34,28 +34,20 @@ _JOIN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """Options of workers and watchdog; see :func:`energon_stream.get_loader`.
-
-    Attributes:
-        prefetch_factor: Batches that each worker keeps ready for each of its streams.
-        start_method: One of ``multiprocessing.get_all_start_methods()``.
-        shared_bytes: Size of the shared memory of each worker, for batches on the way to the main process.
-        watchdog_timeout_seconds: Seconds without a batch after which workers write their stacks; None for
-            never.
-        watchdog_initial_timeout_seconds: The same for the first batch; None for ``watchdog_timeout_seconds``.
-        fail_on_timeout: True if the watchdog ends the run.
-        cache_pool: Pool that cookers and hooks fetch with; each worker has its own share of it.
-
-    Raises:
-        ConfigError: An option is impossible.
+    """Options of workers and watchdog; see :func:`energon_stream.get_loader`. Raises ConfigError if an option
+    is impossible.
     """
 
-    prefetch_factor: int = 2
-    start_method: str = "fork"
+    prefetch_factor: int = 2  # batches that each worker keeps ready for each of its streams
+    start_method: str = "fork"  # one of ``multiprocessing.get_all_start_methods()``
+    # Size of the shared memory of each worker, for batches on the way to the main process.
     shared_bytes: int = 256 << 20
+    # Seconds without a batch after which workers write their stacks; None for never.
     watchdog_timeout_seconds: float | None = 60.0
+    # The same for the first batch; None for ``watchdog_timeout_seconds``.
     watchdog_initial_timeout_seconds: float | None = None
-    fail_on_timeout: bool = False
+    fail_on_timeout: bool = False  # True if the watchdog ends the run
+    # Pool that cookers and hooks fetch with; each worker has its own share of it.
     cache_pool: CachePool | None = None
 
     def __post_init__(self) -> None:

@@ -28,17 +28,11 @@ _STDERR = 2
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A worker's last message: the error that ended it.
+    """A worker's last message: the error that ended it."""
 
-    Attributes:
-        error: The pickled error; None if it cannot be pickled.
-        summary: Type and text of the error.
-        trace: Its traceback.
-    """
-
-    error: bytes | None
-    summary: str
-    trace: str
+    error: bytes | None  # the pickled error; None if it cannot be pickled
+    summary: str  # type and text of the error
+    trace: str  # its traceback
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:

@@ -232,12 +232,7 @@ class PrimaryFileStore(_WrappedStore):
 
 @dataclass(frozen=True, slots=True)
 class AuxStores:
-    """File stores that cookers of one leaf may look things up in. A value that travels to other processes.
+    """File stores that cookers of one leaf may look things up in. A value that travels to other processes."""
 
-    Attributes:
-        aux: Auxiliary stores by name.
-        primary: The leaf itself; None if it has no index of names.
-    """
-
-    aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
-    primary: FileStore[Any] | None = None
+    aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)  # auxiliary stores by name
+    primary: FileStore[Any] | None = None  # the leaf itself; None if it has no index of names

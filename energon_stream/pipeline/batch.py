@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_batch(batcher: Callable[[list[Any]], Any], values: list[Any]) -> Any:
-    """Call a batcher.
-
-    Raises:
-        SampleError: The batcher returned None.
-    """
+    """Call a batcher. Raises SampleError if the batcher returned None."""
     batch = batcher(values)
     if batch is None:
         raise SampleError(
@@ -50,11 +46,7 @@ class Batching(Wrapper[Any]):
         self.failure_tolerance = failure_tolerance
 
     def make(self, values: list[Any]) -> Any:
-        """Make a batch of elements.
-
-        Raises:
-            SampleError: The batcher returned None.
-        """
+        """Make a batch of elements. Raises SampleError if the batcher returned None."""
         return make_batch(self.batcher, values)
 
     def item(self, batch: Any, call: int, items: Sequence[Item]) -> Item:

@@ -20,25 +20,16 @@ class Rotation:
     Where passes follow each other without a gap, as virtual epochs do, the rotation goes on from one to the
     next: element k of the job, counted over all passes, comes from stream ``k % num_streams``, on whatever
     process. Elsewhere each pass begins with the first stream.
-
-    Attributes:
-        streams: The streams of this process, ascending.
-        num_streams: Streams of the whole job.
-        pass_length: Elements of a pass of the whole job, where passes follow each other without a gap; else
-            0.
-        passes: Passes that are over.
-        next_stream: The job's stream that comes next; it may be another process's.
-        ended: Streams that have ended in this pass.
-        consumed: Elements of this pass that all streams together have returned.
     """
 
-    streams: tuple[int, ...]
-    num_streams: int
+    streams: tuple[int, ...]  # the streams of this process, ascending
+    num_streams: int  # streams of the whole job
+    # Elements of a pass of the whole job, where passes follow each other without a gap; else 0.
     pass_length: int = 0
-    passes: int = 0
-    next_stream: int = 0
-    ended: frozenset[int] = frozenset()
-    consumed: int = 0
+    passes: int = 0  # passes that are over
+    next_stream: int = 0  # the job's stream that comes next; it may be another process's
+    ended: frozenset[int] = frozenset()  # streams that have ended in this pass
+    consumed: int = 0  # elements of this pass that all streams together have returned
 
     @classmethod
     def start(cls, dataset: Runnable, streams: Sequence[int]) -> Rotation:
@@ -85,19 +76,12 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One element, or the end of a stream's pass.
+    """One element, or the end of a stream's pass."""
 
-    Attributes:
-        stream: The stream that it came from.
-        value: The element; None at an end.
-        ended: True if the stream's pass has ended.
-        state: The stream's state after it.
-    """
-
-    stream: int
-    value: Any
-    ended: bool
-    state: State
+    stream: int  # the stream that it came from
+    value: Any  # the element; None at an end
+    ended: bool  # True if the stream's pass has ended
+    state: State  # the stream's state after it
 
 
 def with_restore_key(value: Any, key: RestoreKey) -> Any:

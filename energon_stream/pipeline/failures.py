@@ -74,9 +74,6 @@ class FailureGuard:
         context: Where its node runs; hooks see its configuration and stream, and it has the error handler.
         tolerance: Failures in a row that end the run; 0 tolerates any number.
         describe: Makes the sample that handlers see from the value that the function was called with.
-
-    Attributes:
-        in_a_row: Failures since the last success.
     """
 
     def __init__(
@@ -87,7 +84,7 @@ class FailureGuard:
         self._tolerance = tolerance
         self._describe = describe
         self._active = context.config.activate(context.stream)
-        self.in_a_row = 0
+        self.in_a_row = 0  # failures since the last success
 
     def call(self, function: Callable[[Any], Any], value: Any, number: int, batch: int | None = None) -> Any:
         """Return ``function(value)``, or ``SKIPPED`` if it raises ``SkipSample`` or a tolerated error.

@@ -36,11 +36,7 @@ class SampleBuilder(Protocol):
         subflavors: dict[str, Any] | None,
         source: SourceInfo,
     ) -> Any:
-        """Decode and assemble one sample.
-
-        Raises:
-            SampleError: The parts cannot be made into a sample.
-        """
+        """Decode and assemble one sample. Raises SampleError if the parts cannot be made into a sample."""
 
 
 class Leaf(Protocol):
@@ -67,27 +63,17 @@ class Leaf(Protocol):
         """Stores of auxiliary data, from which cookers complete crude samples."""
 
     def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
-        """Convert a raw sample into an element.
-
-        Raises:
-            SampleError: The parts cannot be made into a sample.
-        """
+        """Convert a raw sample into an element. Raises SampleError if the parts cannot be made into a sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetLeaf:
-    """One prepared dataset of a plan.
+    """One prepared dataset of a plan."""
 
-    Attributes:
-        index: The opened dataset.
-        builder: Makes its samples.
-        subflavors: Subflavors of each sample.
-        stores: Stores of auxiliary data, from which cookers complete crude samples.
-    """
-
-    index: DatasetIndex
-    builder: SampleBuilder
-    subflavors: dict[str, Any] | None = None
+    index: DatasetIndex  # the opened dataset
+    builder: SampleBuilder  # makes its samples
+    subflavors: dict[str, Any] | None = None  # subflavors of each sample
+    # Stores of auxiliary data, from which cookers complete crude samples.
     stores: AuxStores = field(default_factory=AuxStores)
 
     @property

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 
 def nth_element(generator: Any, place: int, dataset: SavableDataset[Any], key: RestoreKey) -> Any:
-    """Return the element of a user's generator that a restore key names.
-
-    Raises:
-        StateMismatchError: The generator returns fewer elements.
+    """Return the element of a user's generator that a restore key names. Raises StateMismatchError if the
+    generator returns fewer elements.
     """
     for number, made in enumerate(generator):
         if number == place:
@@ -44,10 +42,6 @@ class RunningGenerator:
         key: Key of the element, whose second entry is the counter of the call; the place of each element is
             added.
         sample: The sample that handlers see if the generator fails.
-
-    Attributes:
-        key: As given.
-        place: Number of elements that were returned.
     """
 
     def __init__(self, generator: Iterator[Any], guard: FailureGuard, key: RestoreKey, sample: Any) -> None:
@@ -55,7 +49,7 @@ class RunningGenerator:
         self._guard = guard
         self._sample = sample
         self.key = key
-        self.place = 0
+        self.place = 0  # number of elements that were returned
 
     def _advance(self, _: Any) -> Any:
         return next(self._generator, SKIPPED)

@@ -51,21 +51,14 @@ new_item: Callable[[tuple[Any, RestoreKey]], Item] = partial(tuple.__new__, Item
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The place where a node runs.
+    """The place where a node runs."""
 
-    Attributes:
-        config: The job's configuration.
-        stream: Number of the stream, among all streams of the job.
-        readers: Reader nodes in this process; they share its byte budget.
-        path: Place of the node among the inputs of datasets with several inputs; part of its random keys.
-        allowances: Look-ahead of each dataset, by ``id``; the reader nodes of all streams of this process
-            share it.
-    """
-
-    config: WorkerConfig
-    stream: int
-    readers: int = 1
+    config: WorkerConfig  # the job's configuration
+    stream: int  # number of the stream, among all streams of the job
+    readers: int = 1  # reader nodes in this process; they share its byte budget
+    # Place of the node among the inputs of datasets with several inputs; part of its random keys.
     path: str = ""
+    # Look-ahead of each dataset, by ``id``; the reader nodes of all streams of this process share it.
     allowances: dict[int, Allowance] = field(default_factory=dict, compare=False)
 
     def child(self, number: int) -> Context:

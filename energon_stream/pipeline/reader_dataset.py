@@ -201,11 +201,7 @@ class ReaderDataset(SavableDataset[Any]):
         return 1
 
     def require_samples_in_every_stream(self) -> None:
-        """Check that no stream is empty.
-
-        Raises:
-            EmptyStreamError: There are more streams than samples.
-        """
+        """Check that no stream is empty. Raises EmptyStreamError if there are more streams than samples."""
         samples = sum(leaf.num_samples for leaf in leaves(self.plan))
         streams = self.worker_config.num_streams
         largest = max((leaf.num_samples for leaf in leaves(self.plan)), default=0)
@@ -323,17 +319,11 @@ def find_readers(dataset: SavableDataset[Any], path: str = "") -> Iterator[tuple
 
 
 class ReaderConfig(TypedDict):
-    """``config()`` of a :class:`ReaderDataset`. States hold hashes of it, to recognize a dataset that grew.
+    """``config()`` of a :class:`ReaderDataset`. States hold hashes of it, to recognize a dataset that grew."""
 
-    Attributes:
-        type: ``"ReaderDataset"``.
-        plan: The order, see ``schedule.describe_plan``.
-        leaves: The identity of each leaf's data; ``"shards"`` is the number of its shards.
-    """
-
-    type: str
-    plan: dict[str, Any]
-    leaves: list[dict[str, Any]]
+    type: str  # always "ReaderDataset"
+    plan: dict[str, Any]  # the order, see ``schedule.describe_plan``
+    leaves: list[dict[str, Any]]  # the identity of each leaf's data; ``"shards"`` is the number of its shards
 
 
 def is_reader_config(config: Any) -> TypeGuard[ReaderConfig]:

@@ -17,19 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A number of steps, or of passes over the data.
+    """A number of steps, or of passes over the data."""
 
-    Attributes:
-        steps: Batches of each rank; None to use ``passes``.
-        passes: Passes over the data; may be a part of one.
-        batch_size: Samples of a step; None if samples are not batched, and a step is one sample.
-        prefetch: Steps of each stream that workers make before the training loop wants them.
-    """
-
-    steps: int | None
-    passes: float
-    batch_size: int | None
-    prefetch: int
+    steps: int | None  # batches of each rank; None to use ``passes``
+    passes: float  # passes over the data; may be a part of one
+    batch_size: int | None  # samples of a step; None if samples are not batched, and a step is one sample
+    prefetch: int  # steps of each stream that workers make before the training loop wants them
 
     @classmethod
     def of(
@@ -40,10 +33,8 @@ class Amount:
         batch_size: int | None,
         prefetch_factor: int,
     ) -> Amount:
-        """Check the arguments of a user. Without any, the amount is one pass.
-
-        Raises:
-            ConfigError: Two amounts are given, one is not positive, or the size of a step is missing.
+        """Check the arguments of a user. Without any, the amount is one pass. Raises ConfigError if two
+        amounts are given, one is not positive, or the size of a step is missing.
         """
         amounts = {"steps": steps, "epochs": epochs, "fraction": fraction}
         given = {name: value for name, value in amounts.items() if value is not None}
@@ -73,10 +64,8 @@ class Amount:
 
 
 def node_ranks(config: WorkerConfig, ranks: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the ranks that share the cache, ascending; by default the rank of the configuration.
-
-    Raises:
-        ConfigError: A rank does not exist.
+    """Return the ranks that share the cache, ascending; by default the rank of the configuration. Raises
+    ConfigError if a rank does not exist.
     """
     chosen = sorted({config.rank} if ranks is None else set(ranks))
     if not chosen or not 0 <= chosen[0] <= chosen[-1] < config.world_size:

@@ -30,16 +30,11 @@ _QUEUED = 8
 
 @dataclass(slots=True)
 class Filled:
-    """Outcome of :func:`fill`.
+    """Outcome of :func:`fill`."""
 
-    Attributes:
-        bytes: Bytes fetched and kept.
-        requests: Requests for them.
-        first_left: Smallest position of a fetch that the cache did not take; None if it took all.
-    """
-
-    bytes: int = 0
-    requests: int = 0
+    bytes: int = 0  # bytes fetched and kept
+    requests: int = 0  # requests for them
+    # Smallest position of a fetch that the cache did not take; None if it took all.
     first_left: int | None = None
 
     def leave(self, position: int) -> None:
@@ -96,18 +91,13 @@ def fill(
 
 
 class _Filling:
-    """Fetches in flight, and the outcome of the finished ones.
-
-    Attributes:
-        found: The outcome.
-        full: Caches that took no more.
-    """
+    """Fetches in flight, and the outcome of the finished ones."""
 
     def __init__(
         self, fetcher: Fetcher, in_flight: int, held_bytes: int, on_bytes: Callable[[int], object]
     ) -> None:
-        self.found = Filled()
-        self.full: set[BlockCache] = set()
+        self.found = Filled()  # the outcome
+        self.full: set[BlockCache] = set()  # caches that took no more
         self._fetcher = fetcher
         self._in_flight = in_flight
         self._memory = _Memory(held_bytes)
@@ -124,11 +114,7 @@ class _Filling:
         future.add_done_callback(self._done.put)
 
     def settle(self, pending: int) -> None:
-        """Wait until at most ``pending`` fetches are not finished.
-
-        Raises:
-            StorageError: A fetch failed.
-        """
+        """Wait until at most ``pending`` fetches are not finished. Raises StorageError if a fetch failed."""
         while len(self._pending) > pending:
             future = self._done.get()
             if (fetch := self._pending.pop(future, None)) is None:  # it was cut

@@ -28,19 +28,12 @@ _OVERHEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class PlannedFetch:
-    """A range to fetch into a cache.
-
-    Attributes:
-        store: Store of the object.
-        path: Path of the object.
-        bytes: The range.
-        position: Number of samples before the first one that needs the bytes.
-    """
+    """A range to fetch into a cache."""
 
     store: Store
     path: str
-    bytes: ByteRange
-    position: int
+    bytes: ByteRange  # the range
+    position: int  # number of samples before the first one that needs the bytes
 
 
 class FetchPlanner:
@@ -126,11 +119,7 @@ class FetchPlanner:
 
 
 def store_of(fetch: PlannedFetch) -> CachedStore:
-    """Return the store of a fetch, which has a cache.
-
-    Raises:
-        TypeError: The store has no cache.
-    """
+    """Return the store of a fetch, which has a cache. Raises TypeError if the store has no cache."""
     if not isinstance(fetch.store, CachedStore):
         raise TypeError(f"{fetch.store.url} is read without a cache; please report this")
     return fetch.store

@@ -16,17 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Byte ranges of objects.
+    """Byte ranges of objects."""
 
-    Attributes:
-        objects: ``int64``, number of each range's object.
-        starts: ``int64``, first byte of each range.
-        stops: ``int64``, one past the last byte of each range.
-    """
-
-    objects: Int64Array
-    starts: Int64Array
-    stops: Int64Array
+    objects: Int64Array  # ``int64``, number of each range's object
+    starts: Int64Array  # ``int64``, first byte of each range
+    stops: Int64Array  # ``int64``, one past the last byte of each range
 
     def __len__(self) -> int:
         return len(self.objects)

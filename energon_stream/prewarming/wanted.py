@@ -53,53 +53,32 @@ _FIRST_CHUNKS_AHEAD = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """Byte ranges that samples need.
+    """Byte ranges that samples need."""
 
-    Attributes:
-        spans: The ranges; :meth:`WantedBytes.place` has their objects.
-        positions: ``int64``, for each range the number of samples before its own.
-        samples: Number of these samples, without those that are only looked ahead to.
-        ahead: Number of samples only looked ahead to.
-    """
-
-    spans: Spans
-    positions: Int64Array
-    samples: int = 0
-    ahead: int = 0
+    spans: Spans  # the ranges; :meth:`WantedBytes.place` has their objects
+    positions: Int64Array  # ``int64``, for each range the number of samples before its own
+    samples: int = 0  # number of these samples, without those that are only looked ahead to
+    ahead: int = 0  # number of samples only looked ahead to
 
 
 @dataclass(slots=True, eq=False)
 class StreamWalk:
-    """Progress through the references of one stream.
-
-    Attributes:
-        schedule: Schedule of the stream.
-        lane: Place of the stream in the rotation.
-        samples: Number of samples that training consumes.
-        made: Number of samples that may be made: workers prefetch some.
-        end: Number of references to look at, at most.
-        cursor: Cursor of the schedule.
-        taken: References taken from the schedule.
-        loading: The last of these by chunks, each with the loads of its index entries. Never empty while
-            there are more references.
-        window: Located references that are not wanted yet.
-        done: References before the window.
-        ahead_bytes: Bytes wanted so far of references that no samples are made of.
-        is_done: True if no more references are wanted.
-    """
+    """Progress through the references of one stream."""
 
     schedule: Schedule
-    lane: int
-    samples: int
-    made: int
-    end: int
+    lane: int  # place of the stream in the rotation
+    samples: int  # number of samples that training consumes
+    made: int  # number of samples that may be made: workers prefetch some
+    end: int  # number of references to look at, at most
     cursor: Cursor = field(init=False)
-    taken: int = 0
+    taken: int = 0  # references taken from the schedule
+    # The last of these by chunks, each with the loads of its index entries. Never empty while there are more
+    # references.
     loading: deque[tuple[Refs, list[Future[object]]]] = field(default_factory=deque)
-    window: Window = field(default_factory=Window)
-    done: int = 0
-    ahead_bytes: int = 0
-    is_done: bool = False
+    window: Window = field(default_factory=Window)  # located references that are not wanted yet
+    done: int = 0  # references before the window
+    ahead_bytes: int = 0  # bytes wanted so far of references that no samples are made of
+    is_done: bool = False  # True if no more references are wanted
 
     def __post_init__(self) -> None:
         self.cursor = self.schedule.begin()
@@ -119,17 +98,11 @@ class StreamWalk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opening:
-    """Samples of one dataset that a stream may read before the process knows that parts are enough.
+    """Samples of one dataset that a stream may read before the process knows that parts are enough."""
 
-    Attributes:
-        located: Samples whose entries of ``.tar.idx`` may be loaded.
-        queried: Samples whose pages of ``index.sqlite`` may be queried.
-        whole: Places in the stream of samples that may be read whole although parts are enough.
-    """
-
-    located: Int64Array
-    queried: Int64Array
-    whole: Int64Array
+    located: Int64Array  # samples whose entries of ``.tar.idx`` may be loaded
+    queried: Int64Array  # samples whose pages of ``index.sqlite`` may be queried
+    whole: Int64Array  # places in the stream of samples that may be read whole although parts are enough
 
     @staticmethod
     def length(options: ReadOptions) -> int:

@@ -62,18 +62,14 @@ class Allowance:
     Args:
         options: Limits of one reader.
         fetcher: Runs the requests.
-
-    Attributes:
-        look_again: Whether something has changed that may let a reader plan or request.
-        outstanding_bytes: Bytes of fetches that are requested and not yet consumed.
     """
 
     def __init__(self, options: ReadOptions, fetcher: Fetcher) -> None:
         self._options = options
         self._fetcher = fetcher
         self._readers: list[SharingReader] = []
-        self.look_again = True
-        self.outstanding_bytes = 0
+        self.look_again = True  # whether something has changed that may let a reader plan or request
+        self.outstanding_bytes = 0  # bytes of fetches that are requested and not yet consumed
         self._freed = 0
         self._first: list[RangeFetch] = []
         self._first_asked = 0.0

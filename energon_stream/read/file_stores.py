@@ -90,20 +90,13 @@ def _dataset(spec: StoreSpec) -> _Opened:
 
 @dataclass(frozen=True, slots=True)
 class WebdatasetFileStore(FileStore[bytes]):
-    """Parts of a prepared dataset, by sample key and part name: ``store["folder/000012.jpg"]``.
+    """Parts of a prepared dataset, by sample key and part name: ``store["folder/000012.jpg"]``."""
 
-    Attributes:
-        spec: The dataset. It must have ``index.sqlite``.
-    """
-
-    spec: StoreSpec
+    spec: StoreSpec  # the dataset. It must have ``index.sqlite``.
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
-        """Read one part with one request; see ``FileStore``.
-
-        Raises:
-            NotPreparedError: The dataset has no index.
-            ObjectChangedError: A shard was replaced since it was first read.
+        """Read one part with one request; see ``FileStore``. Raises NotPreparedError if the dataset has no
+        index, and ObjectChangedError if a shard was replaced since it was first read.
         """
         opened = _dataset(self.spec)
         place = opened.find(key)
@@ -115,11 +108,8 @@ class WebdatasetFileStore(FileStore[bytes]):
         return as_bytes(body.data), SourceInfo(self.get_path(), place.sample, place.shard, (key,))
 
     def get_media_metadata(self, key: str) -> ImageMetadata:
-        """Return the size and format of an image.
-
-        Raises:
-            UnsupportedStoreError: The dataset was prepared without media metadata.
-            FieldError: The index has no image of this name.
+        """Return the size and format of an image. Raises UnsupportedStoreError if the dataset was prepared
+        without media metadata, and FieldError if the index has no image of this name.
         """
         return _dataset(self.spec).image(key, self)
 
@@ -133,11 +123,8 @@ class FolderFileStore(SystemFileStore):
     """A plain folder of files, with the metadata that ``prepare-media`` has indexed."""
 
     def get_media_metadata(self, key: str) -> ImageMetadata:
-        """Return the size and format of an image.
-
-        Raises:
-            UnsupportedStoreError: The folder has no media metadata.
-            FieldError: The index has no image of this name.
+        """Return the size and format of an image. Raises UnsupportedStoreError if the folder has no media
+        metadata, and FieldError if the index has no image of this name.
         """
         try:
             index = _folders.map(self.spec, lambda: _Index(self.spec))

@@ -50,11 +50,8 @@ class IndexDatabase:
         return f"{self.store.url}/{INDEX_SQLITE}"
 
     def rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Run a query.
-
-        Raises:
-            apsw.Error: The file is not a usable index.
-            StorageError: The store did not deliver.
+        """Run a query. Raises apsw.Error if the file is not a usable index, and StorageError if the store did
+        not deliver.
         """
         try:
             connection = self._idle.pop()
@@ -87,10 +84,7 @@ _SLOTS: PerProcess[_Slot] = PerProcess()
 
 
 def index_database(spec: StoreSpec) -> IndexDatabase:
-    """Return the index of a folder, which all users in the process share.
-
-    Raises:
-        ObjectNotFoundError: The folder has no index.
-        StorageError: The store did not deliver.
+    """Return the index of a folder, which all users in the process share. Raises ObjectNotFoundError if the
+    folder has no index, and StorageError if the store did not deliver.
     """
     return _SLOTS.map(spec, _Slot).get(spec)

@@ -14,23 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RawSample:
-    """A sample's parts as they are in the dataset.
+    """A sample's parts as they are in the dataset."""
 
-    Attributes:
-        leaf: Number of the leaf.
-        index: Sample within the leaf's split part.
-        key: Sample key without the shard.
-        shard: Path of the tar, relative to the dataset; None for datasets without shards.
-        parts: Part name to bytes. The views keep the whole fetch in memory: copy parts that are kept.
-        members: Samples of a join, None for a missing one; the sample itself comes first. Empty outside of
-            joins.
-    """
-
-    leaf: int
-    index: int
-    key: str
-    shard: str | None
+    leaf: int  # number of the leaf
+    index: int  # sample within the leaf's split part
+    key: str  # sample key without the shard
+    shard: str | None  # path of the tar, relative to the dataset; None for datasets without shards
+    # Part name to bytes. The views keep the whole fetch in memory: copy parts that are kept.
     parts: dict[str, memoryview]
+    # Samples of a join, None for a missing one; the sample itself comes first. Empty outside of joins.
     members: tuple[RawSample | None, ...] = ()
 
     @property

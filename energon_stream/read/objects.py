@@ -31,10 +31,8 @@ class VersionGuard:
         return self._etags.get(path)
 
     def observe(self, path: str, etag: str | None) -> None:
-        """Check the version of an answer against the first or expected one.
-
-        Raises:
-            ObjectChangedError: The versions differ.
+        """Check the version of an answer against the first or expected one. Raises ObjectChangedError if the
+        versions differ.
         """
         known = etag if etag is None else self._etags.setdefault(path, self._expected.get(path, etag))
         if known != etag:
@@ -47,17 +45,11 @@ class VersionGuard:
 
 @dataclass(frozen=True, slots=True)
 class ShardObject:
-    """An object that holds samples: where it is, and which version a reader has seen.
+    """An object that holds samples: where it is, and which version a reader has seen."""
 
-    Attributes:
-        store: Store that has the object.
-        path: Path in the store.
-        versions: Versions seen so far.
-    """
-
-    store: Store
-    path: str
-    versions: VersionGuard
+    store: Store  # store that has the object
+    path: str  # path in the store
+    versions: VersionGuard  # versions seen so far
 
     @property
     def etag(self) -> str | None:

@@ -19,15 +19,10 @@ _MAX_RANGES = 4
 
 @dataclass(frozen=True, slots=True)
 class PartSelection:
-    """The parts of its samples that a dataset needs.
+    """The parts of its samples that a dataset needs."""
 
-    Attributes:
-        wanted: Names, or a function of a name.
-        declared: Whether the user selected parts; False if a field map merely leaves some out.
-    """
-
-    wanted: frozenset[str] | Callable[[str], bool]
-    declared: bool = True
+    wanted: frozenset[str] | Callable[[str], bool]  # names, or a function of a name
+    declared: bool = True  # whether the user selected parts; False if a field map merely leaves some out
 
     def __contains__(self, part: str) -> bool:
         return part in self.wanted if isinstance(self.wanted, frozenset) else bool(self.wanted(part))
@@ -42,18 +37,13 @@ class PartSelection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartRanges:
-    """Byte ranges of neighbouring samples.
+    """Byte ranges of neighbouring samples."""
 
-    Attributes:
-        starts: ``int64 [n, width]``, first byte of each range, where a tar header begins; -1 if a sample has
-            fewer.
-        stops: ``int64 [n, width]``, one past the last byte of each range, padding included; -1 likewise.
-        skipped: Bytes of the samples outside all ranges.
-    """
-
+    # ``int64 [n, width]``, first byte of each range, where a tar header begins; -1 if a sample has fewer.
     starts: Int64Array
+    # ``int64 [n, width]``, one past the last byte of each range, padding included; -1 likewise.
     stops: Int64Array
-    skipped: int
+    skipped: int  # bytes of the samples outside all ranges
 
 
 def find_part_ranges(

@@ -40,29 +40,17 @@ class _Apart:
 
 @dataclass(slots=True, eq=False)
 class RangeFetch:
-    """One coalesced range request, and the wanted ranges within it.
-
-    Attributes:
-        locator: Locator of the leaf.
-        object: Number of the object.
-        start: First byte.
-        size: Length in bytes.
-        starts: ``int64``, first byte of each range.
-        stops: ``int64``, one past the last byte of each.
-        samples: ``int64``, sample that each range belongs to.
-        deadline: Urgency of the first range, as for :meth:`Fetcher.submit`.
-        users: Number of ranges that are not consumed yet.
-    """
+    """One coalesced range request, and the wanted ranges within it."""
 
     locator: Locator
-    object: int
-    start: int
-    size: int
-    starts: Int64Array
-    stops: Int64Array
-    samples: Int64Array
-    deadline: int
-    users: int
+    object: int  # number of the object
+    start: int  # first byte
+    size: int  # length in bytes
+    starts: Int64Array  # ``int64``, first byte of each range
+    stops: Int64Array  # ``int64``, one past the last byte of each
+    samples: Int64Array  # ``int64``, sample that each range belongs to
+    deadline: int  # urgency of the first range, as for :meth:`Fetcher.submit`
+    users: int  # number of ranges that are not consumed yet
     _answer: Future[Body] | None = None
     _cutter: Cutter | None = None
     _left: list[int] | None = None
@@ -80,11 +68,7 @@ class RangeFetch:
 
     @property
     def answer(self) -> Future[Body]:
-        """The future answer.
-
-        Raises:
-            RuntimeError: The request was not made; a bug of this library.
-        """
+        """The future answer. Raises RuntimeError if the request was not made; a bug of this library."""
         if self._answer is None:
             raise RuntimeError("a fetch was used before it was requested; please report this bug")
         return self._answer
@@ -101,11 +85,8 @@ class RangeFetch:
         )
 
     def cutter(self) -> Cutter:
-        """Wait for the bytes and return their cutter.
-
-        Raises:
-            StorageError: The bytes could not be read.
-            IndexMismatchError: The index points beyond the object.
+        """Wait for the bytes and return their cutter. Raises StorageError if the bytes could not be read, and
+        IndexMismatchError if the index points beyond the object.
         """
         if self._cutter is None:
             self._cutter = self._split()
@@ -189,21 +170,13 @@ def _own(cutter: Cutter, sample: int, number: int) -> RawSample | None | IndexMi
 
 
 class PlannedSample(NamedTuple):
-    """A sample whose fetches are planned.
+    """A sample whose fetches are planned."""
 
-    Attributes:
-        leaf: Number of the leaf.
-        sample: Sample number within the leaf.
-        fetch: Fetch of the sample's first range.
-        number: Number of this range within the fetch.
-        more: Fetch and number of further ranges.
-    """
-
-    leaf: int
-    sample: int
-    fetch: RangeFetch
-    number: int
-    more: tuple[tuple[RangeFetch, int], ...] = ()
+    leaf: int  # number of the leaf
+    sample: int  # sample number within the leaf
+    fetch: RangeFetch  # fetch of the sample's first range
+    number: int  # number of this range within the fetch
+    more: tuple[tuple[RangeFetch, int], ...] = ()  # fetch and number of further ranges
 
     def cut(self, locator: Locator) -> RawSample | None:
         """Wait for the bytes and cut the sample.

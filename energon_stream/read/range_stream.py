@@ -23,15 +23,10 @@ _MIN_PIECE = 64 << 10
 
 
 class PieceSizes(NamedTuple):
-    """Size and number of the pieces of a range.
+    """Size and number of the pieces of a range."""
 
-    Attributes:
-        size: Bytes of a request.
-        ahead: Largest number of pieces that are requested and not yet copied.
-    """
-
-    size: int
-    ahead: int
+    size: int  # bytes of a request
+    ahead: int  # largest number of pieces that are requested and not yet copied
 
 
 def piece_sizes(sample: int, options: ReadOptions) -> PieceSizes:

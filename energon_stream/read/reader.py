@@ -43,17 +43,11 @@ _INDEX_BYTES = 4096
 
 @dataclass(slots=True, eq=False)
 class _Locating:
-    """References whose index entries are being loaded.
+    """References whose index entries are being loaded."""
 
-    Attributes:
-        refs: The references.
-        before: Number of references before them.
-        loads: Loads of their index entries; None if they must be requested again.
-    """
-
-    refs: Refs
-    before: int
-    loads: list[Future[object]] | None
+    refs: Refs  # the references
+    before: int  # number of references before them
+    loads: list[Future[object]] | None  # loads of their index entries; None if they must be requested again
 
 
 def _request_offsets(
@@ -78,10 +72,6 @@ class SampleReader:
         fetcher: Runs the requests.
         options: Limits of one reader.
         allowance: Budget that is shared with other readers; None for a budget of its own.
-
-    Attributes:
-        queue: Planned fetches that are not requested yet, most urgent first.
-        consumed: Number of consumed ranges.
     """
 
     # Private attributes, in the order of a reference's way:
@@ -111,8 +101,9 @@ class SampleReader:
         self._options = options
         self._allowance = allowance or Allowance(options, fetcher)
         self._allowance.join(self)
+        # Planned fetches that are not requested yet, most urgent first.
         self.queue: deque[RangeFetch] = deque()
-        self.consumed = 0
+        self.consumed = 0  # number of consumed ranges
         self._cursor = cursor
         self._since_cursor = 0
         self._next_cursor = cursor

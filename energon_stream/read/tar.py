@@ -26,21 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AlikeCutter:
-    """Cuts a fetch whose samples all have the same parts. This is the inner loop of training.
-
-    Attributes:
-        locator: Locator of the leaf.
-        path: Path of the shard.
-        shard: Number of the shard.
-        part: Returns the bytes of a slice of the fetch.
-        found: Keys, names and places of the parts.
-    """
+    """Cuts a fetch whose samples all have the same parts. This is the inner loop of training."""
 
     locator: TarLocator
     path: str
-    shard: int
-    part: Callable[[slice], memoryview]
-    found: AlikeSamples
+    shard: int  # number of the shard
+    part: Callable[[slice], memoryview]  # returns the bytes of a slice of the fetch
+    found: AlikeSamples  # keys, names and places of the parts
 
     def cut(self, sample: int, number: int) -> RawSample | None:
         """Cut one sample; see :meth:`Cutter.cut`."""
@@ -57,25 +49,15 @@ class _AlikeCutter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TarCutter:
-    """Cuts a fetch of any samples.
-
-    Attributes:
-        locator: Locator of the leaf.
-        path: Path of the shard.
-        shard: Number of the shard.
-        data: Bytes of the fetch.
-        start: First byte of the fetch in the shard.
-        starts: ``int64``, first byte of each sample in the shard.
-        stops: ``int64``, one past the last byte of each.
-    """
+    """Cuts a fetch of any samples."""
 
     locator: TarLocator
     path: str
-    shard: int
-    data: memoryview
-    start: int
-    starts: Int64Array
-    stops: Int64Array
+    shard: int  # number of the shard
+    data: memoryview  # bytes of the fetch
+    start: int  # first byte of the fetch in the shard
+    starts: Int64Array  # ``int64``, first byte of each sample in the shard
+    stops: Int64Array  # ``int64``, one past the last byte of each
 
     def cut(self, sample: int, number: int) -> RawSample | None:
         """Cut one sample; see :meth:`Cutter.cut`."""

@@ -21,27 +21,18 @@ def _no_ints() -> Int64Array:
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """Located byte ranges that are not planned yet. A reference has one or more consecutive ranges.
+    """Located byte ranges that are not planned yet. A reference has one or more consecutive ranges."""
 
-    Attributes:
-        leaf: ``int64``, number of the leaf of each range.
-        index: ``int64``, sample of each range.
-        objects: ``int64``, object of each range.
-        starts: ``int64``, first byte.
-        stops: ``int64``, one past the last byte.
-        begins: ``bool``, whether a range is the first of its reference.
-        fetches: Fetch of a range that an earlier plan has taken in; else None.
-        numbers: Number of the range within that fetch.
-    """
-
-    leaf: Int64Array = field(default_factory=_no_ints)
-    index: Int64Array = field(default_factory=_no_ints)
-    objects: Int64Array = field(default_factory=_no_ints)
-    starts: Int64Array = field(default_factory=_no_ints)
-    stops: Int64Array = field(default_factory=_no_ints)
+    leaf: Int64Array = field(default_factory=_no_ints)  # ``int64``, number of the leaf of each range
+    index: Int64Array = field(default_factory=_no_ints)  # ``int64``, sample of each range
+    objects: Int64Array = field(default_factory=_no_ints)  # ``int64``, object of each range
+    starts: Int64Array = field(default_factory=_no_ints)  # ``int64``, first byte
+    stops: Int64Array = field(default_factory=_no_ints)  # ``int64``, one past the last byte
+    # ``bool``, whether a range is the first of its reference.
     begins: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    # Fetch of a range that an earlier plan has taken in; else None.
     fetches: list[Any] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)  # number of the range within that fetch
 
     def __len__(self) -> int:
         return len(self.fetches)

@@ -53,15 +53,11 @@ _DECODER_OPTIONS = ("image_decode", "av_decode", "video_decode_audio", "guess_co
 
 @dataclass(frozen=True, slots=True)
 class DatasetYamlOptions:
-    """Options in a ``dataset.yaml`` for all who read the dataset.
+    """Options in a ``dataset.yaml`` for all who read the dataset."""
 
-    Attributes:
-        subflavors: Put on each sample; those of a metadataset override them.
-        overrides: Options by name that replace the caller's.
-    """
-
+    # Put on each sample; those of a metadataset override them.
     subflavors: Mapping[str, Any] = field(default_factory=dict)
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # options by name that replace the caller's
 
     def order_overrides(self) -> dict[str, Any]:
         """Return the overrides that are fields of ``OrderSpec``, by the names of these."""

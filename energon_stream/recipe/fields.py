@@ -42,21 +42,14 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class FieldAccess:
-    """The places of a field's value.
+    """The places of a field's value."""
 
-    Attributes:
-        field: Field of the sample type.
-        alternatives: Places; the first one that exists is taken.
-    """
-
-    field: str
-    alternatives: tuple[Access, ...]
+    field: str  # field of the sample type
+    alternatives: tuple[Access, ...]  # places; the first one that exists is taken
 
     def within(self, parts: frozenset[str], where: str) -> FieldAccess:
-        """Return the same field with places in these parts only; ``where`` is for messages.
-
-        Raises:
-            ConfigError: No place is left.
+        """Return the same field with places in these parts only; ``where`` is for messages. Raises
+        ConfigError if no place is left.
         """
         left = tuple(access for access in self.alternatives if access.part in parts)
         if not left:
@@ -125,10 +118,8 @@ def _parse(field: str, text: Any, where: str) -> tuple[Access, ...]:
 
 
 def parse_parts(value: Any, where: str) -> frozenset[str] | None:
-    """Parse a list of part names such as ``[json, txt]``; None means all parts.
-
-    Raises:
-        ConfigError: The value is something else.
+    """Parse a list of part names such as ``[json, txt]``; None means all parts. Raises ConfigError if the
+    value is something else.
     """
     if value is None:
         return None

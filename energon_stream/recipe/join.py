@@ -26,22 +26,14 @@ Joiner = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class JoinLeaf:
-    """A join as one leaf of a mixture; see :class:`energon_stream.pipeline.leaf.Leaf`.
+    """A join as one leaf of a mixture; see :class:`energon_stream.pipeline.leaf.Leaf`."""
 
-    Attributes:
-        index: The opened join.
-        members: The joined datasets. Each makes a sample for the joiner.
-        joiner: Makes one sample of the samples in a row; a missing sample is None.
-        names: Keywords for the joiner; None passes the samples by position.
-        subflavors: Put on each sample.
-        stores: Auxiliary data for cookers, where the joiner makes crude samples.
-    """
-
-    index: JoinIndex
-    members: tuple[DatasetLeaf, ...]
-    joiner: Joiner
-    names: tuple[str, ...] | None = None
-    subflavors: dict[str, Any] | None = None
+    index: JoinIndex  # the opened join
+    members: tuple[DatasetLeaf, ...]  # the joined datasets. Each makes a sample for the joiner.
+    joiner: Joiner  # makes one sample of the samples in a row; a missing sample is None
+    names: tuple[str, ...] | None = None  # keywords for the joiner; None passes the samples by position
+    subflavors: dict[str, Any] | None = None  # put on each sample
+    # Auxiliary data for cookers, where the joiner makes crude samples.
     stores: AuxStores = field(default_factory=AuxStores)
 
     @property

@@ -23,20 +23,13 @@ from energon_stream.task.cooking import Cooker, cooker_parts
 
 @dataclass(frozen=True, slots=True)
 class SampleOptions:
-    """Options for making samples from parts.
+    """Options for making samples from parts."""
 
-    Attributes:
-        decoder: Decodes parts; None leaves bytes.
-        trust_dataset_code: Whether classes and files that a dataset names may be imported and run; None asks
-            the environment.
-        parts: Parts that are used; None for all.
-        cookers: Cookers that get the crude samples; they limit which parts are read.
-    """
-
-    decoder: FileStoreDecoder | None
+    decoder: FileStoreDecoder | None  # decodes parts; None leaves bytes
+    # Whether classes and files that a dataset names may be imported and run; None asks the environment.
     trust_dataset_code: bool | None = None
-    parts: frozenset[str] | None = None
-    cookers: Sequence[Cooker[Any]] = ()
+    parts: frozenset[str] | None = None  # parts that are used; None for all
+    cookers: Sequence[Cooker[Any]] = ()  # cookers that get the crude samples; they limit which parts are read
 
 
 def open_leaf(

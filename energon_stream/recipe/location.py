@@ -26,31 +26,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DatasetLocation:
-    """A dataset or metadataset, and how to reach it.
+    """A dataset or metadataset, and how to reach it."""
 
-    Attributes:
-        root: Path or URL, or a metadataset's parsed document.
-        split_part: Part of the dataset's split, or split of the metadataset.
-        storage_options: Credentials and the like.
-        transport: Client for remote data.
-        split_config: File in ``.nv-meta`` that defines the split parts; single datasets only.
-        dataset_config: File in ``.nv-meta`` that describes the samples; single datasets only.
-        subset: Range of the samples; of a metadataset, share of each dataset.
-        multiplier: ``shuffle_over_epochs_multiplier`` of all datasets.
-        through: Layer between the readers and remote stores, such as the disk cache.
-        declared: The user's declaration of the samples; single datasets only.
-    """
-
-    root: str | Mapping[str, Any]
-    split_part: str
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    transport: Transport = "auto"
+    root: str | Mapping[str, Any]  # path or URL, or a metadataset's parsed document
+    split_part: str  # part of the dataset's split, or split of the metadataset
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # credentials and the like
+    transport: Transport = "auto"  # client for remote data
+    # File in ``.nv-meta`` that defines the split parts; single datasets only.
     split_config: str = SPLIT_CONFIG
+    # File in ``.nv-meta`` that describes the samples; single datasets only.
     dataset_config: str = DATASET_CONFIG
+    # Range of the samples; of a metadataset, share of each dataset.
     subset: Subset = field(default_factory=Subset)
-    multiplier: int | None = 1
-    through: StoreLayer | None = None
-    declared: DeclaredSamples | None = None
+    multiplier: int | None = 1  # ``shuffle_over_epochs_multiplier`` of all datasets
+    through: StoreLayer | None = None  # layer between the readers and remote stores, such as the disk cache
+    declared: DeclaredSamples | None = None  # the user's declaration of the samples; single datasets only
 
     @property
     def is_metadataset(self) -> bool:

@@ -48,24 +48,14 @@ _MEMBER_KEYS = ("path", "split_part", "subflavors", *_FILES, "nonmatch", "aux", 
 
 @dataclass(frozen=True, slots=True)
 class MetadatasetDocument:
-    """A parsed metadataset file.
+    """A parsed metadataset file."""
 
-    Attributes:
-        where: URL of the file.
-        version: 2, or 1 for the older form.
-        splits: Tree of references of each split.
-    """
-
-    where: str
-    version: Literal[1, 2]
-    splits: Mapping[str, Reference]
+    where: str  # URL of the file
+    version: Literal[1, 2]  # 2, or 1 for the older form
+    splits: Mapping[str, Reference]  # tree of references of each split
 
     def split(self, name: str) -> Reference:
-        """Return the tree of a split.
-
-        Raises:
-            ConfigError: The split does not exist.
-        """
+        """Return the tree of a split. Raises ConfigError if the split does not exist."""
         if name not in self.splits:
             raise ConfigError(
                 f"the metadataset has no split {name!r}", where=self.where, hint=nearest(name, self.splits)

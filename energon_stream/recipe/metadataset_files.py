@@ -62,10 +62,8 @@ class MetadatasetFiles:
 
     def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:
         """Read a file, or take its parsed content, in which paths are relative to the working directory.
-
-        Raises:
-            StorageError: The file cannot be reached.
-            MetadataError: The file is wrong; see :func:`parse_metadataset`.
+        Raises StorageError if the file cannot be reached, and MetadataError if the file is wrong; see
+        :func:`parse_metadataset`.
         """
         if isinstance(root, Mapping):
             return parse_metadataset(

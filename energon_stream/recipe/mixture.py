@@ -23,21 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Opened datasets and their shares. A single dataset is a mixture of one.
+    """Opened datasets and their shares. A single dataset is a mixture of one."""
 
-    Attributes:
-        items: References and shares.
-        leaves: The datasets, in the order of ``items``.
-        plans: The order of each dataset's samples, numbered by its place.
-        config: The job's configuration.
-        limits: Limits of the look-ahead.
-    """
-
-    items: tuple[MixtureItem, ...]
-    leaves: tuple[Leaf, ...]
-    plans: tuple[LeafPlan, ...]
-    config: WorkerConfig
-    limits: ReadOptions
+    items: tuple[MixtureItem, ...]  # references and shares
+    leaves: tuple[Leaf, ...]  # the datasets, in the order of ``items``
+    plans: tuple[LeafPlan, ...]  # the order of each dataset's samples, numbered by its place
+    config: WorkerConfig  # the job's configuration
+    limits: ReadOptions  # limits of the look-ahead
 
     @property
     def blend_mode(self) -> DatasetBlendMode:
@@ -47,11 +39,8 @@ class Mixture:
         return DatasetBlendMode.NONE if len(self.items) == 1 else DatasetBlendMode.DATASET_WEIGHT
 
     def train_dataset(self, repeat: bool) -> LoadedDataset:
-        """Return all datasets as one, blended sample by sample.
-
-        Raises:
-            ConfigError: ``repeat`` is False for a blend by weights, which has no end.
-            EmptyStreamError: There are more streams than samples.
+        """Return all datasets as one, blended sample by sample. Raises ConfigError if ``repeat`` is False for
+        a blend by weights, which has no end, and EmptyStreamError if there are more streams than samples.
         """
         if not repeat and self.blend_mode is DatasetBlendMode.DATASET_WEIGHT:
             raise ConfigError(

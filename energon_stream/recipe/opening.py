@@ -122,10 +122,8 @@ def _select(ref: LeafRef, metadata: Callable[[], DatasetMetadata]) -> WebDataset
 
 
 def metadataset_of(ref: JoinRef) -> StoreSpec:
-    """Return the metadataset file of a join. The index of the join lies beside it.
-
-    Raises:
-        ConfigError: The metadataset was given as a dict.
+    """Return the metadataset file of a join. The index of the join lies beside it. Raises ConfigError if the
+    metadataset was given as a dict.
     """
     if ref.metadataset is None:
         raise ConfigError(
@@ -137,10 +135,8 @@ def metadataset_of(ref: JoinRef) -> StoreSpec:
 
 
 def join_members(ref: JoinRef, indices: Sequence[DatasetIndex]) -> list[JoinMember]:
-    """Return the members of a join, given their opened indices.
-
-    Raises:
-        ConfigError: A member is not a prepared folder of tars.
+    """Return the members of a join, given their opened indices. Raises ConfigError if a member is not a
+    prepared folder of tars.
     """
     members = []
     for member, index in zip(ref.members, indices, strict=True):

@@ -41,87 +41,67 @@ _DECODING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetOptions:
-    """Options that all functions and loaders share which open datasets.
-
-    Attributes:
-        path: Folder with ``.nv-meta``, or a metadataset: its ``.yaml`` file or parsed content. Also a
-            ``.jsonl`` file, and datasets that are not prepared: a ``.tar``, tars by braces
-            (``train-{000..999}.tar``), or a folder of tars (see ``sample_type``). Local paths and all URLs
-            that fsspec knows.
-        split_part: Part of the dataset's split, or split of the metadataset. In a dataset that is not
-            prepared, ``train``, ``val`` and ``test`` all have all samples.
-        batch_size: Samples of a batch; None yields single samples.
-        packing_buffer_size: Samples to select packs from; None for no packing.
-        worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
-        task_encoder: Makes batches of samples. Default: a new ``DefaultTaskEncoder()``.
-        subset: Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a
-            metadataset the percentages apply to each dataset.
-        parts: Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that
-            saves bytes. None: all parts that ``dataset.yaml`` names.
-        sample_type: Type of the samples of a dataset without ``dataset.yaml``: a class derived from
-            ``Sample``, the name of one of the library's, or ``CrudeSample`` for parts by name, which cookers
-            take. It is required for a folder that is not prepared; tars that the path names are crude by
-            default.
-        field_map: Part for each field, as in ``dataset.yaml``: ``{"image": "jpg"}``.
-        split_config: File in ``.nv-meta`` that defines the split parts. Default ``split.yaml``.
-        dataset_config: File in ``.nv-meta`` that describes the samples. Default ``dataset.yaml``.
-        storage_options: Credentials, endpoint and the like, in fsspec's names. Default: from the environment.
-        transport: Client for remote data: ``"obstore"``, ``"fsspec"``, or ``"auto"`` (default) for the faster
-            of the two that can read the URL.
-        read_options: Limits of the look-ahead.
-        cache: Disk cache of this node for remote data: a :class:`CacheConfig` or a directory; False for none.
-            None: as ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE`` say.
-        trust_dataset_code: Whether classes and files that the dataset names may be imported and run. None:
-            whether ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
-        decoding: Arguments that programs for older versions pass: ``handler``, called with the error and the
-            key of a sample that fails; ``auto_decode=False``, which leaves bytes; and the arguments of
-            ``SampleDecoder``.
-        is_shuffled: Whether samples are shuffled, or keep the order of the dataset. :func:`get_train_dataset`
-            describes the four options of shuffling that follow.
-        shuffle_buffer_size: See there.
-        max_samples_per_sequence: See there.
-        shuffle_over_epochs_multiplier: See there.
-        parallel_shard_iters: See there.
-        with_cookers: Whether the encoder's cookers decide which parts of crude samples are read.
-        config: ``worker_config`` or its default.
-        encoder: ``task_encoder`` or its default.
-        location: The dataset and how to reach it.
-        samples: How samples are made of parts.
-        limits: ``read_options`` with all values set.
-
-    Raises:
-        ConfigError: An option is unknown, or cannot work.
+    """Options that all functions and loaders share which open datasets. Raises ConfigError if an option is
+    unknown, or cannot work.
     """
 
+    # Folder with ``.nv-meta``, or a metadataset: its ``.yaml`` file or parsed content. Also a ``.jsonl``
+    # file, and datasets that are not prepared: a ``.tar``, tars by braces (``train-{000..999}.tar``), or a
+    # folder of tars (see ``sample_type``). Local paths and all URLs that fsspec knows.
     path: PathOption
+    # Part of the dataset's split, or split of the metadataset. In a dataset that is not prepared, ``train``,
+    # ``val`` and ``test`` all have all samples.
     split_part: str
-    batch_size: int | None = None
-    packing_buffer_size: int | None = None
+    batch_size: int | None = None  # samples of a batch; None yields single samples
+    packing_buffer_size: int | None = None  # samples to select packs from; None for no packing
+    # Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
     worker_config: WorkerConfig | None = None
+    # Makes batches of samples. Default: a new ``DefaultTaskEncoder()``.
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None
+    # Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a metadataset the
+    # percentages apply to each dataset.
     subset: SubsetOption = None
+    # Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that saves
+    # bytes. None: all parts that ``dataset.yaml`` names.
     parts: Sequence[str] | None = None
+    # Type of the samples of a dataset without ``dataset.yaml``: a class derived from ``Sample``, the name of
+    # one of the library's, or ``CrudeSample`` for parts by name, which cookers take. It is required for a
+    # folder that is not prepared; tars that the path names are crude by default.
     sample_type: SampleType | None = None
+    # Part for each field, as in ``dataset.yaml``: ``{"image": "jpg"}``.
     field_map: Mapping[str, str] | None = None
+    # File in ``.nv-meta`` that defines the split parts. Default ``split.yaml``.
     split_config: str = "split.yaml"
+    # File in ``.nv-meta`` that describes the samples. Default ``dataset.yaml``.
     dataset_config: str = "dataset.yaml"
+    # Credentials, endpoint and the like, in fsspec's names. Default: from the environment.
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    # Client for remote data: ``"obstore"``, ``"fsspec"``, or ``"auto"`` (default) for the faster of the two
+    # that can read the URL.
     transport: Transport = "auto"
-    read_options: ReadOptions | None = None
+    read_options: ReadOptions | None = None  # limits of the look-ahead
+    # Disk cache of this node for remote data: a :class:`CacheConfig` or a directory; False for none. None: as
+    # ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE`` say.
     cache: CacheOption = None
+    # Whether classes and files that the dataset names may be imported and run. None: whether
+    # ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
     trust_dataset_code: bool | None = None
+    # Arguments that programs for older versions pass: ``handler``, called with the error and the key of a
+    # sample that fails; ``auto_decode=False``, which leaves bytes; and the arguments of ``SampleDecoder``.
     decoding: Mapping[str, Any] = field(default_factory=dict)
+    # Whether samples are shuffled, or keep the order of the dataset. :func:`get_train_dataset` describes the
+    # four options of shuffling that follow.
     is_shuffled: bool = False
-    shuffle_buffer_size: int | None = None
-    max_samples_per_sequence: int | None = None
-    shuffle_over_epochs_multiplier: int | None = 1
-    parallel_shard_iters: int | None = None
-    with_cookers: bool = True
-    config: WorkerConfig = field(init=False)
-    encoder: TaskEncoder[Any, Any, Any, Any] = field(init=False)
-    location: DatasetLocation = field(init=False)
-    samples: SampleOptions = field(init=False)
-    limits: ReadOptions = field(init=False)
+    shuffle_buffer_size: int | None = None  # see there
+    max_samples_per_sequence: int | None = None  # see there
+    shuffle_over_epochs_multiplier: int | None = 1  # see there
+    parallel_shard_iters: int | None = None  # see there
+    with_cookers: bool = True  # whether the encoder's cookers decide which parts of crude samples are read
+    config: WorkerConfig = field(init=False)  # ``worker_config`` or its default
+    encoder: TaskEncoder[Any, Any, Any, Any] = field(init=False)  # ``task_encoder`` or its default
+    location: DatasetLocation = field(init=False)  # the dataset and how to reach it
+    samples: SampleOptions = field(init=False)  # how samples are made of parts
+    limits: ReadOptions = field(init=False)  # ``read_options`` with all values set
 
     def __post_init__(self) -> None:
         decoding = dict(self.decoding)
@@ -196,10 +176,8 @@ class DatasetOptions:
 
 
 def cache_layer(cache: CacheOption) -> CacheLayer | None:
-    """Return the disk cache that an option means; None for no cache.
-
-    Raises:
-        ConfigError: The option is neither a configuration nor a directory.
+    """Return the disk cache that an option means; None for no cache. Raises ConfigError if the option is
+    neither a configuration nor a directory.
     """
     if cache is None:
         cache = CacheConfig.from_environment()

@@ -29,25 +29,17 @@ class _LimitedFilter:
 
 @dataclass(frozen=True, slots=True)
 class SampleFactory:
-    """Makes the samples of one dataset. It is a value, and travels to other processes.
+    """Makes the samples of one dataset. It is a value, and travels to other processes."""
 
-    Attributes:
-        decoder: Decodes parts; None leaves them as bytes.
-        sample_type: Type of the samples; None for crude samples.
-        fields: Places of the fields; empty for crude samples, and if ``loader`` makes the fields.
-        loader: Makes the fields of ``sample_type`` from a dict of decoded parts.
-        part_filter: Parts that are used; None for all.
-        declared: True if the user named the parts that are used.
-        selection: Parts that are read; None for all.
-    """
-
-    decoder: FileStoreDecoder | None
-    sample_type: type[Sample] | None = None
+    decoder: FileStoreDecoder | None  # decodes parts; None leaves them as bytes
+    sample_type: type[Sample] | None = None  # type of the samples; None for crude samples
+    # Places of the fields; empty for crude samples, and if ``loader`` makes the fields.
     fields: tuple[FieldAccess, ...] = ()
+    # Makes the fields of ``sample_type`` from a dict of decoded parts.
     loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
-    part_filter: frozenset[str] | Callable[[str], bool] | None = None
-    declared: bool = False
-    selection: PartSelection | None = field(init=False)
+    part_filter: frozenset[str] | Callable[[str], bool] | None = None  # parts that are used; None for all
+    declared: bool = False  # True if the user named the parts that are used
+    selection: PartSelection | None = field(init=False)  # parts that are read; None for all
 
     def __post_init__(self) -> None:
         wanted = parts_of(self.fields) if self.fields else self.part_filter
@@ -61,10 +53,8 @@ class SampleFactory:
         return self.sample_type is None
 
     def within(self, parts: frozenset[str], where: str) -> SampleFactory:
-        """Return a factory that uses only these parts; ``where`` is for messages.
-
-        Raises:
-            ConfigError: A field comes from other parts.
+        """Return a factory that uses only these parts; ``where`` is for messages. Raises ConfigError if a
+        field comes from other parts.
         """
         if self.fields:
             fields = tuple(access.within(parts, where) for access in self.fields)

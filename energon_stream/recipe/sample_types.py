@@ -33,15 +33,10 @@ DATASET_CLASSES: Mapping[str, type[Sample] | type[CrudeSample] | None] = {
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSamples:
-    """The samples of a dataset, as the user who names the dataset declares them.
+    """The samples of a dataset, as the user who names the dataset declares them."""
 
-    Attributes:
-        document: The declaration in the keys of ``dataset.yaml``.
-        where: The place of the declaration, for messages.
-    """
-
-    document: Mapping[str, Any]
-    where: str
+    document: Mapping[str, Any]  # the declaration in the keys of ``dataset.yaml``
+    where: str  # the place of the declaration, for messages
 
 
 CRUDE = DeclaredSamples({"__module__": "energon_stream", "__class__": "CrudeWebdataset"}, "no sample_type")
@@ -85,10 +80,8 @@ def resolve_sample_type(document: Any, *, trust: bool | None, where: str) -> typ
 
 
 def check_fields(sample_type: type[Sample], given: Mapping[str, Any], where: str) -> None:
-    """Check that a field map names all required fields of a type, and no unknown one.
-
-    Raises:
-        MetadataError: A field is unknown, or missing.
+    """Check that a field map names all required fields of a type, and no unknown one. Raises MetadataError if
+    a field is unknown, or missing.
     """
     own = {e.name: e for e in dataclasses.fields(sample_type) if e.name not in METADATA_FIELDS}
     for name in given:

@@ -11,19 +11,12 @@ from energon_stream.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """A range of samples, and a share of that range. Default: all samples.
+    """A range of samples, and a share of that range. Default: all samples."""
 
-    Attributes:
-        first: First sample.
-        last: One past the last sample; None for the end.
-        lower: Share of the range before the subset, in ``[0, 1]``.
-        upper: Share of the range up to the end of the subset.
-    """
-
-    first: int = 0
-    last: int | None = None
-    lower: float = 0.0
-    upper: float = 1.0
+    first: int = 0  # first sample
+    last: int | None = None  # one past the last sample; None for the end
+    lower: float = 0.0  # share of the range before the subset, in ``[0, 1]``
+    upper: float = 1.0  # share of the range up to the end of the subset
 
     @property
     def in_samples(self) -> bool:
@@ -48,10 +41,8 @@ class Subset:
         return first, stop
 
     def of(self, inner: Subset) -> Subset:
-        """Return this subset of the subset ``inner``.
-
-        Raises:
-            ConfigError: This subset has sample numbers, and ``inner`` is not all samples.
+        """Return this subset of the subset ``inner``. Raises ConfigError if this subset has sample numbers,
+        and ``inner`` is not all samples.
         """
         if not self.in_samples:
             width = inner.upper - inner.lower

@@ -34,43 +34,28 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AuxRef:
-    """A reference to auxiliary data, which cookers look up by key.
+    """A reference to auxiliary data, which cookers look up by key."""
 
-    Attributes:
-        spec: Location.
-        kind: ``webdataset`` for a prepared dataset, ``filesystem`` for a folder of plain files.
-    """
-
-    spec: StoreSpec
+    spec: StoreSpec  # location
+    # ``webdataset`` for a prepared dataset, ``filesystem`` for a folder of plain files.
     kind: Literal["webdataset", "filesystem"]
 
 
 @dataclass(frozen=True, slots=True)
 class LeafRef:
-    """A reference to one dataset.
+    """A reference to one dataset."""
 
-    Attributes:
-        spec: Location: a folder, a ``.jsonl`` file, a ``.tar``, or several of these by braces.
-        split_part: Part of the dataset's split.
-        split_config: File in ``.nv-meta`` that defines the split parts.
-        dataset_config: File in ``.nv-meta`` that describes the samples.
-        subflavors: Put on each sample; they override those of ``dataset.yaml``.
-        subset: Range of the samples.
-        multiplier: ``shuffle_over_epochs_multiplier``.
-        aux: Auxiliary data by name.
-        parts: Parts that are used; None for all.
-        declared: The user's declaration of the samples, for datasets without ``dataset.yaml``.
-    """
-
-    spec: StoreSpec
-    split_part: str
-    split_config: str = SPLIT_CONFIG
-    dataset_config: str = DATASET_CONFIG
+    spec: StoreSpec  # location: a folder, a ``.jsonl`` file, a ``.tar``, or several of these by braces
+    split_part: str  # part of the dataset's split
+    split_config: str = SPLIT_CONFIG  # file in ``.nv-meta`` that defines the split parts
+    dataset_config: str = DATASET_CONFIG  # file in ``.nv-meta`` that describes the samples
+    # Put on each sample; they override those of ``dataset.yaml``.
     subflavors: Mapping[str, Any] = field(default_factory=dict)
-    subset: Subset = field(default_factory=Subset)
-    multiplier: int | None = 1
-    aux: Mapping[str, AuxRef] = field(default_factory=dict)
-    parts: frozenset[str] | None = None
+    subset: Subset = field(default_factory=Subset)  # range of the samples
+    multiplier: int | None = 1  # ``shuffle_over_epochs_multiplier``
+    aux: Mapping[str, AuxRef] = field(default_factory=dict)  # auxiliary data by name
+    parts: frozenset[str] | None = None  # parts that are used; None for all
+    # The user's declaration of the samples, for datasets without ``dataset.yaml``.
     declared: DeclaredSamples | None = None
 
     @property
@@ -81,95 +66,59 @@ class LeafRef:
 
 @dataclass(frozen=True, slots=True)
 class JoinMemberRef:
-    """A reference to one dataset of a join. The first member of a join is its primary dataset.
+    """A reference to one dataset of a join. The first member of a join is its primary dataset."""
 
-    Attributes:
-        leaf: The dataset. Subflavors, subset and multiplier are those of the join.
-        nonmatch: Reaction to a sample of the primary without a partner here: ``error``, ``skip`` the row, or
-            ``none`` to pass None.
-        name: Keyword for the joiner; None to pass by position.
-    """
-
-    leaf: LeafRef
+    leaf: LeafRef  # the dataset. Subflavors, subset and multiplier are those of the join.
+    # Reaction to a sample of the primary without a partner here: ``error``, ``skip`` the row, or ``none`` to
+    # pass None.
     nonmatch: NonMatch = "error"
-    name: str | None = None
+    name: str | None = None  # keyword for the joiner; None to pass by position
 
 
 @dataclass(frozen=True, slots=True)
 class JoinerRef:
-    """The name of a joiner, which makes one sample of the samples in a row.
+    """The name of a joiner, which makes one sample of the samples in a row."""
 
-    Attributes:
-        module: Python module.
-        name: A class with ``from_joined``, or a function.
-        kind: Whether ``name`` is a class or a function.
-        where: Place in the metadataset, for messages.
-    """
-
-    module: str
-    name: str
-    kind: Literal["class", "function"]
-    where: str
+    module: str  # Python module
+    name: str  # a class with ``from_joined``, or a function
+    kind: Literal["class", "function"]  # whether ``name`` is a class or a function
+    where: str  # place in the metadataset, for messages
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRef:
-    """A reference to a join of datasets by sample keys. A join is one leaf of a mixture.
+    """A reference to a join of datasets by sample keys. A join is one leaf of a mixture."""
 
-    Attributes:
-        members: The datasets; either all or none of them have names.
-        joiner: Makes a sample of each row.
-        metadataset: The file with the join, whose index lies in ``<file>.cache/``. None for a metadataset
-            that was given as a dict.
-        where: Place in the file, for messages.
-        subflavors: Put on each joined sample.
-        subset: Range of the rows.
-        multiplier: ``shuffle_over_epochs_multiplier``.
-    """
-
-    members: tuple[JoinMemberRef, ...]
-    joiner: JoinerRef
+    members: tuple[JoinMemberRef, ...]  # the datasets; either all or none of them have names
+    joiner: JoinerRef  # makes a sample of each row
+    # The file with the join, whose index lies in ``<file>.cache/``. None for a metadataset that was given as
+    # a dict.
     metadataset: StoreSpec | None
-    where: str
-    subflavors: Mapping[str, Any] = field(default_factory=dict)
-    subset: Subset = field(default_factory=Subset)
-    multiplier: int | None = 1
+    where: str  # place in the file, for messages
+    subflavors: Mapping[str, Any] = field(default_factory=dict)  # put on each joined sample
+    subset: Subset = field(default_factory=Subset)  # range of the rows
+    multiplier: int | None = 1  # ``shuffle_over_epochs_multiplier``
 
 
 @dataclass(frozen=True, slots=True)
 class MetadatasetRef:
-    """A reference to a split of a metadataset file.
+    """A reference to a split of a metadataset file."""
 
-    Attributes:
-        spec: Location of the file.
-        split: Name of the split.
-        subflavors: They override those in the file.
-        subset: Share of each dataset in the file.
-        multiplier: Multiplies those in the file.
-    """
-
-    spec: StoreSpec
-    split: str
-    subflavors: Mapping[str, Any] = field(default_factory=dict)
-    subset: Subset = field(default_factory=Subset)
-    multiplier: int | None = 1
+    spec: StoreSpec  # location of the file
+    split: str  # name of the split
+    subflavors: Mapping[str, Any] = field(default_factory=dict)  # they override those in the file
+    subset: Subset = field(default_factory=Subset)  # share of each dataset in the file
+    multiplier: int | None = 1  # multiplies those in the file
 
 
 @dataclass(frozen=True, slots=True)
 class BlendRef:
-    """References with their shares of a mixture.
+    """References with their shares of a mixture."""
 
-    Attributes:
-        children: The references.
-        shares: Weights or repetitions of the children, all positive.
-        by: Meaning of the shares.
-        where: Place in the file, for messages.
-    """
-
-    children: tuple[Reference, ...]
-    shares: tuple[float, ...]
-    by: Literal["weight", "repetitions"]
-    where: str
+    children: tuple[Reference, ...]  # the references
+    shares: tuple[float, ...]  # weights or repetitions of the children, all positive
+    by: Literal["weight", "repetitions"]  # meaning of the shares
+    where: str  # place in the file, for messages
 
 
 AnyLeafRef: TypeAlias = LeafRef | JoinRef
@@ -180,18 +129,13 @@ Reference: TypeAlias = LeafRef | JoinRef | MetadatasetRef | BlendRef
 
 @dataclass(frozen=True, slots=True)
 class MixtureItem:
-    """A leaf of a mixture, and its share.
+    """A leaf of a mixture, and its share."""
 
-    Attributes:
-        ref: Reference to the dataset or join.
-        weight: Share of the draws: the product of the normalised weights of all levels. None in mixtures by
-            repetitions.
-        repetitions: Passes over the dataset in one epoch. None in mixtures by weights.
-    """
-
-    ref: AnyLeafRef
+    ref: AnyLeafRef  # reference to the dataset or join
+    # Share of the draws: the product of the normalised weights of all levels. None in mixtures by
+    # repetitions.
     weight: float | None
-    repetitions: float | None
+    repetitions: float | None  # passes over the dataset in one epoch. None in mixtures by weights.
 
 
 def inherit(

@@ -19,21 +19,14 @@ if TYPE_CHECKING:
 
 
 class LeafCursor(NamedTuple):
-    """Place in one pass over a leaf.
+    """Place in one pass over a leaf."""
 
-    Attributes:
-        epoch: Number of the pass.
-        position: References consumed in this pass.
-        group: Number of the group of slices that the next reference is in.
-        offset: References of that group that were consumed.
-        share: First sample, and one past the last, of the stream's share of the leaf, if the pass began
-            before the dataset grew; None for the present share.
-    """
-
-    epoch: int
-    position: int
-    group: int
-    offset: int
+    epoch: int  # number of the pass
+    position: int  # references consumed in this pass
+    group: int  # number of the group of slices that the next reference is in
+    offset: int  # references of that group that were consumed
+    # First sample, and one past the last, of the stream's share of the leaf, if the pass began before the
+    # dataset grew; None for the present share.
     share: tuple[int, int] | None = None
 
 
@@ -67,15 +60,10 @@ Cursor: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Refs:
-    """References to samples, in the order in which they are consumed.
+    """References to samples, in the order in which they are consumed."""
 
-    Attributes:
-        leaf: ``int32``, number of the leaf.
-        index: ``int64``, number of the sample in the leaf's split part.
-    """
-
-    leaf: npt.NDArray[np.int32]
-    index: Int64Array
+    leaf: npt.NDArray[np.int32]  # ``int32``, number of the leaf
+    index: Int64Array  # ``int64``, number of the sample in the leaf's split part
 
     def __len__(self) -> int:
         return len(self.index)

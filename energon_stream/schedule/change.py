@@ -23,17 +23,11 @@ from energon_stream.schedule.plan import BlendPlan, LeafPlan, Plan, RepeatPlan, 
 
 @dataclass(frozen=True, slots=True)
 class PassUnderWay:
-    """Progress of one stream in the present pass of one leaf.
+    """Progress of one stream in the present pass of one leaf."""
 
-    Attributes:
-        leaf: Number of the leaf.
-        consumed: References of the pass that were consumed.
-        left: References of it that are still to come.
-    """
-
-    leaf: int
-    consumed: int
-    left: int
+    leaf: int  # number of the leaf
+    consumed: int  # references of the pass that were consumed
+    left: int  # references of it that are still to come
 
 
 def earlier_plan(plan: Plan, shards: Sequence[int]) -> Plan:

@@ -26,20 +26,15 @@ _LEAST_GROUPS, _MOST_SAMPLES = 3, 8192
 
 @dataclass(frozen=True, slots=True)
 class OrderSpec:
-    """Options of a leaf's order.
+    """Options of a leaf's order."""
 
-    Attributes:
-        max_samples_per_sequence: Wanted length of a slice; None takes each shard's share whole.
-        shuffle_window: Number of samples among which a sample is moved (``shuffle_buffer_size``); 0 or 1 for
-            none.
-        parallel_slices: Number of slices that are read side by side (``parallel_shard_iters``).
-        shuffle_over_epochs: k permutes the slices of k passes together, -1 draws slices with
-            replacement, None keeps the order of the dataset.
-    """
-
+    # Wanted length of a slice; None takes each shard's share whole.
     max_samples_per_sequence: int | None = None
+    # Number of samples among which a sample is moved (``shuffle_buffer_size``); 0 or 1 for none.
     shuffle_window: int = 0
-    parallel_slices: int = 1
+    parallel_slices: int = 1  # number of slices that are read side by side (``parallel_shard_iters``)
+    # k permutes the slices of k passes together, -1 draws slices with replacement, None keeps the order of
+    # the dataset.
     shuffle_over_epochs: int | None = None
 
     def __post_init__(self) -> None:
@@ -84,20 +79,16 @@ class LeafSchedule:
         table: Slices of this stream's share.
         order: Options of the order.
         key: Key of all random draws; different for each leaf and stream.
-
-    Attributes:
-        length: References in one pass. With replacement, the draws decide which samples these are.
-        slots: Slices in one pass, with repetitions.
-        slots_per_group: Slices of one group; the last group may have fewer.
     """
 
     leaf: int
     table: SliceTable
     order: OrderSpec
     key: int
+    # References in one pass. With replacement, the draws decide which samples these are.
     length: int = field(init=False)
-    slots: int = field(init=False)
-    slots_per_group: int = field(init=False)
+    slots: int = field(init=False)  # slices in one pass, with repetitions
+    slots_per_group: int = field(init=False)  # slices of one group; the last group may have fewer
     _groups: OrderedDict[tuple[int, int], Int64Array] = field(init=False, default_factory=OrderedDict)
     _kept: int = field(init=False, default=0)
     _earlier: LeafSchedule | None = field(init=False, default=None)

@@ -121,11 +121,7 @@ class _LeafChildren:
         return (first, current, *at[:4], leaf.table.start, leaf.table.stop, *leaf.facts)
 
     def unpack(self, epoch: int, data: bytes) -> tuple[Cursor, ...]:
-        """Read the children's cursors.
-
-        Raises:
-            ValueError: The bytes are damaged.
-        """
+        """Read the children's cursors. Raises ValueError if the bytes are damaged."""
         unpack = unpack_columns_v2 if is_packed_v2(data) else unpack_columns
         total, group, begin, *moves = unpack(data, len(self._leaves))
         if len(moves) not in (0, 2):
@@ -172,9 +168,7 @@ class CursorCodec:
 
     def unpack(self, value: PackedCursor) -> Cursor:
         """Return the cursor that :meth:`pack` made plain. Lists may stand for tuples, as after msgpack.
-
-        Raises:
-            StateError: It is no cursor of this schedule.
+        Raises StateError if it is no cursor of this schedule.
         """
         try:
             return self._unpack(self._schedule, value)

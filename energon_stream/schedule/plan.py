@@ -21,21 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LeafPlan:
-    """One dataset at the bottom of a mixture.
+    """One dataset at the bottom of a mixture."""
 
-    Attributes:
-        leaf: Number of the leaf.
-        shard_starts: ``int64``, first sample of each shard, and the total at the end.
-        order: Options of the order.
-        start: First sample of the subset that is used.
-        stop: One past the last sample of the subset; None for all.
-    """
-
-    leaf: int
+    leaf: int  # number of the leaf
+    # ``int64``, first sample of each shard, and the total at the end.
     shard_starts: Int64Array = field(repr=False, compare=False)
-    order: OrderSpec
-    start: int = 0
-    stop: int | None = None
+    order: OrderSpec  # options of the order
+    start: int = 0  # first sample of the subset that is used
+    stop: int | None = None  # one past the last sample of the subset; None for all
 
     @property
     def num_samples(self) -> int:

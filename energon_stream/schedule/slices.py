@@ -17,26 +17,18 @@ class SliceTable:
 
     A share is cut at shard borders. A piece longer than 1.5 times the wanted length is cut into
     ``round(length / wanted)`` slices. The table stores the pieces (one per shard), never the slices.
-
-    Attributes:
-        piece_starts: ``int64``, first sample of each piece, in the numbering of the whole split part.
-        piece_lengths: ``int64``, samples of each piece.
-        piece_slices: ``int64``, number of slices of each piece.
-        first_slice: ``int64``, number of the first slice of each piece, and the total at the end.
-        shard_starts: ``int64``, first sample of each shard of the split part, and the total at the end.
-        start: First sample of the share.
-        stop: One past the last sample of the share.
-        max_length: Wanted length of a slice.
     """
 
+    # ``int64``, first sample of each piece, in the numbering of the whole split part.
     piece_starts: Int64Array
-    piece_lengths: Int64Array
-    piece_slices: Int64Array
-    first_slice: Int64Array
+    piece_lengths: Int64Array  # ``int64``, samples of each piece
+    piece_slices: Int64Array  # ``int64``, number of slices of each piece
+    first_slice: Int64Array  # ``int64``, number of the first slice of each piece, and the total at the end
+    # ``int64``, first sample of each shard of the split part, and the total at the end.
     shard_starts: Int64Array
-    start: int
-    stop: int
-    max_length: int | None
+    start: int  # first sample of the share
+    stop: int  # one past the last sample of the share
+    max_length: int | None  # wanted length of a slice
 
     @classmethod
     def build(cls, shard_starts: Int64Array, start: int, stop: int, max_length: int | None) -> SliceTable:

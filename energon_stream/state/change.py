@@ -35,19 +35,12 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A reader dataset, now and when the state was saved.
+    """A reader dataset, now and when the state was saved."""
 
-    Attributes:
-        path: Its place in the pipeline.
-        dataset: The present dataset.
-        saved: Its leaves when the state was saved.
-        counts: For each leaf, samples of the present passes that this rank's streams consumed, and samples
-            left.
-    """
-
-    path: str
-    dataset: ReaderDataset
-    saved: SavedLeaves
+    path: str  # its place in the pipeline
+    dataset: ReaderDataset  # the present dataset
+    saved: SavedLeaves  # its leaves when the state was saved
+    # For each leaf, samples of the present passes that this rank's streams consumed, and samples left.
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property

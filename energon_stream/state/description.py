@@ -54,17 +54,11 @@ _ORDER_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The description of a dataset.
+    """The description of a dataset."""
 
-    Attributes:
-        prints: The fingerprint.
-        leaves: Numbers of shards, and marks.
-        options: Options by which errors name a difference; None where there are too many.
-    """
-
-    prints: Mapping[str, str]
-    leaves: list[Any]
-    options: dict[str, Any] | None
+    prints: Mapping[str, str]  # the fingerprint
+    leaves: list[Any]  # numbers of shards, and marks
+    options: dict[str, Any] | None  # options by which errors name a difference; None where there are too many
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
         """Return the parts of the fingerprint in which a state differs, in words, with options where they are
@@ -92,15 +86,10 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class SavedLeaves:
-    """The leaves of one reader dataset when a state was saved.
+    """The leaves of one reader dataset when a state was saved."""
 
-    Attributes:
-        shards: Number of shards of each leaf.
-        marks: A short hash of each leaf; empty where there were too many.
-    """
-
-    shards: tuple[int, ...]
-    marks: tuple[bytes, ...]
+    shards: tuple[int, ...]  # number of shards of each leaf
+    marks: tuple[bytes, ...]  # a short hash of each leaf; empty where there were too many
 
 
 def _hash(value: Any, size: int = 8) -> bytes:
@@ -215,10 +204,8 @@ def marks(leaves: Sequence[Any]) -> tuple[bytes, ...]:
 
 
 def read_leaves(saved: Any) -> list[SavedLeaves]:
-    """Read the leaves that a state was saved with.
-
-    Raises:
-        StateError: The state does not have them, or is damaged.
+    """Read the leaves that a state was saved with. Raises StateError if the state does not have them, or is
+    damaged.
     """
     try:
         found = []

@@ -47,10 +47,8 @@ def dumps(state: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Unpack the bytes that :func:`dumps` returned. Nothing in them is executed.
-
-    Raises:
-        StateError: The bytes are not msgpack.
+    """Unpack the bytes that :func:`dumps` returned. Nothing in them is executed. Raises StateError if the
+    bytes are not msgpack.
     """
     try:
         return msgpack.unpackb(data, raw=False, strict_map_key=False)

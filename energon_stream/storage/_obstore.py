@@ -41,11 +41,8 @@ _clients: PerProcess[Any] = PerProcess()
 
 
 def open_obstore(url: str, options: Mapping[str, Any]) -> ObstoreStore:
-    """Open a store on obstore.
-
-    Raises:
-        UnsupportedStoreError: obstore cannot open the URL or honour an option, or this process was forked
-            from one that had used obstore.
+    """Open a store on obstore. Raises UnsupportedStoreError if obstore cannot open the URL or honour an
+    option, or this process was forked from one that had used obstore.
     """
     config, root = resolve_config(url, options)
     if not obstore_usable():

@@ -88,31 +88,21 @@ class SessionCredentials:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Configuration of a client; equal configurations share one.
+    """Configuration of a client; equal configurations share one."""
 
-    Attributes:
-        kind: Kind of obstore's store.
-        root: Bucket, container, or ``scheme://host``.
-        settings: Items of the store's configuration.
-        client_options: Items of the HTTP client's options.
-        credentials: Credential provider, or None for obstore's own search.
-        endpoint: Server, for error messages.
-    """
-
-    kind: Literal["s3", "gcs", "azure", "http"]
-    root: str
-    settings: _Items = field(default=(), repr=False)
-    client_options: _Items = field(default=(), repr=False)
+    kind: Literal["s3", "gcs", "azure", "http"]  # kind of obstore's store
+    root: str  # bucket, container, or ``scheme://host``
+    settings: _Items = field(default=(), repr=False)  # items of the store's configuration
+    client_options: _Items = field(default=(), repr=False)  # items of the HTTP client's options
+    # Credential provider, or None for obstore's own search.
     credentials: StaticCredentials | SessionCredentials | None = None
-    endpoint: str = ""
+    endpoint: str = ""  # server, for error messages
 
 
 def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, str]:
-    """Return the client configuration for a URL, and the path below the client's root.
-
-    Raises:
-        UnsupportedStoreError: obstore cannot open the URL, or honour an option.
-        AccessDeniedError: The AWS profile does not exist.
+    """Return the client configuration for a URL, and the path below the client's root. Raises
+    UnsupportedStoreError if obstore cannot open the URL, or honour an option, and AccessDeniedError if the
+    AWS profile does not exist.
     """
     scheme = url_scheme(url)
     kind = _KINDS.get(scheme)

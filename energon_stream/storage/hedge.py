@@ -71,14 +71,11 @@ class HedgeBudget:
 
     Args:
         share: Bytes requested twice, as a share of all requested bytes; 0 allows none.
-
-    Attributes:
-        earned: Bytes that may be repeated, for the bytes requested so far.
     """
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self.earned = 0.0
+        self.earned = 0.0  # bytes that may be repeated, for the bytes requested so far
         self._spent = 0
         self._allowance = _ALLOWANCE if share else 0
 

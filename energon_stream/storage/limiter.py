@@ -19,14 +19,11 @@ class ConcurrencyLimit:
 
     Args:
         largest: First limit, and the limit while the store rejects little.
-
-    Attributes:
-        limit: Requests that may be in flight now, 1 or more.
     """
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
-        self.limit = largest
+        self.limit = largest  # requests that may be in flight now, 1 or more
         self._attempts = self._rejections = 0
         self._ignored = 0
 

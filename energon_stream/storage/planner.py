@@ -14,19 +14,12 @@ _Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchPlan:
-    """Fetches that cover a set of ranges.
+    """Fetches that cover a set of ranges."""
 
-    Attributes:
-        objects: int64 [k], object of each fetch.
-        starts: int64 [k], first byte of each fetch; fetches are ordered by (object, start).
-        stops: int64 [k], byte after the last one.
-        fetch_of: int64 [m], for each input range the fetch that contains all of it, or -1.
-    """
-
-    objects: _Int64s
-    starts: _Int64s
-    stops: _Int64s
-    fetch_of: _Int64s
+    objects: _Int64s  # int64 [k], object of each fetch
+    starts: _Int64s  # int64 [k], first byte of each fetch; fetches are ordered by (object, start)
+    stops: _Int64s  # int64 [k], byte after the last one
+    fetch_of: _Int64s  # int64 [m], for each input range the fetch that contains all of it, or -1
 
 
 def plan_fetches(

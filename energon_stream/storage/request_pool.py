@@ -135,10 +135,8 @@ class RequestPool:
     # Callbacks of the retry layer, by way of the listeners below
 
     def begin(self, task: _Task) -> None:
-        """Begin an attempt of a task's first request; after a back-off, wait for a slot.
-
-        Raises:
-            AnswerUnwanted: A second request was faster.
+        """Begin an attempt of a task's first request; after a back-off, wait for a slot. Raises
+        AnswerUnwanted if a second request was faster.
         """
         if task.has_slot and not task.size:  # only this thread changes it
             task.started = time.monotonic()

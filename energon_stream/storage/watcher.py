@@ -21,15 +21,10 @@ _MOST_REPEATS = 2  # if one answer in fifty is late, one late request in fifty h
 
 
 class HedgeSnapshot(NamedTuple):
-    """State of second requests.
+    """State of second requests."""
 
-    Attributes:
-        earned_bytes: Bytes that all requests so far allow to be requested a second time.
-        answers: Answers whose durations are remembered.
-    """
-
-    earned_bytes: float
-    answers: int
+    earned_bytes: float  # bytes that all requests so far allow to be requested a second time
+    answers: int  # answers whose durations are remembered
 
 
 @dataclass(slots=True)

@@ -85,11 +85,7 @@ def cooker(
 
 
 def select_cooker(cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any] | None) -> Cooker[Any]:
-    """Return the first cooker that matches.
-
-    Raises:
-        ConfigError: No cooker matches.
-    """
+    """Return the first cooker that matches. Raises ConfigError if no cooker matches."""
     for candidate in cookers:
         if not candidate.has_subflavors or candidate.is_match(subflavors):
             return candidate
@@ -109,10 +105,8 @@ def cooker_parts(
 
 
 def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> None:
-    """Check that each leaf has a cooker whose parameters are its stores, before any sample is read.
-
-    Raises:
-        ConfigError: No cooker matches, or its parameters and the stores differ.
+    """Check that each leaf has a cooker whose parameters are its stores, before any sample is read. Raises
+    ConfigError if no cooker matches, or its parameters and the stores differ.
     """
     for leaf in leaves:
         where = f"{leaf.index.spec.url} [{leaf.index.split_part}]"
@@ -132,9 +126,7 @@ def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> Non
 
 def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]:
     """Return the keyword arguments of a cooker: stores by name, and those that :func:`cooker` asks for.
-
-    Raises:
-        ConfigError: The cooker asks for ``primary``, and the sample's dataset cannot look up names.
+    Raises ConfigError if the cooker asks for ``primary``, and the sample's dataset cannot look up names.
     """
     stores: AuxStores = sample.stores or _NO_STORES
     arguments: dict[str, Any] = dict(stores.aux)
@@ -151,10 +143,8 @@ def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]
 
 @cache
 def check_parameters(cook: Callable[..., Any], given: frozenset[str], where: str) -> None:
-    """Compare a cooker's keyword parameters with its future arguments.
-
-    Raises:
-        ConfigError: The names differ.
+    """Compare a cooker's keyword parameters with its future arguments. Raises ConfigError if the names
+    differ.
     """
     try:
         parameters = list(signature(cook).parameters.values())[1:]

@@ -72,18 +72,12 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Answer to a request.
+    """Answer to a request."""
 
-    Attributes:
-        status: The HTTP status.
-        headers: Headers without Content-Length.
-        body: The bytes to send.
-        length: The Content-Length; None for the length of the body. An answer to HEAD has no body.
-    """
-
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes | memoryview = b""
+    status: int = 200  # the HTTP status
+    headers: dict[str, str] = field(default_factory=dict)  # headers without Content-Length
+    body: bytes | memoryview = b""  # the bytes to send
+    # The Content-Length; None for the length of the body. An answer to HEAD has no body.
     length: int | None = None
 
 

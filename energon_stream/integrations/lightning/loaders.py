@@ -92,11 +92,7 @@ class TrainLoader(Generic[T]):
         return pulled
 
     def __len__(self) -> int:
-        """Return the batches of an epoch.
-
-        Raises:
-            TypeError: Their number is not certain.
-        """
+        """Return the batches of an epoch. Raises TypeError if their number is not certain."""
         length = epoch_length(self.loader.dataset)
         if length is None:
             raise TypeError("the number of batches is not known before they are read")
@@ -110,10 +106,8 @@ class TrainLoader(Generic[T]):
         return of_all_ranks(split_streams(self._position()), self.worker_config)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on at the position of a state dict.
-
-        Raises:
-            StateError: The state does not fit this dataset or topology.
+        """Go on at the position of a state dict. Raises StateError if the state does not fit this dataset or
+        topology.
         """
         self._puller.stop().load_state_dict(state_dict)
         self._begin_here()

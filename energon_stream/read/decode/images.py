@@ -28,18 +28,13 @@ IMAGE_EXTENSIONS: frozenset[str] = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class ImageMode:
-    """Result of an image mode.
+    """Result of an image mode."""
 
-    Attributes:
-        container: ``numpy`` has shape (height, width, colours), ``torch`` (colours, height, width); both
-            have (height, width) for grey images. ``pil`` is a ``PIL.Image.Image``.
-        colours: Pillow's mode, to which every image is converted.
-        floating: ``float32`` in [0, 1] instead of ``uint8``.
-    """
-
+    # ``numpy`` has shape (height, width, colours), ``torch`` (colours, height, width); both have (height,
+    # width) for grey images. ``pil`` is a ``PIL.Image.Image``.
     container: Literal["numpy", "torch", "pil"]
-    colours: Literal["L", "RGB", "RGBA"]
-    floating: bool = False
+    colours: Literal["L", "RGB", "RGBA"]  # pillow's mode, to which every image is converted
+    floating: bool = False  # ``float32`` in [0, 1] instead of ``uint8``
 
 
 IMAGE_MODES: Mapping[str, ImageMode] = {
