@@ -9,9 +9,6 @@ from typing import Any
 class LazyModule:
     """Stands for a module until one of its attributes is needed.
 
-    Args:
-        name: Full name of the module.
-
     Example:
         >>> json = LazyModule("json")
         >>> json.loads("[1]")

@@ -180,9 +180,6 @@ class BlockCache:
 
         Reading has the same effect. A job with several datasets calls this for all of them before it reads
         the first.
-
-        Args:
-            url: Root URL of the dataset.
         """
         self._open()[0].mark(clean_url(url))
 
@@ -248,19 +245,9 @@ class BlockCache:
         return join_chunks(chunks + download.chunks)
 
     def keep(self, identity: ObjectIdentity, start: int, stop: int, get: Get, *, wait: bool = True) -> bool:
-        """Fetch missing bytes of an object into the cache. Cached bytes are not read.
+        """Fetch missing bytes of an object into the cache; return True if it has all of them now.
 
-        Bytes for which there is no room are not fetched.
-
-        Args:
-            identity: The object.
-            start: First byte.
-            stop: One past the last byte.
-            get: As for :meth:`fetch`.
-            wait: As for :meth:`fetch`.
-
-        Returns:
-            True if the cache has all of the bytes now.
+        Cached bytes are not read. Bytes for which there is no room are not fetched.
 
         Raises:
             RangeError: The object does not have such bytes.

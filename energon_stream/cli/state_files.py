@@ -146,17 +146,8 @@ def _load(path: Path) -> Any:
 
 
 def like(files: Sequence[StateFile], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the contents of new files in the form of given ones.
-
-    Args:
-        files: The files from which the states were dealt.
-        states: The states of all ranks.
-
-    Returns:
-        Content by file name.
-
-    Raises:
-        StateMismatchError: The files differ in form.
+    """Return the contents of new files in the form of given ones. Raises StateMismatchError if the files
+    differ in form.
     """
     first = files[0]
     for file in files:

@@ -56,11 +56,7 @@ class Wizard:
                 click.echo(error)
 
     def dataset_yaml(self, parts: Collection[str]) -> dict[str, Any] | None:
-        """Ask for the content of ``dataset.yaml``; None if the user wants none.
-
-        Args:
-            parts: Names of the parts in the tars.
-        """
+        """Ask for the content of ``dataset.yaml``; None if the user wants none."""
         click.echo(f"Parts in the tars: {', '.join(parts)}")
         if not self._confirm("Create a dataset.yaml interactively? [Y/n]"):
             return None

@@ -86,7 +86,7 @@ class EPath:
         return self.parent / f"{stem}{suffix}"
 
     def relative_to(self, other: EPath) -> str:
-        """Return the path from ``other`` to this one. Raises ConfigError if this path is not below ``other``."""
+        """Return the path from ``other`` to this one. Raises ConfigError if it is not below ``other``."""
         folder = other.url.rstrip("/") + "/"
         if not self.url.startswith(folder):
             raise ConfigError(f"{self} is not below {other}")

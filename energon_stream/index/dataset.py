@@ -112,17 +112,9 @@ class WebDatasetIndex:
         return key in self.excluded.get(self.shard_paths[shard], ())
 
     def read_offsets(self, store: Store, shard: int, first: int, last: int) -> OffsetWindow:
-        """Read entries of a shard's index, from the dataset or from this node.
-
-        Args:
-            store: Store of the dataset's root.
-            shard: Number of the shard.
-            first: First entry to read.
-            last: Last entry to read, inclusive; the entry after the last sample is its end.
-
-        Raises:
-            NotPreparedError: The shard has no index.
-            IndexMismatchError: The index is damaged, or has another number of samples.
+        """Read entries ``first`` to ``last``, inclusive, of a shard's index, from the dataset or from this
+        node. Raises NotPreparedError if the shard has no index, and IndexMismatchError if the index is
+        damaged, or has another number of samples.
         """
         count = int(self.shard_counts[shard])
         if self.plain is not None:

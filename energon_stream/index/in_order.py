@@ -44,15 +44,8 @@ def ordered_map(function: Callable[[_T], _R], items: Iterable[_T], workers: int)
 
 def stream_object(store: Store, path: str) -> Iterator[memoryview]:
     """Yield an object in pieces of 8 MiB, all of one version. Up to 8 pieces of a remote one are requested
-    ahead.
-
-    Args:
-        store: Store that has the object.
-        path: Path of the object.
-
-    Raises:
-        ObjectNotFoundError: There is no such object.
-        ObjectChangedError: The object was replaced while it was read.
+    ahead. Raises ObjectNotFoundError if there is no such object, and ObjectChangedError if the object was
+    replaced while it was read.
     """
     meta = store.head(path)
     fetcher = shared_fetcher()

@@ -54,15 +54,8 @@ def encode_offsets(offsets: Sequence[int] | Int64Array) -> bytes:
 
 
 def decode_offsets(data: memoryview | bytes, first: int, where: str) -> OffsetWindow:
-    """Decode entries of an index.
-
-    Args:
-        data: Bytes of the entries.
-        first: Number of the first entry.
-        where: URL of the index, for messages.
-
-    Raises:
-        IndexMismatchError: The offsets do not increase, or the last entry is incomplete.
+    """Decode entries of an index. Raises IndexMismatchError if the offsets do not increase, or the last entry
+    is incomplete.
     """
     if len(data) % ENTRY_BYTES:
         raise IndexMismatchError(
@@ -98,18 +91,9 @@ def page_bounds(first: Int64Array, last: Int64Array, counts: Int64Array) -> tupl
 
 
 def read_offsets(store: Store, shard_path: str, count: int, first: int, last: int) -> OffsetWindow:
-    """Read entries of a tar's index; see :func:`page_bounds`.
-
-    Args:
-        store: Store of the dataset's root.
-        shard_path: Path of the tar.
-        count: Number of samples in the tar, as in ``.info.json``.
-        first: First entry to read.
-        last: Last entry to read, inclusive. Entry ``count`` is the end of the last sample.
-
-    Raises:
-        NotPreparedError: The tar has no index.
-        IndexMismatchError: The index is damaged, or has another number of samples.
+    """Read entries ``first`` to ``last``, inclusive, of a tar's index; entry ``count`` is the end of the last
+    sample. Raises NotPreparedError if the tar has no index, and IndexMismatchError if the index is damaged,
+    or has another number of samples.
     """
     path, total = index_path(shard_path), (count + 1) * ENTRY_BYTES
     where = f"{store.url}/{path}"
@@ -160,13 +144,8 @@ class RowFile:
         return max(1, _ROW_PAGE_BYTES // (ENTRY_BYTES * self.width))
 
     def read_page(self, store: Store, page: int) -> Int64Array:
-        """Read the rows from ``page * page_rows`` on.
-
-        Returns:
-            ``int64 [n, width]``, where ``n`` is at most ``page_rows``.
-
-        Raises:
-            IndexMismatchError: The file is shorter than when it was opened.
+        """Read the rows from ``page * page_rows`` on. Raises IndexMismatchError if the file is shorter than
+        when it was opened.
         """
         first = page * self.page_rows
         last = min(first + self.page_rows, self.rows)

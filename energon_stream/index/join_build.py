@@ -43,10 +43,6 @@ def build_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> J
     Keys and locations come from the ``index.sqlite`` of each dataset, or from the tars of a dataset without
     that file.
 
-    Args:
-        metadataset: The metadataset file that has the join.
-        members: The joined datasets, the primary first.
-
     Raises:
         DatasetError: A sample has no partner in a dataset with ``nonmatch: error``.
         MetadataError: The ``index.sqlite`` of a dataset cannot be used.
@@ -94,13 +90,7 @@ def _kept(keys: Sequence[str], found: Int64Array, members: Sequence[JoinMember])
 
 
 class _Matcher:
-    """Finds the partners of the primary's samples.
-
-    Args:
-        files: SQLite file of each member.
-        indices: The members.
-        stack: Closes the databases.
-    """
+    """Finds the partners of the primary's samples."""
 
     def __init__(self, files: Sequence[str], indices: Sequence[WebDatasetIndex], stack: ExitStack) -> None:
         self._indices = indices

@@ -104,13 +104,7 @@ def dataset_identity(index: WebDatasetIndex) -> str:
 def join_index_spec(
     metadataset: StoreSpec, members: Sequence[JoinMember], identities: Iterable[str]
 ) -> StoreSpec:
-    """Return the location of a join's index.
-
-    Args:
-        metadataset: The metadataset file that has the join.
-        members: The joined datasets, the primary first.
-        identities: Result of :func:`dataset_identity` for each member.
-    """
+    """Return the location of a join's index."""
     digest = hashlib.sha256()
     for member, identity in zip(members, identities, strict=True):
         index = member.index
@@ -126,10 +120,6 @@ def join_index_spec(
 
 def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> JoinIndex:
     """Open the index of a join.
-
-    Args:
-        metadataset: The metadataset file that has the join.
-        members: The joined datasets, the primary first.
 
     Raises:
         NotPreparedError: There is no index of these datasets in their present state.

@@ -78,15 +78,8 @@ class KeptIndices:
         raise IndexMismatchError("the index is damaged", where=f"{path}, index of {tar.path}", hint=_HINT)
 
     def write(self, tar: ListEntry, offsets: list[int], *, suffix: str) -> None:
-        """Keep the index of a tar. The file appears when it is complete.
-
-        Args:
-            tar: The tar.
-            offsets: First byte of each sample, and the end of the last one.
-            suffix: Suffix of the incomplete file. Concurrent writers need different ones.
-
-        Raises:
-            OSError: The file cannot be written.
+        """Keep the index of a tar. The file appears when it is complete. Raises OSError if the file cannot be
+        written.
         """
         path, data, count = self.path(tar), encode_offsets(offsets), len(offsets) - 1
         header = np.array([_MARK, count, _check(path, count, data)], dtype="<u8").tobytes()

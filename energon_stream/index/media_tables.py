@@ -69,12 +69,7 @@ def find_media(store: Store, media_filter: MediaFilter, files: Iterable[MediaFil
 
 
 class MediaTables:
-    """Writes the two tables of media metadata into an open database. Rows of earlier filters stay.
-
-    Args:
-        database: The database.
-        media_filter: The filter that found the media.
-    """
+    """Writes the two tables of media metadata into an open database. Rows of earlier filters stay."""
 
     def __init__(self, database: sqlite3.Connection, media_filter: MediaFilter) -> None:
         self._database = database

@@ -32,11 +32,6 @@ _MAX_HEADS = 48  # for more tars, listing their folder takes fewer requests than
 def open_plain(root: StoreSpec, tars: Sequence[ListEntry], *, split_part: str) -> WebDatasetIndex:
     """Open tars that :func:`find_tars` or :func:`list_tars` returned.
 
-    Args:
-        root: Common folder of the tars.
-        tars: The tars.
-        split_part: ``train``, ``val`` or ``test``; each of them is all tars.
-
     Raises:
         ConfigError: There is no such split part.
         EnergonStreamError: As :func:`sample_counts`.

@@ -43,11 +43,6 @@ _running = PerProcess(lambda: threading.BoundedSemaphore(_SCANS))  # shared by a
 def sample_counts(store: Store, tars: Sequence[ListEntry], indices: KeptIndices) -> list[int]:
     """Return the number of samples in each tar, from its index. Missing indices are built and kept.
 
-    Args:
-        store: Store of the dataset's root.
-        tars: The tars, with their present versions.
-        indices: Indices of the tars.
-
     Raises:
         CorruptTarError: A tar is damaged or cut off; names tar and offset.
         DuplicateKeyError: A sample's parts are not adjacent, or two samples of a tar have the same key.
@@ -112,13 +107,7 @@ def _writing(indices: KeptIndices) -> Iterator[None]:
 
 
 class _Builder:
-    """Builds indices, or waits for other processes that build them.
-
-    Args:
-        store: Store of the dataset's root.
-        indices: Indices of the tars.
-        ahead: Windows that each scan reads ahead.
-    """
+    """Builds indices, or waits for other processes that build them."""
 
     def __init__(self, store: Store, indices: KeptIndices, ahead: int) -> None:
         self._store, self._indices, self._ahead = store, indices, ahead

@@ -140,12 +140,6 @@ class _WindowReader:
     While headers are close together, windows grow: few large requests fetch small payloads too, and the next
     large windows are requested ahead. After a jump over a payload that is worth a request of its own, windows
     are small again, and nothing is read ahead.
-
-    Args:
-        store: Store of the object.
-        entry: The object. All reads return this version.
-        ahead: Largest number of windows to read ahead.
-        check: Called before requests.
     """
 
     def __init__(self, store: Store, entry: ListEntry, ahead: int, check: Callable[[], None] | None) -> None:

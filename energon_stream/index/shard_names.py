@@ -27,10 +27,6 @@ _RANGE = re.compile(r"([^{}\\]*)\{([0-9]+)\.\.([0-9]+)\}([^{}\\]*)")
 def expand(patterns: Iterable[str], where: str) -> list[str]:
     """Expand brace patterns as a shell would, in order.
 
-    Args:
-        patterns: Names or patterns.
-        where: File that has the patterns, for messages.
-
     Raises:
         MetadataError: The braces are not balanced.
 

@@ -40,15 +40,11 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(
 
 
 class SqliteWriter:
-    """Writes an index to a local path. It is complete when the ``with`` block ends without an error.
-
-    Args:
-        path: File to create.
-        shards: Shard paths; the position of a shard is its ``tar_file_id``.
-    """
+    """Writes an index to a local path. It is complete when the ``with`` block ends without an error."""
 
     def __init__(self, path: str, shards: list[str]) -> None:
         self._shards = shards
+        # Positions of the shards are the ``tar_file_id``.
         self.database = sqlite3.connect(path, isolation_level=None)  # the open file, for further tables
         # Nobody reads the file before it is complete, so it needs no journal and no syncing.
         self.database.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + _TABLES)

@@ -36,13 +36,6 @@ _DOTTED_WORD = re.compile(r"\.(?=[iIN]|nan)")
 def load_yaml(data: bytes | memoryview, where: str) -> Any:
     """Parse a document.
 
-    Args:
-        data: UTF-8 text.
-        where: URL of the file, for messages.
-
-    Returns:
-        Dicts with string keys, lists, and scalars.
-
     Raises:
         MetadataError: The data is not YAML, is empty, or has a duplicate key or an alias.
 

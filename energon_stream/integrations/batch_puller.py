@@ -31,11 +31,7 @@ class PulledBatch(Generic[T]):
 
 
 class BatchPuller(Generic[T]):
-    """Takes batches from a loader one by one, over the ends of passes.
-
-    Args:
-        loader: The loader.
-    """
+    """Takes batches from a loader one by one, over the ends of passes."""
 
     def __init__(self, loader: BasicDataLoader[T]) -> None:
         self.loader = loader
@@ -80,12 +76,6 @@ def epoch_length(dataset: SavableDataset[Any]) -> int | None:
     Virtual epochs have a certain length. Endless datasets have no epochs, so the framework's epochs may have
     any length; they get that of one pass over the data. The length of other datasets is an estimate, because
     samples may be skipped.
-
-    Args:
-        dataset: The loader's dataset.
-
-    Returns:
-        The number, the same on all ranks, or None.
     """
     if dataset.pass_length:
         return dataset.len_rank()
@@ -98,10 +88,6 @@ def of_all_ranks(state_dict: Mapping[str, Any], config: WorkerConfig) -> dict[st
 
     All processes of ``torch.distributed`` have to call it, after the same step. Every rank finds its streams
     in it.
-
-    Args:
-        state_dict: Result of the loader's ``state_dict`` on this rank.
-        config: The job's configuration.
 
     Raises:
         ConfigError: There are several ranks and no process group.

@@ -10,13 +10,8 @@ from energon_stream.errors import MissingPackageError
 
 @contextmanager
 def of_extra(extra: str) -> Iterator[None]:
-    """Import the packages of an extra within this block.
-
-    Args:
-        extra: Name of the extra in ``pyproject.toml``.
-
-    Raises:
-        MissingPackageError: A package is not installed, or cannot be imported.
+    """Import the packages of an extra within this block. Raises MissingPackageError if a package is not
+    installed, or cannot be imported.
     """
     try:
         yield

@@ -12,17 +12,7 @@ if TYPE_CHECKING:
 
 def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | None:
     """Send the state of every data-parallel rank to one process. All processes of the group must call this.
-
-    Args:
-        state: This rank's state.
-        config: The job's configuration.
-        dst: Global rank of that process in ``torch.distributed``.
-
-    Returns:
-        The states in that process, None in the others.
-
-    Raises:
-        ConfigError: There is no process group of all ranks.
+    Raises ConfigError if there is no process group of all ranks.
     """
     if config.world_size == 1:
         return [state]
@@ -40,15 +30,8 @@ def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | Non
 
 
 def broadcast_states(states: Any, config: WorkerConfig, src: int) -> Any:
-    """Send the states that one rank has to all ranks. All processes of the group must call this.
-
-    Args:
-        states: The states; ignored on the other ranks.
-        config: The job's configuration.
-        src: The rank within the data-parallel group.
-
-    Raises:
-        ConfigError: There is no process group of all ranks.
+    """Send the states that one rank has to all ranks. All processes of the group must call this. Raises
+    ConfigError if there is no process group of all ranks.
     """
     if config.world_size == 1:
         return states

@@ -240,14 +240,7 @@ def _as_error(failure: Failure) -> BaseException:
 def open_session(
     dataset: SavableDataset[Any], states: Mapping[int, State], rotation: Rotation, options: LoaderOptions
 ) -> Session:
-    """Start running a rank's streams.
-
-    Args:
-        dataset: The dataset.
-        states: States of the streams; the others begin at the start.
-        rotation: The rotation of the streams.
-        options: Options of workers and watchdog.
-    """
+    """Start running a rank's streams."""
     if dataset.worker_config.num_workers == 0:
         return _InProcess(dataset, states, rotation, options.cache_pool)
     return _Workers(dataset, states, rotation, options)

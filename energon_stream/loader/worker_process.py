@@ -54,16 +54,7 @@ def run_worker(
     rotation: Rotation,
     cache_pool: CachePool | None = None,
 ) -> None:
-    """Produce the elements of some streams until the parent goes away.
-
-    Args:
-        wire: The channel to the parent.
-        dataset: The dataset.
-        streams: Streams that this worker serves.
-        states: States of the streams.
-        rotation: The rotation of this worker's streams.
-        cache_pool: Pool that hooks fetch with.
-    """
+    """Produce the elements of some streams until the parent goes away."""
     begin_child()
     close_inherited_pipes()
     # The parent decides when to end; an interrupt from the terminal reaches all of the group.

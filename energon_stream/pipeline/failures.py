@@ -89,11 +89,8 @@ class FailureGuard:
     def call(self, function: Callable[[Any], Any], value: Any, number: int, batch: int | None = None) -> Any:
         """Return ``function(value)``, or ``SKIPPED`` if it raises ``SkipSample`` or a tolerated error.
 
-        Args:
-            function: The user's function.
-            value: A sample, or a list of samples.
-            number: Counter of the function's calls in this stream; hooks see it, and seeds follow from it.
-            batch: Counter of the batches, where the function makes one; else that of the batch under way.
+        Hooks see ``number``, the counter of the function's calls, from which seeds follow; and ``batch``, the
+        counter of batches where the function makes one.
 
         Raises:
             FatalSampleError: Too many failures in a row.

@@ -63,7 +63,7 @@ class Leaf(Protocol):
         """Stores of auxiliary data, from which cookers complete crude samples."""
 
     def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
-        """Convert a raw sample into an element. Raises SampleError if the parts cannot be made into a sample."""
+        """Convert a raw sample into an element. Raises SampleError if its parts make no sample."""
 
 
 @dataclass(frozen=True, slots=True)

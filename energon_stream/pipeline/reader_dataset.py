@@ -174,12 +174,7 @@ class ReaderDataset(SavableDataset[Any]):
 
     def plan_of(self, shards: Sequence[int]) -> Plan:
         """Return the plan of an earlier time, when the leaves had fewer shards, or there were fewer leaves.
-
-        Args:
-            shards: Number of shards of each leaf at that time.
-
-        Raises:
-            TypeError: The earlier plan cannot be derived from this one.
+        Raises TypeError if the earlier plan cannot be derived from this one.
         """
         return self.plan if tuple(shards) == self.shards else earlier_plan(self.plan, shards)
 
@@ -271,11 +266,7 @@ class ReaderDataset(SavableDataset[Any]):
         return max(1, sum(leaf.num_samples for leaf in leaves(self.plan)) // self.worker_config.world_size)
 
     def config(self, shards: Sequence[int] | None = None) -> dict[str, Any]:
-        """Describe the plan and identify the data.
-
-        Args:
-            shards: Number of shards of each leaf; None for the current ones. See :meth:`plan_of`.
-        """
+        """Describe the plan and identify the data; ``shards`` as in :meth:`plan_of`."""
         counted = self.shards if shards is None else shards
         described = zip(self.leaves, counted, strict=False)  # the last leaves may be new
         config: ReaderConfig = {
@@ -319,7 +310,7 @@ def find_readers(dataset: SavableDataset[Any], path: str = "") -> Iterator[tuple
 
 
 class ReaderConfig(TypedDict):
-    """``config()`` of a :class:`ReaderDataset`. States hold hashes of it, to recognize a dataset that grew."""
+    """``config()`` of a :class:`ReaderDataset`. States hold hashes of it, to recognize grown datasets."""
 
     type: str  # always "ReaderDataset"
     plan: dict[str, Any]  # the order, see ``schedule.describe_plan``

@@ -46,10 +46,8 @@ class SharingReader(Protocol):
         """Plan the first samples, once."""
 
     def fill(self, wait: bool) -> bool:
-        """Plan one generation if nothing is queued and the limits allow. Return whether it was planned.
-
-        Args:
-            wait: Whether to wait for index entries if no sample is ready.
+        """Plan one generation if nothing is queued and the limits allow; ``wait`` for index entries if no
+        sample is ready. Return whether it was planned.
         """
 
     def waits(self) -> bool:
@@ -57,12 +55,7 @@ class SharingReader(Protocol):
 
 
 class Allowance:
-    """A byte budget that readers share. All join before the first sample is read.
-
-    Args:
-        options: Limits of one reader.
-        fetcher: Runs the requests.
-    """
+    """A byte budget that readers share. All join before the first sample is read."""
 
     def __init__(self, options: ReadOptions, fetcher: Fetcher) -> None:
         self._options = options

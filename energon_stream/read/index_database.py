@@ -25,13 +25,8 @@ _CACHE_KIB = 256
 
 
 class IndexDatabase:
-    """The index of one folder in one process. Use :func:`index_database`.
-
-    Args:
-        spec: The folder.
-
-    Raises:
-        ObjectNotFoundError: The folder has no index.
+    """The index of one folder in one process. Use :func:`index_database`. Raises ObjectNotFoundError if the
+    folder has no index.
     """
 
     def __init__(self, spec: StoreSpec) -> None:

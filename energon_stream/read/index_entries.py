@@ -65,13 +65,7 @@ class OffsetCache:
 
 
 class RowPages:
-    """Rows of one index file.
-
-    Args:
-        leaf: Number of the leaf that the file indexes.
-        file: The file.
-        cache: Keeps pages.
-    """
+    """Rows of one index file."""
 
     def __init__(self, leaf: int, file: RowFile, cache: OffsetCache) -> None:
         self._leaf, self._file, self._cache = leaf, file, cache

@@ -29,11 +29,6 @@ class JoinLocator:
 
     The objects are the shards of all members, member after member. Ranges come from the join's index alone,
     so no ``.tar.idx`` is read.
-
-    Args:
-        leaf: Number of the leaf in references.
-        index: The opened join.
-        offsets: Cache of index entries.
     """
 
     leaf: int

@@ -37,11 +37,6 @@ class JsonlLocator:
     """Locator of one JSONL file; see :class:`Locator`.
 
     A sample's key is its number; its only part is ``json``.
-
-    Args:
-        leaf: Number of the leaf in references.
-        index: The opened file.
-        offsets: Cache of index entries.
     """
 
     leaf: int

@@ -179,14 +179,8 @@ class PlannedSample(NamedTuple):
     more: tuple[tuple[RangeFetch, int], ...] = ()  # fetch and number of further ranges
 
     def cut(self, locator: Locator) -> RawSample | None:
-        """Wait for the bytes and cut the sample.
-
-        Returns:
-            The sample; None if it is excluded.
-
-        Raises:
-            StorageError: The bytes could not be read.
-            IndexMismatchError: They are not the sample.
+        """Wait for the bytes and cut the sample. Raises StorageError if the bytes could not be read, and
+        IndexMismatchError if they are not the sample.
         """
         if locator.width == 1:
             return self.fetch.cutter().cut(self.sample, self.number)

@@ -192,9 +192,6 @@ class SampleReader:
 
         Args:
             wait: Whether to wait for index entries if no sample is ready.
-
-        Returns:
-            Whether a generation was planned.
         """
         if self.queue or self._unconsumed_ranges >= self._options.max_ahead or self._large is not None:
             return False
@@ -284,9 +281,6 @@ class SampleReader:
 
     def _append_located(self, wait: bool) -> bool:
         """Move references whose index entries have arrived to the window. Return False if some have not.
-
-        Args:
-            wait: Whether to wait for the next chunk.
 
         Raises:
             StorageError: Entries could not be read. The next call requests them again.

@@ -148,11 +148,7 @@ class _OpenFile:
 
 
 class RemoteDatabase(apsw.VFS):
-    """A database in a store.
-
-    Args:
-        file: The database.
-    """
+    """A database in a store."""
 
     def __init__(self, file: RemoteFile) -> None:
         self._name = f"energon-{os.getpid()}-{next(_numbers)}"

@@ -76,13 +76,7 @@ class _TarCutter:
 
 @dataclass(slots=True)
 class TarLocator:
-    """Locator of one prepared WebDataset; see :class:`Locator`.
-
-    Args:
-        leaf: Number of the leaf in references.
-        index: The opened dataset.
-        offsets: Cache of index entries; the locators of a pipeline may share one.
-    """
+    """Locator of one prepared WebDataset; see :class:`Locator`."""
 
     leaf: int
     index: WebDatasetIndex

@@ -62,15 +62,7 @@ class FieldAccess:
         return replace(self, alternatives=left)
 
     def read(self, parts: Collection[str], decode: Callable[[str], Any]) -> Any:
-        """Return the field's value.
-
-        Args:
-            parts: Names of the parts of the sample.
-            decode: Decodes the part of a name.
-
-        Raises:
-            FieldError: No place exists.
-        """
+        """Return the field's value. Raises FieldError if no place exists."""
         for access in self.alternatives:
             if access.part in parts:
                 value = decode(access.part)

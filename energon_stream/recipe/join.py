@@ -81,14 +81,6 @@ def join_leaf(
 ) -> tuple[JoinLeaf, LeafPlan]:
     """Make a leaf of an opened join: one virtual shard of its rows, in the order of the primary dataset.
 
-    Args:
-        number: Number of the leaf in the plan.
-        ref: Reference to the join.
-        index: The opened join.
-        members: The joined datasets.
-        order: How to shuffle.
-        trust: Whether a joiner of another package may be imported; None asks the environment.
-
     Raises:
         ConfigError: The subset does not fit, or the joiner cannot join such samples.
         UntrustedCodeError: The joiner is of another package, and that is not trusted.

@@ -37,13 +37,6 @@ def open_leaf(
 ) -> tuple[Leaf, LeafPlan]:
     """Make a leaf of the mixture from an opened dataset.
 
-    Args:
-        number: Number of the leaf in the plan.
-        ref: Reference to the dataset or join.
-        index: The opened dataset or join.
-        order: How to shuffle, unless ``dataset.yaml`` overrides it; None keeps the order of the samples.
-        samples: How samples are made.
-
     Raises:
         ConfigError: The subset does not fit the dataset.
         MetadataError: ``dataset.yaml`` is wrong.

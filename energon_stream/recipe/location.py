@@ -48,12 +48,8 @@ class DatasetLocation:
         return not isinstance(self.root, str) or dataset_kind(self.root) == "metadataset"
 
     def read(self, function: Callable[[], T], *, forks: bool) -> T:
-        """Call a function that reads metadata of the location.
-
-        Args:
-            function: Reads.
-            forks: Whether this process may fork workers later. It must then not start a client of its own, so
-                a short-lived child process reads.
+        """Call a function that reads metadata of the location. A process that may fork workers later
+        (``forks``) must not start a client of its own, so a short-lived child process reads.
         """
         # A metadataset may name remote datasets; that is not known before it is read.
         local = not self.is_metadataset and is_local(str(self.root))

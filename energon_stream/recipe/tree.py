@@ -169,14 +169,8 @@ def _multiply(inner: int | None, outer: int | None) -> int | None:
 
 
 def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]) -> list[MixtureItem]:
-    """Flatten a tree to its leaves with their shares.
-
-    Args:
-        node: The tree.
-        expand: Returns the content of a metadataset file.
-
-    Raises:
-        MetadataError: A tree has both weights and repetitions, or a file contains itself.
+    """Flatten a tree to its leaves with their shares. Raises MetadataError if a tree has both weights and
+    repetitions, or a file contains itself.
     """
     found: list[MixtureItem] = []
     modes: dict[str, str] = {}

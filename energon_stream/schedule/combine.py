@@ -196,11 +196,6 @@ class BlendSchedule:
 
     The draw for reference ``step`` is a function of ``(key, epoch, step)`` and of which children still have
     references; an exhausted child has weight 0 from then on.
-
-    Args:
-        children: The schedules to blend.
-        weights: One for each child; positive, normalised or not.
-        key: Key of the draws.
     """
 
     children: tuple[Schedule, ...]

@@ -152,11 +152,7 @@ class _LeafChildren:
 
 
 class CursorCodec:
-    """Converts the cursors of one schedule to plain values and back.
-
-    Args:
-        schedule: The schedule.
-    """
+    """Converts the cursors of one schedule to plain values and back."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule

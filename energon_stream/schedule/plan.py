@@ -129,12 +129,6 @@ def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Sc
 
     Each node draws from a key of its own, made of ``key`` and the node's path, so that equal datasets are
     shuffled differently.
-
-    Args:
-        plan: The plan.
-        num_streams: Number of streams of the whole job.
-        stream: Number of the stream.
-        key: Key of all draws; different for each stream.
     """
     shares = stream_shares(plan, num_streams, stream)
 

@@ -59,14 +59,6 @@ def continue_state(
 ) -> tuple[dict[str, Any], ChangeReport | None]:
     """Convert the state of an earlier dataset to a state of the present one.
 
-    Args:
-        state: The state that ``save_state_rank`` returned, or its msgpack bytes.
-        dataset: The present dataset.
-        now: Its description.
-
-    Returns:
-        The state, and the changes; None if nothing changed.
-
     Raises:
         StateError: Not a state of this library, or a damaged one.
         StateMismatchError: Another topology, or the dataset cannot have grown from the earlier one.

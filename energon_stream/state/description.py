@@ -130,23 +130,13 @@ def _split(config: Mapping[str, Any], readers: Sequence[Mapping[str, Any]]) -> d
 
 
 def fingerprint(config: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
-    """Hash a dataset's description in parts.
-
-    Args:
-        config: The return value of ``dataset.config()``.
-        earlier: Descriptions to take in the place of its reader datasets, in order; by default the present
-            ones.
-    """
+    """Hash a dataset's description in parts."""
     parts = _split(config, earlier or _readers(config))
     return {name: _hash(part).hex() for name, part in parts.items()}
 
 
 def describe(config: Mapping[str, Any]) -> Description:
-    """Make the description that states hold.
-
-    Args:
-        config: The return value of ``dataset.config()``.
-    """
+    """Make the description that states hold."""
     readers = _readers(config)
     leaves = []
     for node in readers:

@@ -87,9 +87,6 @@ def read_rank_state(state: Any, streams: Sequence[int] | None = None) -> dict[st
             read.
         streams: The streams that it should have; None for those of its rank.
 
-    Returns:
-        The state in the present version.
-
     Raises:
         StateError: Not a state of this library, or a damaged one.
         StateVersionError: A version that this library does not read.
@@ -149,16 +146,8 @@ def _length_hint(length: int, config: WorkerConfig) -> str:
 def check_rank_state(
     state: Any, description: Description, config: WorkerConfig, pass_length: int = 0
 ) -> tuple[Rotation, dict[int, Any]]:
-    """Check a rank's state against the dataset and the rank that it is to be restored into.
-
-    Args:
-        state: The state that ``save_state_rank`` returned, or its msgpack bytes.
-        description: The dataset's description.
-        config: The job's configuration.
-        pass_length: Elements of the dataset's virtual epochs, over all ranks; 0 without virtual epochs.
-
-    Returns:
-        The rank's rotation, and the state of each stream.
+    """Check a rank's state, or its msgpack bytes, against the dataset and the rank to restore; return the
+    rank's rotation and the state of each stream.
 
     Raises:
         StateError: Not a state of this library, or a damaged one.
@@ -178,18 +167,8 @@ def check_rank_state(
 
 
 def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: int) -> Rotation:
-    """Check that a state is one of this rank, of this number of ranks and streams.
-
-    Args:
-        read: The state that :func:`read_rank_state` returned.
-        config: The job's configuration.
-        pass_length: Elements of the dataset's virtual epochs, over all ranks; 0 without virtual epochs.
-
-    Returns:
-        The rank's rotation.
-
-    Raises:
-        StateMismatchError: It is not.
+    """Check that a state is one of this rank, of this number of ranks and streams. Raises StateMismatchError
+    if it is not.
     """
     saved, mine = read["topology"], _topology(config)
     if saved != mine:

@@ -53,9 +53,6 @@ def redistribute(
         world_size: Number of ranks to deal to; it must divide the number of streams.
         names: Names of the states in errors, such as their files; default their ranks.
 
-    Returns:
-        One state for each new rank, in order.
-
     Raises:
         StateError: One is not a state.
         StateMismatchError: The states do not belong together, are not complete, or cannot be dealt to so many

@@ -25,15 +25,8 @@ def write_rotation(rotation: Rotation) -> list[Any]:
 
 
 def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
-    """Return a rank's rotation from plain values.
-
-    Args:
-        saved: The values that :func:`write_rotation` returned.
-        topology: Rank, world size and number of streams when the state was saved.
-
-    Raises:
-        TypeError: The values are of other types.
-        ValueError: No rotation has these values.
+    """Return a rank's rotation from plain values. Raises TypeError if the values are of other types, and
+    ValueError if no rotation has these values.
     """
     at, ended, given, passes, pass_length = saved
     num_streams = topology["num_streams"]

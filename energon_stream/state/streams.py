@@ -43,9 +43,6 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
         world_size: Number of ranks now.
         num_streams: Number of streams of the job; the same as when the state was saved.
 
-    Returns:
-        A rank's state.
-
     Raises:
         StateError: Not a state dict, or a damaged one.
         StateMismatchError: Streams are missing, or were saved at different steps.
@@ -87,9 +84,6 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
 
 def ranks_of_streams(state_dict: Any) -> list[dict[str, Any]]:
     """Return the states of the ranks whose streams are in a state dict, as these ranks saved them.
-
-    Args:
-        state_dict: The return value of :func:`split_streams`, or the union of several ranks' entries.
 
     Raises:
         StateError: Not a state dict, or a damaged one.

@@ -24,15 +24,7 @@ _TRANSIENT = ((400, "RequestTimeout"), (400, "IncompleteBody"))
 
 
 def answer_error(status: int, code: str, message: str, *, where: str, endpoint: str) -> StorageError:
-    """Return the error for an HTTP status.
-
-    Args:
-        status: HTTP status.
-        code: The store's error code, or "".
-        message: The store's explanation, or "".
-        where: URL of the object.
-        endpoint: Server that answered, for hints.
-    """
+    """Return the error for an HTTP status."""
     answer = strip_credentials(
         f"HTTP {status}{' ' + code if code else ''}{': ' + message if message else ''}"
     )

@@ -58,10 +58,6 @@ class FsspecStore:
     fsspec has no conditional reads. A read with ``etag`` costs a second request, which compares the content
     versions afterwards, if the file system has them.
 
-    Args:
-        url: Root URL; chains such as ``simplecache::ftp://…`` work.
-        options: Storage options.
-
     Raises:
         UnsupportedStoreError: No file system for the scheme, or its package is not installed.
     """

@@ -30,9 +30,6 @@ class BytesBuilder:
 
     Use it in a ``with`` statement, which releases the view if an error comes between: a ``BytesIO`` that is
     finalized while a view of it lives reports an ignored exception since Python 3.13.
-
-    Args:
-        size: Length in bytes.
     """
 
     def __init__(self, size: int) -> None:

@@ -30,9 +30,6 @@ def run_isolated(function: Callable[..., T], *args: Any) -> T:
         function: Any callable. Its result is pickled; the function itself is not.
         *args: Its arguments.
 
-    Returns:
-        The result.
-
     Raises:
         WorkerError: The child died, or its result or error could not be pickled.
         BaseException: The error that the function raised, with the child's traceback as its cause.

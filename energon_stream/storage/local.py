@@ -32,9 +32,6 @@ class LocalStore:
     own map alive. Every read checks the file's identity, so a replaced file is never read from an old map. Do
     not shorten a file in place while views of it live: reading them would kill the process.
 
-    Args:
-        root: Path or ``file://`` URL.
-
     Example:
         >>> store = LocalStore("captions/.nv-meta")
         >>> bytes(store.get_range("dataset.yaml", ByteRange(0, 11)).data)

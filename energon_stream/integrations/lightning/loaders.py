@@ -118,11 +118,7 @@ class TrainLoader(Generic[T]):
 
 
 class EvaluationLoader(Generic[T]):
-    """Iterates a loader from the beginning each time, even if the last iteration ended early.
-
-    Args:
-        loader: The loader to iterate.
-    """
+    """Iterates a loader from the beginning each time, even if the last iteration ended early."""
 
     def __init__(self, loader: SavableDataLoader[T]) -> None:
         self._loader = loader
