@@ -2,59 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import Ends, SavableDataset, with_ends
 from energon_stream.recipe.mixture import open_mixture
-from energon_stream.recipe.options import CacheOption, DatasetOptions, SubsetOption
-from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
+from energon_stream.recipe.options import DatasetOptions, DatasetRequest, Shuffling
+from energon_stream.task import LoadedDataset, call_with_accepted
 
 if TYPE_CHECKING:
-    from energon_stream.read.options import ReadOptions
     from energon_stream.recipe.location import PathOption
-    from energon_stream.recipe.sample_types import SampleType
     from energon_stream.recipe.tree import AnyLeafRef
-    from energon_stream.storage import Transport
-    from energon_stream.worker import WorkerConfig
 
 
-def get_train_dataset(  # noqa: D417 # DatasetOptions describes the other arguments
+def get_train_dataset(
     path: PathOption,
     *,
     batch_size: int | None,
     shuffle_buffer_size: int | None,
     max_samples_per_sequence: int | None,
-    worker_config: WorkerConfig | None = None,
     split_part: str = "train",
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     virtual_epoch_length: int = 0,
     shuffle_over_epochs_multiplier: int | None = 1,
     parallel_shard_iters: int | None = None,
-    task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     repeat: bool = True,
     ends: Ends = "uneven",
-    subset: SubsetOption = None,
-    parts: Sequence[str] | None = None,
-    sample_type: SampleType | None = None,
-    field_map: Mapping[str, str] | None = None,
-    split_config: str = "split.yaml",
-    dataset_config: str = "dataset.yaml",
-    storage_options: Mapping[str, Any] | None = None,
-    transport: Transport = "auto",
-    read_options: ReadOptions | None = None,
-    cache: CacheOption = None,
-    trust_dataset_code: bool | None = None,
-    **decoding: Any,
+    **options: Unpack[DatasetOptions],
 ) -> SavableDataset[Any]:
     """Open a dataset for training: shuffled, and endless unless ``repeat=False``.
 
-    :class:`~energon_stream.recipe.options.DatasetOptions` describes the arguments that are not listed here.
-
     Args:
-        path: A dataset or metadataset; see ``DatasetOptions``.
+        path: A dataset or metadataset; see :class:`~energon_stream.recipe.options.DatasetOptions`.
+        split_part: See there.
         batch_size: Samples of a batch; None yields single samples.
         shuffle_buffer_size: Samples among which each is shuffled; None or 1 for none. A large buffer costs no
             memory, because it holds references and no samples.
@@ -72,7 +53,8 @@ def get_train_dataset(  # noqa: D417 # DatasetOptions describes the other argume
         ends: The end of a pass, if passes end and ranks have unequal numbers of batches. ``"uneven"``: each
             rank yields its own. ``"drop"``, ``"pad"``: all ranks yield the same number, see
             :class:`EvenDataset`. Virtual epochs have the same length on all ranks anyway.
-        **decoding: Arguments that programs for older versions pass; see ``DatasetOptions.decoding``.
+        **options: Those that all functions share which open datasets, such as ``worker_config``,
+            ``task_encoder`` and ``cache``; see ``DatasetOptions``.
 
     Returns:
         A dataset of batches, for :func:`get_savable_loader`.
@@ -95,38 +77,21 @@ def get_train_dataset(  # noqa: D417 # DatasetOptions describes the other argume
         >>> batch.image.shape
         torch.Size([4, 3, 8, 8])
     """
-    options = DatasetOptions(
-        path=path,
-        split_part=split_part,
+    shuffling = Shuffling(shuffle_buffer_size, max_samples_per_sequence, parallel_shard_iters)
+    request = DatasetRequest.of(
+        path,
+        split_part,
+        options,
         batch_size=batch_size,
         packing_buffer_size=packing_buffer_size,
-        worker_config=worker_config,
-        task_encoder=task_encoder,
-        subset=subset,
-        parts=parts,
-        sample_type=sample_type,
-        field_map=field_map,
-        split_config=split_config,
-        dataset_config=dataset_config,
-        storage_options=storage_options,
-        transport=transport,
-        read_options=read_options,
-        cache=cache,
-        trust_dataset_code=trust_dataset_code,
-        decoding=decoding,
-        is_shuffled=True,
-        shuffle_buffer_size=shuffle_buffer_size,
-        max_samples_per_sequence=max_samples_per_sequence,
-        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-        parallel_shard_iters=parallel_shard_iters,
+        multiplier=shuffle_over_epochs_multiplier,
     )
-    mixture = open_mixture(options)
-    encoder = options.encoder
-    blends_itself = encoder._hook_overridden("build_train_datasets")
+    mixture = open_mixture(request, shuffling)
+    blends_itself = request.encoder._hook_overridden("build_train_datasets")
     dataset: SavableDataset[Any] = call_with_accepted(
-        encoder.build_train_datasets,
+        request.encoder.build_train_datasets,
         datasets=mixture.train_datasets(repeat) if blends_itself else [mixture.train_dataset(repeat)],
-        worker_config=options.config,
+        worker_config=request.config,
         batch_size=batch_size,
         batch_drop_last=batch_drop_last,
         packing_buffer_size=packing_buffer_size,
@@ -138,42 +103,30 @@ def get_train_dataset(  # noqa: D417 # DatasetOptions describes the other argume
     return with_ends(dataset, ends, even=bool(virtual_epoch_length))
 
 
-def get_val_dataset(  # noqa: D417 # DatasetOptions describes the other arguments
+def get_val_dataset(
     path: PathOption,
     *,
     batch_size: int | None,
-    worker_config: WorkerConfig | None = None,
     split_part: str = "val",
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     limit: int | None = None,
     ends: Ends = "uneven",
-    task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
-    subset: SubsetOption = None,
-    parts: Sequence[str] | None = None,
-    sample_type: SampleType | None = None,
-    field_map: Mapping[str, str] | None = None,
-    split_config: str = "split.yaml",
-    dataset_config: str = "dataset.yaml",
-    storage_options: Mapping[str, Any] | None = None,
-    transport: Transport = "auto",
-    read_options: ReadOptions | None = None,
-    cache: CacheOption = None,
-    trust_dataset_code: bool | None = None,
-    **decoding: Any,
+    **options: Unpack[DatasetOptions],
 ) -> SavableDataset[Any]:
     """Open a dataset for validation: one pass in order; the datasets of a metadataset follow each other.
 
-    :class:`~energon_stream.recipe.options.DatasetOptions` describes the arguments that are not listed here.
-
     Args:
-        path: A dataset or metadataset; see ``DatasetOptions``.
+        path: A dataset or metadataset; see :class:`~energon_stream.recipe.options.DatasetOptions`.
+        split_part: See there.
         batch_size: Samples of a batch; None yields single samples.
         batch_drop_last: Whether a last batch that is not full is dropped.
+        packing_buffer_size: Samples to select packs from; None for no packing.
         limit: Batches of a pass of one rank; None for all.
         ends: The end of a pass if ranks have unequal numbers of batches. ``"uneven"``: each rank yields its
             own. ``"drop"``, ``"pad"``: all ranks yield the same number, see :class:`EvenDataset`.
-        **decoding: Arguments that programs for older versions pass; see ``DatasetOptions.decoding``.
+        **options: Those that all functions share which open datasets, such as ``worker_config``,
+            ``task_encoder`` and ``cache``; see ``DatasetOptions``.
 
     Raises:
         ConfigError: An option is unknown, or cannot work.
@@ -186,55 +139,25 @@ def get_val_dataset(  # noqa: D417 # DatasetOptions describes the other argument
         >>> [len(batch.caption) for batch in get_val_dataset("captions", batch_size=3, worker_config=config)]
         [3, 3, 2]
     """
-    options = DatasetOptions(
-        path=path,
-        split_part=split_part,
-        batch_size=batch_size,
-        packing_buffer_size=packing_buffer_size,
-        worker_config=worker_config,
-        task_encoder=task_encoder,
-        subset=subset,
-        parts=parts,
-        sample_type=sample_type,
-        field_map=field_map,
-        split_config=split_config,
-        dataset_config=dataset_config,
-        storage_options=storage_options,
-        transport=transport,
-        read_options=read_options,
-        cache=cache,
-        trust_dataset_code=trust_dataset_code,
-        decoding=decoding,
+    request = DatasetRequest.of(
+        path, split_part, options, batch_size=batch_size, packing_buffer_size=packing_buffer_size
     )
-    mixture = open_mixture(options)
-    concatenates_itself = options.encoder._hook_overridden("build_val_datasets")
+    mixture = open_mixture(request)
+    concatenates_itself = request.encoder._hook_overridden("build_val_datasets")
     datasets = mixture.val_datasets() if concatenates_itself else [mixture.val_dataset()]
-    return _batched(options, datasets, batch_drop_last, limit, ends)
+    return _batched(request, datasets, batch_drop_last, limit, ends)
 
 
 def get_val_datasets(
     path: PathOption,
     *,
     batch_size: int | None,
-    worker_config: WorkerConfig | None = None,
     split_part: str = "val",
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     limit: int | None = None,
     ends: Ends = "uneven",
-    task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
-    subset: SubsetOption = None,
-    parts: Sequence[str] | None = None,
-    sample_type: SampleType | None = None,
-    field_map: Mapping[str, str] | None = None,
-    split_config: str = "split.yaml",
-    dataset_config: str = "dataset.yaml",
-    storage_options: Mapping[str, Any] | None = None,
-    transport: Transport = "auto",
-    read_options: ReadOptions | None = None,
-    cache: CacheOption = None,
-    trust_dataset_code: bool | None = None,
-    **decoding: Any,
+    **options: Unpack[DatasetOptions],
 ) -> list[tuple[SavableDataset[Any], AnyLeafRef]]:
     """Open each dataset of a validation split on its own.
 
@@ -250,35 +173,18 @@ def get_val_datasets(
         ...     print(len(list(dataset)), ref.path)
         2 .../captions
     """
-    options = DatasetOptions(
-        path=path,
-        split_part=split_part,
-        batch_size=batch_size,
-        packing_buffer_size=packing_buffer_size,
-        worker_config=worker_config,
-        task_encoder=task_encoder,
-        subset=subset,
-        parts=parts,
-        sample_type=sample_type,
-        field_map=field_map,
-        split_config=split_config,
-        dataset_config=dataset_config,
-        storage_options=storage_options,
-        transport=transport,
-        read_options=read_options,
-        cache=cache,
-        trust_dataset_code=trust_dataset_code,
-        decoding=decoding,
+    request = DatasetRequest.of(
+        path, split_part, options, batch_size=batch_size, packing_buffer_size=packing_buffer_size
     )
-    mixture = open_mixture(options)
+    mixture = open_mixture(request)
     return [
-        (_batched(options, [dataset], batch_drop_last, limit, ends), item.ref)
+        (_batched(request, [dataset], batch_drop_last, limit, ends), item.ref)
         for dataset, item in zip(mixture.val_datasets(), mixture.items, strict=True)
     ]
 
 
 def _batched(
-    options: DatasetOptions,
+    request: DatasetRequest,
     datasets: list[LoadedDataset],
     batch_drop_last: bool,
     limit: int | None,
@@ -291,12 +197,12 @@ def _batched(
             hint="leave out ends: a limit is the same for all ranks, if each of them has so many batches",
         )
     dataset: SavableDataset[Any] = call_with_accepted(
-        options.encoder.build_val_datasets,
+        request.encoder.build_val_datasets,
         datasets=datasets,
-        worker_config=options.config,
-        batch_size=options.batch_size,
+        worker_config=request.config,
+        batch_size=request.batch_size,
         batch_drop_last=batch_drop_last,
-        packing_buffer_size=options.packing_buffer_size,
+        packing_buffer_size=request.packing_buffer_size,
         limit=limit,
     )
     return with_ends(dataset, ends, even=False)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from energon_stream.recipe.location import DatasetLocation, PathOption, root_of
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.mixture import open_mixture
-from energon_stream.recipe.options import CacheOption, DatasetOptions, SubsetOption
+from energon_stream.recipe.options import DatasetOptions, DatasetRequest, Shuffling
 from energon_stream.recipe.tree import JoinRef, LeafRef
 
 if TYPE_CHECKING:
     from energon_stream.recipe.sample_types import SampleType
     from energon_stream.storage import Transport
-    from energon_stream.task import DatasetBlendMode, LoadedDataset, TaskEncoder
-    from energon_stream.worker import WorkerConfig
+    from energon_stream.task import DatasetBlendMode, LoadedDataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +44,18 @@ class DatasetLoaderInterface:
         True
     """
 
-    def get_datasets(  # noqa: D417 # DatasetOptions describes the other arguments
+    path: PathOption
+
+    def get_datasets(  # noqa: D417 # get_train_dataset describes the other arguments
         self,
         *,
         training: bool,
         split_part: str | None = None,
-        worker_config: WorkerConfig | None = None,
         shuffle_buffer_size: int | None = None,
         max_samples_per_sequence: int | None = None,
         shuffle_over_epochs_multiplier: int | None = 1,
         parallel_shard_iters: int | None = None,
-        subset: SubsetOption = None,
-        parts: Sequence[str] | None = None,
-        task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
-        cache: CacheOption = None,
-        trust_dataset_code: bool | None = None,
-        **decoding: Any,
+        **options: Unpack[DatasetOptions],
     ) -> LoadedDatasetList:
         """Open each dataset as a dataset of single samples.
 
@@ -69,30 +64,22 @@ class DatasetLoaderInterface:
         Args:
             training: Whether samples are shuffled and repeated.
             split_part: Default: ``train`` or ``val``.
-            task_encoder: Its decoder is used, and nothing else of it.
-            **decoding: Arguments that programs for older versions pass; see ``DatasetOptions.decoding``.
+            **options: See :class:`~energon_stream.recipe.options.DatasetOptions`; they override those of this
+                object. Of the task encoder the decoder is used, and nothing else.
 
         Raises:
             EnergonStreamError: What :func:`get_train_dataset` raises.
         """
-        options = DatasetOptions(
-            split_part=split_part or ("train" if training else "val"),
-            worker_config=worker_config,
-            task_encoder=task_encoder,
-            subset=subset,
-            parts=parts,
-            cache=cache,
-            trust_dataset_code=trust_dataset_code,
-            decoding=decoding,
-            is_shuffled=training,
-            shuffle_buffer_size=shuffle_buffer_size,
-            max_samples_per_sequence=max_samples_per_sequence,
-            shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-            parallel_shard_iters=parallel_shard_iters,
+        own: dict[str, Any] = {**vars(self), **options}
+        request = DatasetRequest.of(
+            own.pop("path"),
+            split_part or ("train" if training else "val"),
+            cast("DatasetOptions", own),
+            multiplier=shuffle_over_epochs_multiplier,
             with_cookers=False,  # the datasets may be for another task
-            **vars(self),
         )
-        mixture = open_mixture(options)
+        shuffling = Shuffling(shuffle_buffer_size, max_samples_per_sequence, parallel_shard_iters)
+        mixture = open_mixture(request, shuffling if training else None)
         datasets = mixture.train_datasets() if training else mixture.val_datasets()
         return LoadedDatasetList(datasets, mixture.blend_mode)
 

@@ -91,243 +91,216 @@ def parse_metadataset(
             where=where,
             hint="use {__module__: megatron.energon, __class__: MetadatasetV2}",
         )
-    parser = _Parser(where, spec_of, file)
-    parse = parser.node if name == "MetadatasetV2" else parser.v1_split
-    splits = parser.mapping(document.get("splits"), "splits")
-    return MetadatasetDocument(
-        where,
-        2 if name == "MetadatasetV2" else 1,
-        {split: parse(value, f"splits.{split}", split) for split, value in splits.items()},
-    )
+    splits = _Node(document.get("splits"), "splits", "", where, spec_of, file)
+    nodes = {split: replace(splits.child(split), split=split) for split in splits.mapping()}
+    if name == "MetadatasetV2":
+        return MetadatasetDocument(where, 2, {split: node.reference() for split, node in nodes.items()})
+    return MetadatasetDocument(where, 1, {split: node.v1_split() for split, node in nodes.items()})
 
 
 @dataclass(frozen=True, slots=True)
-class _Parser:
-    """Parses the nodes of one document. ``place`` is the path of a node in the document."""
+class _Node:
+    """A value in a document, and its path there (``place``). Its parsers are named after what they return.
 
+    ``split`` is the default of ``split_part``; ``where``, ``spec_of`` and ``file`` are those of the document.
+    """
+
+    value: Any
+    place: str
+    split: str
     where: str
     spec_of: Callable[[str], StoreSpec]
     file: StoreSpec | None
 
-    def at(self, place: str) -> str:
-        return f"{self.where}: {place}"
+    @property
+    def at(self) -> str:
+        return f"{self.where}: {self.place}"
 
-    def fail(self, what: str, place: str, hint: str | None = None) -> MetadataError:
-        return MetadataError(what, where=self.at(place), hint=hint)
+    def fail(self, what: str, hint: str | None = None) -> MetadataError:
+        return MetadataError(what, where=self.at, hint=hint)
 
-    def mapping(self, value: Any, place: str) -> Mapping[str, Any]:
+    def child(self, key: str) -> _Node:
+        return replace(self, value=self.value.get(key), place=f"{self.place}.{key}")
+
+    def mapping(self, *, optional: bool = False) -> Mapping[str, Any]:
+        value = self.value
+        if optional and not value:
+            return {}
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise self.fail(f"a mapping is needed here, not {value!r:.80}", place)
+            raise self.fail(f"a mapping is needed here, not {value!r:.80}")
         return value
 
-    def entries(self, value: Any, place: str) -> list[Any]:
-        if not isinstance(value, (list, tuple)) or not value:
-            raise self.fail(f"a list of datasets is needed here, not {value!r:.80}", place)
-        return list(value)
+    def entries(self) -> list[_Node]:
+        if not isinstance(self.value, (list, tuple)) or not self.value:
+            raise self.fail(f"a list of datasets is needed here, not {self.value!r:.80}")
+        return [
+            replace(self, value=value, place=f"{self.place}[{number}]")
+            for number, value in enumerate(self.value)
+        ]
 
-    def text(self, value: Mapping[str, Any], key: str, place: str, default: str | None = None) -> str:
-        found = value.get(key)
+    def text(self, key: str, default: str | None = None) -> str:
+        found = self.value.get(key)
         if found is None:
             found = default
         if not isinstance(found, str) or not found:
-            raise self.fail(f"{key!r} must be a string, not {found!r:.80}", place)
+            raise self.fail(f"{key!r} must be a string, not {found!r:.80}")
         return found
 
-    def v1_split(self, value: Any, place: str, split: str) -> Reference:
+    def v1_split(self) -> BlendRef:
         """Parse a split of version 1: ``{datasets: [...]}``."""
-        value = self.mapping(value, place)
+        value = self.mapping()
         if "datasets" not in value and any(kind in value for kind in _KEYS):
             raise self.fail(
                 "this split is of version 2, but the file is of version 1",
-                place,
                 "add __module__: megatron.energon and __class__: MetadatasetV2 at the top of the file",
             )
-        check_keys(value, ("datasets",), self.at(place))
-        return self.blend(value, place, split, "datasets", "weight", 1)
+        check_keys(value, ("datasets",), self.at)
+        for entry in self.child("datasets").entries():
+            check_keys(entry.mapping(), (*_V1_KEYS, "weight"), entry.at)
+        return self.blend("datasets", "weight", ("path",))
 
-    def node(
-        self, value: Any, place: str, split: str, kinds: Collection[str] = tuple(_KEYS), extra: str = ""
-    ) -> Reference:
-        """Parse a node of version 2; ``extra`` is a key that the parent node reads."""
-        value = self.mapping(value, place)
+    def reference(self, kinds: Collection[str] = tuple(_KEYS), *extra: str) -> Reference:
+        """Parse a node of version 2; ``extra`` are keys that the parent node reads."""
+        value = self.mapping()
         present = [kind for kind in _KEYS if kind in value]
         if not present:
-            check_keys(value, {extra, *(key for kind in kinds for key in _KEYS[kind])} - {""}, self.at(place))
+            check_keys(value, {*extra, *(key for kind in kinds for key in _KEYS[kind])}, self.at)
         if len(present) != 1 or present[0] not in kinds:
             found = " and ".join(present) or "none"
-            raise self.fail(
-                f"a node needs exactly one of the keys {', '.join(kinds)}, and has {found}", place
-            )
+            raise self.fail(f"a node needs exactly one of the keys {', '.join(kinds)}, and has {found}")
         kind = present[0]
-        check_keys(value, [*_KEYS[kind], *([extra] if extra else [])], self.at(place))
+        check_keys(value, (*_KEYS[kind], *extra), self.at)
         if kind == "path":
-            return self.leaf(value, place, split)
+            return self.leaf()
         if kind == "join":
-            return self.join(value, place, split)
-        return self.blend(value, place, split, kind, "weight" if kind == "blend" else "repetitions")
+            return self.join()
+        return self.blend(kind, "weight" if kind == "blend" else "repetitions", ("path", "join"))
 
-    def blend(
-        self,
-        value: Mapping[str, Any],
-        place: str,
-        split: str,
-        key: str,
-        by: Literal["weight", "repetitions"],
-        version: Literal[1, 2] = 2,
-    ) -> BlendRef:
-        """Parse a list of datasets and joins with shares; version 1 has no joins."""
-        subset = self.subset(value, place, in_samples=False)
-        children: list[Reference] = []
-        shares: list[float] = []
-        for number, entry in enumerate(self.entries(value.get(key), f"{place}.{key}")):
-            at = f"{place}.{key}[{number}]"
-            if version == 1:
-                check_keys(self.mapping(entry, at), (*_V1_KEYS, by), self.at(at))
-            children.append(self.node(entry, at, split, ("path",) if version == 1 else ("path", "join"), by))
-            shares.append(self.share(entry.get(by, 1.0), by, at))
-        narrowed = tuple(inherit(child, {}, subset, 1) for child in children)
-        return BlendRef(narrowed, tuple(shares), by, self.at(f"{place}.{key}"))
+    def blend(self, key: str, by: Literal["weight", "repetitions"], kinds: Collection[str]) -> BlendRef:
+        subset = self.subset(in_samples=False)
+        entries = self.child(key).entries()
+        children = tuple(inherit(entry.reference(kinds, by), {}, subset, 1) for entry in entries)
+        return BlendRef(children, tuple(entry.share(by) for entry in entries), by, self.child(key).at)
 
-    def share(self, value: Any, key: str, place: str) -> float:
+    def share(self, key: str) -> float:
+        value = self.value.get(key, 1.0)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not (value > 0 and math.isfinite(value)):
-            raise self.fail(
-                f"{key!r} is {value!r:.80}", place, "use a positive number, or leave the dataset out"
-            )
+            raise self.fail(f"{key!r} is {value!r:.80}", "use a positive number, or leave the dataset out")
         return float(value)
 
-    def leaf(self, value: Mapping[str, Any], place: str, split: str) -> LeafRef | MetadatasetRef:
+    def leaf(self) -> LeafRef | MetadatasetRef:
         """Parse a dataset, or a split of another metadataset."""
-        spec = self.spec_of(self.text(value, "path", place))
-        part = self.text(value, "split_part", place, split)
-        subflavors = self.subflavors(value, place)
-        multiplier = self.multiplier(value, place)
+        value = self.value
+        spec = self.spec_of(self.text("path"))
+        part = self.text("split_part", self.split)
+        subflavors, multiplier = self.subflavors(), self.multiplier()
         if dataset_kind(spec.url) == "metadataset":
             for key in (*_FILES, "aux", "parts", "cache", *_SAMPLES):
                 if key in value:
-                    raise self.fail(
-                        f"{key!r} has no meaning for a metadataset", place, f"set it in {spec.url}"
-                    )
-            subset = self.subset(value, place, in_samples=False)
-            return MetadatasetRef(spec, part, subflavors, subset, multiplier)
+                    raise self.fail(f"{key!r} has no meaning for a metadataset", f"set it in {spec.url}")
+            subset = self.subset(in_samples=False)
+            return MetadatasetRef(spec, part, subflavors=subflavors, subset=subset, multiplier=multiplier)
+        aux = self.child("aux")
         return LeafRef(
-            self.cached(spec, value, place),
+            self.cached(spec),
             part,
-            self.text(value, "split_config", place, SPLIT_CONFIG),
-            self.text(value, "dataset_config", place, DATASET_CONFIG),
-            subflavors,
-            self.subset(value, place),
-            multiplier,
-            self.aux(value, place),
-            parse_parts(value.get("parts"), self.at(place)),
-            declare(value.get("sample_type"), value.get("field_map"), self.at(place)),
+            self.text("split_config", SPLIT_CONFIG),
+            self.text("dataset_config", DATASET_CONFIG),
+            {name: aux.child(name).aux_ref() for name in aux.mapping(optional=True)},
+            parse_parts(value.get("parts"), self.at),
+            declare(value.get("sample_type"), value.get("field_map"), self.at),
+            subflavors=subflavors,
+            subset=self.subset(),
+            multiplier=multiplier,
         )
 
-    def cached(self, spec: StoreSpec, value: Mapping[str, Any], place: str) -> StoreSpec:
+    def cached(self, spec: StoreSpec) -> StoreSpec:
         """Apply the ``cache`` of a dataset to its location."""
-        cache = value.get("cache")
+        cache = self.value.get("cache")
         if cache is None:
             return spec
         if isinstance(cache, Mapping):
-            check_keys(cache, _CACHE_KEYS, self.at(f"{place}.cache"))
+            check_keys(cache, _CACHE_KEYS, f"{self.at}.cache")
             return replace(spec, through=CacheLayer(CacheConfig(**cache)))
         if cache is False:
             return replace(spec, through=None)
-        raise self.fail(
-            f"'cache' is {cache!r:.80}", place, "use false for none, or {directory: …, max_bytes: …}"
-        )
+        raise self.fail(f"'cache' is {cache!r:.80}", "use false for none, or {directory: …, max_bytes: …}")
 
-    def subflavors(self, value: Mapping[str, Any], place: str) -> dict[str, Any]:
-        found = self.mapping(value.get("subflavors") or {}, f"{place}.subflavors")
-        old = {"__subflavor__": value["subflavor"]} if value.get("subflavor") is not None else {}
-        return {**old, **found}
+    def subflavors(self) -> dict[str, Any]:
+        old = self.value.get("subflavor")
+        found = self.child("subflavors").mapping(optional=True)
+        return {**({} if old is None else {"__subflavor__": old}), **found}
 
-    def multiplier(self, value: Mapping[str, Any], place: str) -> int | None:
+    def multiplier(self) -> int | None:
         key = "shuffle_over_epochs_multiplier"
-        found = value.get(key, 1)
+        found = self.value.get(key, 1)
         if found is None or (type(found) is int and (found == -1 or found > 0)):
             return found
-        raise self.fail(f"{key!r} is {found!r:.80}", place, "use null, -1, or a positive number of passes")
+        raise self.fail(f"{key!r} is {found!r:.80}", "use null, -1, or a positive number of passes")
 
-    def subset(self, value: Mapping[str, Any], place: str, *, in_samples: bool = True) -> Subset:
-        subset = parse_subset(value.get("subset"), self.at(place))
+    def subset(self, *, in_samples: bool = True) -> Subset:
+        subset = parse_subset(self.value.get("subset"), self.at)
         if subset.in_samples and not in_samples:
             raise self.fail(
                 f"the subset {subset} has sample numbers, which only single datasets can have",
-                place,
                 "use percentages here",
             )
         return subset
 
-    def aux(self, value: Mapping[str, Any], place: str) -> dict[str, AuxRef]:
-        found = self.mapping(value.get("aux") or {}, f"{place}.aux")
-        return {name: self.aux_ref(ref, f"{place}.aux.{name}") for name, ref in found.items()}
-
-    def aux_ref(self, value: Any, place: str) -> AuxRef:
+    def aux_ref(self) -> AuxRef:
         """Parse ``path``, ``filesystem://…``, ``filesystem+scheme://…``, ``{path: …}``, ``{fs_path: …}``."""
-        if isinstance(value, Mapping):
-            check_keys(value, ("path", "fs_path"), self.at(place))
-        if isinstance(value, Mapping) and len(value) == 1:
-            kind, path = next(iter(value.items()))
+        path, files = self.value, False
+        if isinstance(path, Mapping):
+            check_keys(path, ("path", "fs_path"), self.at)
+        if isinstance(path, Mapping) and len(path) == 1:
+            kind, path = next(iter(path.items()))
             files = kind == "fs_path"
-        else:
-            path = value
-            files = isinstance(path, str) and path.startswith(("filesystem://", "filesystem+"))
-            if files:
-                path = path.removeprefix("filesystem://").removeprefix("filesystem+")
+        elif isinstance(path, str) and path.startswith(("filesystem://", "filesystem+")):
+            path, files = path.removeprefix("filesystem://").removeprefix("filesystem+"), True
         if not isinstance(path, str) or not path:
             raise self.fail(
-                f"{value!r:.80} does not name auxiliary data", place, "use a path, or {fs_path: folder}"
+                f"{self.value!r:.80} does not name auxiliary data", "use a path, or {fs_path: folder}"
             )
         if not files and dataset_kind(path) != "webdataset":
-            raise self.fail(
-                f"{path!r} is not a folder", place, "auxiliary data is looked up in prepared folders"
-            )
+            raise self.fail(f"{path!r} is not a folder", "auxiliary data is looked up in prepared folders")
         return AuxRef(self.spec_of(path), "filesystem" if files else "webdataset")
 
-    def join(self, value: Mapping[str, Any], place: str, split: str) -> JoinRef:
+    def join(self) -> JoinRef:
         """Parse a join of datasets by position (list) or by keyword (mapping)."""
-        inner = value["join"]
-        part = self.text(value, "split_part", place, split)
-        if isinstance(inner, Mapping):
-            named = self.mapping(inner, f"{place}.join").items()
-            members = [self.member(ref, f"{place}.join.{name}", part, name, value) for name, ref in named]
+        inner = replace(self.child("join"), split=self.text("split_part", self.split))
+        nonmatch = self.value.get("nonmatch", "error")
+        if isinstance(inner.value, Mapping):
+            members = [inner.child(name).member(nonmatch, name) for name in inner.mapping()]
         else:
-            members = [
-                self.member(ref, f"{place}.join[{number}]", part, None, value)
-                for number, ref in enumerate(self.entries(inner, f"{place}.join"))
-            ]
+            members = [entry.member(nonmatch) for entry in inner.entries()]
         if len(members) < 2:
-            raise self.fail("a join needs two or more datasets", place)
+            raise self.fail("a join needs two or more datasets")
         subflavors = {key: item for one in members for key, item in one.leaf.subflavors.items()}
         return JoinRef(
             tuple(members),
-            self.joiner(value.get("joiner"), f"{place}.joiner"),
+            self.child("joiner").joiner(),
             self.file,
-            self.at(place),
-            {**subflavors, **self.subflavors(value, place)},
-            self.subset(value, place),
-            self.multiplier(value, place),
+            self.at,
+            subflavors={**subflavors, **self.subflavors()},
+            subset=self.subset(),
+            multiplier=self.multiplier(),
         )
 
-    def member(
-        self, value: Any, place: str, split: str, name: str | None, join: Mapping[str, Any]
-    ) -> JoinMemberRef:
-        value = self.mapping(value, place)
-        check_keys(value, _MEMBER_KEYS, self.at(place))
-        leaf = self.leaf(value, place, split)
+    def member(self, nonmatch: str, name: str | None = None) -> JoinMemberRef:
+        check_keys(self.mapping(), _MEMBER_KEYS, self.at)
+        leaf = self.leaf()
         if isinstance(leaf, MetadatasetRef):
-            raise self.fail("a metadataset cannot be joined", place)
-        nonmatch = value.get("nonmatch", join.get("nonmatch", "error"))
-        if nonmatch not in ("error", "skip", "none"):
-            raise self.fail(f"'nonmatch' is {nonmatch!r:.80}", place, "use error, skip or none")
-        return JoinMemberRef(leaf, nonmatch, name)
+            raise self.fail("a metadataset cannot be joined")
+        found = self.value.get("nonmatch", nonmatch)
+        if found not in ("error", "skip", "none"):
+            raise self.fail(f"'nonmatch' is {found!r:.80}", "use error, skip or none")
+        return JoinMemberRef(leaf, found, name)
 
-    def joiner(self, value: Any, place: str) -> JoinerRef:
-        value = self.mapping(value, place)
-        check_keys(value, ("__module__", "__class__", "__function__"), self.at(place))
+    def joiner(self) -> JoinerRef:
+        value = self.mapping()
+        check_keys(value, ("__module__", "__class__", "__function__"), self.at)
         kind: Literal["class", "function"] = "class" if "__class__" in value else "function"
         if len(value) != 2:
-            raise self.fail("a joiner needs __module__, and __class__ or __function__", place)
-        name = self.text(value, f"__{kind}__", place)
-        return JoinerRef(self.text(value, "__module__", place), name, kind, self.at(place))
+            raise self.fail("a joiner needs __module__, and __class__ or __function__")
+        return JoinerRef(self.text("__module__"), self.text(f"__{kind}__"), kind, self.at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,13 @@ from energon_stream.errors import ConfigError
 from energon_stream.index.metadata import load_document
 from energon_stream.recipe.metadataset import MetadatasetDocument, parse_metadataset
 from energon_stream.recipe.tree import (
-    BlendRef,
     LeafRef,
     MetadatasetRef,
     MixtureItem,
     Reference,
     inherit,
     mixture_items,
+    references,
 )
 from energon_stream.storage import (
     StoreLayer,
@@ -37,10 +37,7 @@ if TYPE_CHECKING:
 class MetadatasetFiles:
     """The metadataset files that one root names, directly or through other files.
 
-    Args:
-        storage_options: Credentials and the like for remote data.
-        transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
-        through: Layer between the readers and remote stores, such as the disk cache.
+    Remote stores are read with the options and through the layer given, such as the disk cache.
     """
 
     def __init__(
@@ -82,14 +79,13 @@ class MetadatasetFiles:
             MetadataError: A file is wrong, or contains itself.
         """
         seen: set[tuple[str, str]] = set()
-        level = list(_nested(root))
+        level = [root]
         while level:
-            new = [ref for ref in level if (ref.spec.url, ref.split) not in seen]
+            named = [ref for node in level for ref in references(node) if isinstance(ref, MetadatasetRef)]
+            new = [ref for ref in named if (ref.spec.url, ref.split) not in seen]
             seen.update((ref.spec.url, ref.split) for ref in new)
             self._read([ref.spec for ref in new])
-            level = [
-                inner for ref in new for inner in _nested(self._documents[ref.spec.url].split(ref.split))
-            ]
+            level = [self._documents[ref.spec.url].split(ref.split) for ref in new]
         items = mixture_items(root, self._content)
         _check_overlaps(items)
         return items
@@ -115,14 +111,6 @@ class MetadatasetFiles:
 
     def _beside(self, folder: str, path: str) -> StoreSpec:
         return self.spec(join_url(folder, path))
-
-
-def _nested(node: Reference) -> Iterator[MetadatasetRef]:
-    if isinstance(node, MetadatasetRef):
-        yield node
-    elif isinstance(node, BlendRef):
-        for child in node.children:
-            yield from _nested(child)
 
 
 def _check_overlaps(items: list[MixtureItem]) -> None:

@@ -16,7 +16,7 @@ from energon_stream.task import DatasetBlendMode, LoadedDataset
 if TYPE_CHECKING:
     from energon_stream.pipeline.leaf import Leaf
     from energon_stream.read.options import ReadOptions
-    from energon_stream.recipe.options import DatasetOptions
+    from energon_stream.recipe.options import DatasetRequest, Shuffling
     from energon_stream.recipe.tree import MixtureItem
     from energon_stream.worker import WorkerConfig
 
@@ -28,8 +28,8 @@ class Mixture:
     items: tuple[MixtureItem, ...]  # references and shares
     leaves: tuple[Leaf, ...]  # the datasets, in the order of ``items``
     plans: tuple[LeafPlan, ...]  # the order of each dataset's samples, numbered by its place
-    config: WorkerConfig  # the job's configuration
-    limits: ReadOptions  # limits of the look-ahead
+    config: WorkerConfig
+    limits: ReadOptions  # of the look-ahead
 
     @property
     def blend_mode(self) -> DatasetBlendMode:
@@ -105,13 +105,9 @@ def _repeated(plan: Plan, repeats: float | None) -> Plan:
     return plan if repeats == 1 else RepeatPlan(plan, repeats)
 
 
-def open_mixture(options: DatasetOptions) -> Mixture:
-    """Open a dataset, or all datasets of a metadataset.
-
-    Raises:
-        EnergonStreamError: What reading metadata raises.
-    """
-    found = open_location(options.location, options.config.num_workers)
+def open_mixture(request: DatasetRequest, shuffling: Shuffling | None = None) -> Mixture:
+    """Open a dataset, or all datasets of a metadataset; without ``shuffling``, samples keep their order."""
+    found = open_location(request.location, request.config.num_workers)
     items = tuple(item for item, _ in found)
     if any("__subflavor__" in item.ref.subflavors for item in items):
         warnings.warn(
@@ -121,8 +117,8 @@ def open_mixture(options: DatasetOptions) -> Mixture:
         )
     leaves, plans = [], []
     for number, (item, index) in enumerate(found):
-        order = options.order(item.ref.multiplier)
-        leaf, plan = open_leaf(number, item.ref, index, order, options.samples)
+        order = None if shuffling is None else shuffling.order(item.ref.multiplier)
+        leaf, plan = open_leaf(number, item.ref, index, order, request.samples)
         leaves.append(leaf)
         plans.append(plan)
-    return Mixture(items, tuple(leaves), tuple(plans), options.config, options.limits)
+    return Mixture(items, tuple(leaves), tuple(plans), request.config, request.limits)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.errors import ConfigError, MetadataError
+from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.options import ReadOptions
 from energon_stream.recipe.fields import parse_parts
@@ -29,155 +30,193 @@ SubsetOption = Mapping[str, Any] | Sequence[Any] | None
 
 _FIRST_SAMPLES = 8
 _PARALLEL_SLICES = 16
-_DECODING = (
-    "image_decode",
-    "av_decode",
-    "video_decode_audio",
-    "guess_content",
-    "allow_pickle",
-    "auto_decode",
-)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetOptions:
-    """Options that all functions and loaders share which open datasets. Raises ConfigError if an option is
-    unknown, or cannot work.
+class DecodingOptions(TypedDict, total=False):
+    """Options that programs for older versions pass.
+
+    Attributes:
+        handler: Called with the error and the key of a sample that fails.
+        auto_decode: False leaves bytes.
+        image_decode: This and the following are arguments of ``SampleDecoder``.
+        av_decode: See there.
+        video_decode_audio: See there.
+        guess_content: See there.
+        allow_pickle: See there.
     """
 
-    # Folder with ``.nv-meta``, or a metadataset: its ``.yaml`` file or parsed content. Also a ``.jsonl``
-    # file, and datasets that are not prepared: a ``.tar``, tars by braces (``train-{000..999}.tar``), or a
-    # folder of tars (see ``sample_type``). Local paths and all URLs that fsspec knows.
-    path: PathOption
-    # Part of the dataset's split, or split of the metadataset. In a dataset that is not prepared, ``train``,
-    # ``val`` and ``test`` all have all samples.
-    split_part: str
-    batch_size: int | None = None  # samples of a batch; None yields single samples
-    packing_buffer_size: int | None = None  # samples to select packs from; None for no packing
-    # Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
-    worker_config: WorkerConfig | None = None
-    # Makes batches of samples. Default: a new ``DefaultTaskEncoder()``.
-    task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None
-    # Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a metadataset the
-    # percentages apply to each dataset.
-    subset: SubsetOption = None
-    # Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that saves
-    # bytes. None: all parts that ``dataset.yaml`` names.
-    parts: Sequence[str] | None = None
-    # Type of the samples of a dataset without ``dataset.yaml``: a class derived from ``Sample``, the name of
-    # one of the library's, or ``CrudeSample`` for parts by name, which cookers take. It is required for a
-    # folder that is not prepared; tars that the path names are crude by default.
-    sample_type: SampleType | None = None
-    # Part for each field, as in ``dataset.yaml``: ``{"image": "jpg"}``.
-    field_map: Mapping[str, str] | None = None
-    # File in ``.nv-meta`` that defines the split parts. Default ``split.yaml``.
-    split_config: str = "split.yaml"
-    # File in ``.nv-meta`` that describes the samples. Default ``dataset.yaml``.
-    dataset_config: str = "dataset.yaml"
-    # Credentials, endpoint and the like, in fsspec's names. Default: from the environment.
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    # Client for remote data: ``"obstore"``, ``"fsspec"``, or ``"auto"`` (default) for the faster of the two
-    # that can read the URL.
-    transport: Transport = "auto"
-    read_options: ReadOptions | None = None  # limits of the look-ahead
-    # Disk cache of this node for remote data: a :class:`CacheConfig` or a directory; False for none. None: as
-    # ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE`` say.
-    cache: CacheOption = None
-    # Whether classes and files that the dataset names may be imported and run. None: whether
-    # ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
-    trust_dataset_code: bool | None = None
-    # Arguments that programs for older versions pass: ``handler``, called with the error and the key of a
-    # sample that fails; ``auto_decode=False``, which leaves bytes; and the arguments of ``SampleDecoder``.
-    decoding: Mapping[str, Any] = field(default_factory=dict)
-    # Whether samples are shuffled, or keep the order of the dataset. :func:`get_train_dataset` describes the
-    # four options of shuffling that follow.
-    is_shuffled: bool = False
-    shuffle_buffer_size: int | None = None  # see there
-    max_samples_per_sequence: int | None = None  # see there
-    shuffle_over_epochs_multiplier: int | None = 1  # see there
-    parallel_shard_iters: int | None = None  # see there
-    with_cookers: bool = True  # whether the encoder's cookers decide which parts of crude samples are read
-    config: WorkerConfig = field(init=False)  # ``worker_config`` or its default
-    encoder: TaskEncoder[Any, Any, Any, Any] = field(init=False)  # ``task_encoder`` or its default
-    location: DatasetLocation = field(init=False)  # the dataset and how to reach it
-    samples: SampleOptions = field(init=False)  # how samples are made of parts
-    limits: ReadOptions = field(init=False)  # ``read_options`` with all values set
+    handler: Callable[[Exception, Any], Any] | None
+    auto_decode: bool
+    image_decode: str | None
+    av_decode: str | None
+    video_decode_audio: bool
+    guess_content: bool
+    allow_pickle: bool | None
 
-    def __post_init__(self) -> None:
-        decoding = dict(self.decoding)
-        encoder = self.task_encoder or DefaultTaskEncoder()
-        derived = {
-            "config": self._config(decoding.pop("handler", None)),
-            "encoder": encoder,
-            "samples": SampleOptions(
-                _decoder(encoder.decoder, decoding),
-                self.trust_dataset_code,
-                parse_parts(self.parts, "parts="),
-                encoder.cookers if self.with_cookers else (),
-            ),
-            "location": self._location(),
-            "limits": self._limits(),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
 
-    def _config(self, handler: Callable[[Exception, Any], Any] | None) -> WorkerConfig:
-        config = self.worker_config or WorkerConfig.default_worker_config()
-        if handler is None:
-            return config
+class DatasetOptions(DecodingOptions, total=False):
+    """Options that all functions share which open datasets.
 
-        def call(error: Exception, sample: Any, sources: Any = None) -> None:
-            key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
-            handler(error, key)
+    ``path`` is a folder with ``.nv-meta``, or a metadataset: its ``.yaml`` file or parsed content. Also a
+    ``.jsonl`` file, and datasets that are not prepared: a ``.tar``, tars by braces
+    (``train-{000..999}.tar``), or a folder of tars (see ``sample_type``). Local paths and all URLs that
+    fsspec knows.
 
-        warnings.warn(
-            "handler= is deprecated: use WorkerConfig(global_error_handler=…)",
-            FutureWarning,
-            stacklevel=5,  # the caller of the function that creates the options
-        )
-        return replace(config, global_error_handler=call)
+    ``split_part`` is a part of the dataset's split, or a split of the metadataset. In a dataset that is not
+    prepared, ``train``, ``val`` and ``test`` all have all samples.
 
-    def _location(self) -> DatasetLocation:
-        return DatasetLocation(
-            root_of(self.path),
-            self.split_part,
-            self.storage_options,
-            self.transport,
-            self.split_config,
-            self.dataset_config,
-            parse_subset(self.subset, str(self.path)),
-            self.shuffle_over_epochs_multiplier,
-            cache_layer(self.cache),
-            _declared(self.sample_type, self.field_map),
-        )
+    Attributes:
+        worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
+        task_encoder: Makes batches of samples. Default: a new ``DefaultTaskEncoder()``.
+        subset: Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a
+            metadataset the percentages apply to each dataset. Default: all samples.
+        parts: Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that
+            saves bytes. Default: all parts that ``dataset.yaml`` names.
+        sample_type: Type of the samples of a dataset without ``dataset.yaml``: a class derived from
+            ``Sample``, the name of one of the library's, or ``CrudeSample`` for parts by name, which cookers
+            take. It is required for a folder that is not prepared; tars that the path names are crude by
+            default.
+        field_map: Part for each field, as in ``dataset.yaml``: ``{"image": "jpg"}``.
+        split_config: File in ``.nv-meta`` that defines the split parts. Default ``split.yaml``.
+        dataset_config: File in ``.nv-meta`` that describes the samples. Default ``dataset.yaml``.
+        storage_options: Credentials, endpoint and the like, in fsspec's names. Default: from the environment.
+        transport: Client for remote data: ``"obstore"``, ``"fsspec"``, or ``"auto"`` (default) for the faster
+            of the two that can read the URL.
+        read_options: Limits of the look-ahead. Default ``ReadOptions()``.
+        cache: Disk cache of this node for remote data: a :class:`CacheConfig` or a directory; False for none.
+            Default: as ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE`` say.
+        trust_dataset_code: Whether classes and files that the dataset names may be imported and run. Default:
+            whether ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
+    """
 
-    def order(self, multiplier: int | None) -> OrderSpec | None:
-        """Return the order of a dataset, given the product of the multipliers that apply to it; None to keep
-        it."""
-        if not self.is_shuffled:
-            return None
+    worker_config: WorkerConfig | None
+    task_encoder: TaskEncoder[Any, Any, Any, Any] | None
+    subset: SubsetOption
+    parts: Sequence[str] | None
+    sample_type: SampleType | None
+    field_map: Mapping[str, str] | None
+    split_config: str
+    dataset_config: str
+    storage_options: Mapping[str, Any] | None
+    transport: Transport
+    read_options: ReadOptions | None
+    cache: CacheOption
+    trust_dataset_code: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffling:
+    """Options of shuffling; :func:`get_train_dataset` describes them."""
+
+    shuffle_buffer_size: int | None
+    max_samples_per_sequence: int | None
+    parallel_shard_iters: int | None
+
+    def order(self, multiplier: int | None) -> OrderSpec:
+        """Return the order of a dataset, given the product of the multipliers that apply to it."""
         parallel = self.parallel_shard_iters
         if parallel is None:
             parallel = 1 if multiplier is None else _PARALLEL_SLICES
         return OrderSpec(self.max_samples_per_sequence, self.shuffle_buffer_size or 0, parallel, multiplier)
 
-    def _limits(self) -> ReadOptions:
-        for name in ("batch_size", "packing_buffer_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}", hint="use 1 or more, or None")
-        limits = self.read_options or ReadOptions()
-        if limits.first_samples is not None:
-            return limits
-        # The first batch is fetched as exact ranges, so that it arrives early. Packing needs a full buffer
-        # before it.
-        first = self.packing_buffer_size or self.batch_size or _FIRST_SAMPLES
-        return replace(limits, first_samples=first)
+
+@dataclass(frozen=True, slots=True)
+class DatasetRequest:
+    """A request to open a dataset: its options, checked and with their defaults."""
+
+    location: DatasetLocation
+    config: WorkerConfig
+    encoder: TaskEncoder[Any, Any, Any, Any]
+    samples: SampleOptions
+    limits: ReadOptions
+    batch_size: int | None
+    packing_buffer_size: int | None
+
+    @classmethod
+    def of(
+        cls,
+        path: PathOption,
+        split_part: str,
+        options: DatasetOptions,
+        *,
+        batch_size: int | None = None,
+        packing_buffer_size: int | None = None,
+        multiplier: int | None = 1,
+        with_cookers: bool = True,
+    ) -> DatasetRequest:
+        """Check options. ``with_cookers``: the encoder's cookers decide which parts are read.
+
+        Raises:
+            ConfigError: An option is unknown, or cannot work.
+        """
+        decoding = {name: value for name, value in options.items() if name not in _NOT_DECODING}
+        config = options.get("worker_config") or WorkerConfig.default_worker_config()
+        handler = options.get("handler")
+        encoder = options.get("task_encoder") or DefaultTaskEncoder()
+        samples = SampleOptions(
+            _decoder(encoder.decoder, decoding),
+            options.get("trust_dataset_code"),
+            parse_parts(options.get("parts"), "parts="),
+            encoder.cookers if with_cookers else (),
+        )
+        location = DatasetLocation(
+            root_of(path),
+            split_part,
+            options.get("storage_options"),
+            options.get("transport", "auto"),
+            options.get("split_config", SPLIT_CONFIG),
+            options.get("dataset_config", DATASET_CONFIG),
+            parse_subset(options.get("subset"), str(path)),
+            multiplier,
+            cache_layer(options.get("cache")),
+            _declared(options.get("sample_type"), options.get("field_map")),
+        )
+        return cls(
+            location,
+            config if handler is None else _with_handler(config, handler),
+            encoder,
+            samples,
+            _limits(options.get("read_options"), batch_size, packing_buffer_size),
+            batch_size,
+            packing_buffer_size,
+        )
+
+
+_NOT_DECODING = {"handler", *DatasetOptions.__optional_keys__ - DecodingOptions.__optional_keys__}
+
+
+def _with_handler(config: WorkerConfig, handler: Callable[[Exception, Any], Any]) -> WorkerConfig:
+    def call(error: Exception, sample: Any, sources: Any = None) -> None:
+        key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
+        handler(error, key)
+
+    warnings.warn(
+        "handler= is deprecated: use WorkerConfig(global_error_handler=…)",
+        FutureWarning,
+        stacklevel=4,  # the caller of the function that opens the dataset
+    )
+    return replace(config, global_error_handler=call)
+
+
+def _limits(
+    given: ReadOptions | None, batch_size: int | None, packing_buffer_size: int | None
+) -> ReadOptions:
+    for name, value in (("batch_size", batch_size), ("packing_buffer_size", packing_buffer_size)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}", hint="use 1 or more, or None")
+    limits = given or ReadOptions()
+    if limits.first_samples is not None:
+        return limits
+    # The first batch is fetched as exact ranges, so that it arrives early. Packing needs a full buffer before
+    # it.
+    return replace(limits, first_samples=packing_buffer_size or batch_size or _FIRST_SAMPLES)
 
 
 def cache_layer(cache: CacheOption) -> CacheLayer | None:
-    """Return the disk cache that an option means; None for no cache. Raises ConfigError if the option is
-    neither a configuration nor a directory.
+    """Return the disk cache that an option means; None for no cache.
+
+    Raises:
+        ConfigError: The option is neither a configuration nor a directory.
     """
     if cache is None:
         cache = CacheConfig.from_environment()
@@ -199,9 +238,9 @@ def _declared(sample_type: SampleType | None, field_map: Mapping[str, str] | Non
 
 def _decoder(own: FileStoreDecoder | None, decoding: dict[str, Any]) -> FileStoreDecoder | None:
     """Return the encoder's decoder, or a new one made of the arguments. The encoder keeps its own."""
-    unknown = sorted(set(decoding) - set(_DECODING))
+    unknown = sorted(decoding.keys() - DecodingOptions.__optional_keys__)
     if unknown:
-        known = [*_DECODING, "handler"]
+        known = list(DecodingOptions.__annotations__)
         raise ConfigError(
             f"unknown arguments {unknown}", hint=f"beside the documented ones, {known} are known"
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from energon_stream.index.join_build import JoinReport, build_join_index
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.opening import join_members, open_all
-from energon_stream.recipe.tree import BlendRef, JoinRef, MetadatasetRef, Reference
+from energon_stream.recipe.tree import JoinRef, MetadatasetRef, references
 from energon_stream.storage import StoreSpec, Transport, run_isolated
 
 
@@ -53,7 +53,7 @@ def _prepare(path: str, files: MetadatasetFiles) -> list[JoinReport]:
         url = paths.pop(0)
         joins: list[JoinRef] = []
         for split in files.document(url).splits.values():
-            for ref in _references(split):
+            for ref in references(split):
                 if isinstance(ref, JoinRef):
                     joins.append(ref)
                 elif isinstance(ref, MetadatasetRef) and ref.spec.url not in seen:
@@ -62,14 +62,6 @@ def _prepare(path: str, files: MetadatasetFiles) -> list[JoinReport]:
         if joins:
             reports += _build(files.spec(url), joins)
     return reports
-
-
-def _references(node: Reference) -> Iterator[Reference]:
-    if isinstance(node, BlendRef):
-        for child in node.children:
-            yield from _references(child)
-    else:
-        yield node
 
 
 def _build(file: StoreSpec, joins: list[JoinRef]) -> list[JoinReport]:

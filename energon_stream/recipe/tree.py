@@ -2,57 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from energon_stream.errors import MetadataError
-from energon_stream.index.join_index import NonMatch
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.recipe.subset import Subset
 
 if TYPE_CHECKING:
+    from energon_stream.index.join_index import NonMatch
     from energon_stream.recipe.sample_types import DeclaredSamples
     from energon_stream.storage import StoreSpec
-
-__all__ = [
-    "AuxRef",
-    "BlendRef",
-    "JoinMemberRef",
-    "JoinRef",
-    "JoinerRef",
-    "LeafRef",
-    "MetadatasetRef",
-    "NonMatch",
-    "MixtureItem",
-    "Reference",
-    "AnyLeafRef",
-    "inherit",
-    "mixture_items",
-]
 
 
 @dataclass(frozen=True, slots=True)
 class AuxRef:
     """A reference to auxiliary data, which cookers look up by key."""
 
-    spec: StoreSpec  # location
+    spec: StoreSpec
     # ``webdataset`` for a prepared dataset, ``filesystem`` for a folder of plain files.
     kind: Literal["webdataset", "filesystem"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inheriting:
+    """Settings that a reference takes over from those around it; see :func:`inherit`."""
+
+    # Put on each sample; they override those of ``dataset.yaml``.
+    subflavors: Mapping[str, Any] = field(default_factory=dict)
+    subset: Subset = field(default_factory=Subset)  # range of the samples, or share of each dataset in a file
+    multiplier: int | None = 1  # ``shuffle_over_epochs_multiplier``
+
+
 @dataclass(frozen=True, slots=True)
-class LeafRef:
+class LeafRef(_Inheriting):
     """A reference to one dataset."""
 
     spec: StoreSpec  # location: a folder, a ``.jsonl`` file, a ``.tar``, or several of these by braces
-    split_part: str  # part of the dataset's split
+    split_part: str
     split_config: str = SPLIT_CONFIG  # file in ``.nv-meta`` that defines the split parts
     dataset_config: str = DATASET_CONFIG  # file in ``.nv-meta`` that describes the samples
-    # Put on each sample; they override those of ``dataset.yaml``.
-    subflavors: Mapping[str, Any] = field(default_factory=dict)
-    subset: Subset = field(default_factory=Subset)  # range of the samples
-    multiplier: int | None = 1  # ``shuffle_over_epochs_multiplier``
     aux: Mapping[str, AuxRef] = field(default_factory=dict)  # auxiliary data by name
     parts: frozenset[str] | None = None  # parts that are used; None for all
     # The user's declaration of the samples, for datasets without ``dataset.yaml``.
@@ -77,47 +67,40 @@ class JoinMemberRef:
 
 @dataclass(frozen=True, slots=True)
 class JoinerRef:
-    """The name of a joiner, which makes one sample of the samples in a row."""
+    """The name of a joiner: a class with ``from_joined``, or a function that makes one sample of a row."""
 
-    module: str  # Python module
-    name: str  # a class with ``from_joined``, or a function
-    kind: Literal["class", "function"]  # whether ``name`` is a class or a function
-    where: str  # place in the metadataset, for messages
+    module: str
+    name: str
+    kind: Literal["class", "function"]
+    where: str  # place in the file, for messages
 
 
 @dataclass(frozen=True, slots=True)
-class JoinRef:
+class JoinRef(_Inheriting):
     """A reference to a join of datasets by sample keys. A join is one leaf of a mixture."""
 
-    members: tuple[JoinMemberRef, ...]  # the datasets; either all or none of them have names
-    joiner: JoinerRef  # makes a sample of each row
-    # The file with the join, whose index lies in ``<file>.cache/``. None for a metadataset that was given as
-    # a dict.
+    members: tuple[JoinMemberRef, ...]  # either all or none of them have names
+    joiner: JoinerRef
+    # The file, beside which the join's index lies in ``<file>.cache/``; None if it was given as a dict.
     metadataset: StoreSpec | None
     where: str  # place in the file, for messages
-    subflavors: Mapping[str, Any] = field(default_factory=dict)  # put on each joined sample
-    subset: Subset = field(default_factory=Subset)  # range of the rows
-    multiplier: int | None = 1  # ``shuffle_over_epochs_multiplier``
 
 
 @dataclass(frozen=True, slots=True)
-class MetadatasetRef:
-    """A reference to a split of a metadataset file."""
+class MetadatasetRef(_Inheriting):
+    """A reference to a split of a metadataset file. Its subset is a share of each dataset in the file."""
 
-    spec: StoreSpec  # location of the file
-    split: str  # name of the split
-    subflavors: Mapping[str, Any] = field(default_factory=dict)  # they override those in the file
-    subset: Subset = field(default_factory=Subset)  # share of each dataset in the file
-    multiplier: int | None = 1  # multiplies those in the file
+    spec: StoreSpec
+    split: str
 
 
 @dataclass(frozen=True, slots=True)
 class BlendRef:
-    """References with their shares of a mixture."""
+    """References with their shares of a mixture: weights or repetitions, all positive."""
 
-    children: tuple[Reference, ...]  # the references
-    shares: tuple[float, ...]  # weights or repetitions of the children, all positive
-    by: Literal["weight", "repetitions"]  # meaning of the shares
+    children: tuple[Reference, ...]
+    shares: tuple[float, ...]
+    by: Literal["weight", "repetitions"]
     where: str  # place in the file, for messages
 
 
@@ -131,11 +114,20 @@ Reference: TypeAlias = LeafRef | JoinRef | MetadatasetRef | BlendRef
 class MixtureItem:
     """A leaf of a mixture, and its share."""
 
-    ref: AnyLeafRef  # reference to the dataset or join
+    ref: AnyLeafRef
     # Share of the draws: the product of the normalised weights of all levels. None in mixtures by
     # repetitions.
     weight: float | None
-    repetitions: float | None  # passes over the dataset in one epoch. None in mixtures by weights.
+    repetitions: float | None  # passes over the dataset in one epoch; None in mixtures by weights
+
+
+def references(node: Reference) -> Iterator[LeafRef | JoinRef | MetadatasetRef]:
+    """Yield the references in a tree; those in metadataset files that it names are not among them."""
+    if isinstance(node, BlendRef):
+        for child in node.children:
+            yield from references(child)
+    else:
+        yield node
 
 
 def inherit(
@@ -150,10 +142,8 @@ def inherit(
         ConfigError: The subset has sample numbers, and applies to another subset.
     """
     if isinstance(node, BlendRef):
-        return replace(
-            node,
-            children=tuple(inherit(child, subflavors, subset, multiplier) for child in node.children),
-        )
+        children = tuple(inherit(child, subflavors, subset, multiplier) for child in node.children)
+        return replace(node, children=children)
     return replace(
         node,
         subflavors={**node.subflavors, **subflavors},
@@ -169,38 +159,35 @@ def _multiply(inner: int | None, outer: int | None) -> int | None:
 
 
 def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]) -> list[MixtureItem]:
-    """Flatten a tree to its leaves with their shares. Raises MetadataError if a tree has both weights and
-    repetitions, or a file contains itself.
+    """Flatten a tree to its leaves with their shares; ``expand`` returns the content of a metadataset file.
+
+    Raises:
+        MetadataError: A tree has both weights and repetitions, or a file contains itself.
     """
-    found: list[MixtureItem] = []
     modes: dict[str, str] = {}
 
-    def walk(node: Reference, weight: float, repetitions: float, files: tuple[str, ...]) -> None:
+    def walk(node: Reference, share: float, files: tuple[str, ...]) -> Iterator[tuple[AnyLeafRef, float]]:
         if isinstance(node, MetadatasetRef):
             name = f"{node.spec.url} [{node.split}]"
             if name in files:
                 chain = " -> ".join((*files, name))
                 raise MetadataError(f"the metadataset contains itself: {chain}", where=node.spec.url)
-            walk(expand(node), weight, repetitions, (*files, name))
+            yield from walk(expand(node), share, (*files, name))
         elif isinstance(node, BlendRef):
             modes.setdefault(node.by, node.where)
-            total = sum(node.shares)
-            for child, share in zip(node.children, node.shares, strict=True):
-                if node.by == "weight":
-                    walk(child, weight * share / total, repetitions, files)
-                else:
-                    walk(child, weight, repetitions * share, files)
+            total = sum(node.shares) if node.by == "weight" else 1.0
+            for child, part in zip(node.children, node.shares, strict=True):
+                yield from walk(child, share * part / total, files)
         else:
-            found.append(MixtureItem(node, weight, repetitions))
+            yield node, share
 
-    walk(node, 1.0, 1.0, ())
+    found = list(walk(node, 1.0, ()))
     if len(modes) > 1:
         raise MetadataError(
             f"blend_epochized cannot be mixed with blend, which is at {modes['weight']}",
             where=modes["repetitions"],
             hint="use one of the two in the whole tree",
         )
-    by_repetitions = "repetitions" in modes
-    return [
-        replace(item, weight=None) if by_repetitions else replace(item, repetitions=None) for item in found
-    ]
+    if "repetitions" in modes:
+        return [MixtureItem(ref, None, share) for ref, share in found]
+    return [MixtureItem(ref, share, None) for ref, share in found]

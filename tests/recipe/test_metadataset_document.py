@@ -54,9 +54,6 @@ def test_a_leaf_with_every_key():
         "val",
         "s.yaml",
         "d.yaml",
-        {"__subflavor__": "small", "length": "short"},
-        Subset(10),
-        None,
         {
             "plain": AuxRef(at("imgs"), "webdataset"),
             "files": AuxRef(at("files"), "filesystem"),
@@ -64,6 +61,9 @@ def test_a_leaf_with_every_key():
             "mapped": AuxRef(at("imgs"), "webdataset"),
             "folder": AuxRef(StoreSpec("/abs"), "filesystem"),
         },
+        subflavors={"__subflavor__": "small", "length": "short"},
+        subset=Subset(10),
+        multiplier=None,
     )
 
 
@@ -71,7 +71,7 @@ def test_defaults_and_kinds_of_nodes():
     assert parse_v2({"path": "coco"}).split("train") == LeafRef(at("coco"), "train")
     nested = {"path": "inner.yaml", "subflavors": {"x": 1}, "subset": {"range": ["0%", "50%"]}}
     assert parse_v2(nested).split("train") == MetadatasetRef(
-        at("inner.yaml"), "train", {"x": 1}, Subset(upper=0.5)
+        at("inner.yaml"), "train", subflavors={"x": 1}, subset=Subset(upper=0.5)
     )
     for key, by in [("blend", "weight"), ("blend_epochized", "repetitions")]:
         node = parse_v2({key: [{"path": "a", by: 3}, {"path": "b"}], "subset": {"range": ["50%", "100%"]}})
