@@ -72,21 +72,9 @@ def make_sample_factory(
     dataset_config: str = DATASET_CONFIG,
     declared: DeclaredSamples | None = None,
 ) -> tuple[SampleFactory, DatasetYamlOptions]:
-    """Find out how the samples of an opened dataset are made.
-
-    Args:
-        index: The dataset.
-        decoder: Decodes parts, unless ``dataset.yaml`` names a decoder; None leaves them as bytes.
-        trust: True allows ``dataset.yaml`` to name code that is imported and run, False refuses it, None asks
-            the environment variable ``ENERGON_STREAM_TRUST_DATASET_CODE``.
-        dataset_config: Name of the file, for messages.
-        declared: The user's declaration; only for datasets without such a file.
-
-    Raises:
-        NotPreparedError: There is neither such a file nor a declaration.
-        ConfigError: There are both.
-        MetadataError: See :func:`read_dataset_config`.
-        UntrustedCodeError: See :func:`read_dataset_config`.
+    """Find out how the samples of an opened dataset are made: by its ``dataset.yaml``, or as the user
+    declares. Raises NotPreparedError if there is neither, ConfigError if there are both, and what
+    :func:`read_dataset_config` raises.
     """
     where = f"{index.spec.url}/{META_FOLDER}/{dataset_config}"
     document = index.dataset_yaml
@@ -110,12 +98,13 @@ def make_sample_factory(
 
 
 def _read_beside(spec: StoreSpec, name: str) -> str:
-    """Read a file of the metadata folder."""
+    """Read a file of the metadata folder; in a child process where that needs a client, because this process
+    may fork workers later.
+    """
 
     def read() -> str:
         return bytes(spec.open().get(f"{META_FOLDER}/{name}").data).decode()
 
-    # In a child process where that needs a client, because this process may fork workers later.
     return read() if is_local(spec.url) else run_isolated(read)
 
 
@@ -129,13 +118,9 @@ def read_dataset_config(
 ) -> tuple[SampleFactory, DatasetYamlOptions]:
     """Understand a ``dataset.yaml``. Nothing in it is imported or run, unless the dataset is trusted.
 
-    Args:
-        document: The parsed file.
-        where: Its URL, for messages.
-        decoder: Decodes parts, unless the file names a decoder; None leaves them as bytes.
-        read_text: Reads a file beside it, by name.
-        trust: True allows it to name code that is imported and run, False refuses it, None asks the
-            environment.
+    ``decoder`` decodes parts, unless the file names a decoder; None leaves them as bytes. ``read_text`` reads
+    a file beside it, by name. ``trust`` True allows it to name code that is imported and run, False refuses
+    it, None asks the environment.
 
     Raises:
         MetadataError: A key, class or type is wrong, or a required field has no part.
@@ -151,9 +136,7 @@ def read_dataset_config(
         check_keys(document, _KEYS, where)
         sample_type = _sample_type(document, where, trust)
 
-    def user_function(reference: str) -> UserFunction:
-        return UserFunction(reference, read_text, trust=trust, where=where)
-
+    user_function = partial(UserFunction, read_text=read_text, trust=trust, where=where)
     part_filter = _part_filter(document.get("part_filter"), where, user_function)
     if sample_type is None:
         _refuse(document, ("field_map", "sample_loader"), "crude samples have no fields", where)

@@ -32,10 +32,8 @@ class DatasetLocation:
     split_part: str  # part of the dataset's split, or split of the metadataset
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # credentials and the like
     transport: Transport = "auto"  # client for remote data
-    # File in ``.nv-meta`` that defines the split parts; single datasets only.
-    split_config: str = SPLIT_CONFIG
-    # File in ``.nv-meta`` that describes the samples; single datasets only.
-    dataset_config: str = DATASET_CONFIG
+    split_config: str = SPLIT_CONFIG  # file in ``.nv-meta`` with the split parts; single datasets only
+    dataset_config: str = DATASET_CONFIG  # file there that describes the samples; single datasets only
     # Range of the samples; of a metadataset, share of each dataset.
     subset: Subset = field(default_factory=Subset)
     multiplier: int | None = 1  # ``shuffle_over_epochs_multiplier`` of all datasets
@@ -57,10 +55,8 @@ class DatasetLocation:
 
     def items(self) -> list[MixtureItem]:
         """Read the metadataset files, and return the datasets that they name. The datasets are not touched.
-
-        Raises:
-            ConfigError: An option is only for single datasets.
-            EnergonStreamError: What :meth:`MetadatasetFiles.items` raises.
+        Raises ConfigError if an option is only for single datasets, and what :meth:`MetadatasetFiles.items`
+        raises.
         """
         files = MetadatasetFiles(self.storage_options, self.transport, self.through)
         return files.items(self._reference(files))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError
@@ -22,7 +21,7 @@ from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import find_tars, list_tars, open_plain
 from energon_stream.recipe.tree import AnyLeafRef, JoinRef, LeafRef, MixtureItem
-from energon_stream.storage import StoreSpec, strip_credentials
+from energon_stream.storage import strip_credentials
 
 if TYPE_CHECKING:
     from energon_stream.recipe.location import DatasetLocation
@@ -34,10 +33,8 @@ _MetadataKey = tuple[str, str, str]
 
 
 def open_location(location: DatasetLocation, num_workers: int) -> list[tuple[MixtureItem, DatasetIndex]]:
-    """Open all datasets of a location, concurrently.
-
-    Raises:
-        EnergonStreamError: What :meth:`DatasetLocation.items` and :func:`open_webdataset` raise.
+    """Open all datasets of a location, concurrently. Raises what :meth:`DatasetLocation.items` and
+    :func:`open_webdataset` raise.
     """
 
     def read() -> list[tuple[MixtureItem, DatasetIndex]]:
@@ -75,14 +72,22 @@ def _begin(
         return pool.submit(_open_declared, ref).result
     key = ref.spec.url, ref.split_config, ref.dataset_config
     if key not in metadata:  # mixtures often name several split parts of one dataset
-        metadata[key] = pool.submit(
-            read_metadata, ref.spec, split_config=ref.split_config, dataset_config=ref.dataset_config
-        )
-    return partial(_select, ref, metadata[key].result)
+        metadata[key] = pool.submit(_read_metadata, ref)
+    return lambda: _select(ref, metadata[key].result())
+
+
+def _read_metadata(ref: LeafRef) -> DatasetMetadata:
+    return read_metadata(ref.spec, split_config=ref.split_config, dataset_config=ref.dataset_config)
 
 
 def _open_join(ref: JoinRef, members: Sequence[Callable[[], DatasetIndex]]) -> JoinIndex:
-    return open_join_index(metadataset_of(ref), join_members(ref, [finish() for finish in members]))
+    if ref.metadataset is None:
+        raise ConfigError(
+            "a join needs a metadataset file, because its index lies beside that file",
+            where=ref.where,
+            hint="write the metadataset to a file, and prepare it with `energon-stream prepare`",
+        )
+    return open_join_index(ref.metadataset, join_members(ref, [finish() for finish in members]))
 
 
 def _open_tars(ref: LeafRef) -> WebDatasetIndex:
@@ -94,8 +99,7 @@ def _open_declared(ref: LeafRef) -> WebDatasetIndex:
     """Open a folder with declared samples: one of plain tars, or a prepared one without ``dataset.yaml``."""
     tars = list_tars(ref.spec)
     if tars is None:
-        files = {"split_config": ref.split_config, "dataset_config": ref.dataset_config}
-        return _select(ref, partial(read_metadata, ref.spec, **files))
+        return _select(ref, _read_metadata(ref))
     _refuse_files(ref)
     return open_plain(ref.spec, tars, split_part=ref.split_part)
 
@@ -111,27 +115,13 @@ def _refuse(ref: LeafRef, is_given: bool, what: str, reason: str) -> None:
         raise ConfigError(f"{what} is not allowed here: {reason}", where=where, hint="leave it out")
 
 
-def _select(ref: LeafRef, metadata: Callable[[], DatasetMetadata]) -> WebDatasetIndex:
-    found = metadata()
+def _select(ref: LeafRef, found: DatasetMetadata) -> WebDatasetIndex:
     names = {"split_part": ref.split_part, "split_config": ref.split_config}
     wanted = {name: str((found.dataset_yaml or {}).get(name, value)) for name, value in names.items()}
     # dataset.yaml overrides the caller, and is known only now.
     if wanted["split_config"] != ref.split_config:
         return open_webdataset(ref.spec, dataset_config=ref.dataset_config, **wanted)
     return select_split_part(ref.spec, wanted["split_part"], found)
-
-
-def metadataset_of(ref: JoinRef) -> StoreSpec:
-    """Return the metadataset file of a join. The index of the join lies beside it. Raises ConfigError if the
-    metadataset was given as a dict.
-    """
-    if ref.metadataset is None:
-        raise ConfigError(
-            "a join needs a metadataset file, because its index lies beside that file",
-            where=ref.where,
-            hint="write the metadataset to a file, and prepare it with `energon-stream prepare`",
-        )
-    return ref.metadataset
 
 
 def join_members(ref: JoinRef, indices: Sequence[DatasetIndex]) -> list[JoinMember]:

@@ -33,16 +33,8 @@ _PARALLEL_SLICES = 16
 
 
 class DecodingOptions(TypedDict, total=False):
-    """Options that programs for older versions pass.
-
-    Attributes:
-        handler: Called with the error and the key of a sample that fails.
-        auto_decode: False leaves bytes.
-        image_decode: This and the following are arguments of ``SampleDecoder``.
-        av_decode: See there.
-        video_decode_audio: See there.
-        guess_content: See there.
-        allow_pickle: See there.
+    """Options that programs for older versions pass: ``handler``, called with the error and the key of a
+    sample that fails; ``auto_decode=False``, which leaves bytes; and the arguments of ``SampleDecoder``.
     """
 
     handler: Callable[[Exception, Any], Any] | None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import FieldError, SampleError
@@ -16,15 +17,8 @@ if TYPE_CHECKING:
     from energon_stream.read.decode import FileStoreDecoder
 
 
-@dataclass(frozen=True, slots=True)
-class _LimitedFilter:
-    """A part filter that is limited to some parts."""
-
-    parts: frozenset[str]
-    part_filter: Callable[[str], bool]
-
-    def __call__(self, part: str) -> bool:
-        return part in self.parts and self.part_filter(part)
+def _pass_both(parts: frozenset[str], part_filter: Callable[[str], bool], part: str) -> bool:
+    return part in parts and part_filter(part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +56,7 @@ class SampleFactory:
         known = self.part_filter
         if known is None or isinstance(known, frozenset):
             return replace(self, part_filter=parts if known is None else known & parts)
-        return replace(self, part_filter=_LimitedFilter(parts, known))
+        return replace(self, part_filter=partial(_pass_both, parts, known))
 
     def build(
         self,
@@ -73,18 +67,8 @@ class SampleFactory:
         subflavors: dict[str, Any] | None,
         source: SourceInfo,
     ) -> Sample | CrudeSample:
-        """Decode and assemble one sample.
-
-        Args:
-            key: The sample's ``__key__``.
-            parts: Bytes by part name. The sample holds no reference to them.
-            restore_key: The sample's ``__restore_key__``.
-            subflavors: The sample's ``__subflavors__``; every sample gets a dict of its own.
-            source: Origin of the parts.
-
-        Raises:
-            DecodeError: A part is damaged.
-            FieldError: A part or a field is missing.
+        """Decode and assemble one sample, which keeps no reference to ``parts`` or ``subflavors``. Raises
+        DecodeError if a part is damaged, and FieldError if a part or a field is missing.
         """
         own = None if subflavors is None else dict(subflavors)
         sample_type = self.sample_type
@@ -103,7 +87,9 @@ class SampleFactory:
             crude["__subflavors__"] = own
             crude["__sources__"] = (source,)
             crude["__shard__"] = source.shard_name
-            return crude if sample_type is None else self._loaded(sample_type, crude)
+            if sample_type is None or self.loader is None:
+                return crude
+            return _loaded(sample_type, self.loader, crude)
         except SampleError as error:
             where = f"{source.dataset_path}: sample {key}"
             raise type(error)(error.what, where=where, hint=error.hint) from error.__cause__
@@ -113,38 +99,31 @@ class SampleFactory:
 
         def decode(part: str) -> Any:
             if part not in decoded:
-                decoded[part] = self._decode(part, parts[part])
+                data = parts[part]
+                decoded[part] = as_bytes(data) if self.decoder is None else self.decoder.decode(part, data)
             return decoded[part]
 
         return {access.field: access.read(parts.keys(), decode) for access in self.fields}
 
     def _decoded(self, parts: Mapping[str, bytes | memoryview]) -> Iterable[tuple[str, Any]]:
-        if self.part_filter is not None:
-            parts = {part: parts[part] for part in self._wanted(parts)}
+        wanted = self.part_filter
+        if wanted is not None:
+            accepts = wanted.__contains__ if isinstance(wanted, frozenset) else wanted
+            parts = {part: data for part, data in parts.items() if accepts(part)}
         if self.decoder is None:
             return zip(parts, map(as_bytes, parts.values()), strict=True)
         return zip(parts, map(self.decoder.decode, parts, parts.values()), strict=True)
 
-    def _wanted(self, parts: Collection[str]) -> Collection[str]:
-        wanted = self.part_filter
-        if wanted is None:
-            return parts
-        if isinstance(wanted, frozenset):
-            return [part for part in parts if part in wanted]
-        return [part for part in parts if wanted(part)]
 
-    def _decode(self, part: str, data: bytes | memoryview) -> Any:
-        return as_bytes(data) if self.decoder is None else self.decoder.decode(part, data)
-
-    def _loaded(self, sample_type: type[Sample], crude: CrudeSample) -> Sample:
-        if self.loader is None:
-            raise FieldError("the dataset has neither a field map nor a sample loader")
-        metadata = {name: crude[name] for name in METADATA_FIELDS}
-        fields = self.loader(crude)
-        try:
-            return sample_type(**{**metadata, **fields})
-        except TypeError as error:
-            raise FieldError(
-                f"sample_loader did not return the fields of {sample_type.__name__}: {error}",
-                hint="return a dict with exactly the fields of the sample type",
-            ) from error
+def _loaded(
+    sample_type: type[Sample], loader: Callable[[dict[str, Any]], Mapping[str, Any]], crude: CrudeSample
+) -> Sample:
+    metadata = {name: crude[name] for name in METADATA_FIELDS}
+    fields = loader(crude)
+    try:
+        return sample_type(**{**metadata, **fields})
+    except TypeError as error:
+        raise FieldError(
+            f"sample_loader did not return the fields of {sample_type.__name__}: {error}",
+            hint="return a dict with exactly the fields of the sample type",
+        ) from error

@@ -1,16 +1,39 @@
-"""The base of all samples, samples without a type, and where samples came from."""
+"""The base of all samples and its decorator, samples without a type, and where samples came from."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar, dataclass_transform, overload
 
 from energon_stream.errors import ConfigError
-from energon_stream.samples.edataclass import edataclass
 from energon_stream.samples.tensors import map_tensors
 
-SampleT = TypeVar("SampleT", bound="Sample")
+T = TypeVar("T")
+
+
+@overload
+def edataclass(cls: type[T]) -> type[T]: ...
+@overload
+def edataclass(cls: None = None) -> Callable[[type[T]], type[T]]: ...
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
+def edataclass(cls: type[T] | None = None) -> type[T] | Callable[[type[T]], type[T]]:
+    """Decorate a class with ``dataclasses.dataclass(slots=True, kw_only=True)``.
+
+    Keyword-only, so that types with required fields can derive from types with defaults. Slots, so that
+    samples are small and misspelt attributes are errors.
+
+    Example:
+        >>> from energon_stream import Sample, edataclass
+        >>> @edataclass
+        ... class Label(Sample):
+        ...     label: int
+        >>> Label(__key__="a", __restore_key__=(), label=3).label
+        3
+    """
+    decorator = dataclass(slots=True, kw_only=True)
+    return decorator if cls is None else decorator(cls)
 
 
 # Not frozen: a frozen dataclass takes three times as long to construct, and each sample has one.
@@ -66,20 +89,18 @@ class Sample:
     __sources__: tuple[SourceInfo, ...] | None = None
 
     @classmethod
-    def derive_from(cls: type[SampleT], base_sample: Sample, **fields: Any) -> SampleT:
+    def derive_from(cls, base_sample: Sample, **fields: Any) -> Self:
         """Make a sample of this type from another one's metadata and the given fields."""
         metadata = {entry.name: getattr(base_sample, entry.name) for entry in dataclasses.fields(Sample)}
         return cls(**{**metadata, **fields})
 
     @classmethod
-    def extend(cls: type[SampleT], src: Sample, **fields: Any) -> SampleT:
-        """Make a sample of this type from all fields of another one, with the given fields added or
-        replaced.
-        """
+    def extend(cls, src: Sample, **fields: Any) -> Self:
+        """Make a sample of this type from all fields of another one and the given fields, which win."""
         return cls(**{**fields_of(src), **fields})
 
     @classmethod
-    def from_joined(cls: type[SampleT], *samples: Sample | None, **named_samples: Sample | None) -> SampleT:
+    def from_joined(cls, *samples: Sample | None, **named_samples: Sample | None) -> Self:
         """Join samples with the same key; None stands for a missing one.
 
         Key, restore key and subflavors come from the first sample, the sources from all in order. Of the
@@ -99,7 +120,7 @@ class Sample:
         joined["__sources__"] = sources or None
         return cls.derive_from(found[0], **{k: v for k, v in joined.items() if k not in _FROM_PRIMARY})
 
-    def pin_memory(self: SampleT) -> SampleT:
+    def pin_memory(self) -> Self:
         """Return a copy with all tensors, also nested ones, in page-locked memory."""
         return map_tensors(lambda tensor: tensor.pin_memory(), self)
 

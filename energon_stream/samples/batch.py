@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from energon_stream.errors import ConfigError
-from energon_stream.samples.base import SourceInfo, fields_of
-from energon_stream.samples.edataclass import edataclass
-from energon_stream.samples.tensors import batch_values, map_tensors
+from energon_stream.imports import LazyModule
+from energon_stream.samples.base import SourceInfo, edataclass, fields_of
+from energon_stream.samples.tensors import map_tensors, pad_stack
 
 if TYPE_CHECKING:
     import torch
-
-BatchT = TypeVar("BatchT", bound="Batch")
-
+else:
+    torch = LazyModule("torch")
 
 _MISSING: Any = object()
 
@@ -69,13 +68,13 @@ class Batch:
     __sources__: tuple[SourceInfo, ...] | None = None
 
     @classmethod
-    def derive_from(cls: type[BatchT], base_batch: Batch, **fields: Any) -> BatchT:
+    def derive_from(cls, base_batch: Batch, **fields: Any) -> Self:
         """Make a batch of this type from another one's metadata and the given fields."""
         metadata = {name: getattr(base_batch, name) for name in _METADATA}
         return cls(**{**metadata, **fields})
 
     @classmethod
-    def from_samples(cls: type[BatchT], samples: Sequence[Any], **fields: Any) -> BatchT:
+    def from_samples(cls, samples: Sequence[Any], **fields: Any) -> Self:
         """Batch samples: pad tensors with zeros and stack them; make lists of everything else.
 
         Args:
@@ -105,22 +104,20 @@ class Batch:
         return cls(**batched, **fields)
 
     @classmethod
-    def extend(cls: type[BatchT], src: Batch, **fields: Any) -> BatchT:
-        """Make a batch of this type from all fields of another one, with the given fields added or
-        replaced.
-        """
+    def extend(cls, src: Batch, **fields: Any) -> Self:
+        """Make a batch of this type from all fields of another one and the given fields, which win."""
         return cls(**{**fields_of(src), **fields})
 
-    def pin_memory(self: BatchT) -> BatchT:
+    def pin_memory(self) -> Self:
         """Return a copy with all tensors, also nested ones, in page-locked memory."""
         return map_tensors(lambda tensor: tensor.pin_memory(), self)
 
-    def to_device(self: BatchT, device: torch.device | str | int, non_blocking: bool = True) -> BatchT:
+    def to_device(self, device: torch.device | str | int, non_blocking: bool = True) -> Self:
         """Return a copy with all tensors on a device. From page-locked memory the copy is asynchronous."""
         return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), self)
 
 
 def _batch_field(name: str, values: list[Any]) -> Any:
     if name in _METADATA:
-        return batch_metadata(name, values)
-    return batch_values(values)
+        return _METADATA[name](values)
+    return pad_stack(values) if all(isinstance(value, torch.Tensor) for value in values) else values

@@ -62,11 +62,6 @@ def _largest(tensors: Sequence[torch.Tensor], first_dimension: int) -> list[int]
     return [max(extents) for extents in shapes]
 
 
-def batch_values(values: list[Any]) -> Any:
-    """Batch the values of a field: pad and stack tensors, keep a list of anything else."""
-    return pad_stack(values) if all(isinstance(value, torch.Tensor) for value in values) else values
-
-
 def pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Stack tensors of shapes ``(d1, …)`` to ``(n, max d1, …)``, padded with zeros. Raises SampleError if the
     tensors differ in dtype or in their number of dimensions.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.imports import LazyModule
-from energon_stream.samples.base import Sample
-from energon_stream.samples.edataclass import edataclass
+from energon_stream.samples.base import Sample, edataclass
 
 if TYPE_CHECKING:
     import torch
@@ -35,11 +34,8 @@ class CaptioningSample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import CaptioningSample
-        >>> sample = CaptioningSample(
-        ...     __key__="0", __restore_key__=(),
-        ...     image=torch.zeros(3, 8, 8), caption="a dog",
-        ... )
-        >>> sample.caption
+        >>> image = torch.zeros(3, 8, 8)
+        >>> CaptioningSample(__key__="0", __restore_key__=(), image=image, caption="a dog").caption
         'a dog'
     """
 
@@ -54,8 +50,7 @@ class ImageSample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import ImageSample
-        >>> sample = ImageSample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8))
-        >>> sample.image.shape
+        >>> ImageSample(__key__="0", __restore_key__=(), image=torch.zeros(3, 8, 8)).image.shape
         torch.Size([3, 8, 8])
     """
 
@@ -69,11 +64,8 @@ class ImageClassificationSample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import ImageClassificationSample
-        >>> sample = ImageClassificationSample(
-        ...     __key__="0", __restore_key__=(),
-        ...     image=torch.zeros(3, 8, 8), label=7,
-        ... )
-        >>> sample.label
+        >>> image = torch.zeros(3, 8, 8)
+        >>> ImageClassificationSample(__key__="0", __restore_key__=(), image=image, label=7).label
         7
     """
 
@@ -89,11 +81,8 @@ class InterleavedSample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import InterleavedSample
-        >>> sample = InterleavedSample(
-        ...     __key__="0", __restore_key__=(),
-        ...     sequence=["a dog", torch.zeros(3, 8, 8)],
-        ... )
-        >>> sample.sequence[0]
+        >>> image = torch.zeros(3, 8, 8)
+        >>> InterleavedSample(__key__="0", __restore_key__=(), sequence=["a dog", image]).sequence[0]
         'a dog'
     """
 
@@ -107,11 +96,9 @@ class MultiChoiceVQASample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import MultiChoiceVQASample
-        >>> sample = MultiChoiceVQASample(
-        ...     __key__="0", __restore_key__=(),
-        ...     image=torch.zeros(3, 8, 8), context="Color?", choices=["red", "blue"],
-        ... )
-        >>> sample.choices
+        >>> image = torch.zeros(3, 8, 8)
+        >>> asked = {"context": "Color?", "choices": ["red", "blue"]}
+        >>> MultiChoiceVQASample(__key__="0", __restore_key__=(), image=image, **asked).choices
         ['red', 'blue']
     """
 
@@ -173,8 +160,7 @@ class TextSample(Sample):
 
     Example:
         >>> from energon_stream import TextSample
-        >>> sample = TextSample(__key__="0", __restore_key__=(), text="a dog")
-        >>> sample.text
+        >>> TextSample(__key__="0", __restore_key__=(), text="a dog").text
         'a dog'
     """
 
@@ -187,11 +173,7 @@ class VidQASample(Sample):
 
     Example:
         >>> from energon_stream import VidQASample
-        >>> sample = VidQASample(
-        ...     __key__="0", __restore_key__=(),
-        ...     video=b"", context="Who?", answers=["a dog"],
-        ... )
-        >>> sample.answers
+        >>> VidQASample(__key__="0", __restore_key__=(), video=b"", context="Who?", answers=["a dog"]).answers
         ['a dog']
     """
 
@@ -208,11 +190,8 @@ class VQASample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import VQASample
-        >>> sample = VQASample(
-        ...     __key__="0", __restore_key__=(),
-        ...     image=torch.zeros(3, 8, 8), context="Who?", answers=["a dog"],
-        ... )
-        >>> sample.answers
+        >>> image = torch.zeros(3, 8, 8)
+        >>> VQASample(__key__="0", __restore_key__=(), image=image, context="Who?", answers=["a dog"]).answers
         ['a dog']
     """
 
@@ -229,11 +208,8 @@ class VQAOCRSample(Sample):
     Example:
         >>> import torch
         >>> from energon_stream import VQAOCRSample
-        >>> sample = VQAOCRSample(
-        ...     __key__="0", __restore_key__=(),
-        ...     image=torch.zeros(3, 8, 8), context="Who?", text="EXIT",
-        ... )
-        >>> sample.text
+        >>> image = torch.zeros(3, 8, 8)
+        >>> VQAOCRSample(__key__="0", __restore_key__=(), image=image, context="Who?", text="EXIT").text
         'EXIT'
     """
 
