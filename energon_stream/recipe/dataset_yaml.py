@@ -21,6 +21,7 @@ from energon_stream.recipe.sample_types import (
     check_fields,
     resolve_sample_type,
 )
+from energon_stream.recipe.subset import Subset, parse_subset
 from energon_stream.samples import CrudeSample, Sample
 from energon_stream.storage import StoreSpec, is_local, parent_url, run_isolated
 
@@ -57,11 +58,10 @@ class DatasetYamlOptions:
 
     # Put on each sample; those of a metadataset override them.
     subflavors: Mapping[str, Any] = field(default_factory=dict)
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # options by name that replace the caller's
-
-    def order_overrides(self) -> dict[str, Any]:
-        """Return the overrides that are fields of ``OrderSpec``, by the names of these."""
-        return {_ORDER_FIELDS[name]: value for name, value in self.overrides.items() if name in _ORDER_FIELDS}
+    order: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # fields of ``OrderSpec`` that replace the caller's
+    subset: Subset | None = None  # replaces the caller's
 
 
 def make_sample_factory(
@@ -232,8 +232,10 @@ def _options(document: Mapping[str, Any], where: str) -> DatasetYamlOptions:
     subflavors = document.get("subflavors") or {}
     if not isinstance(subflavors, Mapping):
         raise MetadataError("'subflavors' must map names to values", where=where)
-    overrides = {key: document[key] for key in _OPTION_TYPES if key in document}
-    for key, value in overrides.items():
-        if not isinstance(value, _OPTION_TYPES[key]) or isinstance(value, bool):
+    for key, types in _OPTION_TYPES.items():
+        value = document.get(key)
+        if key in document and (not isinstance(value, types) or isinstance(value, bool)):
             raise MetadataError(f"{key!r} is {value!r:.80}", where=where)
-    return DatasetYamlOptions(dict(subflavors), overrides)
+    order = {field: document[key] for key, field in _ORDER_FIELDS.items() if key in document}
+    subset = parse_subset(document["subset"], where) if "subset" in document else None
+    return DatasetYamlOptions(dict(subflavors), order, subset)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.media import AuxStores, FileStore
@@ -36,15 +36,8 @@ class JoinLeaf:
     # Auxiliary data for cookers, where the joiner makes crude samples.
     stores: AuxStores = field(default_factory=AuxStores)
 
-    @property
-    def is_crude(self) -> bool:
-        """False: the type of the joiner's samples is not known before it runs."""
-        return False
-
-    @property
-    def selection(self) -> PartSelection | None:
-        """None: all parts of joined samples are read."""
-        return None
+    is_crude: ClassVar[bool] = False  # the type of the joiner's samples is not known before it runs
+    selection: ClassVar[PartSelection | None] = None  # all parts of joined samples are read
 
     def make(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Any:
         """Join the samples of a row, and set restore key and sources of the result."""
@@ -80,11 +73,8 @@ def join_leaf(
     trust: bool | None,
 ) -> tuple[JoinLeaf, LeafPlan]:
     """Make a leaf of an opened join: one virtual shard of its rows, in the order of the primary dataset.
-
-    Raises:
-        ConfigError: The subset does not fit, or the joiner cannot join such samples.
-        UntrustedCodeError: The joiner is of another package, and that is not trusted.
-        MetadataError: The joiner does not exist.
+    Raises ConfigError if the subset does not fit or the joiner cannot join such samples, and what
+    :func:`import_class` raises for the joiner.
     """
     joiner = _resolve_joiner(ref.joiner, trust)
     if getattr(joiner, "__func__", None) is _FROM_JOINED:

@@ -15,7 +15,6 @@ from energon_stream.read.file_stores import FolderFileStore, WebdatasetFileStore
 from energon_stream.recipe.dataset_yaml import DatasetYamlOptions, make_sample_factory
 from energon_stream.recipe.join import join_leaf
 from energon_stream.recipe.sample_factory import SampleFactory
-from energon_stream.recipe.subset import parse_subset
 from energon_stream.recipe.tree import AnyLeafRef, AuxRef, JoinRef, LeafRef
 from energon_stream.schedule import LeafPlan, OrderSpec
 from energon_stream.task.cooking import Cooker, cooker_parts
@@ -35,12 +34,8 @@ class SampleOptions:
 def open_leaf(
     number: int, ref: AnyLeafRef, index: DatasetIndex, order: OrderSpec | None, samples: SampleOptions
 ) -> tuple[Leaf, LeafPlan]:
-    """Make a leaf of the mixture from an opened dataset.
-
-    Raises:
-        ConfigError: The subset does not fit the dataset.
-        MetadataError: ``dataset.yaml`` is wrong.
-        UntrustedCodeError: The dataset names code, and is not trusted.
+    """Make a leaf of the mixture from an opened dataset. Raises ConfigError if the subset does not fit, and
+    what :func:`make_sample_factory` raises.
     """
     if isinstance(ref, JoinRef) and isinstance(index, JoinIndex):
         uncooked = replace(samples, cookers=())  # cookers get the joined samples
@@ -52,10 +47,9 @@ def open_leaf(
     if isinstance(ref, JoinRef):
         raise TypeError(f"a join cannot be made of a {type(index).__name__}")
     leaf, options = _dataset_leaf(ref, index, samples)
-    order = OrderSpec() if order is None else replace(order, **options.order_overrides())
+    order = OrderSpec() if order is None else replace(order, **options.order)
     where = f"{index.spec.url} [{index.split_part}]"
-    subset = parse_subset(options.overrides["subset"], where) if "subset" in options.overrides else ref.subset
-    start, stop = subset.bounds(index.num_samples, where)
+    start, stop = (options.subset or ref.subset).bounds(index.num_samples, where)
     return leaf, LeafPlan(number, index.shard_starts, order, start, stop)
 
 

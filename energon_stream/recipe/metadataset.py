@@ -72,11 +72,8 @@ def parse_metadataset(
 ) -> MetadatasetDocument:
     """Parse a metadataset of version 1 or 2.
 
-    Args:
-        document: The content of the file.
-        where: URL of the file, for messages.
-        spec_of: Returns the location of a path in the document.
-        file: Location of the file; None for a document that was given as a dict.
+    ``spec_of`` returns the location of a path in the document. ``file`` is the location of the document; None
+    if it was given as a dict.
 
     Raises:
         MetadataError: A key, type or value is wrong; the message names the place in the file.

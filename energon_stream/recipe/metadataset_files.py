@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,28 +35,23 @@ if TYPE_CHECKING:
     from energon_stream.recipe.subset import Subset
 
 
+@dataclass
 class MetadatasetFiles:
     """The metadataset files that one root names, directly or through other files.
 
     Remote stores are read with the options and through the layer given, such as the disk cache.
     """
 
-    def __init__(
-        self,
-        storage_options: Mapping[str, Any] | None = None,
-        transport: Transport = "auto",
-        through: StoreLayer | None = None,
-    ) -> None:
-        self._through = through
-        self._storage_options = storage_options
-        self._transport = transport
-        self._documents: dict[str, MetadatasetDocument] = {}
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    transport: Transport = "auto"
+    through: StoreLayer | None = None
+    _documents: dict[str, MetadatasetDocument] = field(default_factory=dict, init=False)
 
     def spec(self, url: str) -> StoreSpec:
         """Return the location of a URL. Local paths become absolute, and have no storage options."""
         if is_local(url):
-            return StoreSpec(local_path(url), None, self._transport, self._through)
-        return StoreSpec(url, self._storage_options, self._transport, self._through)
+            return StoreSpec(local_path(url), None, self.transport, self.through)
+        return StoreSpec(url, self.storage_options, self.transport, self.through)
 
     def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:
         """Read a file, or take its parsed content, in which paths are relative to the working directory.
@@ -71,12 +67,9 @@ class MetadatasetFiles:
         return self._documents[spec.url]
 
     def items(self, root: Reference) -> list[MixtureItem]:
-        """Read all files that a reference names, and return its datasets with their shares.
-
-        Raises:
-            StorageError: A file cannot be reached.
-            ConfigError: A file lacks a split, or ranges of samples of one dataset overlap.
-            MetadataError: A file is wrong, or contains itself.
+        """Read all files that a reference names, and return its datasets with their shares. Raises what
+        :meth:`document` raises, and ConfigError if a file lacks a split, or ranges of samples of one dataset
+        overlap.
         """
         seen: set[tuple[str, str]] = set()
         level = [root]
@@ -95,10 +88,9 @@ class MetadatasetFiles:
         return inherit(content, ref.subflavors, ref.subset, ref.multiplier)
 
     def _read(self, specs: list[StoreSpec]) -> None:
-        fetcher = shared_fetcher()
         stores = {spec.url: spec.open() for spec in specs if spec.url not in self._documents}
         bodies = {
-            url: fetcher.call(partial(store.get, ""), deadline=-1, inline=store.is_local)
+            url: shared_fetcher().call(partial(store.get, ""), deadline=-1, inline=store.is_local)
             for url, store in stores.items()
         }
         for url, body in bodies.items():

@@ -66,13 +66,8 @@ def _require_trust(trust: bool | None, what: str, where: str) -> None:
 def import_class(module: str, name: str, *, trust: bool | None, where: str, base: type | None = None) -> Any:
     """Import the class (or function) that a metadata file names.
 
-    Args:
-        module: The module.
-        name: A name in it.
-        trust: True allows the import, False refuses it. None asks the environment, and needs no trust for a
-            class derived from ``base`` that the user's own program has imported already.
-        where: The metadata file, for messages.
-        base: The required base class; None for any.
+    ``trust`` True allows the import, False refuses it. None asks the environment, and needs no trust for a
+    class derived from ``base`` that the user's own program has imported already.
 
     Raises:
         UntrustedCodeError: The dataset is not trusted.
@@ -94,15 +89,10 @@ def import_class(module: str, name: str, *, trust: bool | None, where: str, base
 
 
 class UserFunction:
-    """A function of a Python file beside ``dataset.yaml``.
+    """A function of a Python file beside ``dataset.yaml``, named as ``file.py:function``.
 
-    It travels to other processes as source, because they cannot import the file.
-
-    Args:
-        reference: ``file.py:function``.
-        read_text: Reads a file of the metadata folder, by name.
-        trust: True allows the code to run, False refuses it, None asks the environment.
-        where: The metadata file, for messages.
+    It travels to other processes as source, because they cannot import the file. ``read_text`` reads a file
+    of the metadata folder, by name.
 
     Raises:
         UntrustedCodeError: The dataset is not trusted.

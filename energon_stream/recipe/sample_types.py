@@ -44,17 +44,8 @@ CRUDE = DeclaredSamples({"__module__": "energon_stream", "__class__": "CrudeWebd
 
 
 def resolve_sample_type(document: Any, *, trust: bool | None, where: str) -> type[Sample] | type[CrudeSample]:
-    """Find the class of a ``sample_type``.
-
-    Args:
-        document: ``{__module__: …, __class__: …}``, or the class itself.
-        trust: True allows imports of other packages, False refuses them. None asks the environment, and
-            accepts classes that the user's program has imported.
-        where: The metadata file, for messages.
-
-    Raises:
-        MetadataError: The class does not exist, or is no sample type.
-        UntrustedCodeError: The class is of another package, and the dataset is not trusted.
+    """Find the class of a ``sample_type``: ``{__module__: …, __class__: …}``, or the class itself. Raises
+    what :func:`import_class` raises, with ``Sample`` as base, and MetadataError for any other class.
     """
     if isinstance(document, type):
         found: Any = document
@@ -110,26 +101,16 @@ def check_fields(sample_type: type[Sample], given: Mapping[str, Any], where: str
 def declare(
     sample_type: SampleType | None, field_map: Mapping[str, str] | None, where: str
 ) -> DeclaredSamples | None:
-    """Check a declaration, as far as that needs no import of another package.
-
-    Args:
-        sample_type: The type; ``CrudeSample`` for parts by name.
-        field_map: As in ``dataset.yaml``; None for crude samples.
-        where: The place of the declaration, for messages.
-
-    Returns:
-        None without a declaration.
-
-    Raises:
-        MetadataError: The type does not exist, or the field map does not fit it.
+    """Check a declaration, as far as that needs no import of another package; return None without one. Raises
+    MetadataError if the type does not exist, or the field map does not fit it.
     """
     if sample_type is None:
         if field_map is not None:
             raise MetadataError("field_map has no meaning without sample_type", where=where)
         return None
-    found: Any = {"__module__": "energon_stream", "__class__": sample_type}
-    if not isinstance(sample_type, str):
-        found = sample_type
+    found: Any = sample_type
+    if isinstance(sample_type, str):
+        found = {"__module__": "energon_stream", "__class__": sample_type}
     if isinstance(found, type) or is_own_module(read_class(found, where)[0]):
         found = resolve_sample_type(found, trust=None, where=where)
         if issubclass(found, CrudeSample):

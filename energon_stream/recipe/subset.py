@@ -71,20 +71,12 @@ class Subset:
 
 
 def parse_subset(value: Any, where: str) -> Subset:
-    """Parse a subset.
-
-    Args:
-        value: ``{"range": [a, b]}`` or the pair alone. The bounds are percentages (``"12.5%"``) or sample
-            numbers; ``b`` may be ``"end"``. None means all samples.
-        where: The owner of the subset, for messages.
-
-    Raises:
-        ConfigError: The value is something else, or the range is empty.
+    """Parse ``{"range": [a, b]}`` or the pair alone. The bounds are percentages (``"12.5%"``) or sample
+    numbers; ``b`` may be ``"end"``. None means all samples. Raises ConfigError if the value is something
+    else, or the range is empty.
     """
     if value is None:
         return Subset()
-    if isinstance(value, Subset):
-        return value
     pair = value.get("range") if isinstance(value, Mapping) and set(value) == {"range"} else value
     if isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2:
         start, stop = (_bound(bound) for bound in pair)

@@ -148,9 +148,8 @@ def test_options_are_surfaced_and_the_decoder_is_used():
     }
     options = read(document)[1]
     assert options.subflavors == {"set": "a"}
-    assert options.overrides == {"parallel_shard_iters": 4, "max_samples_per_sequence": None}
     assert build(document).image.shape == (2, 4, 3)
-    assert options.order_overrides() == {"parallel_slices": 4, "max_samples_per_sequence": None}
+    assert options.order == {"parallel_slices": 4, "max_samples_per_sequence": None}
     assert isinstance(build({**typed("ImageSample", image="jpg"), "decoder": None}).image, bytes)
 
 
