@@ -127,9 +127,7 @@ class _Workers:
         self._receivers: list[Receiver] = []
         self._processes: list[BaseProcess] = []
         self._first = True
-        self._ended: set[int] = (
-            set()
-        )  # workers whose last message, the end of a pass, is not acknowledged yet
+        self._ended: set[int] = set()  # workers whose last message, the end of a pass, awaits its answer
         config = dataset.worker_config
         context: BaseContext = multiprocessing.get_context(options.start_method)
         for worker in range(config.num_workers):

@@ -14,18 +14,6 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 
-def make_batch(batcher: Callable[[list[Any]], Any], values: list[Any]) -> Any:
-    """Call a batcher. Raises SampleError if the batcher returned None."""
-    batch = batcher(values)
-    if batch is None:
-        raise SampleError(
-            f"{function_name(batcher)} returned None for a batch of {len(values)}",
-            where=str(getattr(values[0], "__sources__", None) or getattr(values[0], "__key__", None)),
-            hint="return the batch, or raise SkipSample to drop it",
-        )
-    return batch
-
-
 class Batching(Wrapper[Any]):
     """Base of the operators that make batches. Keys are ``(kind, call, keys of the elements)``."""
 
@@ -33,7 +21,6 @@ class Batching(Wrapper[Any]):
         self,
         dataset: SavableDataset[Any],
         batcher: Callable[[list[Any]], Any],
-        *,
         batcher_stateless: bool,
         drop_last: bool,
         failure_tolerance: int,
@@ -47,7 +34,14 @@ class Batching(Wrapper[Any]):
 
     def make(self, values: list[Any]) -> Any:
         """Make a batch of elements. Raises SampleError if the batcher returned None."""
-        return make_batch(self.batcher, values)
+        batch = self.batcher(values)
+        if batch is None:
+            raise SampleError(
+                f"{function_name(self.batcher)} returned None for a batch of {len(values)}",
+                where=str(getattr(values[0], "__sources__", None) or getattr(values[0], "__key__", None)),
+                hint="return the batch, or raise SkipSample to drop it",
+            )
+        return batch
 
     def item(self, batch: Any, call: int, items: Sequence[Item]) -> Item:
         """Label a batch with the key that makes it again."""
@@ -140,14 +134,7 @@ class BatchDataset(Batching):
         failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        super().__init__(
-            dataset,
-            batcher,
-            batcher_stateless=batcher_stateless,
-            drop_last=drop_last,
-            failure_tolerance=failure_tolerance,
-            worker_config=worker_config,
-        )
+        super().__init__(dataset, batcher, batcher_stateless, drop_last, failure_tolerance, worker_config)
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}", hint="use 1 or more, or None for single samples")
         self.batch_size = batch_size

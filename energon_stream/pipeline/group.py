@@ -132,14 +132,7 @@ class GroupBatchDataset(Batching):
         failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        super().__init__(
-            dataset,
-            batcher,
-            batcher_stateless=batcher_stateless,
-            drop_last=drop_last,
-            failure_tolerance=failure_tolerance,
-            worker_config=worker_config,
-        )
+        super().__init__(dataset, batcher, batcher_stateless, drop_last, failure_tolerance, worker_config)
         if fixed_batch_size is not None and fixed_batch_size < 1:
             raise ConfigError(f"batch_size is {fixed_batch_size}", hint="use 1 or more")
         self.criterion = sample_group_key

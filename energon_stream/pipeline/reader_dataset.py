@@ -62,7 +62,7 @@ class _Resources:
     def __init__(self, dataset: ReaderDataset) -> None:
         self.fetcher = shared_fetcher(dataset.options.in_flight)  # one for all datasets of a mixture
         offsets = OffsetCache()
-        self.sources = [
+        self.locators = [
             open_locator(number, leaf.index, offsets, leaf.selection, dataset.options.max_gap)
             for number, leaf in enumerate(dataset.leaves)
         ]
@@ -88,7 +88,7 @@ class _ReaderNode:
     def _open(self, cursor: Any) -> SampleReader:
         resources = self._resources
         return SampleReader(
-            self._schedule, cursor, resources.sources, resources.fetcher, self._options, self._allowance
+            self._schedule, cursor, resources.locators, resources.fetcher, self._options, self._allowance
         )
 
     def next(self) -> Item | End:
@@ -230,7 +230,7 @@ class ReaderDataset(SavableDataset[Any]):
             np.array([key[2] for key in keys], dtype=np.int64),
         )
         resources = self.resources()
-        raws = fetch_samples(resources.sources, refs, resources.fetcher, self.options.share(context.readers))
+        raws = fetch_samples(resources.locators, refs, resources.fetcher, self.options.share(context.readers))
         items = []
         for key, raw in zip(keys, raws, strict=True):
             if raw is None:
