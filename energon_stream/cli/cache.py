@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
 
-from energon_stream.cache import CacheConfig
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.identity import clean_url
 from energon_stream.cache.locks import Busy
 from energon_stream.cache.maintenance import clear_cache, list_datasets, list_objects, verify_cache
-from energon_stream.cli.options import show_size
+from energon_stream.cli.options import cache_option, require_cache, show_size
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.progress import Progress
 
@@ -31,23 +30,16 @@ def cache() -> None:
     """
 
 
-_directory = click.option(
-    "--cache-dir",
-    metavar="DIRECTORY",
-    help="Directory of the cache. [default: from ENERGON_STREAM_CACHE_DIR]",
-)
-
-
 @cache.command()
-@_directory
+@cache_option
 def path(cache_dir: str | None) -> None:
     """Show the directory in effect."""
-    click.echo(_config(cache_dir).directory)
+    click.echo(require_cache(cache_dir).directory)
 
 
 @cache.command()
 @click.argument("dataset", required=False)
-@_directory
+@cache_option
 def ls(dataset: str | None, cache_dir: str | None) -> None:
     """List datasets, or the objects of DATASET (its root URL)."""
     directory = _open(cache_dir)
@@ -63,28 +55,25 @@ def ls(dataset: str | None, cache_dir: str | None) -> None:
 
 
 @cache.command()
-@_directory
+@cache_option
 def stats(cache_dir: str | None) -> None:
     """Show how full the cache is."""
-    config = _config(cache_dir)
-    directory = _open(cache_dir)
+    config, directory = require_cache(cache_dir), _open(cache_dir)
     datasets, usage = list_datasets(directory), directory.ledger.usage()
-    disk = os.statvfs(config.directory)
     bytes_on_disk = sum(found.bytes for found in datasets)
+    blocks, objects = (sum(getattr(found, name) for found in datasets) for name in ("blocks", "objects"))
     click.echo(f"Directory: {config.directory}")
-    quota = "not set here" if config.quota is None else show_size(config.quota)
-    click.echo(f"Quota: {quota}")
+    click.echo(f"Quota: {'not set here' if config.quota is None else show_size(config.quota)}")
     counted = "nothing since the machine started" if usage is None else show_size(usage.bytes)
     click.echo(f"Counted: {counted}")
-    blocks, objects = (sum(getattr(found, name) for found in datasets) for name in ("blocks", "objects"))
     click.echo(f"On disk: {show_size(bytes_on_disk)} in {blocks} blocks of {objects} objects")
-    click.echo(f"Free on that disk: {show_size(disk.f_bavail * disk.f_frsize)}")
+    click.echo(f"Free on that disk: {show_size(shutil.disk_usage(config.directory).free)}")
     for found in datasets:
         click.echo(f"  {found.bytes / max(1, bytes_on_disk):6.1%}  {show_size(found.bytes):>9}  {found.url}")
 
 
 @cache.command()
-@_directory
+@cache_option
 def verify(cache_dir: str | None) -> None:
     """Hash all blocks, remove damaged ones, and count the bytes anew.
 
@@ -106,7 +95,7 @@ def verify(cache_dir: str | None) -> None:
 
 
 @cache.command()
-@_directory
+@cache_option
 @click.option("--dataset", metavar="URL", help="Only this dataset.")
 @click.option(
     "--older-than", metavar="AGE", help="Only objects that were not used for this long: 30m, 12h, 7d, 2w."
@@ -124,18 +113,8 @@ def clear(cache_dir: str | None, dataset: str | None, older_than: str | None) ->
     click.echo(f"Removed {report.blocks} blocks, {show_size(report.bytes)}")
 
 
-def _config(cache_dir: str | None) -> CacheConfig:
-    environment = dict(os.environ)
-    if cache_dir is not None:
-        environment["ENERGON_STREAM_CACHE_DIR"] = cache_dir
-    config = CacheConfig.from_environment(environment)
-    if config is None:
-        raise ConfigError("no cache directory", hint="Give --cache-dir, or set ENERGON_STREAM_CACHE_DIR.")
-    return config
-
-
 def _open(cache_dir: str | None) -> CacheDirectory:
-    directory = CacheDirectory(_config(cache_dir).directory)
+    directory = CacheDirectory(require_cache(cache_dir).directory)
     if not directory.exists():
         raise ConfigError("there is no cache here", where=directory.directory, hint="Check the path.")
     return directory
@@ -144,10 +123,8 @@ def _open(cache_dir: str | None) -> CacheDirectory:
 def _root_folder(directory: CacheDirectory, url: str) -> str:
     folder = directory.root_folder(clean_url(url))
     if folder not in directory.root_folders():
-        known = ", ".join(found.url for found in list_datasets(directory)) or "none"
-        raise ConfigError(
-            f"the cache has no dataset {url}", where=directory.directory, hint=f"It has: {known}."
-        )
+        hint = f"It has: {', '.join(found.url for found in list_datasets(directory)) or 'none'}."
+        raise ConfigError(f"the cache has no dataset {url}", where=directory.directory, hint=hint)
     return folder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon_stream.errors import ConfigError
 from energon_stream.recipe.fields import parse_field_map, parts_of
@@ -35,9 +35,8 @@ def part_filter(part: str) -> bool:
 '''
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Field:
-    """A field of a sample type."""
+class Field(NamedTuple):
+    """A field of a sample type. It is required if it has no default; ``type`` is for users to read."""
 
     name: str
     type: str  # type, as shown to the user
@@ -50,9 +49,7 @@ def sample_types() -> list[str]:
 
 
 def find_sample_type(name: str) -> str:
-    """Return the sample type, or ``CrudeWebdataset``, for a name. ``…Webdataset`` is the older spelling.
-    Raises ConfigError if no sample type has this name.
-    """
+    """Return the sample type, or ``CrudeWebdataset``, for a name. ``…Webdataset`` is the older spelling."""
     known = {**_TYPES, CRUDE: None}
     for candidate in (name, name.removesuffix("Webdataset") + "Sample"):
         if candidate in known:
@@ -66,21 +63,16 @@ def sample_fields(sample_type: str) -> list[Field]:
     """Return the fields of a sample type, without those that all samples have."""
     kind = _TYPES[sample_type]
     hints = typing.get_type_hints(kind)
+    missing = dataclasses.MISSING
     return [
-        Field(
-            field.name,
-            str(hints[field.name]),
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
-        )
+        Field(field.name, str(hints[field.name]), field.default is field.default_factory is missing)
         for field in dataclasses.fields(kind)
         if field.name not in METADATA_FIELDS
     ]
 
 
 def check_parts(field_map: Mapping[str, Any], parts: Collection[str], where: str) -> None:
-    """Check that each field of a field map can come from a part of the tars. Raises MetadataError if an entry
-    breaks the grammar (``jpg,png``, ``json[a][0]``), and ConfigError if none of the parts of an entry exists.
-    """
+    """Check the grammar of a field map, and that each field can come from a part of the tars."""
     for field in parse_field_map(field_map, where):
         wanted = parts_of([field])
         if not wanted & set(parts):
@@ -92,12 +84,7 @@ def check_parts(field_map: Mapping[str, Any], parts: Collection[str], where: str
 
 
 def check_field_map(sample_type: str, field_map: Any, parts: Collection[str], where: str) -> None:
-    """Check a whole field map.
-
-    Raises:
-        MetadataError: A field is unknown or missing.
-        ConfigError: See :func:`check_parts`.
-    """
+    """Check a whole field map: :func:`check_parts`, and that no field is unknown or missing."""
     check_parts(field_map, parts, where)
     check_fields(_TYPES[sample_type], field_map, where)
 
@@ -109,8 +96,4 @@ def dataset_yaml(sample_type: str, field_map: Mapping[str, str] | None) -> dict[
     document: dict[str, Any] = {"sample_type": {"__module__": _MODULE, "__class__": sample_type}}
     if field_map is not None:
         return {**document, "field_map": dict(field_map)}
-    return {
-        **document,
-        "sample_loader": "sample_loader.py:sample_loader",
-        "part_filter": "sample_loader.py:part_filter",
-    }
+    return document | {name: f"sample_loader.py:{name}" for name in ("sample_loader", "part_filter")}

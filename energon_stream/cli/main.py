@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import re
 from typing import Any
 
@@ -50,8 +49,8 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(importlib.import_module(f"energon_stream.cli.{name}"), name)
+        module = importlib.import_module(f"energon_stream.cli.{cmd_name.partition('-')[0]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -79,40 +78,21 @@ def _flags_of(group: click.Group, ctx: click.Context) -> dict[str, str]:
     command = group.get_command(ctx, ctx.invoked_subcommand or "")
     commands = [command, *getattr(command, "commands", {}).values()]
     options = [option for each in commands if each is not None for option in each.params]
-    return {
-        option.name: option.opts[0]
-        for option in options
-        if isinstance(option, click.Option) and option.name is not None
-    } | _FLAGS
+    return {o.name: o.opts[0] for o in options if isinstance(o, click.Option) and o.name} | _FLAGS
 
 
 def in_flags(text: str, flags: dict[str, str]) -> str:
     """Replace arguments of Python functions by flags: ``force=True``, ``split_config=``, ``cache_dir``."""
     names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
     text = re.sub(rf"\b({names})=(?:True\b)?", lambda match: flags[match[1]], text)
-    return re.sub(rf"(?<![\w./-])({names})(?![\w./=-])", lambda match: _flag(match[1], flags), text)
-
-
-def _flag(name: str, flags: dict[str, str]) -> str:
-    """The flag of an argument; a word that may be plain English stays."""
-    return flags[name] if "_" in name else name
-
-
-def _show_version(ctx: click.Context, option: click.Parameter, value: bool) -> None:
-    if value:
-        click.echo(f"energon-stream {importlib.metadata.version('energon-stream')}")
-        ctx.exit()
+    # A word without "_" may be plain English.
+    whole = rf"(?<![\w./-])({names})(?![\w./=-])"
+    return re.sub(whole, lambda match: flags[match[1]] if "_" in match[1] else match[1], text)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "-V",
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_version,
-    help="Show the version and exit.",
+@click.version_option(
+    None, "-V", "--version", package_name="energon-stream", message="%(package)s %(version)s"
 )
 def main() -> None:
     """Prepare and inspect datasets in folders or on object storage."""

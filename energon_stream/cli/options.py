@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import os
+from typing import Any
 
 import click
 
+from energon_stream.cache import CacheConfig
 from energon_stream.errors import ConfigError
-from energon_stream.index.media import MediaFilter
-
-if TYPE_CHECKING:
-    from energon_stream.index.media_tables import MediaReport
 
 path_argument = click.argument("path")
 
@@ -39,61 +36,32 @@ storage_option = click.option(
     help="Option of the file system, such as endpoint_url=http://…; JSON values are parsed. Repeatable.",
 )
 
-
 progress_option = click.option(
     "--progress/--no-progress",
     default=None,
     help="Show progress: a bar on a terminal, a line a minute elsewhere. [default: on a terminal only]",
 )
 
-
-def media_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the three options that select media files; :func:`media_filter` reads them."""
-    for option in (
-        click.option(
-            "--media-metadata-by-glob",
-            metavar="PATTERN,…",
-            help="Index the size of images with matching names: samplekey.part, or paths in a plain folder.",
-        ),
-        click.option(
-            "--media-metadata-by-header",
-            is_flag=True,
-            help="Index the size of all files that begin like an image.",
-        ),
-        click.option(
-            "--media-metadata-by-extension",
-            is_flag=True,
-            help="Index the size of all files with an image's extension.",
-        ),
-    ):
-        command = option(command)
-    return command
+cache_option = click.option(
+    "--cache-dir",
+    metavar="DIRECTORY",
+    help="Directory of the cache. [default: from ENERGON_STREAM_CACHE_DIR]",
+)
 
 
-def media_filter(by_glob: str | None, by_header: bool, by_extension: bool) -> MediaFilter | None:
-    """Return the selected filter, or None. Raises ConfigError if several are selected."""
-    if (by_glob is not None) + by_header + by_extension > 1:
-        raise ConfigError("several --media-metadata-by-… options are given", hint="give one of them")
-    if by_glob is not None:
-        return MediaFilter("GLOB", tuple(by_glob.split(",")))
-    if by_header:
-        return MediaFilter("HEADER")
-    return MediaFilter("EXTENSION") if by_extension else None
+def find_cache(directory: str | None, size: str | None = None) -> CacheConfig | None:
+    """Return the cache of the options, which go before the environment; None if neither names one."""
+    given = {"ENERGON_STREAM_CACHE_DIR": directory, "ENERGON_STREAM_CACHE_SIZE": size}
+    environment = {**os.environ, **{name: value for name, value in given.items() if value is not None}}
+    return CacheConfig.from_environment(environment)
 
 
-def show_media(report: MediaReport | None) -> None:
-    """Print how many media files were indexed."""
-    if report is None:
-        return
-    click.echo(f"Stored media metadata of {report.stored} files.")
-    if report.skipped_av:
-        click.echo(
-            f"Skipped {report.skipped_av} audio and video files: their metadata is not available.", err=True
-        )
-    if report.unreadable:
-        click.echo(
-            f"{len(report.unreadable)} files are not images, the first is {report.unreadable[0]}.", err=True
-        )
+def require_cache(directory: str | None, size: str | None = None) -> CacheConfig:
+    """Return the cache that :func:`find_cache` finds, which is an error if it finds none."""
+    config = find_cache(directory, size)
+    if config is None:
+        raise ConfigError("no cache directory", hint="Give --cache-dir, or set ENERGON_STREAM_CACHE_DIR.")
+    return config
 
 
 def show_size(size: int) -> str:

@@ -1,8 +1,9 @@
-"""``energon-stream prepare``: index tars, ask for missing options, write the metadata."""
+"""``energon-stream prepare`` and ``prepare-media``: index tars and images, and write the metadata."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -15,18 +16,14 @@ from energon_stream.cli.dataset_yaml import (
     find_sample_type,
     sample_fields,
 )
-from energon_stream.cli.options import (
-    media_filter,
-    media_options,
-    path_argument,
-    progress_option,
-    show_media,
-    storage_option,
-)
+from energon_stream.cli.options import path_argument, progress_option, storage_option
 from energon_stream.cli.wizard import Wizard, parse_ratio
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.jsonl import prepare_jsonl
+from energon_stream.index.media import MediaFilter
+from energon_stream.index.media_tables import MediaReport
+from energon_stream.index.media_tables import prepare_media as add_media
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.prepare import PrepareReport, find_shards, prepare_dataset
 from energon_stream.index.scan import peek_parts
@@ -34,6 +31,29 @@ from energon_stream.progress import Progress
 from energon_stream.storage import Store, StoreSpec
 
 _SHOWN = 2
+
+
+def _media_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the three options that select media files; :func:`_media_filter` reads them."""
+    for option in (
+        click.option(
+            "--media-metadata-by-glob",
+            metavar="PATTERN,…",
+            help="Index the size of images with matching names: samplekey.part, or paths in a plain folder.",
+        ),
+        click.option(
+            "--media-metadata-by-header",
+            is_flag=True,
+            help="Index the size of all files that begin like an image.",
+        ),
+        click.option(
+            "--media-metadata-by-extension",
+            is_flag=True,
+            help="Index the size of all files with an image's extension.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -50,7 +70,7 @@ _SHOWN = 2
 @click.option("--num-workers", default=16, show_default=True, help="Number of tars that are read at once.")
 @click.option("--tar-index-only", is_flag=True, help="Write the .tar.idx files only.")
 @click.option("--shuffle-tars", is_flag=True, help="Shuffle the tars before they are split.")
-@media_options
+@_media_options
 @click.option("--non-interactive", is_flag=True, help="Ask nothing; a missing option is an error.")
 @click.option("--split-ratio", metavar="TRAIN,VAL,TEST", help="Shares of the shards, for example 8,1,1.")
 @click.option("--force-overwrite", is_flag=True, help="Replace an existing preparation without asking.")
@@ -70,15 +90,13 @@ def prepare(
     num_workers: int,
     tar_index_only: bool,
     shuffle_tars: bool,
-    media_metadata_by_glob: str | None,
-    media_metadata_by_header: bool,
-    media_metadata_by_extension: bool,
     non_interactive: bool,
     split_ratio: str | None,
     force_overwrite: bool,
     skip_dataset_yaml: bool,
     sample_type: str | None,
     field_map: str | None,
+    **media_metadata: Any,
 ) -> None:
     """Index a folder of tars, a .jsonl file, or the joins of a metadataset.
 
@@ -88,14 +106,11 @@ def prepare(
     kind = dataset_kind(path)
     if kind == "tars":
         raise ConfigError("single tars cannot be prepared", where=path, hint="Name the folder of the tars.")
-    media = media_filter(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
+    media = _media_filter(**media_metadata)
     if kind != "webdataset":
         if media is not None:
-            raise ConfigError(
-                "media metadata needs a folder",
-                where=path,
-                hint="Leave out the --media-metadata-by-… options.",
-            )
+            hint = "Leave out the --media-metadata-by-… options."
+            raise ConfigError("media metadata needs a folder", where=path, hint=hint)
         (_prepare_jsonl if kind == "jsonl" else _prepare_joins)(path, storage_options)
         return
     if split_parts and split_ratio:
@@ -131,12 +146,62 @@ def prepare(
     if document is not None and "sample_loader" in document:
         _write_sample_loader(store, document, report)
     _show(report)
-    show_media(report.media)
+    if report.media is not None:
+        _show_media(report.media)
+
+
+@click.command()
+@path_argument
+@storage_option
+@progress_option
+@click.option(
+    "--num-workers", default=16, show_default=True, help="Number of batches of files that are read at once."
+)
+@_media_options
+def prepare_media(
+    path: str, storage_options: dict[str, Any] | None, progress: bool | None, num_workers: int, **media: Any
+) -> None:
+    """Index the size of images in a prepared dataset or a plain folder.
+
+    PATH is local, s3://… or any other fsspec URL. Needs one of the --media-metadata-by-… options. Audio and
+    video files are skipped.
+    """
+    chosen = _media_filter(**media)
+    if chosen is None:
+        raise ConfigError("no --media-metadata-by-… option is given", hint="Give one of them.")
+    with Progress(unit="file", enabled=progress) as shown:
+        report = add_media(
+            path, chosen, workers=num_workers, storage_options=storage_options, progress=shown.advance
+        )
+    _show_media(report)
+
+
+def _media_filter(
+    media_metadata_by_glob: str | None, media_metadata_by_header: bool, media_metadata_by_extension: bool
+) -> MediaFilter | None:
+    if (media_metadata_by_glob is not None) + media_metadata_by_header + media_metadata_by_extension > 1:
+        raise ConfigError("several --media-metadata-by-… options are given", hint="give one of them")
+    if media_metadata_by_glob is not None:
+        return MediaFilter("GLOB", tuple(media_metadata_by_glob.split(",")))
+    if media_metadata_by_header:
+        return MediaFilter("HEADER")
+    return MediaFilter("EXTENSION") if media_metadata_by_extension else None
+
+
+def _show_media(report: MediaReport) -> None:
+    click.echo(f"Stored media metadata of {report.stored} files.")
+    if report.skipped_av:
+        click.echo(
+            f"Skipped {report.skipped_av} audio and video files: their metadata is not available.", err=True
+        )
+    if report.unreadable:
+        click.echo(
+            f"{len(report.unreadable)} files are not images, the first is {report.unreadable[0]}.", err=True
+        )
 
 
 def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None) -> None:
-    records = prepare_jsonl(path, storage_options=storage_options)
-    click.echo(f"Indexed {records} records.")
+    click.echo(f"Indexed {prepare_jsonl(path, storage_options=storage_options)} records.")
 
 
 def _prepare_joins(path: str, storage_options: dict[str, Any] | None) -> None:

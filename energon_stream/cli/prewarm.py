@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from energon_stream.cache import CacheConfig
-from energon_stream.cli.options import path_argument, progress_option, show_size, storage_option
+from energon_stream.cli.options import (
+    cache_option,
+    find_cache,
+    path_argument,
+    progress_option,
+    require_cache,
+    show_size,
+    storage_option,
+)
 from energon_stream.errors import ConfigError
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.prewarming import PrewarmResult
@@ -25,11 +31,7 @@ _RANKS = re.compile(r"(\d+)(?:-(\d+))?")
 @path_argument
 @storage_option
 @progress_option
-@click.option(
-    "--cache-dir",
-    metavar="DIRECTORY",
-    help="Directory of the cache. [default: from ENERGON_STREAM_CACHE_DIR]",
-)
+@cache_option
 @click.option(
     "--cache-size",
     metavar="SIZE",
@@ -68,7 +70,6 @@ _RANKS = re.compile(r"(\d+)(?:-(\d+))?")
 @click.option("--price-per-gb", default=PRICE_PER_GB, show_default=True, help="Dollars for 10⁹ bytes.")
 def prewarm(
     path: str,
-    storage_options: dict[str, Any] | None,
     cache_dir: str | None,
     cache_size: str | None,
     split: str,
@@ -91,18 +92,16 @@ def prewarm(
     --steps, --epochs and --fraction it warms one pass. Exits with status 1 if --verify found damage.
     """
     numbers = _ranks(ranks)
-    config = WorkerConfig(
-        numbers[0], world_size, num_workers, seed_offset=seed_offset, num_streams=num_streams
-    )
     result = fill_cache(
         path,
-        cache=_cache(cache_dir, cache_size, required=not dry_run),
+        cache=(find_cache if dry_run else require_cache)(cache_dir, cache_size),
         ranks=numbers,
-        worker_config=config,
+        worker_config=WorkerConfig(
+            numbers[0], world_size, num_workers, seed_offset=seed_offset, num_streams=num_streams
+        ),
         split_part=split,
         parts=None if parts is None else parts.split(","),
         subset=_subset(subset),
-        storage_options=storage_options,
         dry_run=dry_run,
         isolated=False,
         **options,
@@ -131,15 +130,6 @@ def _ranks(texts: Sequence[str]) -> list[int]:
             raise ConfigError(f"--rank is {text!r}", hint="Give the smaller rank first.")
         found += range(first, last + 1)
     return found or [0]
-
-
-def _cache(directory: str | None, size: str | None, required: bool) -> CacheConfig | None:
-    given = {"ENERGON_STREAM_CACHE_DIR": directory, "ENERGON_STREAM_CACHE_SIZE": size}
-    environment = {**os.environ, **{name: value for name, value in given.items() if value is not None}}
-    config = CacheConfig.from_environment(environment)
-    if config is None and required:
-        raise ConfigError("no cache directory", hint="Give --cache-dir, or set ENERGON_STREAM_CACHE_DIR.")
-    return config
 
 
 def _subset(text: str | None) -> list[str | int] | None:

@@ -26,22 +26,17 @@ from energon_stream.state import (
 _WRAPPER = "dataloader_state_dict"
 """Key under which training frameworks store a rank's state."""
 
-Kind = Literal["rank", "list", "streams"]
-
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
     """A file with the states of one or more ranks."""
 
     path: Path
-    size: int  # size in bytes
-    by_torch: bool  # whether ``torch.save`` wrote the file; otherwise it is msgpack
-    # Mapping that holds the state under :data:`_WRAPPER`; None if nothing is around the state.
-    wrapper: Mapping[str, Any] | None
-    # ``"rank"``, a rank's state; ``"list"``, a list of them; ``"streams"``, the result of ``state_dict()`` of
-    # one rank or more.
-    kind: Kind
-    ranks: tuple[dict[str, Any], ...]  # the states of the ranks
+    size: int
+    by_torch: bool  # torch.save wrote the file; otherwise it is msgpack
+    wrapper: Mapping[str, Any] | None  # holds the state under _WRAPPER; None if nothing is around the state
+    kind: Literal["rank", "list", "streams"]  # a rank's state, a list of them, or a state_dict()
+    ranks: tuple[dict[str, Any], ...]
 
     @property
     def form(self) -> str:
@@ -68,24 +63,23 @@ class StateFile:
 
 
 def read_states(path: Path) -> StateFile:
-    """Read a file. Raises StateError if the file holds something else, or is damaged."""
+    """Read a file. Raises :class:`StateError` if it holds something else, or is damaged."""
     try:
         data = path.read_bytes()
         by_torch = data[:2] in (b"PK", b"\x80\x02")  # torch's zip files, and its older format
         content = _load(path) if by_torch else loads(data)
         wrapper = content if isinstance(content, Mapping) and _WRAPPER in content else None
         inner = content if wrapper is None else wrapper[_WRAPPER]
-        kind: Kind = "rank"
+        kind: Literal["rank", "list", "streams"] = "rank"
+        states = [inner]
         if isinstance(inner, (list, tuple)):
-            kind, found = "list", [read_rank_state(state) for state in inner]
+            kind, states = "list", list(inner)
         elif isinstance(inner, Mapping) and inner.get("format") == STREAMS_FORMAT:
-            kind, found = "streams", [read_rank_state(state) for state in ranks_of_streams(inner)]
-        else:
-            found = [read_rank_state(inner)]
+            kind, states = "streams", ranks_of_streams(inner)
+        return StateFile(path, len(data), by_torch, wrapper, kind, tuple(map(read_rank_state, states)))
     except StateError as error:
         where = str(path) if error.where is None else f"{error.where} in {path}"
         raise type(error)(error.what, where=where, hint=error.hint) from error
-    return StateFile(path, len(data), by_torch, wrapper, kind, tuple(found))
 
 
 def _plain_bytes(text: str = "", encoding: str = "latin1") -> bytes:
@@ -130,9 +124,7 @@ def _load_plain(path: Path) -> Any:
 
 
 def _load(path: Path) -> Any:
-    with suppress(
-        Exception
-    ):  # the file has tensors, is older, or is damaged: torch reads it, or names the problem
+    with suppress(Exception):  # it has tensors, is older, or is damaged: torch reads it, or names the problem
         return _load_plain(path)
     import torch
 
@@ -146,8 +138,10 @@ def _load(path: Path) -> Any:
 
 
 def like(files: Sequence[StateFile], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the contents of new files in the form of given ones. Raises StateMismatchError if the files
-    differ in form.
+    """Return the states of all ranks as contents by file name, in the form of the files that were dealt.
+
+    Raises:
+        StateMismatchError: The files differ in form.
     """
     first = files[0]
     for file in files:
@@ -183,21 +177,17 @@ def _wrapped(first: StateFile, content: Any) -> Any:
 def _names(files: Sequence[StateFile], count: int) -> list[str]:
     """Return the files' names with new ranks' numbers of equal width; or, without numbers, with ``-rank``."""
     name = files[0].path.name
+    old = [(file.path.name, file.ranks[0]["topology"]["rank"]) for file in files]
     for number in reversed(list(re.finditer(r"\d+", name))):
         begin, end, width = name[: number.start()], name[number.end() :], len(number.group())
-        if all(file.path.name == f"{begin}{_rank(file):0{width}d}{end}" for file in files):
+        if all(path == f"{begin}{rank:0{width}d}{end}" for path, rank in old):
             return [f"{begin}{rank:0{width}d}{end}" for rank in range(count)]
     stem, suffix = files[0].path.stem, files[0].path.suffix
     return [f"{stem}-rank{rank}{suffix}" for rank in range(count)]
 
 
-def _rank(file: StateFile) -> int:
-    rank: int = file.ranks[0]["topology"]["rank"]
-    return rank
-
-
 def write(folder: Path, contents: Mapping[str, Any], by_torch: bool) -> list[Path]:
-    """Write files into a folder, and create the folder. Raises ConfigError if one of the files exists."""
+    """Write files into a new or existing folder. Raises :class:`ConfigError` if one of them exists."""
     paths = [folder / name for name in contents]
     for path in paths:
         if path.exists():

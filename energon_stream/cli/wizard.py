@@ -27,11 +27,7 @@ _YES, _NO = frozenset({"", "y", "yes"}), frozenset({"n", "no"})
 
 
 def parse_ratio(text: str) -> tuple[float, float, float]:
-    """Read ``8,1,1``.
-
-    Raises:
-        ConfigError: Not three numbers.
-    """
+    """Read ``8,1,1``."""
     try:
         train, val, test = (float(share) for share in text.split(","))
     except ValueError as error:
@@ -60,12 +56,11 @@ class Wizard:
         click.echo(f"Parts in the tars: {', '.join(parts)}")
         if not self._confirm("Create a dataset.yaml interactively? [Y/n]"):
             return None
-        sample_type = self._sample_type()
-        if sample_type == CRUDE:
-            return dataset_yaml(sample_type, None)
-        if not self._confirm("Set a simple field_map [Y], or write your own sample_loader [n]? [Y/n]"):
-            return dataset_yaml(sample_type, None)
-        return dataset_yaml(sample_type, self._field_map(sample_type, parts))
+        sample_type, field_map = self._sample_type(), None
+        question = "Set a simple field_map [Y], or write your own sample_loader [n]? [Y/n]"
+        if sample_type != CRUDE and self._confirm(question):
+            field_map = self._field_map(sample_type, parts)
+        return dataset_yaml(sample_type, field_map)
 
     def _sample_type(self) -> str:
         types = sample_types()
@@ -98,11 +93,10 @@ class Wizard:
                     break
                 try:
                     check_parts({field.name: answer}, parts, f"field {field.name!r}")
+                    field_map[field.name] = answer
+                    break
                 except EnergonStreamError as error:
                     click.echo(error)
-                    continue
-                field_map[field.name] = answer
-                break
         return field_map
 
     def _ask(self, question: str) -> str:
@@ -110,8 +104,7 @@ class Wizard:
             answer, self.pending = self.pending, None
             click.echo(f"{question}: {answer}")
             return answer
-        answer = click.prompt(question, default="", show_default=False)
-        return str(answer).strip()
+        return str(click.prompt(question, default="", show_default=False)).strip()
 
     def _confirm(self, question: str) -> bool:
         answer = self._ask(question)

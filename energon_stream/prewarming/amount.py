@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A number of steps, or of passes over the data."""
+    """A number of steps of each rank, or of passes over the data."""
 
-    steps: int | None  # batches of each rank; None to use ``passes``
-    passes: float  # passes over the data; may be a part of one
-    batch_size: int | None  # samples of a step; None if samples are not batched, and a step is one sample
+    steps: int | None  # None to use passes
+    passes: float
+    step_samples: int
     prefetch: int  # steps of each stream that workers make before the training loop wants them
 
     @classmethod
@@ -33,9 +33,7 @@ class Amount:
         batch_size: int | None,
         prefetch_factor: int,
     ) -> Amount:
-        """Check the arguments of a user. Without any, the amount is one pass. Raises ConfigError if two
-        amounts are given, one is not positive, or the size of a step is missing.
-        """
+        """Check the arguments of a user. Without any, the amount is one pass."""
         amounts = {"steps": steps, "epochs": epochs, "fraction": fraction}
         given = {name: value for name, value in amounts.items() if value is not None}
         if len(given) > 1:
@@ -55,18 +53,11 @@ class Amount:
         if prefetch_factor < 0:
             raise ConfigError(f"prefetch_factor is {prefetch_factor}", hint="Use 0 or more.")
         # While finished batches wait, a worker makes one more.
-        return cls(steps, float(epochs or fraction or 1), batch_size, prefetch_factor + 1)
-
-    @property
-    def step_samples(self) -> int:
-        """Samples of a step."""
-        return self.batch_size or 1
+        return cls(steps, float(epochs or fraction or 1), batch_size or 1, prefetch_factor + 1)
 
 
 def node_ranks(config: WorkerConfig, ranks: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the ranks that share the cache, ascending; by default the rank of the configuration. Raises
-    ConfigError if a rank does not exist.
-    """
+    """Return the ranks that share the cache, ascending; by default the rank of the configuration."""
     chosen = sorted({config.rank} if ranks is None else set(ranks))
     if not chosen or not 0 <= chosen[0] <= chosen[-1] < config.world_size:
         raise ConfigError(

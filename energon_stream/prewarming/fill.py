@@ -30,12 +30,11 @@ _QUEUED = 8
 
 @dataclass(slots=True)
 class Filled:
-    """Outcome of :func:`fill`."""
+    """Bytes fetched and kept, and the requests for them."""
 
-    bytes: int = 0  # bytes fetched and kept
-    requests: int = 0  # requests for them
-    # Smallest position of a fetch that the cache did not take; None if it took all.
-    first_left: int | None = None
+    bytes: int = 0
+    requests: int = 0
+    first_left: int | None = None  # smallest position of a fetch that was not made; None if all were
 
     def leave(self, position: int) -> None:
         """Note that a fetch was not made."""
@@ -51,10 +50,10 @@ def fill(
     room: Callable[[BlockCache], int | None],
     on_bytes: Callable[[int], object],
 ) -> Filled:
-    """Fetch until the caches have everything, or none takes more.
+    """Fetch until the caches have everything, or none takes more. The next window is planned meanwhile.
 
     Args:
-        windows: Fetches from stores with a cache. The next window is planned while the last one is fetched.
+        windows: Fetches from stores with a cache.
         caches: All caches of these stores.
         fetcher: Runs the requests.
         in_flight: Number of requests that it runs at a time.
@@ -91,7 +90,7 @@ def fill(
 
 
 class _Filling:
-    """Fetches in flight, and the outcome of the finished ones."""
+    """Fetches in flight, the outcome of the finished ones, and the caches that took no more."""
 
     def __init__(
         self, fetcher: Fetcher, in_flight: int, held_bytes: int, on_bytes: Callable[[int], object]
@@ -114,7 +113,7 @@ class _Filling:
         future.add_done_callback(self._done.put)
 
     def settle(self, pending: int) -> None:
-        """Wait until at most ``pending`` fetches are not finished. Raises StorageError if a fetch failed."""
+        """Wait until at most ``pending`` fetches are not finished. Raises the error of one that failed."""
         while len(self._pending) > pending:
             future = self._done.get()
             if (fetch := self._pending.pop(future, None)) is None:  # it was cut
@@ -134,8 +133,7 @@ class _Filling:
                 future.cancel()
 
     def cut_rest(self) -> None:
-        """Cut the fetches that have not begun into smaller ones, so that the last ones end at about the same
-        time.
+        """Cut the fetches that have not begun into smaller ones, so that all end at about the same time.
 
         Otherwise connections idle while the last ones finish, on average for half of a fetch. This is one
         step of guided self-scheduling (Polychronopoulos and Kuck, 1987).
@@ -172,7 +170,6 @@ class _Memory:
 
     @contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """Hold bytes."""
         size = min(size, self._size)
         with self._queue, self._more:
             self._more.wait_for(lambda: self._free >= size)
@@ -185,35 +182,20 @@ class _Memory:
                 self._more.notify()
 
 
-def look(windows: Iterable[list[PlannedFetch]]) -> Filled:
-    """Return what :func:`fill` would return if it fetched nothing."""
-    found = Filled()
-    for window in windows:
-        for fetch in window:
-            found.leave(fetch.position)
-    return found
+def read_back(wanted: Iterable[PlannedFetch], on_bytes: Callable[[int], object]) -> tuple[int, int]:
+    """Read cached bytes, and return how many have the right hash and how many a wrong one.
 
-
-@dataclass(slots=True)
-class Verified:
-    """Bytes read back: ``right`` have the right hash, ``wrong`` have not."""
-
-    right: int = 0
-    wrong: int = 0
-
-
-def read_back(wanted: Iterable[PlannedFetch], on_bytes: Callable[[int], object]) -> Verified:
-    """Read cached bytes and compare every one with its hash. Damaged blocks are removed from the cache."""
-    found = Verified()
+    Damaged blocks are removed from the cache.
+    """
+    verified = damaged = 0
     for each in wanted:
-        store = store_of(each)
-        cache, identity = store.cache, store.identify(each.path)
-        start, stop = each.bytes.start, each.bytes.stop
-        if identity is None or cache.missing(identity, start, stop):
+        store, start, stop = store_of(each), each.bytes.start, each.bytes.stop
+        identity = store.identify(each.path)
+        if identity is None or store.cache.missing(identity, start, stop):
             continue
-        if cache.read(identity, start, stop) is None:
-            found.wrong += stop - start
+        if store.cache.read(identity, start, stop) is None:
+            damaged += stop - start
         else:
-            found.right += stop - start
+            verified += stop - start
         on_bytes(stop - start)
-    return found
+    return verified, damaged

@@ -13,21 +13,14 @@ from energon_stream.errors import ConfigError
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.prewarming.amount import Amount, node_ranks, samples_of_streams
-from energon_stream.prewarming.fill import Verified, fill, look, read_back
+from energon_stream.prewarming.fill import Filled, fill, read_back
 from energon_stream.prewarming.planner import USUAL_BYTES, FetchPlanner, PlannedFetch
 from energon_stream.prewarming.report import PrewarmPlan, PrewarmResult
 from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.progress import Progress
 from energon_stream.recipe import get_train_dataset
 from energon_stream.recipe.options import CacheOption, cache_layer
-from energon_stream.storage import (
-    Store,
-    StoreSpec,
-    default_counters,
-    is_local,
-    run_isolated,
-    shared_fetcher,
-)
+from energon_stream.storage import Store, StoreSpec, default_counters, is_local, run_isolated, shared_fetcher
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -109,17 +102,8 @@ def prewarm(
         "max_samples_per_sequence": max_samples_per_sequence,
         **options,
     }
-    job = _Job(
-        path,
-        training,
-        config,
-        node_ranks(config, ranks),
-        amount,
-        None if layer is None else layer.config,
-        verify,
-        dry_run,
-        progress,
-    )
+    kept = None if layer is None else layer.config
+    job = _Job(path, training, config, node_ranks(config, ranks), amount, kept, verify, dry_run, progress)
     return run_isolated(job.run) if isolated else job.run()
 
 
@@ -138,7 +122,6 @@ class _Job:
     progress: bool | None
 
     def run(self) -> PrewarmResult:
-        """Prewarm in this process."""
         begin, before = time.monotonic(), default_counters().snapshot()
         dataset = self._open()
         limits, amount = dataset.options, self.amount
@@ -151,15 +134,16 @@ class _Job:
             dataset, samples, amount.step_samples, amount.prefetch, shared_fetcher(), self._is_kept
         )
         planner = FetchPlanner(wanted, limits.max_gap)
-        windows = self._warned(planner, distinct)
-        verified: Verified | None = None
+        verified, damaged = None, 0
         if self.dry_run:
             with Progress(total, unit="samples", enabled=self.progress) as progress:
-                filled = look(_counted(windows, planner, progress))
+                windows = self._windows(planner, distinct, progress)
+                left = min((fetch.position for window in windows for fetch in window), default=None)
+                filled = Filled(first_left=left)
         else:
             with Progress(unit="B", enabled=self.progress) as progress:
                 filled = fill(
-                    _estimated(windows, planner, distinct, progress),
+                    self._windows(planner, distinct, progress),
                     _caches(dataset),
                     # Nobody waits for a single one of these requests, so none is worth sending twice.
                     shared_fetcher(in_flight, hedged_share=0.0),
@@ -170,7 +154,7 @@ class _Job:
                 )
             if self.verify:
                 with Progress(planner.bytes, unit="B", enabled=self.progress) as progress:
-                    verified = read_back(planner.all_wanted(), progress.advance)
+                    verified, damaged = read_back(planner.all_wanted(), progress.advance)
         counted = default_counters().snapshot() - before
         plan = PrewarmPlan(
             planner.samples,
@@ -194,16 +178,25 @@ class _Job:
             fetched_bytes=filled.bytes,
             requests=filled.requests,
             seconds=time.monotonic() - begin,
-            verified_bytes=None if verified is None else verified.right,
-            damaged_bytes=0 if verified is None else verified.wrong,
+            verified_bytes=verified,
+            damaged_bytes=damaged,
             expected_bytes=round(planner.bytes * _factor(planner, distinct)),
         )
 
-    def _warned(self, planner: FetchPlanner, samples: int) -> Iterator[list[PlannedFetch]]:
-        """Yield the windows; log a warning as soon as it is clear that the caches cannot hold all bytes."""
+    def _windows(
+        self, planner: FetchPlanner, samples: int, progress: Progress
+    ) -> Iterator[list[PlannedFetch]]:
+        """Yield the fetches for so many samples, and show the progress.
+
+        Log a warning as soon as it is clear that the caches cannot hold all bytes.
+        """
         told = False
         for window in planner.windows():
             factor = _factor(planner, samples)
+            if self.dry_run:
+                progress.reach(planner.samples)
+            else:
+                progress.total = (planner.bytes - planner.cached_bytes) * factor
             if not told and (planner.excess_bytes() or planner.excess_bytes(factor / _DOUBT)):
                 told = True
                 expected = planner.bytes * factor
@@ -244,33 +237,13 @@ class _Job:
         return found[0]
 
     def _is_kept(self, store: Store) -> bool:
-        """Return True if a store's bytes should be in a cache; without a cache, those of all remote
-        stores.
-        """
+        """Return True if a store's bytes should be in a cache; without one, those of all remote stores."""
         return not store.is_local if self.cache is None else isinstance(store, CachedStore)
 
 
 def _factor(planner: FetchPlanner, samples: int) -> float:
     """Return an estimate of the bytes of so many samples, divided by the planned bytes."""
     return max(1.0, samples / planner.samples) if planner.samples else 1.0
-
-
-def _estimated(
-    windows: Iterator[list[PlannedFetch]], planner: FetchPlanner, samples: int, progress: Progress
-) -> Iterator[list[PlannedFetch]]:
-    """Yield the windows, and show how many bytes are to be fetched for so many samples."""
-    for window in windows:
-        progress.total = (planner.bytes - planner.cached_bytes) * _factor(planner, samples)
-        yield window
-
-
-def _counted(
-    windows: Iterator[list[PlannedFetch]], planner: FetchPlanner, progress: Progress
-) -> Iterator[list[PlannedFetch]]:
-    """Yield the windows, and show how many samples were looked at."""
-    for window in windows:
-        progress.reach(planner.samples)
-        yield window
 
 
 def _specs(dataset: ReaderDataset) -> list[StoreSpec]:

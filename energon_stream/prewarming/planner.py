@@ -32,16 +32,12 @@ class PlannedFetch:
 
     store: Store
     path: str
-    bytes: ByteRange  # the range
+    bytes: ByteRange
     position: int  # number of samples before the first one that needs the bytes
 
 
 class FetchPlanner:
     """Plans fetches, and counts bytes.
-
-    Args:
-        wanted: The bytes that training reads.
-        max_gap: Gap between two ranges over which a reader reads instead of splitting a request.
 
     Attributes:
         samples: Samples looked at so far, without those that are only looked ahead to.
@@ -93,7 +89,6 @@ class FetchPlanner:
 
     @property
     def objects(self) -> int:
-        """Number of objects with wanted bytes."""
         return len(np.unique(self._coverage.spans.objects))
 
     def _missing(self, spans: Spans) -> Spans:
@@ -101,8 +96,7 @@ class FetchPlanner:
         found: list[tuple[int, int, int]] = []
         columns = spans.objects.tolist(), spans.starts.tolist(), spans.stops.tolist()
         for number, start, stop in zip(*columns, strict=True):
-            store, path = self._wanted.place(number)
-            gaps = [ByteRange(start, stop)]
+            (store, path), gaps = self._wanted.place(number), [ByteRange(start, stop)]
             if isinstance(store, CachedStore) and (identity := store.identify(path)) is not None:
                 gaps = store.cache.missing(identity, start, stop)
                 self._needed[store.cache] += stop - start
@@ -119,7 +113,7 @@ class FetchPlanner:
 
 
 def store_of(fetch: PlannedFetch) -> CachedStore:
-    """Return the store of a fetch, which has a cache. Raises TypeError if the store has no cache."""
+    """Return the store of a fetch, which has a cache unless this is a dry run."""
     if not isinstance(fetch.store, CachedStore):
         raise TypeError(f"{fetch.store.url} is read without a cache; please report this")
     return fetch.store

@@ -16,18 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Byte ranges of objects."""
+    """Byte ranges of numbered objects. ``stops`` are one past the last bytes."""
 
-    objects: Int64Array  # ``int64``, number of each range's object
-    starts: Int64Array  # ``int64``, first byte of each range
-    stops: Int64Array  # ``int64``, one past the last byte of each range
+    objects: Int64Array
+    starts: Int64Array
+    stops: Int64Array
 
     def __len__(self) -> int:
         return len(self.objects)
 
     @property
     def bytes(self) -> int:
-        """Sum of the lengths."""
         return int((self.stops - self.starts).sum())
 
     def __getitem__(self, rows: slice | Int64Array | npt.NDArray[np.bool_]) -> Spans:
@@ -35,7 +34,6 @@ class Spans:
 
     @classmethod
     def concatenate(cls, several: list[Spans]) -> Spans:
-        """Append spans to each other."""
         none = np.zeros(0, dtype=np.int64)
         columns = [(spans.objects, spans.starts, spans.stops) for spans in several]
         return cls(*(np.concatenate(column) for column in zip((none, none, none), *columns, strict=True)))
@@ -57,38 +55,28 @@ class Coverage:
     Bytes between two wanted ranges of an object count as wanted if they are at most ``max_gap``, because a
     reader that needs both ranges reads over the gap.
 
-    Args:
-        max_gap: Largest such gap.
+    Attributes:
+        spans: All wanted ranges, by object and position.
     """
 
     def __init__(self, max_gap: int) -> None:
         self._max_gap = max_gap
-        self._spans = Spans.concatenate([])
-
-    @property
-    def spans(self) -> Spans:
-        """All wanted ranges, by object and position."""
-        return self._spans
+        self.spans = Spans.concatenate([])
 
     def add(self, wanted: Spans) -> Spans:
-        """Add ranges.
-
-        Returns:
-            The bytes that were not covered before, by object and position.
-        """
+        """Add ranges; return the bytes that were not covered before, by object and position."""
         if not len(wanted):
             return wanted
-        touched = np.isin(self._spans.objects, np.unique(wanted.objects))
-        old, other = self._spans[touched], self._spans[~touched]
+        touched = np.isin(self.spans.objects, np.unique(wanted.objects))
+        old, other = self.spans[touched], self.spans[~touched]
         every = Spans.concatenate([old, wanted])
-        required = np.ones(len(every), dtype=bool)
-        most = int(every.stops.max())
+        required, most = np.ones(len(every), dtype=bool), max(1, int(every.stops.max()))
         plan = plan_fetches(
-            every.objects, every.starts, every.stops, required, max_gap=self._max_gap, max_bytes=max(1, most)
+            every.objects, every.starts, every.stops, required, max_gap=self._max_gap, max_bytes=most
         )
         islands = Spans(plan.objects, plan.starts, plan.stops)
         spans = Spans.concatenate([other, islands])
-        self._spans = spans[np.lexsort((spans.starts, spans.objects))]
+        self.spans = spans[np.lexsort((spans.starts, spans.objects))]
         return _without(islands, old)
 
 
@@ -107,16 +95,10 @@ def _without(islands: Spans, old: Spans) -> Spans:
 
 
 def earliest(pieces: Spans, wanted: Spans, positions: Int64Array) -> Int64Array:
-    """Return the position at which each piece is needed first.
+    """Return for each piece the smallest position of the wanted ranges that overlap it.
 
-    Args:
-        pieces: Ranges that do not overlap, by object and position.
-        wanted: Ranges.
-        positions: ``int64``, position in the order of training at which each wanted range is needed.
-
-    Returns:
-        ``int64``: for each piece the smallest position of the wanted ranges that overlap it; if none does,
-        the smallest of all.
+    ``pieces`` do not overlap each other, and are in the order of objects and bytes. A piece that no wanted
+    range overlaps gets the smallest position of all.
     """
     never = np.iinfo(np.int64).max
     found = np.full(len(pieces), never)

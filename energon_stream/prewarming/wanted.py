@@ -53,12 +53,12 @@ _FIRST_CHUNKS_AHEAD = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """Byte ranges that samples need."""
+    """Byte ranges that samples need. :meth:`WantedBytes.place` has their objects."""
 
-    spans: Spans  # the ranges; :meth:`WantedBytes.place` has their objects
-    positions: Int64Array  # ``int64``, for each range the number of samples before its own
-    samples: int = 0  # number of these samples, without those that are only looked ahead to
-    ahead: int = 0  # number of samples only looked ahead to
+    spans: Spans
+    positions: Int64Array  # for each range the number of samples before its own
+    samples: int  # without those that are only looked ahead to
+    ahead: int  # samples only looked ahead to
 
 
 @dataclass(slots=True, eq=False)
@@ -66,22 +66,18 @@ class StreamWalk:
     """Progress through the references of one stream."""
 
     schedule: Schedule
+    cursor: Cursor
     lane: int  # place of the stream in the rotation
-    samples: int  # number of samples that training consumes
-    made: int  # number of samples that may be made: workers prefetch some
-    end: int  # number of references to look at, at most
-    cursor: Cursor = field(init=False)
+    samples: int  # that training consumes
+    made: int  # samples that may be made: workers prefetch some
+    end: int  # references to look at, at most
     taken: int = 0  # references taken from the schedule
-    # The last of these by chunks, each with the loads of its index entries. Never empty while there are more
-    # references.
+    # The last of these by chunks, with the loads of their index entries. Never empty while there are more.
     loading: deque[tuple[Refs, list[Future[object]]]] = field(default_factory=deque)
     window: Window = field(default_factory=Window)  # located references that are not wanted yet
     done: int = 0  # references before the window
-    ahead_bytes: int = 0  # bytes wanted so far of references that no samples are made of
-    is_done: bool = False  # True if no more references are wanted
-
-    def __post_init__(self) -> None:
-        self.cursor = self.schedule.begin()
+    ahead_bytes: int = 0  # wanted so far of references that no samples are made of
+    is_done: bool = False  # no more references are wanted
 
     def take(self) -> Refs:
         """Take the next references; none at the end."""
@@ -100,8 +96,8 @@ class StreamWalk:
 class Opening:
     """Samples of one dataset that a stream may read before the process knows that parts are enough."""
 
-    located: Int64Array  # samples whose entries of ``.tar.idx`` may be loaded
-    queried: Int64Array  # samples whose pages of ``index.sqlite`` may be queried
+    located: Int64Array  # their entries of .tar.idx may be loaded
+    queried: Int64Array  # their pages of index.sqlite may be queried
     whole: Int64Array  # places in the stream of samples that may be read whole although parts are enough
 
     @staticmethod
@@ -113,11 +109,8 @@ class Opening:
     def of(cls, refs: Refs, locator: PartLocator, options: ReadOptions, alone: bool) -> Opening:
         """Return the samples that the opening of a stream reads of one dataset.
 
-        Args:
-            refs: The stream's first references, :meth:`length` of them.
-            locator: Locator of the dataset.
-            options: Limits of the look-ahead.
-            alone: True if the rank has no other stream.
+        ``refs`` are the stream's first references, :meth:`length` of them. ``alone`` is True if the rank has
+        no other stream.
         """
         places = np.flatnonzero(refs.leaf == locator.whole.leaf)
         samples, first = refs.index[places], options.exact_samples
@@ -130,22 +123,20 @@ class Opening:
             refs.index[chunks[0]],
             *(refs.index[chunk].min(keepdims=True) for chunk in chunks[1:] if len(chunk)),
         ]
-        whole = [chunks[0] if len(chunks[0]) else chunks[1], *(chunk[:1] for chunk in chunks[1:])]
-        if not alone:  # the other streams read whole samples until the first stream has inspected one
-            whole.append(chunks[-1])
-        if locator.selection.declared:
-            whole = []
-        return cls(
-            samples, np.concatenate(queried), np.unique(np.concatenate([*whole, np.zeros(0, np.int64)]))
-        )
+        whole = [np.zeros(0, np.int64)]
+        if not locator.selection.declared:
+            whole += [chunks[0] if len(chunks[0]) else chunks[1], *(chunk[:1] for chunk in chunks[1:])]
+            if not alone:  # the other streams read whole samples until the first stream has inspected one
+                whole.append(chunks[-1])
+        return cls(samples, np.concatenate(queried), np.unique(np.concatenate(whole)))
 
 
 class WantedBytes:
     """Finds the byte ranges of training steps.
 
     These are all bytes that readers may request until the steps are done: with the batches that workers
-        prefetch and
-    the samples that readers look ahead to, up to their limits, whichever processes the streams are in.
+    prefetch and the samples that readers look ahead to, up to their limits, whichever processes the streams
+    are in.
 
     Args:
         dataset: The dataset, opened in this process.
@@ -179,9 +170,9 @@ class WantedBytes:
         self._alone = config.num_streams == config.world_size
         self._walks = []
         for lane, (stream, count) in enumerate(samples.items()):
-            made = count + prefetch * step_samples
-            walk = StreamWalk(dataset.schedule(stream), lane, count, made, made + options.most_ahead)
-            self._walks.append(walk)
+            schedule, made = dataset.schedule(stream), count + prefetch * step_samples
+            end = made + options.most_ahead
+            self._walks.append(StreamWalk(schedule, schedule.begin(), lane, count, made, end))
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: list[tuple[Store, str]] = []
 
@@ -224,11 +215,8 @@ class WantedBytes:
     def _next(self, walk: StreamWalk, size: int, chunks: int, ahead: int) -> Wanted:
         """Return the ranges of a stream's next references, without those further ahead than readers read.
 
-        Args:
-            walk: The stream.
-            size: Approximate number of bytes; the window ends where it separates few neighbours.
-            chunks: Number of chunks to wait for, at most.
-            ahead: Number of chunks that keep loading.
+        They have about ``size`` bytes, because the window ends where it separates few neighbours. At most
+        ``chunks`` chunks are waited for, and ``ahead`` keep loading.
         """
         window = walk.window
         self._load(walk, ahead)
@@ -306,8 +294,7 @@ class WantedBytes:
                 if locator.reads_parts:
                     found.append(opening.whole)
             if found:
-                places = np.sort(np.concatenate(found))
-                window = Window()
+                places, window = np.sort(np.concatenate(found)), Window()
                 window.append(whole, Refs(refs.leaf[places], refs.index[places]))
                 chosen = np.ones(len(window), dtype=bool)
                 yield self._wanted(window, chosen, self._positions(walk, places), 0, 0)
