@@ -66,11 +66,11 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
 def _show_plain(root: StoreSpec, tars: list[ListEntry]) -> None:
     store = root.open()
     indices = KeptIndices.of(root, store.url)
-    found = []
+    counts = []
     for tar in tars:
         with contextlib.suppress(IndexMismatchError):  # the next use builds it again
-            found.append(indices.count(tar))
-    counts = [count for count in found if count is not None]
+            if (count := indices.count(tar)) is not None:
+                counts.append(count)
     click.echo(
         f"{store.url}: {len(tars)} tars of {sum(tar.meta.size for tar in tars) / 1e6:.1f} MB, not prepared"
     )

@@ -25,8 +25,6 @@ _FLAGS = {
     "cache": "--cache-dir",
     "force": "--force-overwrite",
     "media_filter": "--media-metadata-by-…",
-    "ranks": "--rank",
-    "split_part": "--split",
     "split_patterns": "--split-parts",
     "workers": "--num-workers",
 }

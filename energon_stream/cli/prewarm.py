@@ -24,8 +24,6 @@ from energon_stream.prewarming import prewarm as fill_cache
 from energon_stream.prewarming.report import PRICE_PER_1000_GET, PRICE_PER_GB
 from energon_stream.worker import WorkerConfig
 
-_RANKS = re.compile(r"(\d+)(?:-(\d+))?")
-
 
 @click.command()
 @path_argument
@@ -37,7 +35,9 @@ _RANKS = re.compile(r"(\d+)(?:-(\d+))?")
     metavar="SIZE",
     help="Bytes that the cache may use, such as 200GB. [default: all but 5 GB]",
 )
-@click.option("--split", default="train", show_default=True, help="Split part, or split of a metadataset.")
+@click.option(
+    "--split", "split_part", default="train", show_default=True, help="Split part, or split of a metadataset."
+)
 @click.option("--steps", type=int, help="Steps of each rank to warm; needs --batch-size.")
 @click.option("--epochs", type=int, help="Passes over the data to warm. [default: 1]")
 @click.option("--fraction", type=float, help="Share of a pass to warm, such as 0.3.")
@@ -72,7 +72,6 @@ def prewarm(
     path: str,
     cache_dir: str | None,
     cache_size: str | None,
-    split: str,
     ranks: tuple[str, ...],
     world_size: int,
     num_workers: int,
@@ -99,7 +98,6 @@ def prewarm(
         worker_config=WorkerConfig(
             numbers[0], world_size, num_workers, seed_offset=seed_offset, num_streams=num_streams
         ),
-        split_part=split,
         parts=None if parts is None else parts.split(","),
         subset=_subset(subset),
         dry_run=dry_run,
@@ -122,7 +120,7 @@ def prewarm(
 def _ranks(texts: Sequence[str]) -> list[int]:
     found: list[int] = []
     for text in texts:
-        match = _RANKS.fullmatch(text)
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
         if match is None:
             raise ConfigError(f"--rank is {text!r}", hint="Use a number, or a range such as 0-7.")
         first, last = int(match[1]), int(match[2] or match[1])

@@ -26,6 +26,8 @@ from energon_stream.state import (
 _WRAPPER = "dataloader_state_dict"
 """Key under which training frameworks store a rank's state."""
 
+Kind = Literal["rank", "list", "streams"]
+
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
@@ -35,7 +37,7 @@ class StateFile:
     size: int
     by_torch: bool  # torch.save wrote the file; otherwise it is msgpack
     wrapper: Mapping[str, Any] | None  # holds the state under _WRAPPER; None if nothing is around the state
-    kind: Literal["rank", "list", "streams"]  # a rank's state, a list of them, or a state_dict()
+    kind: Kind  # a rank's state, a list of them, or a state_dict()
     ranks: tuple[dict[str, Any], ...]
 
     @property
@@ -70,7 +72,7 @@ def read_states(path: Path) -> StateFile:
         content = _load(path) if by_torch else loads(data)
         wrapper = content if isinstance(content, Mapping) and _WRAPPER in content else None
         inner = content if wrapper is None else wrapper[_WRAPPER]
-        kind: Literal["rank", "list", "streams"] = "rank"
+        kind: Kind = "rank"
         states = [inner]
         if isinstance(inner, (list, tuple)):
             kind, states = "list", list(inner)

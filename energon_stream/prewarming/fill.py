@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -65,7 +65,7 @@ def fill(
     Raises:
         StorageError: A fetch failed. The caches keep what was fetched.
     """
-    filling = _Filling(fetcher, in_flight, held_bytes, on_bytes)
+    filling = _Filling(fetcher, in_flight, _Memory(held_bytes), on_bytes)
     full, taken = filling.full, Counter[BlockCache]()
     with ExitStack() as stack:
         for cache in caches:
@@ -89,25 +89,23 @@ def fill(
     return filling.found
 
 
+@dataclass(slots=True, eq=False)
 class _Filling:
     """Fetches in flight, the outcome of the finished ones, and the caches that took no more."""
 
-    def __init__(
-        self, fetcher: Fetcher, in_flight: int, held_bytes: int, on_bytes: Callable[[int], object]
-    ) -> None:
-        self.found = Filled()  # the outcome
-        self.full: set[BlockCache] = set()  # caches that took no more
-        self._fetcher = fetcher
-        self._in_flight = in_flight
-        self._memory = _Memory(held_bytes)
-        self._on_bytes = on_bytes
-        self._begun = 0
-        self._pending: dict[Future[bool], PlannedFetch] = {}
-        self._done: SimpleQueue[Future[bool]] = SimpleQueue()
+    fetcher: Fetcher
+    in_flight: int
+    memory: _Memory
+    on_bytes: Callable[[int], object]
+    found: Filled = field(default_factory=Filled)
+    full: set[BlockCache] = field(default_factory=set)
+    _begun: int = 0
+    _pending: dict[Future[bool], PlannedFetch] = field(default_factory=dict)
+    _done: SimpleQueue[Future[bool]] = field(default_factory=SimpleQueue)
 
     def begin(self, fetch: PlannedFetch) -> None:
         """Queue a fetch after all others."""
-        future = self._fetcher.call(partial(_fetch, fetch, self._memory), deadline=self._begun)
+        future = self.fetcher.call(partial(_fetch, fetch, self.memory), deadline=self._begun)
         self._begun += 1
         self._pending[future] = fetch
         future.add_done_callback(self._done.put)
@@ -123,7 +121,7 @@ class _Filling:
                 continue
             self.found.bytes += len(fetch.bytes)
             self.found.requests += 1
-            self._on_bytes(len(fetch.bytes))
+            self.on_bytes(len(fetch.bytes))
 
     def _leave(self, fetch: PlannedFetch) -> None:
         self.found.leave(fetch.position)
@@ -140,7 +138,7 @@ class _Filling:
         """
         wanted = [future for future, fetch in self._pending.items() if store_of(fetch).cache not in self.full]
         rest = [self._pending.pop(future) for future in wanted if future.cancel()]
-        size = max(LEAST_BYTES, sum(len(fetch.bytes) for fetch in rest) // (2 * self._in_flight))
+        size = max(LEAST_BYTES, sum(len(fetch.bytes) for fetch in rest) // (2 * self.in_flight))
         for fetch in rest:
             start, length = fetch.bytes.start, len(fetch.bytes)
             count = max(1, round(length / size))

@@ -41,9 +41,6 @@ _INDEX_BYTES = 256 << 20
 _WINDOW_BUDGETS = 8
 """Bytes to plan together, over all streams, in byte budgets of a reader: a part of a pass at a time."""
 
-LOADED_TOGETHER = 4096
-"""References whose index entries are loaded together."""
-
 _CHUNKS_AHEAD = 8
 """Chunks, over all streams, to load before they are needed, because each takes a round trip."""
 
@@ -79,14 +76,12 @@ class StreamWalk:
     ahead_bytes: int = 0  # wanted so far of references that no samples are made of
     is_done: bool = False  # no more references are wanted
 
-    def take(self) -> Refs:
+    def take(self, most: int) -> Refs:
         """Take the next references; none at the end."""
-        count = min(LOADED_TOGETHER, self.end - self.taken)
+        count = min(most, self.end - self.taken)
         if not self.taken:  # the first chunk becomes requests before the next one is located
-            refs, _ = self.schedule.take(self.cursor, min(2 * LOADED_TOGETHER, self.end))
-            count = min(
-                count, cut_generation(refs.leaf.astype(np.int64), refs.index, refs.index + 1, LOADED_TOGETHER)
-            )
+            refs, _ = self.schedule.take(self.cursor, min(2 * most, self.end))
+            count = min(count, cut_generation(refs.leaf.astype(np.int64), refs.index, refs.index + 1, most))
         refs, self.cursor = self.schedule.take(self.cursor, count)
         self.taken += len(refs)
         return refs
@@ -100,17 +95,11 @@ class Opening:
     queried: Int64Array  # their pages of index.sqlite may be queried
     whole: Int64Array  # places in the stream of samples that may be read whole although parts are enough
 
-    @staticmethod
-    def length(options: ReadOptions) -> int:
-        """Return the number of references that matter."""
-        return options.exact_samples + options.second_take + CHUNK
-
     @classmethod
     def of(cls, refs: Refs, locator: PartLocator, options: ReadOptions, alone: bool) -> Opening:
         """Return the samples that the opening of a stream reads of one dataset.
 
-        ``refs`` are the stream's first references, :meth:`length` of them. ``alone`` is True if the rank has
-        no other stream.
+        ``refs`` are the stream's first references. ``alone`` is True if the rank has no other stream.
         """
         places = np.flatnonzero(refs.leaf == locator.whole.leaf)
         samples, first = refs.index[places], options.exact_samples
@@ -146,6 +135,7 @@ class WantedBytes:
         fetcher: Loads index entries, and nothing else. If it fetched samples as well, the loads would wait
             for fetches, and these for the next window.
         chosen: Returns True for a store whose objects are wanted.
+        loaded_together: References whose index entries are loaded together.
     """
 
     def __init__(
@@ -156,6 +146,7 @@ class WantedBytes:
         prefetch: int,
         fetcher: Fetcher,
         chosen: Callable[[Store], bool],
+        loaded_together: int = 4096,
     ) -> None:
         options = self._options = dataset.options
         offsets = OffsetCache(_INDEX_BYTES)
@@ -166,6 +157,7 @@ class WantedBytes:
         self._step = step_samples
         self._fetcher = fetcher
         self._chosen = chosen
+        self._loaded_together = loaded_together
         config = dataset.worker_config
         self._alone = config.num_streams == config.world_size
         self._walks = []
@@ -204,7 +196,7 @@ class WantedBytes:
 
     def _load(self, walk: StreamWalk, chunks: int) -> None:
         """Take references of a stream and load their index entries, until so many chunks are loading."""
-        while len(walk.loading) < chunks and len(refs := walk.take()):
+        while len(walk.loading) < chunks and len(refs := walk.take(self._loaded_together)):
             loads = [
                 self._fetcher.call(load)
                 for leaf in np.unique(refs.leaf).tolist()
@@ -280,8 +272,9 @@ class WantedBytes:
         if not parts:
             return
         whole = [locator.whole if isinstance(locator, PartLocator) else locator for locator in self._locators]
+        length = options.exact_samples + options.second_take + CHUNK
         for walk in self._walks:
-            refs, _ = walk.schedule.take(walk.schedule.begin(), Opening.length(options))
+            refs, _ = walk.schedule.take(walk.schedule.begin(), length)
             found = []
             for locator in (parts[leaf] for leaf in np.unique(refs.leaf).tolist() if leaf in parts):
                 opening = Opening.of(refs, locator, options, self._alone)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from time import gmtime, strftime
@@ -32,9 +32,9 @@ _CODES = {
     501: "NotImplemented",
     503: "SlowDown",
 }
+_ECHOED = {"delimiter": "Delimiter", "start-after": "StartAfter", "marker": "Marker"}
 # A folder of files cannot hold every key.
 _BAD_NAME = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
-_XMLNS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +72,19 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Answer to a request."""
+    """Answer to a request. An answer to HEAD has a length and no body."""
 
-    status: int = 200  # the HTTP status
-    headers: dict[str, str] = field(default_factory=dict)  # headers without Content-Length
-    body: bytes | memoryview = b""  # the bytes to send
-    # The Content-Length; None for the length of the body. An answer to HEAD has no body.
-    length: int | None = None
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)  # without Content-Length
+    body: bytes | memoryview = b""
+    length: int | None = None  # the Content-Length; None for that of the body
 
 
-def _xml(name: str, content: str) -> Response:
-    text = f'<?xml version="1.0" encoding="UTF-8"?>\n<{name} {_XMLNS}>{content}</{name}>'
-    return Response(200, {"Content-Type": "application/xml"}, text.encode())
+def _xml(name: str, content: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    # Amazon's error documents are in no namespace.
+    opening = name if name == "Error" else f'{name} xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+    text = f'<?xml version="1.0" encoding="UTF-8"?>\n<{opening}>{content}</{name}>'
+    return Response(status, {"Content-Type": "application/xml", **(headers or {})}, text.encode())
 
 
 def error_response(
@@ -91,12 +92,8 @@ def error_response(
 ) -> Response:
     """Return an S3 error document; ``code`` defaults to the usual one of the status."""
     code = code or _CODES.get(status, "InternalError" if status >= 500 else "InvalidRequest")
-    text = (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f"<Error><Code>{code}</Code><Message>{code}</Message><Resource>{escape(path)}</Resource>"
-        "<RequestId>0</RequestId></Error>"
-    )
-    return Response(status, {"Content-Type": "application/xml", **(headers or {})}, text.encode())
+    resource = f"<Resource>{escape(path)}</Resource><RequestId>0</RequestId>"
+    return _xml("Error", f"<Code>{code}</Code><Message>{code}</Message>{resource}", status, headers)
 
 
 def _time(modified: float) -> str:
@@ -106,15 +103,13 @@ def _time(modified: float) -> str:
 def _parse_range(header: str, size: int) -> tuple[int, int] | None:
     """Return begin and end of a range header, clipped to the object; None if no byte is in the range."""
     first, _, last = header.removeprefix("bytes=").partition("-")
-    if not first:
-        begin, end = max(0, size - int(last)), size
-    else:
-        begin, end = int(first), min(size, int(last) + 1 if last else size)
+    begin = int(first) if first else max(0, size - int(last))
+    end = min(size, int(last) + 1) if first and last else size
     return (begin, end) if begin < end else None
 
 
 class S3Api:
-    """Answers S3 requests from a set of objects."""
+    """Answers S3 requests from a set of objects: ``_get_bucket`` those to GET a bucket, and so on."""
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
@@ -135,9 +130,9 @@ class S3Api:
         exists = request.bucket in self.objects.buckets()
         if not exists and not (request.method == "PUT" and not request.key):
             return error_response(404, request.path, "NoSuchBucket")
-        handlers = _OBJECT if request.key else _BUCKET
-        handler = handlers.get(request.method)
-        return error_response(501, request.path) if handler is None else handler(self, request)
+        name = f"_{request.method.lower()}_{'object' if request.key else 'bucket'}"
+        handler: Callable[[HttpRequest], Response] | None = getattr(self, name, None)
+        return error_response(501, request.path) if handler is None else handler(request)
 
     # Buckets
 
@@ -153,9 +148,6 @@ class S3Api:
             return _xml("LocationConstraint", "")
         if "versioning" in request.query:
             return _xml("VersioningConfiguration", "")
-        return self._list(request)
-
-    def _list(self, request: HttpRequest) -> Response:
         query, second = request.query, request.query.get("list-type") == "2"
         after = query.get("start-after", "") if second else query.get("marker", "")
         if second and "continuation-token" in query:
@@ -178,7 +170,7 @@ class S3Api:
             tag, value = ("NextContinuationToken", token) if second else ("NextMarker", name(page.next_after))
             parts.append(f"<{tag}>{value}</{tag}>")
         for key in page.keys:
-            info = self.objects.info(request.bucket, key)
+            info = self._info(request.bucket, key)
             if info is not None:
                 parts.append(
                     f"<Contents><Key>{name(key)}</Key><LastModified>{_time(info.modified)}</LastModified>"
@@ -204,15 +196,20 @@ class S3Api:
     def _post_bucket(self, request: HttpRequest) -> Response:
         if "delete" not in request.query:
             return error_response(501, request.path)
-        keys = [
-            item.text or ""
-            for item in ElementTree.fromstring(bytes(request.body)).iterfind("{*}Object/{*}Key")
-        ]
+        wanted = ElementTree.fromstring(bytes(request.body)).iterfind("{*}Object/{*}Key")
+        keys = [item.text or "" for item in wanted]
         for key in keys:
             self.objects.delete(request.bucket, key)
         return _xml("DeleteResult", "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys))
 
     # Objects
+
+    def _info(self, bucket: str, key: str) -> ObjectInfo | None:
+        found = self.objects.open(bucket, key)
+        if found is None:
+            return None
+        with found[1]:
+            return found[0]
 
     def _get_object(self, request: HttpRequest) -> Response:
         found = self.objects.open(request.bucket, request.key)
@@ -221,10 +218,12 @@ class S3Api:
         with found[1]:
             return _object_response(request, *found)
 
+    _head_object = _get_object
+
     def _put_object(self, request: HttpRequest) -> Response:
         if "uploadId" in request.query:
             return self._put_part(request)
-        current = self.objects.info(request.bucket, request.key)
+        current = self._info(request.bucket, request.key)
         wanted = request.headers.get("if-match")
         if request.headers.get("if-none-match") == "*" and current is not None:
             return error_response(412, request.path)
@@ -235,9 +234,11 @@ class S3Api:
             info = self.objects.put(request.bucket, request.key, request.body)
             return Response(headers={"ETag": info.etag})
         bucket, _, key = unquote(source).lstrip("/").partition("/")
-        data = self._read(bucket, key)
-        if data is None:
+        found = self.objects.open(bucket, key)
+        if found is None:
             return error_response(404, source)
+        with found[1] as stored:
+            data = bytes(stored.read(0, found[0].size))
         info = self.objects.put(request.bucket, request.key, data)
         stamp = f"<LastModified>{_time(info.modified)}</LastModified><ETag>{escape(info.etag)}</ETag>"
         return _xml("CopyObjectResult", stamp)
@@ -249,36 +250,21 @@ class S3Api:
             self.objects.delete(request.bucket, request.key)
         return Response(204)
 
-    def _read(self, bucket: str, key: str) -> bytes | None:
-        found = self.objects.open(bucket, key)
-        if found is None:
-            return None
-        with found[1] as stored:
-            return bytes(stored.read(0, found[0].size))
-
     # Uploads in parts
 
     def _post_object(self, request: HttpRequest) -> Response:
+        place = f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key>"
         if "uploads" in request.query:
             upload = str(next(self._upload_ids))
             self._uploads[upload] = {}
-            return _xml(
-                "InitiateMultipartUploadResult",
-                f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key>"
-                f"<UploadId>{upload}</UploadId>",
-            )
+            return _xml("InitiateMultipartUploadResult", f"{place}<UploadId>{upload}</UploadId>")
         parts = self._uploads.pop(request.query.get("uploadId", ""), None)
         if parts is None:
             return error_response(404, request.path, "NoSuchUpload")
         wanted = ElementTree.fromstring(bytes(request.body)).iterfind("{*}Part/{*}PartNumber")
-        info = self.objects.put(
-            request.bucket, request.key, b"".join(parts[int(number.text or "0")] for number in wanted)
-        )
-        return _xml(
-            "CompleteMultipartUploadResult",
-            f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key>"
-            f"<ETag>{escape(info.etag)}</ETag>",
-        )
+        data = b"".join(parts[int(number.text or "0")] for number in wanted)
+        info = self.objects.put(request.bucket, request.key, data)
+        return _xml("CompleteMultipartUploadResult", f"{place}<ETag>{escape(info.etag)}</ETag>")
 
     def _put_part(self, request: HttpRequest) -> Response:
         parts = self._uploads.get(request.query["uploadId"])
@@ -310,24 +296,3 @@ def _object_response(request: HttpRequest, info: ObjectInfo, stored: StoredBytes
         headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{info.size}"
     body = b"" if request.method == "HEAD" else stored.read(*span)
     return Response(status, headers, body, span[1] - span[0])
-
-
-_ECHOED = {
-    "delimiter": "Delimiter",
-    "start-after": "StartAfter",
-    "marker": "Marker",
-}
-_BUCKET = {
-    "GET": S3Api._get_bucket,
-    "HEAD": S3Api._head_bucket,
-    "PUT": S3Api._put_bucket,
-    "DELETE": S3Api._delete_bucket,
-    "POST": S3Api._post_bucket,
-}
-_OBJECT = {
-    "GET": S3Api._get_object,
-    "HEAD": S3Api._get_object,
-    "PUT": S3Api._put_object,
-    "DELETE": S3Api._delete_object,
-    "POST": S3Api._post_object,
-}

@@ -104,7 +104,7 @@ class Tally(dict[str, int]):
         return 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServerCounters:
     """Requests and bytes of a server since its start or the last reset."""
 
@@ -120,9 +120,8 @@ class ServerCounters:
     max_in_flight: int = 0
 
     def __post_init__(self) -> None:
-        # Own copies; from JSON they come as plain dicts.
-        object.__setattr__(self, "requests", Tally(self.requests))
-        object.__setattr__(self, "faults", Tally(self.faults))
+        # From JSON they come as plain dicts.
+        self.requests, self.faults = Tally(self.requests), Tally(self.faults)
 
     @property
     def total(self) -> int:
@@ -134,83 +133,62 @@ class Traffic:
     """Decides the fate of each request, counts and logs; used by the event loop only."""
 
     def __init__(self, shaping: Shaping) -> None:
-        self.shaping = shaping
+        self.shape(shaping)
         self.log: deque[LogEntry] = deque(maxlen=_LOG_LENGTH)
-        self._rules: list[tuple[Rule, int]] = []
-        self._dice = Random(shaping.seed)
-        self._in_flight = 0
+        self.rules: list[Rule] = []
         self.released = asyncio.Event()  # set unless answers are held
         self.released.set()
+        self._in_flight = 0
         self.reset_counters()
 
     def reset_counters(self) -> None:
         """Start counting anew."""
-        self._requests = Tally()
-        self._faults = Tally()
-        self.bytes_sent = self.bytes_received = self.connections = 0
-        self._max_in_flight = self._in_flight
+        self.counters = ServerCounters(max_in_flight=self._in_flight)
         self.log.clear()
-
-    def counters(self) -> ServerCounters:
-        """Return the present counts."""
-        return ServerCounters(
-            self._requests,
-            self._faults,
-            self.bytes_sent,
-            self.bytes_received,
-            self.connections,
-            self._max_in_flight,
-        )
 
     def shape(self, shaping: Shaping) -> None:
         """Change the options; the sequence of random faults starts again."""
         self.shaping = shaping
         self._dice = Random(shaping.seed)
 
-    def add_rule(self, rule: Rule) -> None:
-        """Add a targeted fault."""
-        self._rules.append((rule, 0))
-
-    def clear_rules(self) -> None:
-        """Remove all targeted faults."""
-        self._rules.clear()
-
     def begin(self, method: str, key: str, *, reads_object: bool) -> Fate:
         """Count a request and decide its fate."""
-        self._requests["LIST" if method == "GET" and not reads_object else method] += 1
+        counters = self.counters
+        counters.requests["LIST" if method == "GET" and not reads_object else method] += 1
         self._in_flight += 1
-        self._max_in_flight = max(self._max_in_flight, self._in_flight)
+        counters.max_in_flight = max(counters.max_in_flight, self._in_flight)
         fate = Fate(self.shaping.first_byte_latency, self.shaping.rate)
-        for position, (rule, used) in enumerate(self._rules):
-            if rule.times is not None and used >= rule.times:
+        for place, rule in enumerate(self.rules):
+            if rule.times is not None and rule.times < 1:
                 continue
             if rule.method in (None, method) and fnmatchcase(key, rule.pattern):
-                self._rules[position] = (rule, used + 1)
-                self._faults[rule.action] += 1
+                if rule.times is not None:
+                    self.rules[place] = replace(rule, times=rule.times - 1)
+                counters.faults[rule.action] += 1
                 return _ruled(fate, rule)
         return self._rolled(fate) if reads_object else fate
 
     def end(self, method: str, key: str, byte_range: str | None, status: int, sent: int) -> None:
         """Log that the answer was sent, or the share of it that its fate allows."""
         self._in_flight -= 1
-        self.bytes_sent += sent
+        self.counters.bytes_sent += sent
         self.log.append(LogEntry(method, key, byte_range, status, sent, time.monotonic()))
 
     def _rolled(self, fate: Fate) -> Fate:
-        shaping = self.shaping
+        shaping, faults = self.shaping, self.counters.faults
         # Always three draws, so that one option's share does not move the others' sequence.
         kind, place, slow = self._dice.random(), self._dice.random(), self._dice.random()
         if slow < shaping.slow_tail[0]:
-            self._faults["slow"] += 1
+            faults["slow"] += 1
             factor = shaping.slow_tail[1]
             fate = replace(fate, latency=fate.latency * factor, rate=fate.rate and fate.rate / factor)
         if kind < shaping.share_503:
-            self._faults["status"] += 1
+            faults["status"] += 1
             return replace(fate, status=503)
         kind -= shaping.share_503
         if kind < shaping.share_reset + shaping.share_truncate:
             cut: Literal["reset", "truncate"] = "reset" if kind < shaping.share_reset else "truncate"
-            self._faults[cut] += 1
+            faults[cut] += 1
             return replace(fate, cut=cut, at=place)
         return fate
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
@@ -28,9 +29,9 @@ _MAX_HEAD = 64 * 1024
 class _Reader:
     """Buffered reads from one connection."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
-        self._loop, self._connection = loop, connection
-        self._buffer = bytearray()
+    def __init__(self, connection: socket.socket, begun: bytearray | None = None) -> None:
+        self._loop, self._connection = asyncio.get_running_loop(), connection
+        self._buffer = begun or bytearray()
 
     async def until(self, mark: bytes) -> bytes:
         """Read up to a mark, which is dropped. Raises ``EOFError`` at the end of the connection."""
@@ -68,25 +69,13 @@ async def _read_chunks(reader: _Reader) -> bytearray:
     return body
 
 
-def _strip_aws_chunks(data: bytearray) -> bytearray:
-    """Undo ``Content-Encoding: aws-chunked`` of a body that is in memory."""
-    body, position = bytearray(), 0
-    while True:
-        end = data.index(b"\r\n", position)
-        size = int(bytes(data[position:end]).partition(b";")[0], 16)
-        if not size:
-            return body
-        body += data[end + 2 : end + 2 + size]
-        position = end + 2 + size + 2
-
-
 class _Connection:
     """Serves the requests of one connection, one after the other."""
 
     def __init__(self, connection: socket.socket, api: S3Api, traffic: Traffic) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection, self._api, self._traffic = connection, api, traffic
-        self._reader = _Reader(self._loop, connection)
+        self._reader = _Reader(connection)
         self._counted = False
 
     async def run(self) -> None:
@@ -104,15 +93,15 @@ class _Connection:
         pairs = (line.partition(":") for line in head[1:])
         headers = {name.lower(): value.strip() for name, _, value in pairs}
         request = await self._with_body(HttpRequest.parse(method, target, headers))
-        if request.path.startswith(CONTROL_PATH) or QUIET_HEADER in headers:
-            controls = request.path.startswith(CONTROL_PATH)
-            response = _control(self._traffic, request) if controls else self._api.handle(request)
-            await self._send(response, Fate(), request)
+        if request.path.startswith(CONTROL_PATH):
+            await self._send(_control(self._traffic, request), Fate(), request)
+        elif QUIET_HEADER in headers:
+            await self._send(self._api.handle(request), Fate(), request)
         else:
             if not self._counted:
                 self._counted = True
-                self._traffic.connections += 1
-            self._traffic.bytes_received += len(request.body)
+                self._traffic.counters.connections += 1
+            self._traffic.counters.bytes_received += len(request.body)
             if not await self._serve_shaped(request):
                 return False
         return headers.get("connection", "").lower() != "close"
@@ -127,13 +116,12 @@ class _Connection:
             await self._loop.sock_sendall(self._connection, b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await _read_chunks(self._reader) if chunked else await self._reader.exactly(length)
         if headers.get("x-amz-content-sha256", "").startswith("STREAMING-"):
-            body = _strip_aws_chunks(body)
+            body = await _read_chunks(_Reader(self._connection, body))
         return replace(request, body=body)
 
     async def _serve_shaped(self, request: HttpRequest) -> bool:
-        name = request.path[1:]
+        name, status, sent = request.path[1:], 0, 0
         fate = self._traffic.begin(request.method, name, reads_object=request.reads_object)
-        status, sent = 0, 0
         try:
             if fate.latency:
                 await asyncio.sleep(fate.latency)
@@ -145,8 +133,7 @@ class _Connection:
             status = response.status
             sent = await self._send(response, fate, request)
         finally:
-            header = request.headers.get("range")
-            self._traffic.end(request.method, name, header, status, sent)
+            self._traffic.end(request.method, name, request.headers.get("range"), status, sent)
         return fate.cut is None
 
     async def _send(self, response: Response, fate: Fate, request: HttpRequest) -> int:
@@ -162,13 +149,15 @@ class _Connection:
             return 0
         stop = length if fate.cut is None and not fate.stall else int(length * fate.at)
         await self._send_paced(body[:stop], fate.rate)
-        if fate.cut is not None:
-            self._end(fate.cut)
-            return stop
         if fate.stall:
             await asyncio.sleep(fate.stall)
             await self._send_paced(body[stop:], fate.rate)
-        return len(body)
+            return length
+        if fate.cut == "reset":
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        elif fate.cut == "truncate":
+            self._connection.shutdown(socket.SHUT_WR)
+        return stop
 
     async def _send_paced(self, body: memoryview, rate: float | None) -> None:
         start, step = self._loop.time(), len(body) if rate is None else max(4096, int(rate * _PACE_SECONDS))
@@ -179,39 +168,25 @@ class _Connection:
                 await asyncio.sleep(start + (begin + len(piece)) / rate - self._loop.time())
             await self._loop.sock_sendall(self._connection, piece)
 
-    def _end(self, how: str) -> None:
-        if how == "reset":
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        else:
-            self._connection.shutdown(socket.SHUT_WR)
-
 
 def _control(traffic: Traffic, request: HttpRequest) -> Response:
     """Answer an S3Control: JSON in, JSON out."""
     argument: dict[str, Any] = json.loads(bytes(request.body) or b"{}")
-    answer: object = None
-    match request.path.removeprefix(CONTROL_PATH):
-        case "counters":
-            answer = asdict(traffic.counters())
-        case "log":
-            answer = list(traffic.log)
-        case "reset":
-            traffic.reset_counters()
-        case "shape":
-            traffic.shape(Shaping(**argument))
-        case "shaping":
-            answer = asdict(traffic.shaping)
-        case "rule":
-            traffic.add_rule(Rule(**argument))
-        case "clear":
-            traffic.clear_rules()
-        case "hold":
-            traffic.released.clear()
-        case "release":
-            traffic.released.set()
-        case _:
-            return error_response(501, request.path)
-    return Response(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
+    actions: dict[str, Callable[[], object]] = {
+        "counters": lambda: asdict(traffic.counters),
+        "log": lambda: list(traffic.log),
+        "reset": traffic.reset_counters,
+        "shape": lambda: traffic.shape(Shaping(**argument)),
+        "shaping": lambda: asdict(traffic.shaping),
+        "rule": lambda: traffic.rules.append(Rule(**argument)),
+        "clear": traffic.rules.clear,
+        "hold": traffic.released.clear,
+        "release": traffic.released.set,
+    }
+    action = actions.get(request.path.removeprefix(CONTROL_PATH))
+    if action is None:
+        return error_response(501, request.path)
+    return Response(200, {"Content-Type": "application/json"}, json.dumps(action()).encode())
 
 
 async def serve(listener: socket.socket, api: S3Api, traffic: Traffic) -> None:

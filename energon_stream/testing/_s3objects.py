@@ -33,7 +33,6 @@ class StoredBytes:
     source: memoryview | BinaryIO
 
     def read(self, begin: int, end: int) -> memoryview:
-        """Return bytes ``begin`` to ``end``."""
         if isinstance(self.source, memoryview):
             return self.source[begin:end]
         return memoryview(os.pread(self.source.fileno(), end - begin, begin))
@@ -72,10 +71,6 @@ class MemoryObjects:
             self._sorted[bucket] = sorted(self._buckets[bucket])
         return self._sorted[bucket]
 
-    def info(self, bucket: str, key: str) -> ObjectInfo | None:
-        found = self._buckets.get(bucket, {}).get(key)
-        return None if found is None else found[0]
-
     def open(self, bucket: str, key: str) -> tuple[ObjectInfo, StoredBytes] | None:
         found = self._buckets.get(bucket, {}).get(key)
         return None if found is None else (found[0], StoredBytes(found[1]))
@@ -113,28 +108,16 @@ class FolderObjects:
             os.rmdir(folder)
 
     def keys(self, bucket: str) -> Sequence[str]:
-        base = self._root / bucket
-        found: list[str] = []
-        for folder, _, names in os.walk(base):
-            prefix = os.path.relpath(folder, base)
-            found.extend(name if prefix == "." else f"{prefix}/{name}" for name in names)
-        return sorted(found)
-
-    def info(self, bucket: str, key: str) -> ObjectInfo | None:
-        found = self.open(bucket, key)
-        if found is None:
-            return None
-        with found[1]:
-            return found[0]
+        base = os.path.join(self._root, bucket, "")
+        walk = ((folder, name) for folder, _, names in os.walk(base) for name in names)
+        return sorted(os.path.join(folder, name)[len(base) :] for folder, name in walk)
 
     def open(self, bucket: str, key: str) -> tuple[ObjectInfo, StoredBytes] | None:
         try:
             file = open(self._path(bucket, key), "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
         except _ABSENT:
             return None
-        stat = os.fstat(file.fileno())
-        etag = f'"{stat.st_size:x}-{stat.st_mtime_ns:x}-{stat.st_ino:x}"'
-        return ObjectInfo(stat.st_size, etag, stat.st_mtime), StoredBytes(file)
+        return _file_info(os.fstat(file.fileno())), StoredBytes(file)
 
     def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
         path = self._path(bucket, key)
@@ -143,10 +126,7 @@ class FolderObjects:
         with tempfile.NamedTemporaryFile(dir=self._root, prefix=".upload-", delete=False) as file:
             file.write(data)
         os.replace(file.name, path)
-        info = self.info(bucket, key)
-        if info is None:
-            raise FileNotFoundError(path)
-        return info
+        return _file_info(path.stat())
 
     def delete(self, bucket: str, key: str) -> None:
         with contextlib.suppress(*_ABSENT):
@@ -156,6 +136,11 @@ class FolderObjects:
         if any(part in ("", ".", "..") for part in key.split("/")):
             raise FileNotFoundError(f"{key!r} cannot be a file below a folder")
         return self._root / bucket / key
+
+
+def _file_info(stat: os.stat_result) -> ObjectInfo:
+    etag = f'"{stat.st_size:x}-{stat.st_mtime_ns:x}-{stat.st_ino:x}"'
+    return ObjectInfo(stat.st_size, etag, stat.st_mtime)
 
 
 Objects: TypeAlias = MemoryObjects | FolderObjects

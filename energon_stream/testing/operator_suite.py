@@ -127,8 +127,7 @@ def assert_equal_values(left: Any, right: Any, where: str = "value") -> None:
         AssertionError: value['a'][1]: 2 and 3
     """
     if isinstance(left, torch.Tensor):
-        same = isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)
-        if not same:
+        if not (isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)):
             raise AssertionError(f"{where}: tensors differ")
         return
     if type(left) is not type(right):

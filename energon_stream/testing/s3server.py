@@ -18,9 +18,9 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote, urlsplit
 
 from energon_stream.errors import ConfigError, StorageError
@@ -33,6 +33,7 @@ __all__ = ["FolderObjects", "LogEntry", "Rule", "S3Control", "S3Server", "Server
 
 _SECONDS = 60.0
 _SEND_BYTES = 1 << 20
+_Root: TypeAlias = str | os.PathLike[str] | Objects | None
 
 
 class S3Control:
@@ -191,12 +192,7 @@ class S3Server(S3Control):
     """
 
     def __init__(
-        self,
-        root: str | os.PathLike[str] | Objects | None = None,
-        *,
-        port: int = 0,
-        own_process: bool = False,
-        **shaping: Any,
+        self, root: _Root = None, *, port: int = 0, own_process: bool = False, **shaping: Any
     ) -> None:
         super().__init__("")
         self._root, self._port, self._own_process = root, port, own_process
@@ -258,11 +254,8 @@ class S3Server(S3Control):
             raise StorageError("the stand-in server did not start", hint="see its error on stderr")
 
         def stop() -> None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            with process:  # closes the pipes, and waits
+                process.kill()
 
         S3Control(line).shape(**asdict(self._shaping))
         return line, stop
@@ -272,12 +265,8 @@ def _url(listener: socket.socket) -> str:
     return "http://{}:{}".format(*listener.getsockname())
 
 
-async def _serve(
-    listener: socket.socket, root: str | os.PathLike[str] | Objects | None, shaping: Shaping
-) -> None:
-    if root is None:
-        root = MemoryObjects()
-    objects = FolderObjects(root) if isinstance(root, (str, os.PathLike)) else root
+async def _serve(listener: socket.socket, root: _Root, shaping: Shaping) -> None:
+    objects = FolderObjects(root) if isinstance(root, (str, os.PathLike)) else root or MemoryObjects()
     await serve(listener, S3Api(objects), Traffic(shaping))
 
 
@@ -286,7 +275,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="S3 stand-in for tests, on 127.0.0.1")
     parser.add_argument("--port", type=int, default=9100, help="0 takes a free port")
     parser.add_argument("--root", help="folder of buckets; default: objects in memory")
-    parser.add_argument("--latency", type=float, default=0.0, help="seconds to the first byte")
+    parser.add_argument(
+        "--latency", dest="first_byte_latency", type=float, default=0.0, help="seconds to the first byte"
+    )
     parser.add_argument("--rate", type=float, help="bytes per second and connection")
     for fault in ("503", "reset", "truncate"):
         parser.add_argument(f"--share-{fault}", type=float, default=0.0, help="share of object reads")
@@ -294,15 +285,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random faults")
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop at the end of standard input")
     options = parser.parse_args()
-    shaping = Shaping(
-        first_byte_latency=options.latency,
-        rate=options.rate,
-        share_503=options.share_503,
-        share_reset=options.share_reset,
-        share_truncate=options.share_truncate,
-        slow_tail=options.slow_tail,
-        seed=options.seed,
-    )
+    shaping = Shaping(**{field.name: getattr(options, field.name) for field in fields(Shaping)})
     listener = socket.create_server(("127.0.0.1", options.port), backlog=1024)
 
     async def run() -> None:

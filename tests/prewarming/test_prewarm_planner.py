@@ -7,8 +7,8 @@ from warming import ORDER, config, warm
 
 from energon_stream import ReadOptions, get_train_dataset
 from energon_stream.pipeline.reader_dataset import ReaderDataset
-from energon_stream.prewarming import wanted
 from energon_stream.prewarming.fill import LEAST_BYTES
+from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.testing.s3server import S3Server
 
@@ -51,8 +51,7 @@ class Loads:
         return future
 
 
-def test_ranges_are_wanted_as_soon_as_the_first_are_located(server, monkeypatch):
-    monkeypatch.setattr(wanted, "LOADED_TOGETHER", 40)  # a slice: of one shard, so that its index is enough
+def test_ranges_are_wanted_as_soon_as_the_first_are_located(server):
     order = ORDER | {"shuffle_buffer_size": 1}
     dataset = get_train_dataset(
         "s3://bucket/whole", worker_config=config(1), storage_options=server.storage_options, **order
@@ -60,7 +59,11 @@ def test_ranges_are_wanted_as_soon_as_the_first_are_located(server, monkeypatch)
     while not isinstance(dataset, ReaderDataset):
         (dataset,) = dataset.inputs
     loads = Loads()
-    found = wanted.WantedBytes(dataset, {0: 1800}, 8, 2, loads, lambda store: not store.is_local).windows()
+    # A slice has 40 samples, and is of one shard, so that its index is enough.
+    wanted = WantedBytes(
+        dataset, {0: 1800}, 8, 2, loads, lambda store: not store.is_local, loaded_together=40
+    )
+    found = wanted.windows()
     first = next(found)
     assert first.spans.bytes
     early = loads.count

@@ -313,3 +313,20 @@ def test_impossible_shaping_is_refused(wrong):
 def test_unknown_fault_is_refused():
     with pytest.raises(ConfigError, match="unknown fault"):
         Rule("explode")
+
+
+@pytest.mark.parametrize("http_chunks", [False, True])
+@pytest.mark.parametrize("end", [b"0;chunk-signature=b\r\n\r\n", b"0\r\nx-amz-checksum-crc32:AAAA\r\n\r\n"])
+def test_bodies_in_signed_chunks_and_in_http_chunks(http_chunks, end):
+    """Amazon's own chunks may be sent in chunks of HTTP once more."""
+    body = b"5;chunk-signature=a\r\nab\r\nc\r\n" + end
+    headers = {"x-amz-content-sha256": "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"}
+    with S3Server() as server:
+        server.create_bucket("bucket")
+        connection = http.client.HTTPConnection(server.endpoint_url.removeprefix("http://"), timeout=10)
+        with closing(connection):
+            for key in ("one", "two"):
+                content = iter([body[:9], body[9:]]) if http_chunks else body
+                connection.request("PUT", f"/bucket/{key}", content, headers, encode_chunked=http_chunks)
+                assert connection.getresponse().read() == b""
+        assert [server.get(f"s3://bucket/{key}") for key in ("one", "two")] == [b"ab\r\nc"] * 2
