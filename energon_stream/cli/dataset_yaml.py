@@ -36,11 +36,11 @@ def part_filter(part: str) -> bool:
 
 
 class Field(NamedTuple):
-    """A field of a sample type. It is required if it has no default; ``type`` is for users to read."""
+    """A field of a sample type."""
 
     name: str
-    type: str  # type, as shown to the user
-    required: bool  # whether it has no default
+    type: str  # as shown to the user
+    required: bool  # it has no default
 
 
 def sample_types() -> list[str]:

@@ -19,17 +19,26 @@ _LOG_LENGTH = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """Speed and random faults of a server. Faults hit reads of objects, speed shapes every request."""
+    """Speed and random faults of a server. Faults hit reads of objects, speed shapes every request.
 
-    first_byte_latency: float = 0.0  # seconds from the request to the first byte of the answer
-    rate: float | None = None  # bytes per second and connection; None for no limit
-    share_503: float = 0.0  # share of object reads answered ``503 SlowDown``
-    share_reset: float = 0.0  # share of object reads whose connection is reset (RST) within the body
-    share_truncate: float = 0.0  # share of object reads whose connection is closed (FIN) within the body
-    # Share of object reads that are slow, and the factor by which their latency is longer and their rate
-    # lower.
+    Attributes:
+        first_byte_latency: Seconds from the request to the first byte of the answer.
+        rate: Bytes per second and connection; None for no limit.
+        share_503: Share of object reads answered ``503 SlowDown``.
+        share_reset: Share of object reads whose connection is reset (RST) within the body.
+        share_truncate: Share of object reads whose connection is closed (FIN) within the body.
+        slow_tail: Share of object reads that are slow, and the factor by which their latency is
+            longer and their rate lower.
+        seed: Seed of the faults; the same seed and order of requests lead to the same faults.
+    """
+
+    first_byte_latency: float = 0.0
+    rate: float | None = None
+    share_503: float = 0.0
+    share_reset: float = 0.0
+    share_truncate: float = 0.0
     slow_tail: tuple[float, float] = (0.0, 1.0)
-    seed: int = 0  # seed of the faults; the same seed and order of requests lead to the same faults
+    seed: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slow_tail", tuple(self.slow_tail))  # JSON makes it a list
@@ -106,17 +115,24 @@ class Tally(dict[str, int]):
 
 @dataclass(slots=True)
 class ServerCounters:
-    """Requests and bytes of a server since its start or the last reset."""
+    """Requests and bytes of a server since its start or the last reset.
 
-    # Requests per HTTP method; GETs that read no object (listings) count as ``LIST``.
+    Attributes:
+        requests: Requests per HTTP method; GETs that read no object (listings) count as ``LIST``.
+        faults: Faults injected, per kind: ``status``, ``reset``, ``truncate``, ``delay``, ``stall``,
+            ``slow``.
+        bytes_sent: Body bytes sent.
+        bytes_received: Body bytes received.
+        connections: Connections accepted.
+        max_in_flight: Most requests that were being answered at one moment, never more than the clients had
+            open. Without latency or rate, small answers are sent one after the other.
+    """
+
     requests: Tally = field(default_factory=Tally)
-    # Faults injected, per kind: ``status``, ``reset``, ``truncate``, ``delay``, ``stall``, ``slow``.
     faults: Tally = field(default_factory=Tally)
-    bytes_sent: int = 0  # body bytes sent
-    bytes_received: int = 0  # body bytes received
-    connections: int = 0  # connections accepted
-    # Most requests that were being answered at one moment, never more than the clients had open. Without
-    # latency or rate, small answers are sent one after the other.
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    connections: int = 0
     max_in_flight: int = 0
 
     def __post_init__(self) -> None:
