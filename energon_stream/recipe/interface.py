@@ -36,6 +36,7 @@ class LoadedDatasetList:
     blend_mode: DatasetBlendMode
 
 
+@dataclass
 class DatasetLoaderInterface:
     """Base of the loader objects that :func:`load_dataset` returns: dataclasses of shared options.
 
@@ -45,6 +46,9 @@ class DatasetLoaderInterface:
     """
 
     path: PathOption
+    _: KW_ONLY
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    transport: Transport = "auto"
 
     def get_datasets(  # noqa: D417 # get_train_dataset describes the other arguments
         self,
@@ -84,7 +88,7 @@ class DatasetLoaderInterface:
         return LoadedDatasetList(datasets, mixture.blend_mode)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DatasetLoader(DatasetLoaderInterface):
     """A single dataset: a folder, a ``.jsonl`` file, or tars.
 
@@ -96,17 +100,12 @@ class DatasetLoader(DatasetLoaderInterface):
         1
     """
 
-    path: PathOption
-    _: KW_ONLY
     split_config: str = "split.yaml"
     dataset_config: str = "dataset.yaml"
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    transport: Transport = "auto"
     sample_type: SampleType | None = None
     field_map: Mapping[str, str] | None = None
 
 
-@dataclass
 class Metadataset(DatasetLoaderInterface):
     """A metadataset of version 1: a file, or its parsed content.
 
@@ -117,11 +116,6 @@ class Metadataset(DatasetLoaderInterface):
         >>> len(Metadataset(document).get_datasets(training=True).datasets)
         1
     """
-
-    path: PathOption
-    _: KW_ONLY
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    transport: Transport = "auto"
 
 
 class MetadatasetV2(Metadataset):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex
@@ -17,36 +17,28 @@ from energon_stream.recipe.join import join_leaf
 from energon_stream.recipe.sample_factory import SampleFactory
 from energon_stream.recipe.tree import AnyLeafRef, AuxRef, JoinRef, LeafRef
 from energon_stream.schedule import LeafPlan, OrderSpec
-from energon_stream.task.cooking import Cooker, cooker_parts
+from energon_stream.task.cooking import cooker_parts
 
-
-@dataclass(frozen=True, slots=True)
-class SampleOptions:
-    """Options for making samples from parts."""
-
-    decoder: FileStoreDecoder | None  # decodes parts; None leaves bytes
-    # Whether classes and files that a dataset names may be imported and run; None asks the environment.
-    trust_dataset_code: bool | None = None
-    parts: frozenset[str] | None = None  # parts that are used; None for all
-    cookers: Sequence[Cooker[Any]] = ()  # cookers that get the crude samples; they limit which parts are read
+if TYPE_CHECKING:
+    from energon_stream.recipe.options import DatasetRequest
 
 
 def open_leaf(
-    number: int, ref: AnyLeafRef, index: DatasetIndex, order: OrderSpec | None, samples: SampleOptions
+    number: int, ref: AnyLeafRef, index: DatasetIndex, order: OrderSpec | None, request: DatasetRequest
 ) -> tuple[Leaf, LeafPlan]:
     """Make a leaf of the mixture from an opened dataset. Raises ConfigError if the subset does not fit, and
     what :func:`make_sample_factory` raises.
     """
     if isinstance(ref, JoinRef) and isinstance(index, JoinIndex):
-        uncooked = replace(samples, cookers=())  # cookers get the joined samples
+        uncooked = replace(request, cookers=())  # cookers get the joined samples
         members = [
             _dataset_leaf(member.leaf, own, uncooked)[0]
             for member, own in zip(ref.members, index.members, strict=True)
         ]
-        return join_leaf(number, ref, index, members, order or OrderSpec(), samples.trust_dataset_code)
+        return join_leaf(number, ref, index, members, order or OrderSpec(), request.trust_dataset_code)
     if isinstance(ref, JoinRef):
         raise TypeError(f"a join cannot be made of a {type(index).__name__}")
-    leaf, options = _dataset_leaf(ref, index, samples)
+    leaf, options = _dataset_leaf(ref, index, request)
     order = OrderSpec() if order is None else replace(order, **options.order)
     where = f"{index.spec.url} [{index.split_part}]"
     start, stop = (options.subset or ref.subset).bounds(index.num_samples, where)
@@ -54,32 +46,32 @@ def open_leaf(
 
 
 def _dataset_leaf(
-    ref: LeafRef, index: DatasetIndex, samples: SampleOptions
+    ref: LeafRef, index: DatasetIndex, request: DatasetRequest
 ) -> tuple[DatasetLeaf, DatasetYamlOptions]:
     if not isinstance(index, WebDatasetIndex):  # a JSONL file: its records are crude, and always parsed
-        stores = _stores(ref, None, samples.decoder)
+        stores = _stores(ref, None, request.decoder)
         subflavors = dict(ref.subflavors)
-        factory = _within(SampleFactory(SampleDecoder()), ref, samples, subflavors)
+        factory = _within(SampleFactory(SampleDecoder()), ref, request, subflavors)
         return DatasetLeaf(index, factory, subflavors, stores), DatasetYamlOptions()
     factory, options = make_sample_factory(
         index,
-        decoder=samples.decoder,
-        trust=samples.trust_dataset_code,
+        decoder=request.decoder,
+        trust=request.trust_dataset_code,
         dataset_config=ref.dataset_config,
         declared=ref.declared,
     )
     primary = AuxRef(ref.spec, "webdataset") if index.plain is None else None
-    stores = _stores(ref, primary, samples.decoder)
+    stores = _stores(ref, primary, request.decoder)
     subflavors = {**options.subflavors, **ref.subflavors}
-    return DatasetLeaf(index, _within(factory, ref, samples, subflavors), subflavors, stores), options
+    return DatasetLeaf(index, _within(factory, ref, request, subflavors), subflavors, stores), options
 
 
 def _within(
-    factory: SampleFactory, ref: LeafRef, samples: SampleOptions, subflavors: Mapping[str, Any]
+    factory: SampleFactory, ref: LeafRef, request: DatasetRequest, subflavors: Mapping[str, Any]
 ) -> SampleFactory:
     """Leave out parts that the metadataset, the caller or the cooker does not name."""
-    cooked = cooker_parts(samples.cookers, subflavors) if factory.is_crude else None
-    for parts in (ref.parts, samples.parts, cooked):
+    cooked = cooker_parts(request.cookers, subflavors) if factory.is_crude else None
+    for parts in (ref.parts, request.parts, cooked):
         factory = factory if parts is None else factory.within(parts, ref.spec.url)
     return factory
 

@@ -118,7 +118,7 @@ def open_mixture(request: DatasetRequest, shuffling: Shuffling | None = None) ->
     leaves, plans = [], []
     for number, (item, index) in enumerate(found):
         order = None if shuffling is None else shuffling.order(item.ref.multiplier)
-        leaf, plan = open_leaf(number, item.ref, index, order, request.samples)
+        leaf, plan = open_leaf(number, item.ref, index, order, request)
         leaves.append(leaf)
         plans.append(plan)
     return Mixture(items, tuple(leaves), tuple(plans), request.config, request.limits)

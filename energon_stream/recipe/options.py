@@ -14,12 +14,11 @@ from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.options import ReadOptions
 from energon_stream.recipe.fields import parse_parts
-from energon_stream.recipe.leaves import SampleOptions
 from energon_stream.recipe.location import DatasetLocation, PathOption, root_of
 from energon_stream.recipe.sample_types import DeclaredSamples, SampleType, declare
 from energon_stream.recipe.subset import parse_subset
 from energon_stream.schedule import OrderSpec
-from energon_stream.task import DefaultTaskEncoder, TaskEncoder
+from energon_stream.task import Cooker, DefaultTaskEncoder, TaskEncoder
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -119,7 +118,11 @@ class DatasetRequest:
     location: DatasetLocation
     config: WorkerConfig
     encoder: TaskEncoder[Any, Any, Any, Any]
-    samples: SampleOptions
+    decoder: FileStoreDecoder | None  # decodes parts; None leaves bytes
+    # Whether classes and files that a dataset names may be imported and run; None asks the environment.
+    trust_dataset_code: bool | None
+    parts: frozenset[str] | None  # parts that are used; None for all
+    cookers: Sequence[Cooker[Any]]  # they get the crude samples, and limit which parts are read
     limits: ReadOptions
     batch_size: int | None
     packing_buffer_size: int | None
@@ -136,21 +139,13 @@ class DatasetRequest:
         multiplier: int | None = 1,
         with_cookers: bool = True,
     ) -> DatasetRequest:
-        """Check options. ``with_cookers``: the encoder's cookers decide which parts are read.
-
-        Raises:
-            ConfigError: An option is unknown, or cannot work.
+        """Check options, and raise ConfigError if one is unknown or cannot work. ``with_cookers``: the
+        encoder's cookers decide which parts are read.
         """
         decoding = {name: value for name, value in options.items() if name not in _NOT_DECODING}
         config = options.get("worker_config") or WorkerConfig.default_worker_config()
         handler = options.get("handler")
         encoder = options.get("task_encoder") or DefaultTaskEncoder()
-        samples = SampleOptions(
-            _decoder(encoder.decoder, decoding),
-            options.get("trust_dataset_code"),
-            parse_parts(options.get("parts"), "parts="),
-            encoder.cookers if with_cookers else (),
-        )
         location = DatasetLocation(
             root_of(path),
             split_part,
@@ -167,7 +162,10 @@ class DatasetRequest:
             location,
             config if handler is None else _with_handler(config, handler),
             encoder,
-            samples,
+            _decoder(encoder.decoder, decoding),
+            options.get("trust_dataset_code"),
+            parse_parts(options.get("parts"), "parts="),
+            encoder.cookers if with_cookers else (),
             _limits(options.get("read_options"), batch_size, packing_buffer_size),
             batch_size,
             packing_buffer_size,
@@ -205,10 +203,8 @@ def _limits(
 
 
 def cache_layer(cache: CacheOption) -> CacheLayer | None:
-    """Return the disk cache that an option means; None for no cache.
-
-    Raises:
-        ConfigError: The option is neither a configuration nor a directory.
+    """Return the disk cache that an option means; None for no cache. Raises ConfigError if the option is
+    neither a configuration nor a directory.
     """
     if cache is None:
         cache = CacheConfig.from_environment()
