@@ -11,7 +11,7 @@ from energon_stream.cli.options import path_argument, storage_option
 from energon_stream.errors import IndexMismatchError, NotPreparedError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, read_metadata
 from energon_stream.index.jsonl import open_jsonl
-from energon_stream.index.kept_index import KeptIndices
+from energon_stream.index.kept_index import PlainTars
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import find_tars, list_tars
 from energon_stream.index.scan import peek_parts
@@ -65,16 +65,16 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
 
 def _show_plain(root: StoreSpec, tars: list[ListEntry]) -> None:
     store = root.open()
-    indices = KeptIndices.of(root, store.url)
+    plain = PlainTars.of(root, store.url, tars)
     counts = []
     for tar in tars:
         with contextlib.suppress(IndexMismatchError):  # the next use builds it again
-            if (count := indices.count(tar)) is not None:
+            if (count := plain.count(tar)) is not None:
                 counts.append(count)
     click.echo(
         f"{store.url}: {len(tars)} tars of {sum(tar.meta.size for tar in tars) / 1e6:.1f} MB, not prepared"
     )
-    click.echo(f"Indexed on this node: {len(counts)} of them, {sum(counts)} samples, in {indices.folder}")
+    click.echo(f"Indexed on this node: {len(counts)} of them, {sum(counts)} samples, in {plain.folder}")
     click.echo(f"Parts of the first samples: {', '.join(peek_parts(store, tars[0]))}")
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -38,61 +39,24 @@ if TYPE_CHECKING:
     from energon_stream.index.kept_index import PlainTars
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 DatasetKind = Literal["webdataset", "metadataset", "jsonl", "tars"]
 
 
-class DatasetIndex(Protocol):
-    """An opened dataset of any format: a numbered sequence of samples in shards."""
-
-    @property
-    def spec(self) -> StoreSpec:
-        """Location of the dataset."""
-
-    @property
-    def split_part(self) -> str:
-        """Name of the split part."""
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples, excluded ones included."""
-
-    @property
-    def shard_paths(self) -> tuple[str, ...]:
-        """Names of the shards, in order."""
-
-    @property
-    def shard_counts(self) -> Int64Array:
-        """``int64 [shards]``: number of samples in each shard."""
-
-    @property
-    def shard_starts(self) -> Int64Array:
-        """``int64 [shards + 1]``: number of the first sample of each shard, and the total."""
-
-    @property
-    def excluded(self) -> Mapping[str, frozenset[str]]:
-        """Keys of the samples that are not to be used, by shard path."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class WebDatasetIndex:
-    """One split part of a dataset of tars. A picklable value: it holds no open files."""
+class DatasetIndex:
+    """An opened dataset of any format: a numbered sequence of samples in shards. A picklable value: it holds
+    no open files.
+    """
 
-    spec: StoreSpec  # root of the dataset
+    spec: StoreSpec  # location of the dataset
     split_part: str  # name of the split part
-    shard_paths: tuple[str, ...]  # paths of the shards, relative to the root, in order
+    shard_paths: tuple[str, ...]  # names of the shards, in order; relative to the root in a folder
     shard_counts: Int64Array  # ``int64 [shards]``: number of samples in each shard
     # Keys of the samples that are not to be used, by shard path, also of other split parts. They count as
     # samples.
     excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    # Content of ``dataset.yaml``; None if the dataset has no such file.
-    dataset_yaml: Mapping[str, Any] | None = None
-    # Shards of the split part that are not to be used at all; the other attributes leave them out.
-    excluded_shards: tuple[str, ...] = ()
-    # ``int64 [shards]``: position of each shard in ``.info.json``, which is the shard's number in
-    # ``index.sqlite``; None if unknown.
-    shard_ids: Int64Array | None = None
-    plain: PlainTars | None = None  # tars of a dataset that was not prepared; None for a prepared one
     # ``int64 [shards + 1]``: number of the first sample of each shard, and the total.
     shard_starts: Int64Array = field(init=False)
 
@@ -102,14 +66,26 @@ class WebDatasetIndex:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples in the split part, excluded ones included."""
+        """Number of samples, excluded ones included."""
         return int(self.shard_starts[-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WebDatasetIndex(DatasetIndex):
+    """One split part of a dataset of tars."""
+
+    # Content of ``dataset.yaml``; None if the dataset has no such file.
+    dataset_yaml: Mapping[str, Any] | None = None
+    # Shards of the split part that are not to be used at all; the other attributes leave them out.
+    excluded_shards: tuple[str, ...] = ()
+    # ``int64 [shards]``: position of each shard in ``.info.json``, which is the shard's number in
+    # ``index.sqlite``; None if unknown.
+    shard_ids: Int64Array | None = None
+    plain: PlainTars | None = None  # tars of a dataset that was not prepared; None for a prepared one
 
     def is_excluded(self, shard: int, key: str) -> bool:
         """Return True if the sample ``key`` of shard number ``shard`` is not to be used."""
-        if not self.excluded:
-            return False
-        return key in self.excluded.get(self.shard_paths[shard], ())
+        return bool(self.excluded) and key in self.excluded.get(self.shard_paths[shard], ())
 
     def read_offsets(self, store: Store, shard: int, first: int, last: int) -> OffsetWindow:
         """Read entries ``first`` to ``last``, inclusive, of a shard's index, from the dataset or from this
@@ -118,7 +94,7 @@ class WebDatasetIndex:
         """
         count = int(self.shard_counts[shard])
         if self.plain is not None:
-            return self.plain.read_offsets(shard, count, first, last)
+            return self.plain.read_offsets(self.plain.tars[shard], count, first, last)
         return read_offsets(store, self.shard_paths[shard], count, first, last)
 
 
@@ -189,10 +165,10 @@ def read_metadata(
     """
     store = spec.open()
     info, split, config = INFO_JSON, f"{META_FOLDER}/{split_config}", f"{META_FOLDER}/{dataset_config}"
-    found = _fetch_all(store, [info, split, config])
+    found = ask_all(store, store.get, [info, split, config])
     if info not in found or split not in found:
         older = {info: INFO_YAML, split: split.removesuffix(".yaml") + ".json"}
-        found |= _fetch_all(store, [older[path] for path in (info, split) if path not in found])
+        found |= ask_all(store, store.get, [older[path] for path in (info, split) if path not in found])
         info, split = (path if path in found else older[path] for path in (info, split))
     if info not in found:
         raise _missing_info(store)
@@ -200,26 +176,21 @@ def read_metadata(
         raise _not_prepared(f"{META_FOLDER}/{split_config} not found", store)
     return DatasetMetadata(
         store.url,
-        parse_info(found[info], f"{store.url}/{info}"),
-        parse_split(found[split], f"{store.url}/{split}"),
+        parse_info(found[info].data, f"{store.url}/{info}"),
+        parse_split(found[split].data, f"{store.url}/{split}"),
         f"{store.url}/{split}",
-        load_document(found[config], f"{store.url}/{config}") if config in found else None,
+        load_document(found[config].data, f"{store.url}/{config}") if config in found else None,
     )
 
 
-def _fetch_all(store: Store, paths: Iterable[str]) -> dict[str, memoryview]:
-    """Fetch whole objects concurrently; leave out those that do not exist."""
-    fetcher = shared_fetcher()
-    futures = {
-        path: fetcher.call(functools.partial(store.get, path), deadline=-1, inline=store.is_local)
-        for path in paths
-    }
+def ask_all(store: Store, ask: Callable[[str], _T], paths: Iterable[str]) -> dict[str, _T]:
+    """Call a method of the store with each path, concurrently; leave out objects that do not exist."""
+    call = functools.partial(shared_fetcher().call, deadline=-1, inline=store.is_local)
+    answers = {path: call(functools.partial(ask, path)) for path in paths}
     found = {}
-    for path, future in futures.items():
-        try:
-            found[path] = future.result().data
-        except ObjectNotFoundError:
-            continue
+    for path, answer in answers.items():
+        with suppress(ObjectNotFoundError):
+            found[path] = answer.result()
     return found
 
 

@@ -12,7 +12,7 @@ from energon_stream.storage import ByteRange, Store, shared_fetcher
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-_PIECE = 8 << 20
+PIECE_BYTES = 8 << 20
 _AHEAD = 8
 
 
@@ -28,12 +28,8 @@ def _in_order(futures: Iterable[Future[_R]], limit: int) -> Iterator[_R]:
 
 
 def ordered_map(function: Callable[[_T], _R], items: Iterable[_T], workers: int) -> Iterator[_R]:
-    """Yield ``function(item)`` of each item, in order; threads run the function.
-
-    Args:
-        function: Called with each item.
-        items: The caller's thread takes the items, at most ``2 * workers`` ahead.
-        workers: Number of threads.
+    """Yield ``function(item)`` of each item, in order; ``workers`` threads run the function. The caller's
+    thread takes the items, at most ``2 * workers`` ahead.
     """
     pool = ThreadPoolExecutor(workers, thread_name_prefix="energon-prepare")
     try:
@@ -42,16 +38,16 @@ def ordered_map(function: Callable[[_T], _R], items: Iterable[_T], workers: int)
         pool.shutdown(cancel_futures=True)
 
 
-def stream_object(store: Store, path: str) -> Iterator[memoryview]:
-    """Yield an object in pieces of 8 MiB, all of one version. Up to 8 pieces of a remote one are requested
-    ahead. Raises ObjectNotFoundError if there is no such object, and ObjectChangedError if the object was
-    replaced while it was read.
+def stream_object(store: Store, path: str, piece: int = PIECE_BYTES) -> Iterator[memoryview]:
+    """Yield an object in pieces of so many bytes, all of one version. Up to 8 pieces of a remote one are
+    requested ahead. Raises ObjectNotFoundError if there is no such object, and ObjectChangedError if the
+    object was replaced while it was read.
     """
     meta = store.head(path)
     fetcher = shared_fetcher()
     requests = (
-        fetcher.submit(store, path, ByteRange(start, min(start + _PIECE, meta.size)), etag=meta.etag)
-        for start in range(0, meta.size, _PIECE)
+        fetcher.submit(store, path, ByteRange(start, min(start + piece, meta.size)), etag=meta.etag)
+        for start in range(0, meta.size, piece)
     )
     for body in _in_order(requests, 1 if store.is_local else _AHEAD):
         yield body.data

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 ENTRY_BYTES = 8
 _PAGE_ENTRIES = (64 << 10) // ENTRY_BYTES  # reading 64 KiB takes hardly longer than reading one entry
 _ROW_PAGE_BYTES = 16 << 10  # a shuffled slice of samples reads one or two pages of a large file
-_HINT = "the tar was changed after it was indexed; run `energon-stream prepare` again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +57,26 @@ def decode_offsets(data: memoryview | bytes, first: int, where: str) -> OffsetWi
     is incomplete.
     """
     if len(data) % ENTRY_BYTES:
-        raise IndexMismatchError(
-            f"the index has {len(data)} bytes, not a multiple of {ENTRY_BYTES}", where=where, hint=_HINT
-        )
+        raise _mismatch(f"the index has {len(data)} bytes, not a multiple of {ENTRY_BYTES}", where)
     offsets = np.frombuffer(data, dtype="<u8").astype(np.int64)
     if first == 0 and len(offsets):
         offsets[0] = 0
     wrong = np.flatnonzero(np.diff(offsets) <= 0)
     if len(wrong) or (len(offsets) and offsets[0] < 0):
         at = first + (int(wrong[0]) + 1 if len(wrong) else 0)
-        raise IndexMismatchError(
-            f"entry {at} of the index does not lie after the entry before", where=where, hint=_HINT
-        )
+        raise _mismatch(f"entry {at} of the index does not lie after the entry before", where)
     return OffsetWindow(first, offsets)
 
 
+def _mismatch(what: str, where: str) -> IndexMismatchError:
+    hint = "the tar was changed after it was indexed; run `energon-stream prepare` again"
+    return IndexMismatchError(what, where=where, hint=hint)
+
+
 def page_bounds(first: Int64Array, last: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the entries to read together: all entries of a small index, else whole pages of 8,192 entries.
-
-    Args:
-        first: ``int64 [n]``, first entry wanted of each index.
-        last: ``int64 [n]``, last entry wanted of each index, inclusive.
-        counts: ``int64 [n]``, number of samples in each tar. An index has one entry more.
-
-    Returns:
-        Two ``int64 [n]``: the first and the last entry (inclusive) to read of each index.
+    """Return the first and the last entry (inclusive) to read of each index, given those that are wanted and
+    the number of samples in each tar, all ``int64 [n]``: all entries of a small index, else whole pages of
+    8,192 entries.
     """
     small = (counts + 1) <= _PAGE_ENTRIES
     lower = np.where(small, 0, first // _PAGE_ENTRIES * _PAGE_ENTRIES)
@@ -98,10 +92,8 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
     path, total = index_path(shard_path), (count + 1) * ENTRY_BYTES
     where = f"{store.url}/{path}"
     if not 0 <= first <= last <= count:
-        raise IndexMismatchError(
-            f"entries {first} to {last} do not exist: .info.json has {count} samples for the tar",
-            where=where,
-            hint=_HINT,
+        raise _mismatch(
+            f"entries {first} to {last} do not exist: .info.json has {count} samples for the tar", where
         )
     whole = first == 0 and last == count
     try:
@@ -114,15 +106,11 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
             "the tar has no index", where=where, hint="run `energon-stream prepare`"
         ) from error
     except RangeError as error:
-        raise IndexMismatchError(
-            f"the index is too short for the {count} samples of .info.json", where=where, hint=_HINT
-        ) from error
+        raise _mismatch(f"the index is too short for the {count} samples of .info.json", where) from error
     size = len(body.data) if whole else body.total_size
     if size not in (None, total):
-        raise IndexMismatchError(
-            f"the index has {size} bytes, but the {count} samples of .info.json take {total}",
-            where=where,
-            hint=_HINT,
+        raise _mismatch(
+            f"the index has {size} bytes, but the {count} samples of .info.json take {total}", where
         )
     return decode_offsets(body.data, first, where)
 

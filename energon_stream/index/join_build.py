@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.errors import DatasetError, MetadataError, NotPreparedError, ObjectNotFoundError
-from energon_stream.index.join_index import JoinMember, dataset_identity, join_header, join_index_spec
-from energon_stream.index.metadata import INFO_JSON, INFO_YAML, parse_info
+from energon_stream.errors import DatasetError, MetadataError, NotPreparedError
+from energon_stream.index.join_index import JoinMember, join_header, join_index_spec
+from energon_stream.index.metadata import read_info
 from energon_stream.index.scan import scan_shard
 from energon_stream.index.sqlite_index import SqliteWriter, sqlite_file
 from energon_stream.storage import ListEntry, StoreSpec
@@ -48,20 +49,20 @@ def build_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> J
         MetadataError: The ``index.sqlite`` of a dataset cannot be used.
         StorageError: A file cannot be read or written.
     """
-    spec = join_index_spec(metadataset, members, (dataset_identity(member.index) for member in members))
+    spec = join_index_spec(metadataset, members)
     rows = skipped = 0
     missing = np.zeros(len(members), dtype=np.int64)
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="energon-join-"))
-        matcher = _Matcher(
-            [stack.enter_context(_keys_file(member.index)) for member in members],
-            [member.index for member in members],
-            stack,
-        )
+        databases = [stack.enter_context(_keys_file(member.index)) for member in members]
+        partners = [
+            _Partners(member.index, databases[0], own, stack)
+            for member, own in zip(members, databases, strict=True)
+        ]
         path = Path(folder, "index.bin")
         with open(path, "wb") as file:
             file.write(join_header(len(members)))
-            for keys, found in matcher.shards():
+            for keys, found in _match(partners):
                 kept = _kept(keys, found, members)
                 rows, skipped = rows + int(kept.sum()), skipped + int((~kept).sum())
                 missing += (found[kept][:, :, 0] < 0).sum(axis=0)
@@ -89,65 +90,55 @@ def _kept(keys: Sequence[str], found: Int64Array, members: Sequence[JoinMember])
     return kept
 
 
-class _Matcher:
-    """Finds the partners of the primary's samples."""
+class _Partners:
+    """Finds a member's samples for those of the primary."""
 
-    def __init__(self, files: Sequence[str], indices: Sequence[WebDatasetIndex], stack: ExitStack) -> None:
-        self._indices = indices
-        self._tars = [_tar_order(index) for index in indices]
-        # One connection for each pair, because SQLite attaches at most ten files to a connection.
-        self._pairs = []
-        for file, index in zip(files, indices, strict=True):
-            database = stack.enter_context(
-                closing(sqlite3.connect(f"file:{files[0]}?mode=ro&immutable=1", uri=True))
-            )
-            try:
-                database.execute("ATTACH ? AS partner", (f"file:{file}?mode=ro&immutable=1",))
-                database.execute("SELECT 1 FROM partner.samples LIMIT 1")
-            except sqlite3.DatabaseError as error:
-                raise MetadataError(f"index.sqlite cannot be used: {error}", where=index.spec.url) from error
-            self._pairs.append(database)
+    def __init__(self, index: WebDatasetIndex, primary: str, own: str, stack: ExitStack) -> None:
+        self._index = index
+        order = _shard_ids(index)
+        self.tar_ids = [order[path] for path in index.shard_paths]
+        self._shard_of = {tar_id: shard for shard, tar_id in enumerate(self.tar_ids)}
+        # One connection for each member, because SQLite attaches at most ten files to a connection.
+        self._database = stack.enter_context(
+            closing(sqlite3.connect(f"file:{primary}?mode=ro&immutable=1", uri=True))
+        )
+        try:
+            self._database.execute("ATTACH ? AS partner", (f"file:{own}?mode=ro&immutable=1",))
+            self._database.execute("SELECT 1 FROM partner.samples LIMIT 1")
+        except sqlite3.DatabaseError as error:
+            raise MetadataError(f"index.sqlite cannot be used: {error}", where=index.spec.url) from error
 
-    def shards(self) -> Iterator[tuple[list[str], Int64Array]]:
-        """Yield, for each shard of the primary, the keys in order, and index rows ``int64 [keys, members,
-        3]``.
+    def find(self, tar_id: int) -> tuple[list[str], Int64Array]:
+        """Return the keys of a shard of the primary, and index columns ``int64 [keys, 3]`` of the member: -1
+        where it has no sample to use.
         """
-        for path in self._indices[0].shard_paths:
-            tar_id = self._tars[0][path]
-            columns = [self._partners(number, tar_id) for number in range(len(self._indices))]
-            used = columns[0][1][:, 0] >= 0  # excluded samples are -1
-            keys = [key for key, use in zip(columns[0][0], used.tolist(), strict=True) if use]
-            yield keys, np.stack([places for _, places in columns], axis=1)[used]
-
-    def _partners(self, number: int, tar_id: int) -> tuple[list[str], Int64Array]:
-        """Return the keys of a shard of the primary, and a member's samples for them; -1 if it has none to
-        use.
-        """
-        index = self._indices[number]
-        rows = self._pairs[number].execute(
+        rows = self._database.execute(
             "SELECT own.sample_key, other.tar_file_id, other.byte_offset, other.byte_size FROM main.samples AS own "
             "LEFT JOIN partner.samples AS other ON other.sample_key = own.sample_key "
             "WHERE own.tar_file_id = ? ORDER BY own.sample_index",
             (tar_id,),
         )
-        shard_of = {self._tars[number][path]: shard for shard, path in enumerate(index.shard_paths)}
         keys, places = [], []
         for key, tar, offset, size in rows:
-            shard = shard_of.get(tar, -1)  # samples of other split parts are no partners
-            usable = shard >= 0 and not index.is_excluded(shard, key)
+            shard = self._shard_of.get(tar, -1)  # samples of other split parts are no partners
+            usable = shard >= 0 and not self._index.is_excluded(shard, key)
             keys.append(key)
             places.append((shard, offset, size) if usable else (-1, -1, -1))
         return keys, np.array(places, dtype=np.int64).reshape(-1, 3)
 
 
-def _tar_order(index: WebDatasetIndex) -> dict[str, int]:
+def _match(members: Sequence[_Partners]) -> Iterator[tuple[list[str], Int64Array]]:
+    """Yield the keys of each shard of the primary, and index rows ``int64 [keys, members, 3]``."""
+    for tar_id in members[0].tar_ids:
+        columns = [member.find(tar_id) for member in members]
+        used = columns[0][1][:, 0] >= 0  # excluded samples are -1
+        keys = list(compress(columns[0][0], used.tolist()))
+        yield keys, np.stack([places for _, places in columns], axis=1)[used]
+
+
+def _shard_ids(index: WebDatasetIndex) -> dict[str, int]:
     """Return the number of each shard in ``index.sqlite``, which is its position in ``.info.json``."""
-    store = index.spec.open()
-    try:
-        path, body = INFO_JSON, store.get(INFO_JSON)
-    except ObjectNotFoundError:
-        path, body = INFO_YAML, store.get(INFO_YAML)
-    return {shard: number for number, shard in enumerate(parse_info(body.data, f"{store.url}/{path}"))}
+    return {shard: number for number, shard in enumerate(read_info(index.spec.open()))}
 
 
 @contextmanager
@@ -159,7 +150,7 @@ def _keys_file(index: WebDatasetIndex) -> Iterator[str]:
             path = stack.enter_context(sqlite_file(store))
         except NotPreparedError:
             path = f"{stack.enter_context(TemporaryDirectory(prefix='energon-join-'))}/index.sqlite"
-            order = _tar_order(index)
+            order = _shard_ids(index)
             with SqliteWriter(path, list(order)) as writer:
                 for shard in index.shard_paths:
                     writer.add(order[shard], scan_shard(store, ListEntry(shard, store.head(shard))))

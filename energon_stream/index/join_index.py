@@ -13,10 +13,10 @@ have their defaults.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -27,13 +27,10 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     RangeError,
 )
+from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.index_files import RowFile
 from energon_stream.index.metadata import META_FOLDER
 from energon_stream.storage import ByteRange, StoreSpec
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.index.dataset import WebDatasetIndex
 
 NonMatch: TypeAlias = Literal["error", "skip", "none"]
 
@@ -52,46 +49,16 @@ class JoinMember:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class JoinIndex:
-    """An opened join: one virtual shard. A picklable value."""
+class JoinIndex(DatasetIndex):
+    """An opened join: one virtual shard of rows, with the paths of the members' shards. The location is that
+    of the index, and the split part that of the primary. Excluded samples are not in the index.
+    """
 
-    members: tuple[WebDatasetIndex, ...]  # the joined datasets, the primary first
-    rows: RowFile  # the index; a row has (shard, first byte, size) for each member
-    # Always empty: excluded samples are not in the index.
-    excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
-
-    @property
-    def spec(self) -> StoreSpec:
-        """Location of the index file."""
-        return self.rows.spec
-
-    @property
-    def split_part(self) -> str:
-        """Split part of the primary."""
-        return self.members[0].split_part
-
-    @property
-    def num_samples(self) -> int:
-        """Number of rows."""
-        return self.rows.rows
-
-    @property
-    def shard_paths(self) -> tuple[str, ...]:
-        """Paths of the shards of all members."""
-        return tuple(path for member in self.members for path in member.shard_paths)
-
-    @property
-    def shard_counts(self) -> Int64Array:
-        """``int64 [1]``: number of rows."""
-        return np.array([self.num_samples], dtype=np.int64)
-
-    @property
-    def shard_starts(self) -> Int64Array:
-        """``int64 [2]``: 0, and the number of rows."""
-        return np.array([0, self.num_samples], dtype=np.int64)
+    members: tuple[WebDatasetIndex, ...] = field(kw_only=True)  # the joined datasets, the primary first
+    rows: RowFile = field(kw_only=True)  # the index; a row has (shard, first byte, size) for each member
 
 
-def dataset_identity(index: WebDatasetIndex) -> str:
+def _identity(index: WebDatasetIndex) -> str:
     """Return the dataset's ``index.uuid``, or a hash of shards and counts if it has none."""
     store = index.spec.open()
     try:
@@ -101,10 +68,10 @@ def dataset_identity(index: WebDatasetIndex) -> str:
         return hashlib.sha256(repr(list(shards)).encode()).hexdigest()
 
 
-def join_index_spec(
-    metadataset: StoreSpec, members: Sequence[JoinMember], identities: Iterable[str]
-) -> StoreSpec:
-    """Return the location of a join's index."""
+def join_index_spec(metadataset: StoreSpec, members: Sequence[JoinMember]) -> StoreSpec:
+    """Return the location of a join's index. Reads the identities of all members concurrently."""
+    with ThreadPoolExecutor(len(members)) as pool:
+        identities = list(pool.map(_identity, (member.index for member in members)))
     digest = hashlib.sha256()
     for member, identity in zip(members, identities, strict=True):
         index = member.index
@@ -126,9 +93,7 @@ def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> Jo
         MetadataError: The file is not an index of a join of so many datasets.
         EmptyDatasetError: The index has no rows.
     """
-    with ThreadPoolExecutor(len(members)) as pool:
-        identities = list(pool.map(dataset_identity, (member.index for member in members)))
-    spec = join_index_spec(metadataset, members, identities)
+    spec = join_index_spec(metadataset, members)
     store, width = spec.open(), 3 * len(members)
     try:
         body = store.get_range("", ByteRange(0, _HEADER))
@@ -146,7 +111,15 @@ def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> Jo
         raise MetadataError(f"the file is not an index of a join of {len(members)} datasets", where=spec.url)
     if not rows:
         raise EmptyDatasetError("the join has no rows", where=spec.url)
-    return JoinIndex(tuple(member.index for member in members), RowFile(spec, _HEADER, width, rows))
+    indices = tuple(member.index for member in members)
+    return JoinIndex(
+        spec,
+        indices[0].split_part,
+        tuple(path for index in indices for path in index.shard_paths),
+        np.array([rows], dtype=np.int64),
+        members=indices,
+        rows=RowFile(spec, _HEADER, width, rows),
+    )
 
 
 def join_header(members: int) -> bytes:

@@ -7,7 +7,7 @@ belong to the record before them; blank lines at the beginning belong to the fir
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     RangeError,
 )
-from energon_stream.index.in_order import stream_object
+from energon_stream.index.dataset import DatasetIndex
+from energon_stream.index.in_order import PIECE_BYTES, stream_object
 from energon_stream.index.index_files import ENTRY_BYTES, RowFile, encode_offsets
 from energon_stream.storage import StoreSpec, shared_fetcher
 
@@ -33,33 +34,13 @@ _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class JsonlIndex:
-    """An opened JSONL file: one virtual shard, which belongs to every split part. A picklable value."""
-
-    spec: StoreSpec  # location of the file
-    num_samples: int  # number of records
-    split_part: str = "all"  # name for messages
-    excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)  # always empty
+class JsonlIndex(DatasetIndex):
+    """An opened JSONL file: one virtual shard, which belongs to every split part."""
 
     @property
     def offsets(self) -> RowFile:
         """The index; record ``i`` begins at row ``i`` and ends at row ``i + 1``."""
         return RowFile(_index_spec(self.spec), 0, 1, self.num_samples + 1)
-
-    @property
-    def shard_paths(self) -> tuple[str, ...]:
-        """Name of the file."""
-        return (self.spec.url.rpartition("/")[2],)
-
-    @property
-    def shard_counts(self) -> Int64Array:
-        """``int64 [1]``: number of records."""
-        return np.array([self.num_samples], dtype=np.int64)
-
-    @property
-    def shard_starts(self) -> Int64Array:
-        """``int64 [2]``: 0, and the number of records."""
-        return np.array([0, self.num_samples], dtype=np.int64)
 
 
 def _index_spec(spec: StoreSpec) -> StoreSpec:
@@ -101,15 +82,19 @@ def open_jsonl(spec: StoreSpec) -> JsonlIndex:
         )
     if length < 2 * ENTRY_BYTES:
         raise EmptyDatasetError("the file has no records", where=spec.url)
-    return JsonlIndex(spec, length // ENTRY_BYTES - 1)
+    records = np.array([length // ENTRY_BYTES - 1], dtype=np.int64)
+    return JsonlIndex(spec, "all", (spec.url.rpartition("/")[2],), records)
 
 
-def prepare_jsonl(url_or_path: str, *, storage_options: Mapping[str, Any] | None = None) -> int:
+def prepare_jsonl(
+    url_or_path: str, *, storage_options: Mapping[str, Any] | None = None, piece_bytes: int = PIECE_BYTES
+) -> int:
     """Write ``x.jsonl.idx`` beside ``x.jsonl``, and replace an existing one.
 
     Args:
         url_or_path: Local path or any fsspec URL of the file.
         storage_options: Credentials and the like for the URL's file system.
+        piece_bytes: Size of the range requests that read the file, 8 MiB by default.
 
     Returns:
         Number of records.
@@ -126,7 +111,7 @@ def prepare_jsonl(url_or_path: str, *, storage_options: Mapping[str, Any] | None
     spec = StoreSpec(url_or_path, storage_options)
     store = spec.open()
     starts, size = [np.zeros(0, dtype=np.int64)], 0
-    for found, end in _records(stream_object(store, ""), store.url):
+    for found, end in _records(stream_object(store, "", piece_bytes), store.url):
         starts.append(found)
         size = end
     offsets = np.concatenate(starts)
@@ -151,15 +136,8 @@ def _records(pieces: Iterable[memoryview], where: str) -> Iterator[tuple[Int64Ar
 
 
 def _starts(data: bytes, ends: npt.NDArray[Any], base: int, line: int, where: str) -> Int64Array:
-    """Return the first byte of each line that is not blank.
-
-    Args:
-        data: Whole lines, and the beginning of another.
-        ends: One past the last byte of each line.
-        base: First byte of the data in the file, for messages; likewise ``line``, the number of the first
-            line.
-        line: See ``base``.
-        where: URL of the file, for messages.
+    """Return the first byte of each line that is not blank, given one past the last byte of each whole line.
+    First byte of the data, number of the first line and URL are for messages.
     """
     if not len(ends):
         return np.zeros(0, dtype=np.int64)
@@ -176,5 +154,4 @@ def _starts(data: bytes, ends: npt.NDArray[Any], base: int, line: int, where: st
                 where=f"{where} from byte {base + starts[number]}",
                 hint="each line must hold one object in braces",
             )
-    records: Int64Array = starts[plain]
-    return records
+    return np.compress(plain, starts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,15 +45,16 @@ def index_directory(spec: StoreSpec) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptIndices:
-    """Indices of one dataset's tars. A picklable value."""
+class PlainTars:
+    """Tars of a dataset that was not prepared, and their indices on this node. A picklable value."""
 
     folder: str  # folder of the index files
+    tars: tuple[ListEntry, ...] = ()  # with size and version, as they were when the dataset was opened
 
     @classmethod
-    def of(cls, spec: StoreSpec, url: str) -> KeptIndices:
-        """Return the indices of the dataset with the root ``url``, which has no credentials."""
-        return cls(os.path.join(index_directory(spec), "v1", "indexes", root_name(url)))
+    def of(cls, spec: StoreSpec, url: str, tars: Iterable[ListEntry]) -> PlainTars:
+        """Return tars of the dataset with the root ``url``, which has no credentials."""
+        return cls(os.path.join(index_directory(spec), "v1", "indexes", root_name(url)), tuple(tars))
 
     def path(self, tar: ListEntry) -> str:
         """Return the path of a tar's index, whether it exists or not."""
@@ -109,18 +111,6 @@ class KeptIndices:
                 hint=_HINT,
             )
         return decode_offsets(data, first, where)
-
-
-@dataclass(frozen=True, slots=True)
-class PlainTars:
-    """Tars of a dataset that was not prepared, and their indices. A picklable value."""
-
-    tars: tuple[ListEntry, ...]  # tars with size and version, as they were when the dataset was opened
-    indices: KeptIndices
-
-    def read_offsets(self, shard: int, count: int, first: int, last: int) -> OffsetWindow:
-        """Read entries of the index of shard number ``shard``; see :meth:`KeptIndices.read_offsets`."""
-        return self.indices.read_offsets(self.tars[shard], count, first, last)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the tars by path, without the tars whose store reports none."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import MetadataError
+from energon_stream.errors import MetadataError, ObjectNotFoundError
 from energon_stream.index.shard_names import collapse, expand
 from energon_stream.index.yaml_io import check_keys, dump_yaml, load_yaml
+
+if TYPE_CHECKING:
+    from energon_stream.storage import Store
 
 META_FOLDER = ".nv-meta"
 INFO_JSON, INFO_YAML = f"{META_FOLDER}/.info.json", f"{META_FOLDER}/.info.yaml"
@@ -47,13 +50,8 @@ def load_document(data: bytes | memoryview, where: str) -> dict[str, Any]:
 
 
 def parse_info(data: bytes | memoryview, where: str) -> dict[str, int]:
-    """Parse ``.info.json`` or ``.info.yaml``.
-
-    Returns:
-        Number of samples by shard path, in the order of the file.
-
-    Raises:
-        MetadataError: The file has a wrong form.
+    """Return the number of samples by shard path of an info file, in the order of the file. Raises
+    MetadataError if the file has a wrong form.
     """
     document = load_document(data, where)
     check_keys(document, ("energon_version", "shard_counts"), where)
@@ -66,6 +64,17 @@ def parse_info(data: bytes | memoryview, where: str) -> dict[str, int]:
                 f"the number of samples of {path!r} must be an integer ≥ 0, not {count!r}", where=where
             )
     return counts
+
+
+def read_info(store: Store) -> dict[str, int]:
+    """Read ``.info.json``, or else ``.info.yaml``; see :func:`parse_info`. Raises ObjectNotFoundError if the
+    dataset has neither.
+    """
+    try:
+        path, body = INFO_JSON, store.get(INFO_JSON)
+    except ObjectNotFoundError:
+        path, body = INFO_YAML, store.get(INFO_YAML)
+    return parse_info(body.data, f"{store.url}/{path}")
 
 
 def encode_info(shard_counts: Mapping[str, int], *, as_yaml: bool = False) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,21 +15,35 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     UnsupportedStoreError,
 )
-from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.index.kept_index import KeptIndices, PlainTars
+from energon_stream.index.dataset import WebDatasetIndex, ask_all
+from energon_stream.index.kept_index import PlainTars
 from energon_stream.index.metadata import META_FOLDER
 from energon_stream.index.plain_build import sample_counts
-from energon_stream.index.shard_names import only_tars, parse_tar_paths
-from energon_stream.storage import ListEntry, ObjectMeta, Store, StoreSpec, shared_fetcher, strip_credentials
+from energon_stream.index.shard_names import SPLIT_PARTS, only_tars, parse_tar_paths
+from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec, strip_credentials
 
 _log = logging.getLogger(__name__)
 
-_SPLIT_PARTS = ("train", "val", "test")  # of a dataset without a split; each of them is all tars
 _MAX_HEADS = 48  # for more tars, listing their folder takes fewer requests than one HEAD for each
 
 
-def open_plain(root: StoreSpec, tars: Sequence[ListEntry], *, split_part: str) -> WebDatasetIndex:
+def open_plain(
+    root: StoreSpec,
+    tars: Sequence[ListEntry],
+    *,
+    split_part: str,
+    patience: float = 60.0,
+    log_seconds: float = 10.0,
+) -> WebDatasetIndex:
     """Open tars that :func:`find_tars` or :func:`list_tars` returned.
+
+    Args:
+        root: Folder of the tars.
+        tars: The tars in order.
+        split_part: ``train``, ``val`` or ``test``; each is all tars.
+        patience: Seconds, beyond the time to read a tar at 10 MB/s, to wait for another process that indexes
+            it.
+        log_seconds: Shortest time between messages about the progress of indexing.
 
     Raises:
         ConfigError: There is no such split part.
@@ -42,7 +55,7 @@ def open_plain(root: StoreSpec, tars: Sequence[ListEntry], *, split_part: str) -
         >>> open_plain(root, tars, split_part="train").shard_counts.tolist()
         [16, 16, 16, 16]
     """
-    if split_part not in _SPLIT_PARTS:
+    if split_part not in SPLIT_PARTS:
         raise ConfigError(
             f"there is no split part {split_part!r}, because the dataset is not prepared",
             where=strip_credentials(root.url),
@@ -53,53 +66,37 @@ def open_plain(root: StoreSpec, tars: Sequence[ListEntry], *, split_part: str) -
         _log.warning(
             "%s reports no versions: an index is used as long as the tar has the same size", store.url
         )
-    plain = PlainTars(tuple(tars), KeptIndices.of(root, store.url))
+    plain = PlainTars.of(root, store.url, tars)
     plain.tell_versions(store)
-    counts = np.array(sample_counts(store, tars, plain.indices), dtype=np.int64)
-    return WebDatasetIndex(root, split_part, tuple(tar.path for tar in tars), counts, plain=plain)
+    counts = sample_counts(store, plain, patience, log_seconds)
+    paths = tuple(tar.path for tar in tars)
+    return WebDatasetIndex(root, split_part, paths, np.array(counts, dtype=np.int64), plain=plain)
 
 
 def find_tars(spec: StoreSpec) -> tuple[StoreSpec, list[ListEntry]]:
-    """Find the tars that a path names.
-
-    Returns:
-        The common folder, and the tars in the order of the braces.
+    """Return the common folder of the tars that a path names, and the tars in the order of the braces.
 
     Raises:
         ConfigError: The path is wrong; see :func:`parse_tar_paths`.
         ObjectNotFoundError: Some of the tars do not exist.
     """
-    named = parse_tar_paths(spec.url)
-    root = replace(spec, url=named.root)
+    folder, paths = parse_tar_paths(spec.url)
+    root = replace(spec, url=folder)
     store = root.open()
-    found = _metas(store, named.paths)
-    missing = [path for path in named.paths if path not in found]
-    if missing:
-        raise ObjectNotFoundError(
-            f"{len(missing)} of {len(named.paths)} tars do not exist, the first is {missing[0]!r}",
-            where=store.url,
-            hint="check bucket, folder and braces",
-        )
-    return root, [ListEntry(path, found[path]) for path in named.paths]
-
-
-def _metas(store: Store, paths: Sequence[str]) -> dict[str, ObjectMeta]:
-    """Return version and size of the tars that exist."""
-    found = {}
+    found: dict[str, ObjectMeta] = {}
     if len(paths) > _MAX_HEADS and not store.is_local:
         # Credentials may allow reading only, and folders of web servers cannot be listed.
         with contextlib.suppress(AccessDeniedError, UnsupportedStoreError):
             found = {entry.path: entry.meta for entry in store.list()}
-    fetcher = shared_fetcher()
-    asked = {
-        path: fetcher.call(functools.partial(store.head, path), inline=store.is_local)
-        for path in paths
-        if path not in found
-    }
-    for path, meta in asked.items():
-        with contextlib.suppress(ObjectNotFoundError):
-            found[path] = meta.result()
-    return found
+    found |= ask_all(store, store.head, [path for path in paths if path not in found])
+    missing = [path for path in paths if path not in found]
+    if missing:
+        raise ObjectNotFoundError(
+            f"{len(missing)} of {len(paths)} tars do not exist, the first is {missing[0]!r}",
+            where=store.url,
+            hint="check bucket, folder and braces",
+        )
+    return root, [ListEntry(path, found[path]) for path in paths]
 
 
 def list_tars(spec: StoreSpec) -> list[ListEntry] | None:

@@ -18,6 +18,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from energon_stream.cache.locks import LockedFile, has_locks
@@ -26,21 +27,20 @@ from energon_stream.index.scan import ShardScan, scan_shard
 from energon_stream.storage.fork import PerProcess
 
 if TYPE_CHECKING:
-    from energon_stream.index.kept_index import KeptIndices
+    from energon_stream.index.kept_index import PlainTars
     from energon_stream.storage import ListEntry, Store
 
 _log = logging.getLogger(__name__)
 
 _SCANS = 32
 _WINDOWS_AHEAD = 32  # of 2 MiB, of all scans together
-_PATIENCE, _SLOWEST = 60.0, 10e6  # a builder may take 60 s, plus the time to read the tar at 10 MB/s
+_SLOWEST = 10e6  # bytes a second at which a builder reads a tar
 _FIRST_WAIT, _LONGEST_WAIT = 0.005, 0.1
-_LOG_SECONDS = 10.0
 
 _running = PerProcess(lambda: threading.BoundedSemaphore(_SCANS))  # shared by all datasets of the process
 
 
-def sample_counts(store: Store, tars: Sequence[ListEntry], indices: KeptIndices) -> list[int]:
+def sample_counts(store: Store, plain: PlainTars, patience: float, log_seconds: float) -> list[int]:
     """Return the number of samples in each tar, from its index. Missing indices are built and kept.
 
     Raises:
@@ -51,9 +51,9 @@ def sample_counts(store: Store, tars: Sequence[ListEntry], indices: KeptIndices)
     """
     counts: dict[str, int] = {}
     missing, damaged = [], 0
-    for tar in tars:
+    for tar in plain.tars:
         try:
-            count = indices.count(tar)
+            count = plain.count(tar)
         except IndexMismatchError:
             count, damaged = None, damaged + 1
         if count is None:
@@ -62,99 +62,91 @@ def sample_counts(store: Store, tars: Sequence[ListEntry], indices: KeptIndices)
             counts[tar.path] = count
     if damaged:
         _log.warning(
-            "%d indices of %s in %s are damaged; they are built again", damaged, store.url, indices.folder
+            "%d indices of %s in %s are damaged; they are built again", damaged, store.url, plain.folder
         )
     if missing:
-        counts |= _build(store, missing, indices)
-    return [counts[tar.path] for tar in tars]
+        log = _ProgressLog(store.url, missing, plain.folder, log_seconds)
+        for tar, count in _build(store, missing, plain, patience):
+            counts[tar.path] = count
+            log.add(count)
+    return [counts[tar.path] for tar in plain.tars]
 
 
-def _build(store: Store, missing: Sequence[ListEntry], indices: KeptIndices) -> dict[str, int]:
-    counts: dict[str, int] = {}
+def _build(
+    store: Store, missing: Sequence[ListEntry], plain: PlainTars, patience: float
+) -> Iterator[tuple[ListEntry, int]]:
+    """Build indices; yield each tar with the number of samples, in the order in which they are done."""
     begin = random.randrange(len(missing))
-    log = _ProgressLog(store, missing, indices)
     with (
-        _writing(indices),
-        _Builder(store, indices, max(1, _WINDOWS_AHEAD // len(missing))) as builder,
+        _writing(plain),
+        _lock_file(plain) or contextlib.nullcontext() as lock,
         ThreadPoolExecutor(min(_SCANS, len(missing)), thread_name_prefix="energon-index") as pool,
     ):
+        builder = _Builder(store, plain, max(1, _WINDOWS_AHEAD // len(missing)), lock, patience)
         futures = {pool.submit(builder.count, tar): tar for tar in (*missing[begin:], *missing[:begin])}
         try:
             for future in as_completed(futures):
-                counts[futures[future].path] = future.result()
-                log.add(future.result())
+                yield futures[future], future.result()
         except BaseException:
-            builder.stop()
+            builder.stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    log.end()
-    return counts
 
 
 @contextlib.contextmanager
-def _writing(indices: KeptIndices) -> Iterator[None]:
+def _writing(plain: PlainTars) -> Iterator[None]:
     try:
-        os.makedirs(indices.folder, exist_ok=True)
+        os.makedirs(plain.folder, exist_ok=True)
         yield
     except StorageError:
         raise
     except OSError as error:
         raise StorageError(
             f"indices of tars that were not prepared cannot be kept: {error.strerror or error}",
-            where=indices.folder,
+            where=plain.folder,
             hint="pass cache= or set ENERGON_STREAM_CACHE_DIR to a writable folder, or prepare the dataset",
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
 class _Builder:
     """Builds indices, or waits for other processes that build them."""
 
-    def __init__(self, store: Store, indices: KeptIndices, ahead: int) -> None:
-        self._store, self._indices, self._ahead = store, indices, ahead
-        self._stopped = threading.Event()
-        self._lock = _lock_file(indices)
-
-    def __enter__(self) -> _Builder:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
-
-    def stop(self) -> None:
-        """End all scans and waits soon, with an error."""
-        self._stopped.set()
+    store: Store
+    plain: PlainTars
+    ahead: int  # windows that a scan reads ahead
+    lock: LockedFile | None
+    patience: float
+    stopped: threading.Event = field(default_factory=threading.Event)  # ends scans and waits by an error
 
     def count(self, tar: ListEntry) -> int:
         """Build the index of a tar, or wait until another process has; return the number of samples."""
-        limit = time.monotonic() + _PATIENCE + tar.meta.size / _SLOWEST
+        limit = time.monotonic() + self.patience + tar.meta.size / _SLOWEST
         wait = _FIRST_WAIT
-        while self._lock is not None and time.monotonic() < limit:
-            with _running.get(), self._locked(self._lock, tar) as is_mine:
+        while self.lock is not None and time.monotonic() < limit:
+            with _running.get(), self._locked(self.lock, tar) as is_mine:
                 with contextlib.suppress(IndexMismatchError):
-                    count = self._indices.count(tar)
+                    count = self.plain.count(tar)
                     if count is not None:
                         return count
                 if is_mine:
                     return self._scan(tar, ".new")
-            self._stopped.wait(wait)
+            self.stopped.wait(wait)
             self._check()
             wait = min(2 * wait, _LONGEST_WAIT)
-        if self._lock is not None:
-            _log.warning(
-                "%s/%s: another process takes too long to build the index", self._store.url, tar.path
-            )
+        if self.lock is not None:
+            _log.warning("%s/%s: another process takes too long to build the index", self.store.url, tar.path)
         with _running.get():
             return self._scan(tar, f".{os.getpid()}.new")
 
     def _check(self) -> None:
-        if self._stopped.is_set():
-            raise StorageError("indexing was stopped", where=self._store.url)
+        if self.stopped.is_set():
+            raise StorageError("indexing was stopped", where=self.store.url)
 
     @contextlib.contextmanager
     def _locked(self, lock: LockedFile, tar: ListEntry) -> Iterator[bool]:
         """Lock the byte of a tar, and yield True; yield False if another process has locked it."""
-        byte = zlib.crc32(os.path.basename(self._indices.path(tar)).encode())
+        byte = zlib.crc32(os.path.basename(self.plain.path(tar)).encode())
         is_mine = lock.try_lock(byte, byte + 1)
         try:
             yield is_mine
@@ -163,27 +155,27 @@ class _Builder:
                 lock.unlock(byte, byte + 1)
 
     def _scan(self, tar: ListEntry, suffix: str) -> int:
-        scan = scan_shard(self._store, tar, ahead=self._ahead, check=self._check)
-        where = f"{self._store.url}/{tar.path}"
+        scan = scan_shard(self.store, tar, ahead=self.ahead, check=self._check)
+        where = f"{self.store.url}/{tar.path}"
         if not scan.keys:
             raise EmptyDatasetError(
                 "the tar has no samples", where=where, hint="leave it out of the path, or remove it"
             )
         _check_keys(scan, where)
-        self._indices.write(tar, scan.offsets, suffix=suffix)
+        self.plain.write(tar, scan.offsets, suffix=suffix)
         return len(scan.keys)
 
 
-def _lock_file(indices: KeptIndices) -> LockedFile | None:
+def _lock_file(plain: PlainTars) -> LockedFile | None:
     """Open the file whose bytes are locked; return None where this system or the folder has no such locks."""
     if not has_locks():
         return None
-    lock = LockedFile(os.path.join(indices.folder, "lock"), os.O_RDWR | os.O_CREAT)
+    lock = LockedFile(os.path.join(plain.folder, "lock"), os.O_RDWR | os.O_CREAT)
     try:
         lock.try_lock(0, 1, shared=True)
         lock.unlock(0, 1)
     except OSError as error:
-        _log.info("%s: files there cannot be locked (%s)", indices.folder, error)
+        _log.info("%s: files there cannot be locked (%s)", plain.folder, error)
         lock.close()
         return None
     return lock
@@ -202,10 +194,10 @@ def _check_keys(scan: ShardScan, where: str) -> None:
 
 
 class _ProgressLog:
-    """Logs how many tars are indexed, at most every 10 seconds."""
+    """Logs how many tars are indexed, at most every so many seconds, and the totals."""
 
-    def __init__(self, store: Store, tars: Sequence[ListEntry], indices: KeptIndices) -> None:
-        self._url, self._tars, self._folder = store.url, len(tars), indices.folder
+    def __init__(self, url: str, tars: Sequence[ListEntry], folder: str, seconds: float) -> None:
+        self._url, self._tars, self._folder, self._seconds = url, len(tars), folder, seconds
         self._bytes = sum(tar.meta.size for tar in tars)
         self._done = self._samples = 0
         self._begun = self._logged = time.monotonic()
@@ -215,18 +207,15 @@ class _ProgressLog:
         """Count one more tar."""
         self._done, self._samples = self._done + 1, self._samples + count
         now = time.monotonic()
-        if now - self._logged > _LOG_SECONDS and self._done < self._tars:
+        if self._done == self._tars:
+            _log.info(
+                "%s: %d tars of %d bytes with %d samples were indexed in %.1f s; the indices are in %s",
+                *(self._url, self._done, self._bytes, self._samples, now - self._begun, self._folder),
+            )
+        elif now - self._logged > self._seconds:
             _log.log(
                 self._level,
                 "%s is not prepared and is indexed now, once: %d of %d tars, %d samples in %.0f s",
                 *(self._url, self._done, self._tars, self._samples, now - self._begun),
             )
             self._logged, self._level = now, logging.INFO
-
-    def end(self) -> None:
-        """Log the totals."""
-        _log.info(
-            "%s: %d tars of %d bytes with %d samples were indexed in %.1f s; the indices are in %s",
-            *(self._url, self._done, self._bytes, self._samples, time.monotonic() - self._begun),
-            self._folder,
-        )

@@ -7,7 +7,7 @@ import re
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from energon_stream.index.metadata import (
     encode_split,
 )
 from energon_stream.index.scan import ShardScan, scan_shard
-from energon_stream.index.shard_names import only_tars
-from energon_stream.index.split import match_names, split_by_patterns, split_by_ratio
+from energon_stream.index.shard_names import match_names, only_tars, split_by_patterns, split_by_ratio
 from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.storage import ListEntry, Store, StoreSpec
@@ -125,33 +124,31 @@ def prepare_dataset(
         random.Random(shuffle_seed).shuffle(order)
     split = split_by_patterns(order, split_patterns) if split_patterns else {}
     split = split_by_ratio(order, split_ratio) if split_ratio is not None else split
-    files = [index_path(path) for path in paths]
+    report = PrepareReport({}, split, (), tuple(index_path(path) for path in paths))
+    scans = _scan_all(store, entries, workers, media_filter, progress)
+    if tar_index_only:
+        return _collect(scans, report)
     with tempfile.TemporaryDirectory(prefix="energon-prepare-") as folder:
         database = str(Path(folder) / "index.sqlite")
-        if tar_index_only:
-            found = _collect(_scan_all(store, entries, workers, None, progress), None, None)
-        else:
-            # The folder counts as not prepared from here to the end. With an index alone it would be a plain
-            # folder.
-            for path in (INDEX_SQLITE, INFO_JSON, INFO_YAML):
-                if path in existing:
-                    store.delete(path)
-            with SqliteWriter(database, paths) as writer:
-                tables = None if media_filter is None else MediaTables(writer.database, media_filter)
-                found = _collect(_scan_all(store, entries, workers, media_filter, progress), writer, tables)
-            files += _write_metadata(store, database, found[0], split, dataset_yaml, INFO_YAML in existing)
-    counts, parts, media = found
-    return PrepareReport(counts, split, tuple(sorted(parts)), tuple(files), media)
+        # The folder counts as not prepared from here to the end. With an index alone it would be a plain
+        # folder.
+        for path in (INDEX_SQLITE, INFO_JSON, INFO_YAML):
+            if path in existing:
+                store.delete(path)
+        with SqliteWriter(database, paths) as writer:
+            tables = None if media_filter is None else MediaTables(writer.database, media_filter)
+            report = _collect(scans, report, writer, tables)
+        written = _write_metadata(store, database, report, dataset_yaml, INFO_YAML in existing)
+    return replace(report, files=(*report.files, *written))
 
 
 def _collect(
     scans: Iterable[tuple[ShardScan, FoundMedia | None]],
-    writer: SqliteWriter | None,
-    tables: MediaTables | None,
-) -> tuple[dict[str, int], set[str], MediaReport | None]:
-    """Write scans to the index; return the number of samples by shard, the part names and the media
-    report.
-    """
+    report: PrepareReport,
+    writer: SqliteWriter | None = None,
+    tables: MediaTables | None = None,
+) -> PrepareReport:
+    """Write scans to the index; return the report with the found samples, parts and media."""
     counts: dict[str, int] = {}
     parts: set[str] = set()
     for tar_id, (scan, media) in enumerate(scans):
@@ -161,23 +158,23 @@ def _collect(
             writer.add(tar_id, scan)
         if tables is not None and media is not None:
             tables.add(media)
-    return counts, parts, None if tables is None else tables.report
+    found = None if tables is None else tables.report
+    return replace(report, shard_counts=counts, parts=tuple(sorted(parts)), media=found)
 
 
 def _write_metadata(
     store: Store,
     database: str,
-    counts: Mapping[str, int],
-    split: Mapping[str, tuple[str, ...]],
+    report: PrepareReport,
     dataset_yaml: Mapping[str, Any] | None,
     with_info_yaml: bool,
 ) -> list[str]:
-    documents = {f"{META_FOLDER}/{SPLIT_CONFIG}": encode_split(split)}
+    documents = {f"{META_FOLDER}/{SPLIT_CONFIG}": encode_split(report.split)}
     if dataset_yaml is not None:
         documents[f"{META_FOLDER}/{DATASET_CONFIG}"] = dump_yaml(dict(dataset_yaml))
     documents[f"{META_FOLDER}/index.uuid"] = str(uuid.uuid4()).encode()
-    infos = {INFO_YAML: encode_info(counts, as_yaml=True)} if with_info_yaml else {}
-    infos[INFO_JSON] = encode_info(counts)
+    infos = {INFO_YAML: encode_info(report.shard_counts, as_yaml=True)} if with_info_yaml else {}
+    infos[INFO_JSON] = encode_info(report.shard_counts)
     for path, content in documents.items():
         store.put(path, content)
     store.put_file(INDEX_SQLITE, database)

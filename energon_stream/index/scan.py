@@ -15,12 +15,12 @@ from energon_stream.storage import Body, ByteRange, ListEntry, Store, shared_fet
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-_FIRST_WINDOW = 256 << 10
-_SMALL_WINDOW = 32 << 10
+_WINDOW = 32 << 10  # bytes of the smallest window; all others are multiples of it
+_FIRST = 8
+_LARGE = 32  # windows of this size and more are read ahead
+_LARGEST = 64
+_SKIP = 32  # a payload of this size takes longer to download than one more request
 _GROWTH = 4
-_LARGE_WINDOW = 1 << 20  # windows of this size and more are read ahead
-_MAX_WINDOW = 2 << 20
-_SKIP = 1 << 20  # bytes of payload that take longer to download than one more request
 _TAIL_PIECE = 1 << 20
 
 
@@ -45,15 +45,21 @@ class _Window(NamedTuple):
 
 
 def scan_shard(
-    store: Store, entry: ListEntry, *, ahead: int = 2, check: Callable[[], None] | None = None
+    store: Store,
+    entry: ListEntry,
+    *,
+    ahead: int = 2,
+    check: Callable[[], object] = lambda: None,
+    window: int = _WINDOW,
 ) -> ShardScan:
     """Read the headers of a tar: through a memory map of a local file, else by range requests.
 
     Args:
         store: Store of the dataset's root.
         entry: The tar as listed. All reads must return this version.
-        ahead: Largest number of 2 MiB windows to read ahead while payloads are small.
+        ahead: Largest number of windows to read ahead while payloads are small.
         check: Called before each request; may raise to stop the scan. Not called for local files.
+        window: Size of the smallest range request in bytes. The largest one is 64 times as large.
 
     Raises:
         CorruptTarError: The tar is damaged or cut off; the message names shard and offset.
@@ -67,7 +73,7 @@ def scan_shard(
         (['00000000', '00000001'], [0, ...], 'jpg')
     """
     scan = ShardScan(entry.path)
-    read, end = _reader(store, entry, ahead, check), 0
+    read, end = _reader(store, entry, ahead, check, window), 0
     with _named(store, entry):
         for key, part, member in _entries(read, entry.meta.size):
             end = member.end
@@ -96,9 +102,15 @@ def peek_parts(store: Store, entry: ListEntry, samples: int = 8) -> tuple[str, .
     return tuple(sorted(parts))
 
 
-def _reader(store: Store, entry: ListEntry, ahead: int = 0, check: Callable[[], None] | None = None) -> Read:
+def _reader(
+    store: Store,
+    entry: ListEntry,
+    ahead: int = 0,
+    check: Callable[[], object] = lambda: None,
+    window: int = _WINDOW,
+) -> Read:
     if not store.is_local:
-        return _WindowReader(store, entry, ahead, check).read
+        return _WindowReader(store, entry, ahead, check, window).read
     view = store.get(entry.path, etag=entry.meta.etag).data
     return lambda offset, length: view[offset : offset + length]
 
@@ -142,10 +154,12 @@ class _WindowReader:
     are small again, and nothing is read ahead.
     """
 
-    def __init__(self, store: Store, entry: ListEntry, ahead: int, check: Callable[[], None] | None) -> None:
+    def __init__(
+        self, store: Store, entry: ListEntry, ahead: int, check: Callable[[], object], window: int
+    ) -> None:
         self._store, self._entry, self._most_ahead, self._check = store, entry, ahead, check
+        self._window, self._length, self._ahead = window, window * _FIRST // _GROWTH, 0
         self._start, self._data = 0, memoryview(b"")
-        self._length, self._ahead = _FIRST_WINDOW // _GROWTH, 0
         self._waiting: deque[_Window] = deque()  # adjacent windows, in order
 
     def read(self, offset: int, length: int) -> memoryview:
@@ -157,14 +171,13 @@ class _WindowReader:
 
     def _move(self, offset: int, stop: int) -> None:
         """Make the window begin at ``offset`` and reach at least to ``stop``."""
-        if self._check is not None:
-            self._check()
+        self._check()
         end = self._start + len(self._data)
-        if offset - end > _SKIP:
-            self._length, self._ahead = _SMALL_WINDOW, 0
+        if offset - end > _SKIP * self._window:
+            self._length, self._ahead = self._window, 0
         else:
-            self._length = min(_GROWTH * self._length, _MAX_WINDOW)
-            is_large = self._length >= _LARGE_WINDOW
+            self._length = min(_GROWTH * self._length, _LARGEST * self._window)
+            is_large = self._length >= _LARGE * self._window
             self._ahead = min(2 * self._ahead + 1, self._most_ahead) if is_large else 0
         pieces = [self._data[offset - self._start :]] if offset < end else []
         position = max(offset, end) if pieces else offset

@@ -1,12 +1,15 @@
-"""Names of shards: brace patterns such as ``s_{000..007}.tar``, paths that name tars, tars in a listing."""
+"""Names of shards: brace patterns such as ``s_{000..007}.tar``, paths that name tars, tars in a listing, and
+the split parts that tars belong to, by the rules of Megatron-Energon.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
 
 import braceexpand
 
@@ -14,6 +17,8 @@ from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundErro
 from energon_stream.storage import ListEntry, is_local, local_path, strip_credentials
 
 _log = logging.getLogger(__name__)
+
+SPLIT_PARTS = ("train", "val", "test")  # usual names
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 _DECOMPRESS = "decompress the tars: samples are read by byte range, which compression prevents"
@@ -102,15 +107,6 @@ def _pattern(run: list[list[str]], varying: int) -> list[str]:
     return ["".join([*run[0][:varying], f"{{{first}..{last}}}", *run[0][varying + 1 :]])]
 
 
-@dataclass(frozen=True, slots=True)
-class TarPaths:
-    """Tars below one folder."""
-
-    root: str  # path or URL of the folder: everything before the last slash in front of the first brace
-    # Paths of the tars, relative to the folder, in the order in which a shell expands the braces.
-    paths: tuple[str, ...]
-
-
 def names_tars(url: str) -> bool:
     """Return True if a path ends like tars do, with or without braces. Compressed tars count; they are
     refused later.
@@ -118,8 +114,12 @@ def names_tars(url: str) -> bool:
     return url.rstrip("}").endswith((".tar", *_COMPRESSED))
 
 
-def parse_tar_paths(url: str) -> TarPaths:
+def parse_tar_paths(url: str) -> tuple[str, list[str]]:
     """Parse a path of tars, with or without braces.
+
+    Returns:
+        The folder, which is everything before the last slash in front of the first brace; and the paths of
+        the tars, relative to the folder, in the order in which a shell expands the braces.
 
     Raises:
         ConfigError: The braces are not balanced, include the bucket's name, or name a tar twice; or a name is
@@ -127,7 +127,7 @@ def parse_tar_paths(url: str) -> TarPaths:
 
     Example:
         >>> parse_tar_paths("s3://bucket/data/train-{00..01}.tar")
-        TarPaths(root='s3://bucket/data', paths=('train-00.tar', 'train-01.tar'))
+        ('s3://bucket/data', ['train-00.tar', 'train-01.tar'])
     """
     shown = strip_credentials(url)
     folder, slash, _ = url.partition("{")[0].rpartition("/")
@@ -154,7 +154,7 @@ def parse_tar_paths(url: str) -> TarPaths:
         raise ConfigError(
             f"{twice[0]!r} is named twice", where=shown, hint="to give data more weight, use a metadataset"
         )
-    return TarPaths(folder, tuple(paths))
+    return folder, paths
 
 
 def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
@@ -178,3 +178,87 @@ def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
         )
     found = f"; it has {len(others)} other files, such as {others[0].path!r}" if others else ""
     raise ObjectNotFoundError(f"the folder has no .tar files{found}", where=url, hint="check the path")
+
+
+def split_by_ratio(
+    shards: Sequence[str], ratio: Sequence[float] | Mapping[str, float]
+) -> dict[str, tuple[str, ...]]:
+    """Divide a list of shards in proportion.
+
+    A split part ends at ``int(number of shards × sum of the shares so far)``, as in Megatron-Energon. The
+    exception is the last split part with a share, which takes all shards that are left: rounding can lose a
+    shard there.
+
+    Args:
+        shards: Shard paths in order.
+        ratio: Shares of train, val and test, or of split parts by name. They need not sum to one.
+
+    Raises:
+        ConfigError: A share is negative, all are zero, or a sequence has not three shares.
+
+    Example:
+        >>> split_by_ratio(["0.tar", "1.tar", "2.tar"], (2, 1, 0))
+        {'train': ('0.tar', '1.tar'), 'val': ('2.tar',), 'test': ()}
+    """
+    names = tuple(ratio) if isinstance(ratio, Mapping) else SPLIT_PARTS
+    shares = tuple(ratio.values() if isinstance(ratio, Mapping) else ratio)
+    if len(shares) != len(names) or min(shares, default=-1) < 0 or not 0 < sum(shares) < float("inf"):
+        raise ConfigError(
+            f"the split ratio {shares} is not three shares of train, val and test",
+            hint="for example 8,1,1",
+        )
+    last = max(place for place, share in enumerate(shares) if share > 0)
+    parts: dict[str, tuple[str, ...]] = {}
+    start, reached = 0, 0.0
+    for place, (name, share) in enumerate(zip(names, shares, strict=True)):
+        reached += share / sum(shares)
+        stop = len(shards) if place >= last else int(len(shards) * reached)
+        parts[name] = tuple(shards[start:stop])
+        start = stop
+    return parts
+
+
+def split_by_patterns(shards: Sequence[str], patterns: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Assign shards to split parts by patterns ``NAME:PATTERN``.
+
+    A pattern is tried as a regular expression that matches from the start of the path, as in
+    Megatron-Energon. If it matches no shard, it is tried as a glob or brace pattern of the whole path.
+
+    Raises:
+        ConfigError: A pattern has no name, or matches no shard.
+
+    Example:
+        >>> split_by_patterns(["a/0.tar", "a/1.tar", "b/0.tar"], ["train:a/", "val:b/*.tar"])
+        {'train': ('a/0.tar', 'a/1.tar'), 'val': ('b/0.tar',)}
+    """
+    parts: dict[str, tuple[str, ...]] = {}
+    for item in patterns:
+        name, colon, pattern = item.partition(":")
+        if not colon or not name or not pattern:
+            raise ConfigError(
+                f"the split pattern {item!r} is not NAME:PATTERN", hint="for example train:train/.*"
+            )
+        found = _match_regex(shards, pattern) or match_names(shards, [pattern])
+        if not found:
+            raise ConfigError(
+                f"the split pattern {item!r} matches no shard",
+                hint=f"use a regular expression, a glob or braces; the first shard is {shards[0]!r}",
+            )
+        parts[name] = tuple(dict.fromkeys([*parts.get(name, ()), *found]))
+    return parts
+
+
+def _match_regex(shards: Sequence[str], pattern: str) -> list[str]:
+    with suppress(re.error):
+        return [*filter(re.compile(pattern).match, shards)]
+    return []
+
+
+def match_names(shards: Sequence[str], patterns: Iterable[str]) -> list[str]:
+    """Return, in order, the shards whose whole path matches a name, glob or brace pattern."""
+    names = expand(patterns, "the shard pattern")
+    plain = frozenset(names)
+    globs = [name for name in names if any(sign in name for sign in "*?[")]
+    return [
+        shard for shard in shards if shard in plain or any(fnmatchcase(shard, pattern) for pattern in globs)
+    ]

@@ -10,7 +10,6 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from energon_stream.errors import DuplicateKeyError, NotPreparedError, ObjectNotFoundError
@@ -43,8 +42,7 @@ class SqliteWriter:
     """Writes an index to a local path. It is complete when the ``with`` block ends without an error."""
 
     def __init__(self, path: str, shards: list[str]) -> None:
-        self._shards = shards
-        # Positions of the shards are the ``tar_file_id``.
+        self._shards = shards  # their positions are the ``tar_file_id``
         self.database = sqlite3.connect(path, isolation_level=None)  # the open file, for further tables
         # Nobody reads the file before it is complete, so it needs no journal and no syncing.
         self.database.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + _TABLES)
@@ -59,37 +57,29 @@ class SqliteWriter:
         try:
             self.database.executemany("INSERT INTO samples VALUES (?,?,?,?,?)", rows)
         except sqlite3.IntegrityError as error:
-            raise self._duplicate(scan) from error
+            raise self._duplicate(tar_id, scan) from error
         self.database.executemany(
             "INSERT INTO sample_parts VALUES (?,?,?,?,?)", ((tar_id, *part) for part in scan.parts)
         )
 
-    def _duplicate(self, scan: ShardScan) -> DuplicateKeyError:
-        seen: dict[str, int] = {}
+    def _duplicate(self, tar_id: int, scan: ShardScan) -> DuplicateKeyError:
         for index, key in enumerate(scan.keys):
-            # The table has the rows of this shard up to the duplicate, so a key found there may be this
-            # sample.
             row = self.database.execute(
                 "SELECT tar_file_id, sample_index FROM samples WHERE sample_key = ?", (key,)
             ).fetchone()
-            other = None if row is None else (self._shards[row[0]], row[1])
-            if key in seen:
-                other = (scan.path, seen[key])
-            if other is not None and other != (scan.path, index):
+            # The table has the rows of this shard up to the duplicate, so the row may be this sample's own.
+            if row not in (None, (tar_id, index)):
                 return DuplicateKeyError(
-                    f"the sample key {key!r} appears twice: sample {other[1]} of {other[0]} "
+                    f"the sample key {key!r} appears twice: sample {row[1]} of {self._shards[row[0]]} "
                     f"and sample {index} of {scan.path}",
                     hint="give each sample of the dataset a key of its own",
                 )
-            seen[key] = index
         return DuplicateKeyError("a sample key appears twice", where=scan.path)
 
     def __enter__(self) -> SqliteWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with closing(self.database):
             if kind is None:
                 self.database.executescript(_INDICES)  # commits the rows first

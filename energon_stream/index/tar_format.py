@@ -82,21 +82,9 @@ def split_name(name: str) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :]
 
 
-def _reader(buffer: memoryview, stop: int) -> Read:
-    return lambda offset, length: buffer[offset : min(offset + length, stop)]
-
-
 def walk_members(read: Read, start: int, stop: int) -> Iterator[Member]:
-    """Walk the headers of an archive.
-
-    Args:
-        read: Returns bytes of the archive. Called for headers only, never for payloads.
-        start: First byte of a header.
-        stop: End of the walk if no tar record of zeros, which ends archives, comes before; the archive's
-            size.
-
-    Yields:
-        The members in order.
+    """Yield the members of an archive from the header at ``start`` to ``stop``, or to a tar record of zeros,
+    which ends archives. Reads headers only, never payloads.
 
     Raises:
         CorruptTarError: A header is damaged, or a payload reaches beyond ``stop``. The message names the
@@ -223,8 +211,7 @@ def _pax_records(payload: bytes, position: int) -> dict[str, str]:
         keyword, equals, value = payload[at + len(length) + 1 : end - 1].partition(b"=")
         if not equals or not at < end <= len(payload) or payload[end - 1] != 0x0A:
             raise CorruptTarError(f"damaged PAX header at byte {position}")
-        text = value.decode("utf-8", "surrogateescape")
-        name = keyword.decode("utf-8", "surrogateescape")
+        name, text = (field.decode("utf-8", "surrogateescape") for field in (keyword, value))
         records[name] = text.rstrip("/") if name == "path" else text
         at = end
     return records
@@ -234,18 +221,7 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> SampleParts:
     """Find the parts of the one sample in ``buffer[start:stop]``.
 
     Plain ustar headers take a fast path, which trusts magic and size instead of the checksum. Any other
-    header sends the whole sample through :func:`walk_members`.
-
-    Args:
-        buffer: Bytes of a tar.
-        start: First byte of the sample's first header.
-        stop: First byte of the next sample's first header.
-
-    Returns:
-        The sample's key, and the parts as byte ranges of ``buffer``.
-
-    Raises:
-        CorruptTarError: A header is damaged, or the range does not hold exactly one sample.
+    header sends the whole sample through :func:`walk_sample`, which raises the errors.
     """
     key = ""
     names: list[str] = []
@@ -286,16 +262,8 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> SampleParts:
 def walk_sample(
     read: Read, start: int, stop: int, take: Callable[[Member], T]
 ) -> tuple[str, list[tuple[str, T]]]:
-    """Find the parts of the one sample in a range of an archive, member by member.
-
-    Args:
-        read: See :func:`walk_members`.
-        start: First byte of the sample's first header.
-        stop: First byte of the next sample's first header.
-        take: Called with the member of each part, before the next header is read.
-
-    Returns:
-        The sample's key, and for each part its name and the result of ``take``.
+    """Find the parts of the one sample in a range of an archive, member by member. Returns the sample's key,
+    and for each part its name and the result of ``take``, which is called before the next header is read.
 
     Raises:
         CorruptTarError: A header is damaged, or the range does not hold exactly one sample.
@@ -320,7 +288,10 @@ def walk_sample(
 
 
 def _walk_sample(buffer: memoryview, start: int, stop: int) -> SampleParts:
-    key, parts = walk_sample(_reader(buffer, stop), start, stop, lambda member: member)
+    def read(offset: int, length: int) -> memoryview:
+        return buffer[offset : min(offset + length, stop)]
+
+    key, parts = walk_sample(read, start, stop, lambda member: member)
     names = [name for name, _ in parts]
     starts = [member.data_offset for _, member in parts]
     return SampleParts(key, names, starts, [member.data_offset + member.size for _, member in parts])

@@ -46,10 +46,7 @@ def load_yaml(data: bytes | memoryview, where: str) -> Any:
     try:
         # Events, not nodes: for a split file of 10^5 shards, a tree of nodes takes ten times the memory.
         events = yaml.parse(bytes(data), _LOADER)
-        for event in events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                break
-        else:
+        if not any(isinstance(event, yaml.DocumentStartEvent) for event in events):
             raise MetadataError("the file is empty", where=where)
         value = _value(next(events), events, where)
         next(events)  # the end of the document

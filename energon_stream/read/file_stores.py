@@ -9,7 +9,7 @@ import apsw
 
 from energon_stream.errors import MetadataError, NotPreparedError, ObjectNotFoundError, UnsupportedStoreError
 from energon_stream.index.media import ImageMetadata
-from energon_stream.index.metadata import INFO_JSON, INFO_YAML, parse_info
+from energon_stream.index.metadata import INFO_JSON, read_info
 from energon_stream.index.tar_format import split_name
 from energon_stream.media import FileStore, SystemFileStore, open_once
 from energon_stream.media.file_store import missing_file
@@ -61,7 +61,11 @@ class _Opened(_Index):
     """A prepared dataset's index and shards."""
 
     def __init__(self, spec: StoreSpec) -> None:
-        self._shards = list(_read_info(open_once(spec)))
+        store = open_once(spec)
+        try:
+            self._shards = list(read_info(store))
+        except ObjectNotFoundError as error:
+            raise _not_prepared(store, INFO_JSON) from error
         super().__init__(spec)
         self.versions = VersionGuard(self.store.url)
 
@@ -136,17 +140,6 @@ class FolderFileStore(SystemFileStore):
 def _no_media(where: str) -> UnsupportedStoreError:
     hint = "run `energon-stream prepare-media`"
     return UnsupportedStoreError("media metadata was not indexed", where=where, hint=hint)
-
-
-def _read_info(store: Store) -> dict[str, int]:
-    """Return the number of samples of each shard, in the order of the shards' ids."""
-    for name in (INFO_JSON, INFO_YAML):
-        try:
-            where = f"{store.url}/{name}"
-            return parse_info(store.get(name).data, where)
-        except ObjectNotFoundError:
-            continue
-    raise _not_prepared(store, INFO_JSON)
 
 
 def _not_prepared(store: Store, what: str) -> NotPreparedError:

@@ -188,7 +188,7 @@ class TarLocator:
     def mismatch(self, error: CorruptTarError, path: str, offset: int) -> IndexMismatchError:
         """Return the error for an index entry that does not lead to a sample."""
         plain = self.index.plain
-        again = "run `energon-stream prepare` again" if plain is None else f"remove {plain.indices.folder}"
+        again = "run `energon-stream prepare` again" if plain is None else f"remove {plain.folder}"
         return IndexMismatchError(
             f"the index and the tar disagree: {error.what}",
             where=f"{self.index.spec.url}/{path} from byte {offset}",

@@ -17,7 +17,6 @@ from energon_stream.errors import (
     NotPreparedError,
     ObjectNotFoundError,
 )
-from energon_stream.index import in_order
 from energon_stream.index.jsonl import open_jsonl, prepare_jsonl
 from energon_stream.storage import StoreSpec
 
@@ -67,14 +66,11 @@ def test_pieces_of_any_size_give_the_same_index(tmp_path, lines, piece, ended):
     data = b"".join([*lines, b'{"last": 0}', b"\n" * ended])
     path = tmp_path / "x.jsonl"
     path.write_bytes(data)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(in_order, "_PIECE", piece)
-        prepare_jsonl(str(path))
+    prepare_jsonl(str(path), piece_bytes=piece)
     assert entries(path) == expected_entries(data)
 
 
-def test_prepared_by_ranges_on_s3(s3_server, tmp_bucket, monkeypatch):
-    monkeypatch.setattr(in_order, "_PIECE", 1000)
+def test_prepared_by_ranges_on_s3(s3_server, tmp_bucket):
     data = b"".join(json.dumps({"number": i}).encode() + b"\n" for i in range(500))
     s3_server.put(f"{tmp_bucket}/d/x.jsonl", data)
     options = [
@@ -85,6 +81,11 @@ def test_prepared_by_ranges_on_s3(s3_server, tmp_bucket, monkeypatch):
     assert "500 records" in result.output
     index = s3_server.get(f"{tmp_bucket}/d/x.jsonl.idx")
     assert list(struct.unpack("<501Q", index)) == expected_entries(data)
+    s3_server.delete(f"{tmp_bucket}/d/x.jsonl.idx")
+    s3_server.reset_counters()
+    url, storage_options = f"{tmp_bucket}/d/x.jsonl", s3_server.storage_options
+    assert prepare_jsonl(url, storage_options=storage_options, piece_bytes=1000) == 500
+    assert s3_server.get(f"{url}.idx") == index
     assert max(entry.bytes for entry in s3_server.log() if entry.method == "GET") <= 1000
 
 

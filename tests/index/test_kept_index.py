@@ -7,7 +7,7 @@ import pytest
 
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.errors import IndexMismatchError, NotPreparedError
-from energon_stream.index.kept_index import KeptIndices, index_directory
+from energon_stream.index.kept_index import PlainTars, index_directory
 from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec
 
 OFFSETS = [0, 1536, 4096, 4608, 9216]
@@ -16,7 +16,7 @@ TAR = ListEntry("d/x.tar", ObjectMeta(10_240, '"1"'))
 
 @pytest.fixture
 def kept(tmp_path):
-    found = KeptIndices(str(tmp_path))
+    found = PlainTars(str(tmp_path))
     found.write(TAR, OFFSETS, suffix=".new")
     return found
 

@@ -32,8 +32,8 @@ def spec(s3_server, tmp_path, monkeypatch):
     return StoreSpec(f"s3://bucket/data/data-{{000000..{SHARDS - 1:06d}}}.tar", s3_server.storage_options)
 
 
-def open_all(spec):
-    return open_plain(*find_tars(spec), split_part="train")
+def open_all(spec, **options):
+    return open_plain(*find_tars(spec), split_part="train", **options)
 
 
 def ranges(server):
@@ -44,12 +44,12 @@ def ranges(server):
 class Opening:
     """A process that opens the tars; ``done`` is set when it has."""
 
-    def __init__(self, spec, before=lambda: None):
+    def __init__(self, spec, before=lambda: None, **options):
         self.done = fork.Event()
 
         def run():
             before()
-            index = open_all(spec)
+            index = open_all(spec, **options)
             if index.num_samples != SAMPLES or index.read_offsets(None, 3, 0, 10).offsets[0] != 0:
                 os._exit(3)
             self.done.set()
@@ -96,14 +96,13 @@ def test_who_waits_goes_on_when_the_builder_is_killed(s3_server, spec):
     assert s3_server.counters().requests["GET"] == SHARDS + 2 * SHARDS
 
 
-def test_a_builder_that_hangs_is_not_waited_for_for_ever(s3_server, spec, monkeypatch):
+def test_a_builder_that_hangs_is_not_waited_for_for_ever(s3_server, spec):
     s3_server.add_rule(Rule("delay", "*.tar", method="GET", seconds=120, times=SHARDS))
     builder = Opening(spec)
     try:
         wait_for(lambda: s3_server.counters().faults["delay"] == SHARDS)
         os.kill(builder.process.pid, signal.SIGSTOP)
-        monkeypatch.setattr(plain_build, "_PATIENCE", 0.3)
-        other = Opening(spec)
+        other = Opening(spec, patience=0.3)
         other.join()
     finally:
         os.kill(builder.process.pid, signal.SIGKILL)

@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 from repetitions import examples
 
 from energon_stream.errors import StorageError
-from energon_stream.index import scan
+from energon_stream.index.scan import scan_shard
 from energon_stream.storage import ListEntry, StoreSpec
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
-SMALL = {
-    "_FIRST_WINDOW": 4096,
-    "_SMALL_WINDOW": 1024,
-    "_LARGE_WINDOW": 8192,
-    "_MAX_WINDOW": 16384,
-    "_SKIP": 6000,
-}
 
 
 def tar(sizes, tar_format=tarfile.PAX_FORMAT, long_names=False):
@@ -47,8 +40,8 @@ def walk(s3_server, tmp_path):
         s3_server.put("s3://bucket/x.tar", content)
         (tmp_path / "x.tar").write_bytes(content)
         s3_server.reset_counters()
-        found = scan.scan_shard(remote, ListEntry("x.tar", remote.head("x.tar")), **options)
-        assert found == scan.scan_shard(local, ListEntry("x.tar", local.head("x.tar")))
+        found = scan_shard(remote, ListEntry("x.tar", remote.head("x.tar")), **options)
+        assert found == scan_shard(local, ListEntry("x.tar", local.head("x.tar")))
         asked = [entry.range for entry in s3_server.log() if entry.method == "GET"]
         return SimpleNamespace(found=found, asked=asked, sent=s3_server.counters().bytes_sent)
 
@@ -64,10 +57,7 @@ def walk(s3_server, tmp_path):
     ahead=st.integers(0, 5),
 )
 def test_windows_do_not_change_what_is_found(walk, sizes, tar_format, ahead):
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in SMALL.items():
-            patch.setattr(scan, name, value)
-        walked = walk(tar(sizes, tar_format, long_names=True), ahead=ahead)
+    walked = walk(tar(sizes, tar_format, long_names=True), ahead=ahead, window=256)
     assert len(walked.found.keys) == len(sizes)
     assert len(set(walked.asked)) == len(walked.asked), "a window was asked for twice"
 

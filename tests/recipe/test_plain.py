@@ -41,7 +41,9 @@ from energon_stream.errors import (
     StorageError,
 )
 from energon_stream.index.jsonl import prepare_jsonl
+from energon_stream.index.plain import list_tars, open_plain
 from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import binary_dataset, captioning_dataset, prepared_captioning_dataset
 from energon_stream.testing.s3server import Rule
 
@@ -527,12 +529,10 @@ def test_a_folder_that_cannot_be_written_is_named(tars, monkeypatch, tmp_path):
         val(str(tars), cache=False)
 
 
-def test_progress_is_logged(tars, caplog, monkeypatch):
-    from energon_stream.index import plain_build
-
-    monkeypatch.setattr(plain_build, "_LOG_SECONDS", 0.0)
+def test_progress_is_logged(tars, caplog):
+    folder = StoreSpec(str(tars))
     with caplog.at_level(logging.INFO, "energon_stream.index.plain_build"):
-        val(str(tars))
+        open_plain(folder, list_tars(folder), split_part="val", log_seconds=0.0)
     levels = [record.levelname for record in caplog.records]
     assert levels == ["WARNING", "INFO", "INFO", "INFO"]
     assert "1 of 4 tars, 12 samples" in caplog.text
