@@ -12,18 +12,27 @@ _MOST_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class LeafChange:
-    """One leaf of a mixture that changed."""
+    """One leaf of a mixture that changed.
 
-    leaf: str  # URL and split part of the dataset
-    # ``"grown"``: shards were appended. ``"added"``: the dataset is new. ``"dealt"``: it did not change, but
-    # a dataset before it has another number of samples, which moves the streams' shares of this one by a few.
+    Attributes:
+        leaf: URL and split part of the dataset.
+        change: ``"grown"``: shards were appended. ``"added"``: the dataset is new. ``"dealt"``: it did not
+            change, but a dataset before it has another number of samples, which moves the streams' shares of
+            this one by a few.
+        shards: Number of shards when the state was saved, and now.
+        samples: Number of samples when the state was saved, and now, in the used subset.
+        consumed: Samples that this rank's streams consumed in the passes that they are in. Samples that
+            operators hold are among these; in passes with several copies, or with replacement, each draw
+            counts.
+        left: Samples that these passes still have, of those when the state was saved, as if nothing had
+            changed.
+    """
+
+    leaf: str
     change: Change
-    shards: tuple[int, int]  # number of shards when the state was saved, and now
-    samples: tuple[int, int]  # number of samples when the state was saved, and now, in the used subset
-    # Samples that this rank's streams consumed in the passes that they are in. Samples that operators hold
-    # are among these; in passes with several copies, or with replacement, each draw counts.
+    shards: tuple[int, int]
+    samples: tuple[int, int]
     consumed: int
-    # Samples that these passes still have, of those when the state was saved, as if nothing had changed.
     left: int
 
     @property
