@@ -70,6 +70,26 @@ class BatchPuller(Generic[T]):
         return loader
 
 
+class PullingLoader(Generic[T]):
+    """Base of what takes a loader's place and keeps the states of the batches that it pulled."""
+
+    def __init__(self, loader: BasicDataLoader[T]) -> None:
+        self._puller = BatchPuller(loader)
+
+    @property
+    def loader(self) -> BasicDataLoader[T]:
+        """The loader, whose own position may be ahead of the batch in use."""
+        return self._puller.loader
+
+    @property
+    def worker_config(self) -> WorkerConfig:
+        """The loader's configuration."""
+        return self.loader.worker_config
+
+    def __bool__(self) -> bool:
+        return True
+
+
 def epoch_length(dataset: SavableDataset[Any]) -> int | None:
     """Return the batches of a rank in an epoch; None if the number is not certain.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from energon_stream.errors import ConfigError
-from energon_stream.integrations.batch_puller import BatchPuller
+from energon_stream.integrations.batch_puller import PulledBatch, PullingLoader
 from energon_stream.loader.ranks import gather_states
 from energon_stream.samples import Batch
 from energon_stream.samples.tensors import map_tensors
@@ -18,22 +18,18 @@ from energon_stream.state import split_streams
 
 if TYPE_CHECKING:
     from energon_stream.loader import BasicDataLoader
-    from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Coming:
+class _Coming(PulledBatch[Any]):
     """A batch on its way to the device, or the end of a pass."""
 
-    batch: Any  # the batch on the device; None at an end
-    ended: bool  # True at the end of a pass
-    state: dict[str, Any]  # the loader's state after the batch
     arrived: torch.cuda.Event | None  # event on the copying stream after the copy; None if no wait is needed
 
 
-class DevicePrefetcher(Generic[T]):
+class DevicePrefetcher(PullingLoader[T]):
     """Iterates a loader and returns its batches on a device; see :func:`prefetch_to_device`.
 
     It takes the loader's place. A saved state is the loader's position after the last batch that was
@@ -52,23 +48,13 @@ class DevicePrefetcher(Generic[T]):
             raise ConfigError(f"depth is {depth}", hint="use 0 or more batches")
         self.device = torch.empty(0, device=device).device  # with its index
         self.depth = depth
-        self._puller = BatchPuller(loader)
+        super().__init__(loader)
         self._non_blocking = non_blocking
         self._stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda" and non_blocking:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._coming: deque[_Coming] = deque()
         self._consumed = self._puller.state()
-
-    @property
-    def loader(self) -> BasicDataLoader[T]:
-        """The loader."""
-        return self._puller.loader
-
-    @property
-    def worker_config(self) -> WorkerConfig:
-        """The loader's configuration."""
-        return self.loader.worker_config
 
     def __iter__(self) -> Iterator[T]:
         """Iterate to the end of the pass."""
@@ -111,9 +97,6 @@ class DevicePrefetcher(Generic[T]):
     def __len__(self) -> int:
         """Return the loader's length."""
         return len(self.loader)
-
-    def __bool__(self) -> bool:
-        return True
 
     def save_state_rank(self) -> dict[str, Any]:
         """Return the position of this rank after the last batch returned, in built-in types only. Raises

@@ -139,13 +139,7 @@ class PipelineBuilder:
         Raises:
             ConfigError: The hooks and arguments do not fit together.
         """
-        dataset = self.build_batch(
-            _encoded(self, datasets, worker_config),
-            worker_config=worker_config,
-            batch_size=batch_size,
-            batch_drop_last=batch_drop_last,
-            packing_buffer_size=packing_buffer_size,
-        )
+        dataset = _built(self, datasets, worker_config, batch_size, batch_drop_last, packing_buffer_size)
         if virtual_epoch_length:
             dataset = EpochizeDataset(dataset, virtual_epoch_length, worker_config=worker_config)
         return dataset
@@ -161,13 +155,7 @@ class PipelineBuilder:
         limit: int | None = None,
     ) -> SavableDataset[Any]:
         """Compose the validation pipeline; each pass has the same first ``limit`` batches of a rank."""
-        dataset = self.build_batch(
-            _encoded(self, datasets, worker_config),
-            worker_config=worker_config,
-            batch_size=batch_size,
-            batch_drop_last=batch_drop_last,
-            packing_buffer_size=packing_buffer_size,
-        )
+        dataset = _built(self, datasets, worker_config, batch_size, batch_drop_last, packing_buffer_size)
         if limit is not None:
             dataset = LimitDataset(dataset, limit, reset_after_epoch=True, worker_config=worker_config)
         return dataset
@@ -255,16 +243,28 @@ class PipelineBuilder:
         return _map_hook(self, dataset, "encode_batch", worker_config)
 
 
-def _encoded(
-    encoder: PipelineBuilder, datasets: Sequence[LoadedDataset], config: WorkerConfig
+def _built(
+    encoder: PipelineBuilder,
+    datasets: Sequence[LoadedDataset],
+    config: WorkerConfig,
+    batch_size: int | None,
+    drop_last: bool,
+    buffer_size: int | None,
 ) -> SavableDataset[Any]:
+    """Add the steps that pipelines for training and validation share."""
     if len(datasets) != 1:
         raise ConfigError(
             f"build_train_datasets and build_val_datasets take one dataset, not {len(datasets)}",
             hint="blend them in your own build_train_datasets: BlendDataset(*datasets)",
         )
     cooked = encoder.build_cook_crude_sample(datasets[0].dataset, worker_config=config)
-    return encoder.build_encode_sample(cooked, worker_config=config)
+    return encoder.build_batch(
+        encoder.build_encode_sample(cooked, worker_config=config),
+        worker_config=config,
+        batch_size=batch_size,
+        batch_drop_last=drop_last,
+        packing_buffer_size=buffer_size,
+    )
 
 
 def _packed(

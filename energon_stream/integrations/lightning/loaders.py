@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_stream.errors import StateInUseError
-from energon_stream.integrations.batch_puller import BatchPuller, PulledBatch, epoch_length, of_all_ranks
+from energon_stream.integrations.batch_puller import PulledBatch, PullingLoader, epoch_length, of_all_ranks
 from energon_stream.state import split_streams
 
 if TYPE_CHECKING:
-    from energon_stream.loader import BasicDataLoader, SavableDataLoader
-    from energon_stream.worker import WorkerConfig
+    from energon_stream.loader import SavableDataLoader
 
 T = TypeVar("T")
 
 
-class TrainLoader(Generic[T]):
+class TrainLoader(PullingLoader[T]):
     """Iterates a loader for a training loop that fetches more than it has trained on.
 
     Lightning fetches one batch ahead of a loader that has no length. So this loader keeps the state after
@@ -34,19 +33,9 @@ class TrainLoader(Generic[T]):
     """
 
     def __init__(self, loader: SavableDataLoader[T], trained: Callable[[], int] | None) -> None:
-        self._puller = BatchPuller(loader)
+        super().__init__(loader)
         self._trained = trained
         self._begin_here()
-
-    @property
-    def loader(self) -> BasicDataLoader[T]:
-        """The loader, whose own position is ahead of the last batch trained on."""
-        return self._puller.loader
-
-    @property
-    def worker_config(self) -> WorkerConfig:
-        """The loader's configuration."""
-        return self.loader.worker_config
 
     def _begin_here(self) -> None:
         """Count from the loader's present position."""
@@ -97,9 +86,6 @@ class TrainLoader(Generic[T]):
         if length is None:
             raise TypeError("the number of batches is not known before they are read")
         return length
-
-    def __bool__(self) -> bool:
-        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of all ranks after the last batch trained on; all ranks have to call it."""
