@@ -307,5 +307,4 @@ class CachedStore:
 
 def _may_wait() -> bool:
     # A hedge must not wait: it would wait for the very request that is late.
-    listener = attempt_listener()
-    return listener is None or listener.retries
+    return attempt_listener().retries

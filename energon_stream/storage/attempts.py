@@ -7,7 +7,6 @@ layer makes inside. It registers a listener for the thread, which hears of each 
 from __future__ import annotations
 
 import threading
-from typing import Protocol
 
 from energon_stream.storage.fork import PerProcess
 
@@ -16,22 +15,26 @@ class AnswerUnwanted(Exception):
     """Ends an attempt because another request brought the answer first."""
 
 
-class AttemptListener(Protocol):
+class AttemptListener:
     """Hears of every attempt that one thread makes at a remote store.
+
+    This one is for requests outside a fetcher: attempts start at once, and every answer is wanted.
 
     Attributes:
         retries: Whether failed attempts are retried.
         hedged_bytes: Bytes that the attempts request a second time; 0 for a first request.
     """
 
-    retries: bool
-    hedged_bytes: int
+    __slots__ = ()
+    retries: bool = True
+    hedged_bytes: int = 0
 
     def begin(self) -> None:
         """Called before an attempt. It may wait; an error raised here ends the request."""
 
     def answered(self) -> bool:
         """Called by some stores at the first bytes of an answer. Returns whether the rest is wanted."""
+        return True
 
     def end(self, error: BaseException | None) -> None:
         """Called after an attempt."""
@@ -40,32 +43,31 @@ class AttemptListener(Protocol):
         """Called when the thread needs no connection for a while; it may make another attempt later."""
 
 
+class _Thread(threading.local):
+    listener = AttemptListener()
+
+
 # A child that is forked on a thread with a listener must not release the parent's locks.
-_threads = PerProcess(threading.local)
+_threads = PerProcess(_Thread)
 
 
-def attempt_listener() -> AttemptListener | None:
+def attempt_listener() -> AttemptListener:
     """Return the listener of this thread."""
-    return getattr(_threads.get(), "listener", None)
+    return _threads.get().listener
+
+
+def listen(listener: AttemptListener) -> None:
+    """Set the listener of this thread's attempts."""
+    _threads.get().listener = listener
 
 
 def is_answer_wanted() -> bool:
-    """Tell a store, at the first bytes of an answer, whether to read on.
-
-    Returns:
-        False if the store should drop the connection and raise :class:`AnswerUnwanted`.
+    """Tell a store, at the first bytes of an answer, whether to read on. If not, the store drops the
+    connection and raises :class:`AnswerUnwanted`.
     """
-    listener = attempt_listener()
-    return listener is None or listener.answered()
+    return attempt_listener().answered()
 
 
 def release_slot() -> None:
     """Let other requests start while this thread does slow work, such as writing its answer to a disk."""
-    listener = attempt_listener()
-    if listener is not None:
-        listener.release_slot()
-
-
-def listen(listener: AttemptListener | None) -> None:
-    """Set the listener of this thread's attempts; None removes it."""
-    _threads.get().listener = listener
+    attempt_listener().release_slot()

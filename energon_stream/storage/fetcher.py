@@ -106,7 +106,7 @@ class Fetcher:
 
     def hedging(self) -> HedgeSnapshot:
         """Return how second requests stand in this process."""
-        return self._pools.get().hedging()
+        return self._pools.get().watcher.snapshot()
 
     def close(self) -> None:
         """Cancel waiting requests, let those in flight end, and stop the threads. It may be used again."""

@@ -80,7 +80,7 @@ class HedgeBudget:
         self._allowance = _ALLOWANCE if share else 0
 
     def earn(self, size: int) -> None:
-        """Note that ``size`` bytes are requested."""
+        """Note that ``size`` more bytes are requested; a negative number takes that back."""
         self.earned = min(self.earned + self._share * size, self._spent + _MOST_SAVED)
 
     def can_spend(self, size: int) -> bool:
@@ -92,5 +92,5 @@ class HedgeBudget:
         self._spent += size
 
     def give_back(self, size: int) -> None:
-        """Note that ``size`` bytes that were requested again are not sent."""
+        """Note that ``size`` bytes that were requested again are not sent again."""
         self._spent -= size

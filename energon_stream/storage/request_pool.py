@@ -8,50 +8,65 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
 from energon_stream.errors import ThrottledError, TransientStorageError
-from energon_stream.storage.attempts import AnswerUnwanted, listen
+from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, listen
 from energon_stream.storage.limiter import ConcurrencyLimit
-from energon_stream.storage.watcher import HedgeSnapshot, LateWatcher
+from energon_stream.storage.watcher import LateWatcher
 
 _WORTH_DROPPING = 1 << 20
 """Bytes of an answer that have arrived anyway when its first ones are read. To drop a smaller answer costs a
 connection and saves nothing."""
 
 
+@dataclass(slots=True, eq=False)
 class _Task:
     """One request; the pool's lock protects its fields."""
 
-    __slots__ = (
-        "error",
-        "function",
-        "future",
-        "granted",
-        "has_slot",
-        "hedges",
-        "reading",
-        "runs",
-        "settled",
-        "size",
-        "started",
-        "urgency",
-    )
+    function: Callable[[], Any]
+    urgency: tuple[int, int]  # deadline, order of submission
+    size: int  # 0: not to be repeated
+    future: Future[Any] = field(default_factory=Future)
+    has_slot: bool = False
+    granted: threading.Lock | None = None  # released when a slot is granted after a back-off
+    hedges: int = 0  # second requests
+    runs: int = 1  # first and second requests that have not ended
+    reading: int = 0  # runs whose first bytes have arrived
+    settled: bool = False
+    error: BaseException | None = None
 
-    def __init__(self, function: Callable[[], Any], urgency: tuple[int, int], size: int) -> None:
-        self.function = function
-        self.urgency = urgency  # deadline, order of submission
-        self.size = size  # 0: not to be repeated
-        self.future: Future[Any] = Future()
-        self.has_slot = False
-        self.granted: threading.Lock | None = None  # released when a slot is granted after a back-off
-        self.started = 0.0
-        self.hedges = 0  # second requests
-        self.runs = 1  # first and second requests that have not ended
-        self.reading = 0  # runs whose first bytes have arrived
-        self.settled = False
-        self.error: BaseException | None = None
+
+class _Run(AttemptListener):
+    """Listens to the attempts of one run of a task. A second run makes one attempt and has no slot."""
+
+    __slots__ = ("_pool", "hedged_bytes", "is_reading", "is_second", "retries", "started", "task")
+
+    def __init__(self, pool: RequestPool, task: _Task, *, is_second: bool = False) -> None:
+        self._pool = pool
+        self.task = task
+        self.is_second = is_second
+        self.retries = not is_second
+        self.hedged_bytes = task.size if is_second else 0
+        self.started = 0.0  # of the latest attempt; 0 while there was none
+        self.is_reading = False  # whether the latest attempt's first bytes arrived
+
+    def begin(self) -> None:
+        self.is_reading = False
+        self._pool.begin(self)
+
+    def answered(self) -> bool:
+        self.is_reading = self._pool.answered(self)
+        return self.is_reading
+
+    def end(self, error: BaseException | None) -> None:
+        self._pool.end(self, error)
+
+    def release_slot(self) -> None:
+        if not self.is_second:
+            self._pool.release_slot(self.task)
 
 
 class RequestPool:
@@ -74,7 +89,7 @@ class RequestPool:
     def __init__(self, max_in_flight: int, hedged_share: float) -> None:
         self._lock = threading.Lock()
         self._limiter = ConcurrencyLimit(max_in_flight)
-        self._watcher: LateWatcher[_Task] = LateWatcher(self._lock, hedged_share, self._repeat, self._watch)
+        self.watcher: LateWatcher[_Task] = LateWatcher(self._lock, hedged_share, self._repeat, self._start)
         self._busy = 0  # slots taken
         self._submitted = 0
         self._fresh: list[tuple[tuple[int, int], _Task]] = []  # heap: no attempt yet, no thread
@@ -104,16 +119,11 @@ class RequestPool:
             if self._closing:
                 future.cancel()
             else:
-                self._watcher.requested(size)
+                self.watcher.budget.earn(size)
                 heapq.heappush(self._fresh, (task.urgency, task))
                 self._grant()
         self._start_threads()
         return future
-
-    def hedging(self) -> HedgeSnapshot:
-        """Return the state of second requests."""
-        with self._lock:
-            return self._watcher.snapshot()
 
     def close(self, grace: float) -> None:
         """Cancel waiting tasks, let running ones end within ``grace`` seconds, and stop the threads."""
@@ -123,7 +133,7 @@ class RequestPool:
             self._grant()
             for _ in range(self._idle):
                 self._granted.put(None)
-            self._watcher.stop()
+            self.watcher.stop()
         self._start_threads()
         for _, task in waiting:
             task.future.cancel()
@@ -132,18 +142,19 @@ class RequestPool:
             with suppress(RuntimeError):  # another thread is about to start it
                 thread.join(max(0.0, limit - time.monotonic()))
 
-    # Callbacks of the retry layer, by way of the listeners below
+    # Callbacks of the retry layer, by way of _Run
 
-    def begin(self, task: _Task) -> None:
-        """Begin an attempt of a task's first request; after a back-off, wait for a slot. Raises
-        AnswerUnwanted if a second request was faster.
+    def begin(self, run: _Run) -> None:
+        """Begin an attempt; after a back-off, wait for a slot. Raises AnswerUnwanted if a second run was
+        faster.
         """
-        if task.has_slot and not task.size:  # only this thread changes it
-            task.started = time.monotonic()
+        task = run.task
+        if run.is_second or (task.has_slot and not task.size):  # only this thread changes it
+            run.started = time.monotonic()
             return
         with self._lock:
             if task.has_slot or task.settled:
-                self._begin(task)
+                self._begin(run)
                 return
             granted = task.granted = threading.Lock()
             granted.acquire()
@@ -152,17 +163,19 @@ class RequestPool:
         self._start_threads()
         granted.acquire()
         with self._lock:
-            self._begin(task)
+            self._begin(run)
 
-    def _begin(self, task: _Task) -> None:
+    def _begin(self, run: _Run) -> None:
+        task = run.task
         if task.settled:
             raise AnswerUnwanted
-        task.started = time.monotonic()
+        run.started = time.monotonic()
         if task.size and not task.hedges:
-            self._watcher.began(task, task.size, task.urgency)
+            self.watcher.began(task, task.size, task.urgency)
 
-    def answered(self, task: _Task, started: float) -> bool:
+    def answered(self, run: _Run) -> bool:
         """Note that the first bytes of an answer arrived; returns whether the rest is wanted."""
+        task = run.task
         if not task.size:  # there is no second request
             task.reading += 1
             return True
@@ -170,17 +183,26 @@ class RequestPool:
             if task.settled and task.size > _WORTH_DROPPING:
                 return False
             task.reading += 1
-            self._watcher.first_byte(task, time.monotonic() - started)
+            self.watcher.first_byte(task, time.monotonic() - run.started)
             return True
 
-    def end(self, task: _Task, error: BaseException | None, *, was_reading: bool) -> None:
-        """End an attempt of a task's first request."""
+    def end(self, run: _Run, error: BaseException | None) -> None:
+        """End an attempt, and learn from it."""
+        task = run.task
+        is_transient, is_rejected = (
+            isinstance(error, TransientStorageError),
+            isinstance(error, ThrottledError),
+        )
         with self._lock:
-            task.reading -= was_reading
-            self._watcher.ended(task)
+            task.reading -= run.is_reading
+            if error is not None or not run.is_second:  # a failing store must not get a third request
+                self.watcher.ended(task)
             limit = self._limiter.limit
-            self._learn(task.size, task.started, error)
-            if isinstance(error, TransientStorageError):
+            if is_rejected or not is_transient:
+                self._limiter.observe(rejected=is_rejected, in_flight=self._busy)
+            if task.size and error is None:
+                self.watcher.answered(task.size, time.monotonic() - run.started)
+            if is_transient and not run.is_second:
                 self._release(task)
                 self._grant()
             elif self._limiter.limit > limit:
@@ -193,23 +215,6 @@ class RequestPool:
             self._release(task)
             self._grant()
         self._start_threads()
-
-    def end_second(
-        self, task: _Task, started: float, error: BaseException | None, *, was_reading: bool
-    ) -> None:
-        """End the attempt of a second request."""
-        with self._lock:
-            task.reading -= was_reading
-            if error is not None:  # a failing store must not get a third request
-                self._watcher.ended(task)
-            self._learn(task.size, started, error)
-
-    def _learn(self, size: int, started: float, error: BaseException | None) -> None:
-        rejected = isinstance(error, ThrottledError)
-        if rejected or not isinstance(error, TransientStorageError):
-            self._limiter.observe(rejected=rejected, in_flight=self._busy)
-        if size and error is None:
-            self._watcher.answered(size, time.monotonic() - started)
 
     # Slots
 
@@ -265,7 +270,7 @@ class RequestPool:
         task = self._granted.get()
         while task is not None:
             if task.future.set_running_or_notify_cancel():
-                self._run(task, _First(self, task))
+                self._run(_Run(self, task))
             with self._lock:
                 self._release(task)
                 task = self._grant(to_caller=True)
@@ -274,13 +279,14 @@ class RequestPool:
             self._start_threads()
             if waits:
                 # An idle thread must keep neither a body nor its requester alive, so it holds no task here.
-                listen(None)
+                listen(AttemptListener())
                 task = self._granted.get()
         self._unregister()
 
-    def _run(self, task: _Task, listener: _First | _Second) -> None:
+    def _run(self, run: _Run) -> None:
+        task = run.task
         result = error = None
-        listen(listener)
+        listen(run)
         try:
             result = task.function()
         except BaseException as raised:
@@ -289,16 +295,16 @@ class RequestPool:
             task.runs -= 1
             if not task.runs:
                 self._hedges -= task.hedges
-            if task.error is None or listener.retries:  # prefer the first request's error
+            if task.error is None or not run.is_second:  # prefer the first request's error
                 task.error = error
             wins = not task.settled and (error is None or not task.runs)
             if wins:  # the future is moved out, so that the other request does not keep the body alive
                 task.settled = True
-                self._watcher.ended(task)
-                if not task.started:  # a cache answered: no bytes were requested
-                    self._watcher.requested(-task.size)
-                if listener.is_reading and task.size > _WORTH_DROPPING:  # so the store reports first bytes
-                    self._watcher.saved((task.runs - task.reading) * (task.size - _WORTH_DROPPING))
+                self.watcher.ended(task)
+                if not run.started and not run.is_second:  # a cache answered: no bytes were requested
+                    self.watcher.budget.earn(-task.size)
+                if run.is_reading and task.size > _WORTH_DROPPING:  # so the store reports first bytes
+                    self.watcher.budget.give_back((task.runs - task.reading) * (task.size - _WORTH_DROPPING))
                 future, task.future = task.future, Future()
         if wins and error is None:
             future.set_result(result)
@@ -315,7 +321,7 @@ class RequestPool:
         return True
 
     def _second(self, task: _Task) -> None:
-        self._run(task, _Second(self, task))
+        self._run(_Run(self, task, is_second=True))
         with self._lock:
             if task.settled:  # the first request, if it still runs, goes on without a slot
                 self._release(task)
@@ -323,62 +329,6 @@ class RequestPool:
         self._start_threads()
         self._unregister()
 
-    def _watch(self) -> None:
-        self._start(self._watcher.run)
-
     def _unregister(self) -> None:
         with self._lock:
             self._threads.discard(threading.current_thread())
-
-
-class _First:
-    """Listens to the attempts of a task's first request."""
-
-    __slots__ = ("_pool", "_task", "is_reading")
-    retries = True
-    hedged_bytes = 0
-
-    def __init__(self, pool: RequestPool, task: _Task) -> None:
-        self._pool = pool
-        self._task = task
-        self.is_reading = False  # whether the latest attempt's first bytes arrived
-
-    def begin(self) -> None:
-        self.is_reading = False
-        self._pool.begin(self._task)
-
-    def answered(self) -> bool:
-        self.is_reading = self._pool.answered(self._task, self._task.started)
-        return self.is_reading
-
-    def end(self, error: BaseException | None) -> None:
-        self._pool.end(self._task, error, was_reading=self.is_reading)
-
-    def release_slot(self) -> None:
-        self._pool.release_slot(self._task)
-
-
-class _Second:
-    """Listens to the one attempt of a second request, which is not retried."""
-
-    __slots__ = ("_pool", "_started", "_task", "hedged_bytes", "is_reading")
-    retries = False
-
-    def __init__(self, pool: RequestPool, task: _Task) -> None:
-        self._pool = pool
-        self._task = task
-        self._started = time.monotonic()
-        self.hedged_bytes = task.size
-        self.is_reading = False
-
-    def begin(self) -> None:
-        self._started = time.monotonic()
-
-    def answered(self) -> bool:
-        self.is_reading = self._pool.answered(self._task, self._started)
-        return self.is_reading
-
-    def end(self, error: BaseException | None) -> None:
-        self._pool.end_second(self._task, self._started, error, was_reading=self.is_reading)
-
-    def release_slot(self) -> None: ...  # a second request has no slot

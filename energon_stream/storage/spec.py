@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from energon_stream.errors import ConfigError
 from energon_stream.storage.local import LocalStore
-from energon_stream.storage.managed import ManagedStore
-from energon_stream.storage.retry import RetryPolicy
+from energon_stream.storage.managed import ManagedStore, RetryPolicy
 from energon_stream.storage.transports import Transport, open_transport
 from energon_stream.storage.url import is_local, join_url, strip_credentials
 

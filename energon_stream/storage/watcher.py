@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -41,21 +42,26 @@ class LateWatcher(Generic[T]):
     """Tracks the requests in flight, and calls ``repeat`` for late ones.
 
     The thread sleeps until the first moment at which one of them can be late; without requests it sleeps
-    until woken. All methods except :meth:`run` are called with the lock held, and so is ``repeat``.
+    until woken. All methods except :meth:`run` and :meth:`snapshot` are called with the lock held, and so is
+    ``repeat``.
 
     Args:
         lock: The owner's lock.
         share: Bytes that may be requested twice, as a share of all requested bytes; 0 watches nothing.
         repeat: Starts a second request, or returns False if there is no room for one now.
-        start: Starts the thread, which runs :meth:`run`.
+        start: Starts a thread that runs a function.
     """
 
     def __init__(
-        self, lock: threading.Lock, share: float, repeat: Callable[[T], bool], start: Callable[[], None]
+        self,
+        lock: threading.Lock,
+        share: float,
+        repeat: Callable[[T], bool],
+        start: Callable[[Callable[[], None]], None],
     ) -> None:
         self._lock = lock
         self._active = share > 0
-        self._budget = HedgeBudget(share)
+        self.budget = HedgeBudget(share)
         self._to_end = LatencyModel()
         # The time to the first byte is short and hardly depends on the size, so it shows much sooner that a
         # request is late.
@@ -64,15 +70,12 @@ class LateWatcher(Generic[T]):
         self._start = start
         self._in_flight: dict[T, _Attempt] = {}
         self._look_at = math.inf
-        self._signals: SimpleQueue[bool] | None = None
+        self._signals: SimpleQueue[bool] = SimpleQueue()  # whether to go on
+        self._has_thread = False
 
     def snapshot(self) -> HedgeSnapshot:
-        """Return the state of second requests."""
-        return HedgeSnapshot(self._budget.earned, self._to_end.answers)
-
-    def requested(self, size: int) -> None:
-        """Note that ``size`` more bytes are requested; a negative number takes that back."""
-        self._budget.earn(size)
+        with self._lock:
+            return HedgeSnapshot(self.budget.earned, self._to_end.answers)
 
     def began(self, request: T, size: int, urgency: tuple[int, int]) -> None:
         """Note the start of an attempt. Of several late ones, the most urgent is repeated first."""
@@ -93,47 +96,38 @@ class LateWatcher(Generic[T]):
         if self._to_first_byte.observe(_ANY_SIZE, seconds) and self._in_flight:
             self._wake(time.monotonic())  # the requests in flight began before the model knew enough
 
-    def saved(self, size: int) -> None:
-        """Note that ``size`` bytes that were requested twice are not sent twice."""
-        self._budget.give_back(size)
-
     def ended(self, request: T) -> None:
         """Note that an attempt is over, or that nobody waits for it any more."""
         self._in_flight.pop(request, None)
 
     def answered(self, size: int, seconds: float) -> None:
         """Note that an attempt returned its bytes."""
-        if not self._active:
-            return
-        if self._to_end.observe(size, seconds) and self._in_flight:
+        if self._active and self._to_end.observe(size, seconds) and self._in_flight:
             self._wake(time.monotonic())
 
     def stop(self) -> None:
         """End the thread."""
-        if self._signals is not None:
-            self._signals.put(False)
+        self._signals.put(False)
 
     def run(self) -> None:
         """Run the thread's loop."""
-        signals, goes_on = self._signals, True
-        while signals is not None and goes_on:
+        goes_on = True
+        while goes_on:
             with self._lock:
                 now = time.monotonic()
                 overslept = max(0.0, now - self._look_at)  # a busy machine delays answers as much
                 self._look_at = self._repeat_late(now, overslept)
                 wait = None if self._look_at == math.inf else max(0.0, self._look_at - now)
-            try:
-                goes_on = signals.get(timeout=wait)
-            except Empty:
-                continue
+            with suppress(Empty):
+                goes_on = self._signals.get(timeout=wait)
 
     def _wake(self, look_at: float) -> None:
         self._look_at = look_at
-        if self._signals is None:
-            self._signals = SimpleQueue()
-            self._start()
-        else:
+        if self._has_thread:
             self._signals.put(True)
+        else:
+            self._has_thread = True
+            self._start(self.run)
 
     def _late_after(self, attempt: _Attempt) -> float | None:
         """Return the seconds after which the first or last bytes of an attempt are late; None if unknown."""
@@ -158,8 +152,8 @@ class LateWatcher(Generic[T]):
                 next_look = min(next_look, look_at)
         for _, late_after, request in sorted(late, key=lambda entry: entry[0]):
             attempt = self._in_flight[request]
-            if self._budget.can_spend(attempt.size) and self._repeat(request):
-                self._budget.spend(attempt.size)
+            if self.budget.can_spend(attempt.size) and self._repeat(request):
+                self.budget.spend(attempt.size)
                 attempt.repeats += 1
                 attempt.started, attempt.is_answering = now, False  # the second request may be late, too
                 if attempt.repeats == _MOST_REPEATS:

@@ -18,12 +18,12 @@ from energon_stream.storage import (
     ByteRange,
     Fetcher,
     LocalStore,
+    RetryPolicy,
     StorageCounters,
     StoreSpec,
     run_isolated,
 )
 from energon_stream.storage.attempts import attempt_listener, release_slot
-from energon_stream.storage.retry import RetryPolicy
 
 
 class GatedStore:
