@@ -1,7 +1,9 @@
-"""Errors for the answers of stores, the same for every transport."""
+"""Errors for the answers of stores, the same for every transport, and a base for remote stores."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from energon_stream.errors import (
@@ -19,8 +21,12 @@ from energon_stream.storage.url import strip_credentials
 if TYPE_CHECKING:
     from energon_stream.storage.base import ByteRange
 
-_DENIED_CODES = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # S3 says 400 to these
-_TRANSIENT = ((400, "RequestTimeout"), (400, "IncompleteBody"))
+# S3 says 400 to these codes.
+_MEANT = {
+    **dict.fromkeys(("ExpiredToken", "InvalidToken", "TokenRefreshRequired"), 403),
+    **dict.fromkeys(("RequestTimeout", "IncompleteBody"), 408),
+}
+_TOO_SHORT = "The object is shorter than its index says; prepare the dataset again."
 
 
 def answer_error(status: int, code: str, message: str, *, where: str, endpoint: str) -> StorageError:
@@ -28,34 +34,29 @@ def answer_error(status: int, code: str, message: str, *, where: str, endpoint: 
     answer = strip_credentials(
         f"HTTP {status}{' ' + code if code else ''}{': ' + message if message else ''}"
     )
-    if status == 404:
-        what = "no such bucket" if code == "NoSuchBucket" else "no such object or bucket"
-        hint = f"Check bucket, key, endpoint ({endpoint}) and region."
-        return ObjectNotFoundError(f"{what} ({answer})", where=where, hint=hint)
-    if status in (401, 403) or code in _DENIED_CODES:
-        hint = f"Check key, secret, token, clock and the bucket's policy at {endpoint}."
-        return AccessDeniedError(f"access denied ({answer})", where=where, hint=hint)
-    if status == 412:
-        return object_changed(where)
-    if status == 416:
-        return RangeError(
-            f"the byte range lies beyond the end of the object ({answer})",
-            where=where,
-            hint="The object is shorter than its index says; prepare the dataset again.",
-        )
-    if status in (429, 503):
-        return ThrottledError(f"the store is overloaded and rejects requests ({answer})", where=where)
-    if status in (408, 425) or (status >= 500 and status != 501) or (status, code) in _TRANSIENT:
-        return TransientStorageError(f"the store is busy or failing ({answer})", where=where)
-    if status in (301, 302, 307, 308):
-        return StorageError(
-            f"the bucket is elsewhere ({answer})",
-            where=where,
-            hint=f"Check region and endpoint ({endpoint}).",
-        )
-    if status in (405, 501):
-        return UnsupportedStoreError(f"the store does not offer this request ({answer})", where=where)
-    return StorageError(f"the store refused the request ({answer})", where=where)
+    kind: type[StorageError] = StorageError
+    what, hint = "the store refused the request", ""
+    match _MEANT.get(code, status) if status == 400 else status:
+        case 404:
+            kind = ObjectNotFoundError
+            what = "no such bucket" if code == "NoSuchBucket" else "no such object or bucket"
+            hint = f"Check bucket, key, endpoint ({endpoint}) and region."
+        case 401 | 403:
+            kind, what = AccessDeniedError, "access denied"
+            hint = f"Check key, secret, token, clock and the bucket's policy at {endpoint}."
+        case 412:
+            return object_changed(where)
+        case 416:
+            kind, what, hint = RangeError, "the byte range lies beyond the end of the object", _TOO_SHORT
+        case 429 | 503:
+            kind, what = ThrottledError, "the store is overloaded and rejects requests"
+        case 405 | 501:
+            kind, what = UnsupportedStoreError, "the store does not offer this request"
+        case 301 | 302 | 307 | 308:
+            what, hint = "the bucket is elsewhere", f"Check region and endpoint ({endpoint})."
+        case meant if meant in (408, 425) or meant >= 500:
+            kind, what = TransientStorageError, "the store is busy or failing"
+    return kind(f"{what} ({answer})", where=where, hint=hint or None)
 
 
 def object_changed(where: str) -> ObjectChangedError:
@@ -72,7 +73,7 @@ def short_body(wanted: ByteRange, received: str, where: str) -> RangeError:
     return RangeError(
         f"requested bytes {wanted.start} to {wanted.stop}, but the store has {received}",
         where=where,
-        hint="The object is shorter than its index says; prepare the dataset again.",
+        hint=_TOO_SHORT,
     )
 
 
@@ -92,3 +93,37 @@ def broken(problem: str, *, where: str, endpoint: str) -> TransientStorageError:
         where=where,
         hint=f"Check that {endpoint} is right and reachable.",
     )
+
+
+def no_credentials(what: str, where: str) -> AccessDeniedError:
+    """Return the error for a client that finds no credentials."""
+    hint = "Set the store's environment variables, pass storage_options, or anon=True."
+    return AccessDeniedError(what, where=where, hint=hint)
+
+
+class RemoteStore:
+    """A base for stores whose client reports errors of its own."""
+
+    is_local = False
+
+    def __init__(self, url: str) -> None:
+        self.url = strip_credentials(url).rstrip("/")
+
+    def close(self) -> None:
+        """Do nothing: the client is shared, and idle connections end by themselves."""
+
+    def _where(self, path: str) -> str:
+        return f"{self.url}/{path}" if path else self.url
+
+    def _name(self, error: Exception, path: str) -> StorageError:
+        """Return this library's error for one of the client."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _named_errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:
+            raise self._name(error, path) from error

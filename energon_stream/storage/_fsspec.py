@@ -7,17 +7,21 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from energon_stream.errors import (
-    AccessDeniedError,
-    StorageError,
-    UnsupportedStoreError,
+from energon_stream.errors import StorageError, UnsupportedStoreError
+from energon_stream.storage._answers import (
+    RemoteStore,
+    answer_error,
+    broken,
+    no_credentials,
+    not_partial,
+    object_changed,
+    short_body,
 )
-from energon_stream.storage._answers import answer_error, broken, not_partial, object_changed, short_body
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.url import strip_credentials, url_scheme
@@ -52,7 +56,7 @@ def _start_loop() -> asyncio.AbstractEventLoop:
 _loop = PerProcess(_start_loop)
 
 
-class FsspecStore:
+class FsspecStore(RemoteStore):
     """A store on any fsspec file system; see ``Store`` for the methods.
 
     fsspec has no conditional reads. A read with ``etag`` costs a second request, which compares the content
@@ -62,10 +66,8 @@ class FsspecStore:
         UnsupportedStoreError: No file system for the scheme, or its package is not installed.
     """
 
-    is_local = False
-
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        self._url = strip_credentials(url).rstrip("/")
+        super().__init__(url)
         chain = {url_scheme(element if "://" in element else f"{element}://") for element in url.split("::")}
         self._one_at_a_time = not chain.isdisjoint(_DISK_CACHES)
         with self._named_errors(""):
@@ -106,10 +108,6 @@ class FsspecStore:
         if hasattr(system, "retries"):
             system.retries = 1  # RetryPolicy is the one layer that retries
         return system
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         with self._named_errors(path):
@@ -161,14 +159,8 @@ class FsspecStore:
             self._fs.put_file(local_path, self._path(path))
 
     def delete(self, path: str) -> None:
-        with self._named_errors(path):
-            try:
-                self._fs.rm_file(self._path(path))
-            except FileNotFoundError:
-                return
-
-    def close(self) -> None:
-        """Do nothing: the file system is shared, and idle connections end by themselves."""
+        with self._named_errors(path), suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(path))
 
     def _path(self, path: str) -> str:
         if not path:
@@ -177,9 +169,6 @@ class FsspecStore:
             return f"{self._root}/{path}"
         before, mark, query = self._root.partition("?")  # HTTP's file system works with whole URLs
         return f"{before}/{quote(path)}{mark}{query}"
-
-    def _where(self, path: str) -> str:
-        return f"{self._url}/{path}" if path else self._url
 
     def _body(self, path: str, data: bytes, etag: str | None, total_size: int | None) -> Body:
         if etag is not None:
@@ -194,58 +183,46 @@ class FsspecStore:
 
     @contextmanager
     def _named_errors(self, path: str) -> Iterator[None]:
-        try:
-            with _disk_cache_lock.get() if self._one_at_a_time else nullcontext():
-                yield
-        except StorageError:
-            raise
-        except Exception as error:
-            raise _named(error, self._where(path), self._endpoint()) from error
+        turn = _disk_cache_lock.get() if self._one_at_a_time else nullcontext()
+        with super()._named_errors(path), turn:
+            yield
 
     def _endpoint(self) -> str:
-        return f"the {url_scheme(self._url)} store"
+        return f"the {url_scheme(self.url)} store"
+
+    def _name(self, error: Exception, path: str) -> StorageError:
+        where, endpoint = self._where(path), self._endpoint()
+        cause: BaseException | None = error
+        while cause is not None:
+            response = getattr(cause, "response", None)
+            if isinstance(response, Mapping):  # botocore.exceptions.ClientError
+                status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+                answer = response.get("Error", {})
+                code, message = str(answer.get("Code", "")), str(answer.get("Message", ""))
+                code = "" if code.isdigit() else code
+                return answer_error(status, code, message, where=where, endpoint=endpoint)
+            for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
+                number = getattr(cause, name, None)
+                if isinstance(number, int) and 300 <= number < 600:
+                    return answer_error(number, "", str(cause), where=where, endpoint=endpoint)
+            if _is_network(cause):
+                return broken(f"{type(error).__name__} {error}".strip(), where=where, endpoint=endpoint)
+            cause = cause.__cause__
+        if isinstance(error, FileNotFoundError):
+            return answer_error(404, "", str(error), where=where, endpoint=endpoint)
+        name, problem = type(error).__name__, strip_credentials(str(error))
+        if isinstance(error, PermissionError) or name in _CREDENTIAL_ERRORS:
+            return no_credentials(f"access denied: {problem}", where)
+        return StorageError(f"the request failed: {name}: {problem}", where=where)
 
 
 def _meta(info: Mapping[str, Any]) -> ObjectMeta:
     return ObjectMeta(info["size"], next((info[name] for name in _ETAG_NAMES if info.get(name)), None))
 
 
-def _named(error: BaseException, where: str, endpoint: str) -> StorageError:
-    """Return this library's error for one of fsspec, of botocore or of an HTTP library."""
-    cause: BaseException | None = error
-    while cause is not None:
-        response = getattr(cause, "response", None)
-        if isinstance(response, Mapping):  # botocore.exceptions.ClientError
-            status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-            answer = response.get("Error", {})
-            code = str(answer.get("Code", ""))
-            message = str(answer.get("Message", ""))
-            return answer_error(
-                status, "" if code.isdigit() else code, message, where=where, endpoint=endpoint
-            )
-        for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
-            number = getattr(cause, name, None)
-            if isinstance(number, int) and 300 <= number < 600:
-                return answer_error(number, "", str(cause), where=where, endpoint=endpoint)
-        if _is_network(cause):
-            return broken(f"{type(error).__name__} {error}".strip(), where=where, endpoint=endpoint)
-        cause = cause.__cause__
-    name = type(error).__name__
-    if isinstance(error, FileNotFoundError):
-        return answer_error(404, "", str(error), where=where, endpoint=endpoint)
-    if isinstance(error, PermissionError) or name in _CREDENTIAL_ERRORS:
-        return AccessDeniedError(
-            f"access denied: {strip_credentials(str(error))}",
-            where=where,
-            hint="Set the store's environment variables, pass storage_options, or anon=True.",
-        )
-    return StorageError(f"the request failed: {name}: {strip_credentials(str(error))}", where=where)
-
-
 def _is_network(error: BaseException) -> bool:
     if isinstance(error, (TimeoutError, asyncio.TimeoutError, ConnectionError)):
         return True
     names = {base.__name__ for base in type(error).__mro__}
-    return type(error).__module__.partition(".")[0] in _NETWORK_MODULES or not names.isdisjoint(
-        _BOTOCORE_BREAKS
-    )
+    package = type(error).__module__.partition(".")[0]
+    return package in _NETWORK_MODULES or not names.isdisjoint(_BOTOCORE_BREAKS)

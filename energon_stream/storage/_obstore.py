@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,19 @@ import obstore
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from energon_stream.errors import (
-    AccessDeniedError,
     RangeError,
     StorageError,
     TransientStorageError,
     UnsupportedStoreError,
 )
-from energon_stream.storage._answers import answer_error, broken, not_partial, short_body
+from energon_stream.storage._answers import (
+    RemoteStore,
+    answer_error,
+    broken,
+    no_credentials,
+    not_partial,
+    short_body,
+)
 from energon_stream.storage._obstore_config import ClientConfig, resolve_config
 from energon_stream.storage.attempts import AnswerUnwanted, is_answer_wanted
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
@@ -40,35 +46,25 @@ _CREDENTIAL_SIGNS = ("169.254.169.254", "169.254.170.2", "metadata.google.intern
 _clients: PerProcess[Any] = PerProcess()
 
 
-def open_obstore(url: str, options: Mapping[str, Any]) -> ObstoreStore:
-    """Open a store on obstore. Raises UnsupportedStoreError if obstore cannot open the URL or honour an
-    option, or this process was forked from one that had used obstore.
+class ObstoreStore(RemoteStore):
+    """A store on obstore; see ``Store`` for the methods. Equal configurations share a client.
+
+    Raises:
+        UnsupportedStoreError: obstore cannot open the URL or honour an option, or this process was forked
+            from one that had used obstore.
     """
-    config, root = resolve_config(url, options)
-    if not obstore_usable():
-        raise UnsupportedStoreError(
-            "obstore was used before this process was forked, and its runtime does not survive that",
-            where=strip_credentials(url),
-            hint="Use transport='auto', or start the process with 'spawn'.",
-        )
-    share_arenas()  # obstore allocates answers in the thread that requests them
-    return ObstoreStore(url, config, root)
 
-
-class ObstoreStore:
-    """A store on obstore; see ``Store`` for the methods. Equal configurations share a client."""
-
-    is_local = False
-
-    def __init__(self, url: str, config: ClientConfig, root: str) -> None:
-        self._url = strip_credentials(url).rstrip("/")
-        self._config = config
-        self._root = root
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        super().__init__(url)
+        self._config, self._root = resolve_config(url, options)
+        if not obstore_usable():
+            raise UnsupportedStoreError(
+                "obstore was used before this process was forked, and its runtime does not survive that",
+                where=self.url,
+                hint="Use transport='auto', or start the process with 'spawn'.",
+            )
+        share_arenas()  # obstore allocates answers in the thread that requests them
         self._own_client: Any = None
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         return self._get(path, {}, etag)
@@ -108,14 +104,8 @@ class ObstoreStore:
             obstore.put(self._client(), self._key(path), Path(local_path))
 
     def delete(self, path: str) -> None:
-        with self._named_errors(path):
-            try:
-                obstore.delete(self._client(), self._key(path))
-            except FileNotFoundError:
-                return
-
-    def close(self) -> None:
-        """Do nothing: the client is shared, and idle connections end by themselves."""
+        with self._named_errors(path), suppress(FileNotFoundError):
+            obstore.delete(self._client(), self._key(path))
 
     def _get(self, path: str, options: GetOptions, etag: str | None) -> Body:
         if etag is not None:
@@ -140,9 +130,6 @@ class ObstoreStore:
     def _key(self, path: str) -> str:
         return f"{self._root}/{path}" if self._root and path else self._root or path
 
-    def _where(self, path: str) -> str:
-        return f"{self._url}/{path}" if path else self._url
-
     def _client(self) -> Any:
         if self._own_client is None:
             mark_obstore_used()
@@ -151,35 +138,19 @@ class ObstoreStore:
             self._own_client = _clients.map(self._config, partial(_make_client, self._config))
         return self._own_client
 
-    @contextmanager
-    def _named_errors(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            raise self._name(error, path) from error
-
     def _name(self, error: Exception, path: str) -> StorageError:
-        where, endpoint = self._where(path), self._config.endpoint
         if isinstance(error, StorageError):
             return error
+        where, endpoint = self._where(path), self._config.endpoint
         # The first part is meant for people; the second is a dump of Rust values that may contain secrets.
         text = str(error).partition("\n\nDebug source")[0]
         status = _STATUS.search(text)
-        if not status and any(sign in text for sign in _CREDENTIAL_SIGNS):
-            return AccessDeniedError(
-                f"no credentials were found ({strip_credentials(text)})",
-                where=where,
-                hint="Set the store's environment variables, pass storage_options, or anon=True.",
-            )
         if status:
-            code, message = _CODE.search(text), _MESSAGE.search(text)
-            return answer_error(
-                int(status[1]),
-                code[1] if code else "",
-                message[1] if message else "",
-                where=where,
-                endpoint=endpoint,
-            )
+            found = (pattern.search(text) for pattern in (_CODE, _MESSAGE))
+            code, message = (match[1] if match else "" for match in found)
+            return answer_error(int(status[1]), code, message, where=where, endpoint=endpoint)
+        if any(sign in text for sign in _CREDENTIAL_SIGNS):
+            return no_credentials(f"no credentials were found ({strip_credentials(text)})", where)
         if isinstance(error, FileNotFoundError):
             return answer_error(404, "", text, where=where, endpoint=endpoint)
         if "non-partial" in text or "Range request not supported" in text:
@@ -189,9 +160,8 @@ class ObstoreStore:
         if "Requested" in text and ", got" in text:
             return RangeError(f"the store sent another byte range: {text}", where=where)
         if "HTTP error" in text:
-            cause = (
-                "no answer or no progress in time" if "TimedOut" in str(error) else text.rpartition(" - ")[2]
-            )
+            timed_out = "TimedOut" in str(error)
+            cause = "no answer or no progress in time" if timed_out else text.rpartition(" - ")[2]
             return broken(cause, where=where, endpoint=endpoint)
         if "redirect" in text:
             return answer_error(301, "", text.rpartition(" - ")[2], where=where, endpoint=endpoint)
@@ -214,15 +184,12 @@ def _make_client(config: ClientConfig) -> Any:
         "client_options": client_options,
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(minutes=3)},
     }
-    settings: Any = dict(config.settings)
     if config.kind == "http":
         return HTTPStore.from_url(config.root, **common)
-    if config.kind == "gcs":
-        return GCSStore(config.root, config=settings, **common)
-    if config.kind == "azure":
-        return AzureStore(config.root, config=settings, **common)
-    provider: Any = config.credentials
-    return S3Store(config.root, config=settings, credential_provider=provider, **common)
+    if config.kind == "s3":
+        common["credential_provider"] = config.credentials
+    store: Any = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}[config.kind]
+    return store(config.root, config=dict(config.settings), **common)
 
 
 def _meta(found: Mapping[str, Any]) -> ObjectMeta:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -16,28 +16,13 @@ from energon_stream.storage.url import strip_credentials, url_scheme
 
 _Items = tuple[tuple[str, Any], ...]
 
-_KINDS: dict[str, Literal["s3", "gcs", "azure", "http"]] = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "az": "azure",
-    "abfs": "azure",
-    "abfss": "azure",
-    "http": "http",
-    "https": "http",
-}
+_Kind = Literal["s3", "gcs", "azure", "http"]
 # Option names of fsspec's packages (gcsfs, adlfs), and obstore's.
 _GCS_NAMES = {"anon": "skip_signature", "token": "service_account"}
 _AZURE_NAMES = {
-    "anon": "skip_signature",
-    "account_name": "account_name",
-    "account_key": "account_key",
-    "sas_token": "sas_token",
-    "tenant_id": "tenant_id",
-    "client_id": "client_id",
-    "client_secret": "client_secret",
-}
+    name: name
+    for name in ("account_name", "account_key", "sas_token", "tenant_id", "client_id", "client_secret")
+} | {"anon": "skip_signature"}
 _CONNECTION_STRING_NAMES = {
     "AccountName": "account_name",
     "AccountKey": "account_key",
@@ -70,8 +55,6 @@ class SessionCredentials:
     profile: str | None
 
     def __call__(self) -> dict[str, Any]:
-        from datetime import datetime, timedelta
-
         found = _aws_session(self.profile).get_credentials()
         if found is None:
             raise AccessDeniedError(
@@ -81,22 +64,21 @@ class SessionCredentials:
         frozen = found.get_frozen_credentials()
         # botocore refreshes expired credentials when asked; this has obstore ask every five minutes.
         expires = datetime.now(UTC) + timedelta(minutes=5)
-        return StaticCredentials(frozen.access_key, frozen.secret_key, frozen.token)() | {
-            "expires_at": expires
-        }
+        static = StaticCredentials(frozen.access_key, frozen.secret_key, frozen.token)
+        return static() | {"expires_at": expires}
 
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
     """Configuration of a client; equal configurations share one."""
 
-    kind: Literal["s3", "gcs", "azure", "http"]  # kind of obstore's store
+    kind: _Kind
     root: str  # bucket, container, or ``scheme://host``
-    settings: _Items = field(default=(), repr=False)  # items of the store's configuration
-    client_options: _Items = field(default=(), repr=False)  # items of the HTTP client's options
+    settings: _Items = field(repr=False)  # items of the store's configuration
+    client_options: _Items = field(repr=False)  # items of the HTTP client's options
     # Credential provider, or None for obstore's own search.
-    credentials: StaticCredentials | SessionCredentials | None = None
-    endpoint: str = ""  # server, for error messages
+    credentials: StaticCredentials | SessionCredentials | None
+    endpoint: str  # server, for error messages
 
 
 def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, str]:
@@ -104,35 +86,27 @@ def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, 
     UnsupportedStoreError if obstore cannot open the URL, or honour an option, and AccessDeniedError if the
     AWS profile does not exist.
     """
-    scheme = url_scheme(url)
-    kind = _KINDS.get(scheme)
+    resolve = _RESOLVERS.get(url_scheme(url))
     rest = url.partition("://")[2]
     authority, _, path = rest.partition("/")
-    if kind is None or not authority or "::" in url or "@" in authority or (kind == "http" and "?" in rest):
-        raise UnsupportedStoreError(
-            "the obstore transport does not know this kind of URL",
-            where=strip_credentials(url),
-            hint="Use transport='auto' or 'fsspec'.",
-        )
+    is_http = resolve is _http
+    if resolve is None or not authority or "::" in url or "@" in authority or (is_http and "?" in rest):
+        raise _unsupported(url, "does not know this kind of URL")
     left = {name: value for name, value in options.items() if value is not None}
-    if kind == "s3":
-        config = _s3(authority, left)
-    elif kind == "http":
-        headers = left.pop("headers", None)
-        client = {"default_headers": tuple(sorted(headers.items()))} if headers else {}
-        host = f"{scheme}://{authority}"
-        config = ClientConfig("http", host, (), _client_options(host, client), None, host)
-        path = unquote(path)
-    elif kind == "gcs":
-        config = _gcs(authority, left, url)
-    else:
-        config = _azure(authority, left)
+    config = resolve(authority, left, url)
     if left:
-        raise _unsupported(sorted(left), url)
-    return config, path.strip("/")
+        raise _cannot_honour(sorted(left), url)
+    return config, (unquote(path) if is_http else path).strip("/")
 
 
-def _s3(bucket: str, left: dict[str, Any]) -> ClientConfig:
+def _http(host: str, left: dict[str, Any], url: str) -> ClientConfig:
+    root = f"{url_scheme(url)}://{host}"
+    headers = left.pop("headers", None)
+    client = {"default_headers": tuple(sorted(headers.items()))} if headers else {}
+    return _config("http", root, {}, root, "", client)
+
+
+def _s3(bucket: str, left: dict[str, Any], url: str) -> ClientConfig:
     client_kwargs = dict(left.pop("client_kwargs", {}))
     config_kwargs = dict(left.pop("config_kwargs", {}))
     s3_config = dict(config_kwargs.pop("s3", {}))
@@ -170,11 +144,8 @@ def _s3(bucket: str, left: dict[str, Any]) -> ClientConfig:
     virtual = s3_config.pop("addressing_style", "auto") == "virtual"
     if endpoint:
         endpoint = endpoint.rstrip("/")
-        if virtual:  # then obstore wants the bucket in the endpoint
-            scheme, _, host = endpoint.partition("://")
-            config["endpoint"] = f"{scheme}://{bucket}.{host}"
-        else:
-            config["endpoint"] = endpoint
+        # With virtual hosts, obstore wants the bucket in the endpoint.
+        config["endpoint"] = endpoint.replace("://", f"://{bucket}.", 1) if virtual else endpoint
         if environment("AWS_ENDPOINT_URL_S3"):  # obstore would prefer the variable to our endpoint
             config["aws_endpoint_url_s3"] = config["endpoint"]
     config["virtual_hosted_style_request"] = virtual
@@ -191,36 +162,28 @@ def _s3(bucket: str, left: dict[str, Any]) -> ClientConfig:
         client["root_certificate"] = Path(bundle).read_text()
     # The remaining options are those that obstore cannot honour.
     left.update(client_kwargs | config_kwargs | s3_config)
-    return ClientConfig(
-        "s3",
-        bucket,
-        tuple(sorted(config.items())),
-        _client_options(endpoint or "", client),
-        None if anon else credentials,
-        endpoint or f"AWS, region {config['region']}",
-    )
+    server = f"AWS, region {config['region']}"
+    return _config("s3", bucket, config, endpoint or "", server, client, None if anon else credentials)
 
 
 def _gcs(bucket: str, left: dict[str, Any], url: str) -> ClientConfig:
     if left.get("token") == "anon":
         left["anon"] = bool(left.pop("token"))
     elif not str(left.get("token", ".json")).endswith(".json"):
-        raise _unsupported(["token"], url)
+        raise _cannot_honour(["token"], url)
     endpoint = os.environ.get("GOOGLE_BASE_URL", "")
     # Emulators offer the API that gcsfs uses, not the one of obstore.
     if not endpoint and os.environ.get("STORAGE_EMULATOR_HOST"):
-        raise _unsupported(["STORAGE_EMULATOR_HOST"], url)
-    config = dict(_renamed(left, _GCS_NAMES)) | ({"base_url": endpoint} if endpoint else {})
-    return ClientConfig(
-        "gcs", bucket, tuple(sorted(config.items())), _client_options(endpoint), None, endpoint or "GCS"
-    )
+        raise _cannot_honour(["STORAGE_EMULATOR_HOST"], url)
+    config = _renamed(left, _GCS_NAMES) | ({"base_url": endpoint} if endpoint else {})
+    return _config("gcs", bucket, config, endpoint, "GCS")
 
 
-def _azure(container: str, left: dict[str, Any]) -> ClientConfig:
+def _azure(container: str, left: dict[str, Any], url: str) -> ClientConfig:
     text = left.pop("connection_string", None)
     if text is None and not left:  # passed options outrank the environment
         text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
-    config = dict(_renamed(left, _AZURE_NAMES))
+    config = _renamed(left, _AZURE_NAMES)
     if text:
         given = dict(item.partition("=")[::2] for item in text.split(";") if item)
         config |= {name: given[key] for key, name in _CONNECTION_STRING_NAMES.items() if key in given}
@@ -228,34 +191,49 @@ def _azure(container: str, left: dict[str, Any]) -> ClientConfig:
             protocol = given.get("DefaultEndpointsProtocol", "https")
             suffix = given.get("EndpointSuffix", "core.windows.net")
             config["endpoint"] = f"{protocol}://{config['account_name']}.blob.{suffix}"
-    endpoint = str(config.get("endpoint", ""))
-    return ClientConfig(
-        "azure",
-        container,
-        tuple(sorted(config.items())),
-        _client_options(endpoint),
-        None,
-        endpoint or "Azure",
-    )
+    return _config("azure", container, config, str(config.get("endpoint", "")), "Azure")
 
 
-def _client_options(endpoint: str, options: Mapping[str, Any] | None = None) -> _Items:
-    defaults = {
+_RESOLVERS: dict[str, Callable[[str, dict[str, Any], str], ClientConfig]] = {
+    **dict.fromkeys(("s3", "s3a"), _s3),
+    **dict.fromkeys(("gs", "gcs"), _gcs),
+    **dict.fromkeys(("az", "abfs", "abfss"), _azure),
+    **dict.fromkeys(("http", "https"), _http),
+}
+"""By scheme. Each takes bucket or host, options and URL, and removes the options that it honours."""
+
+
+def _config(
+    kind: _Kind,
+    root: str,
+    settings: Mapping[str, Any],
+    endpoint: str,
+    server: str,  # without an endpoint, for error messages
+    client: Mapping[str, Any] | None = None,
+    credentials: StaticCredentials | SessionCredentials | None = None,
+) -> ClientConfig:
+    client_options = {
         "connect_timeout": "5s",
         "read_timeout": "20s",  # without progress
         "timeout": "1h",  # for a whole request; obstore's default of 30 s would end large slow reads
         "allow_http": endpoint.startswith("http://"),
+        **(client or {}),
     }
-    return tuple(sorted((defaults | dict(options or {})).items()))
+    items = tuple(sorted(settings.items())), tuple(sorted(client_options.items()))
+    return ClientConfig(kind, root, *items, credentials, endpoint or server)
 
 
-def _renamed(left: dict[str, Any], names: Mapping[str, str]) -> _Items:
-    return tuple(sorted((names[name], left.pop(name)) for name in list(left) if name in names))
+def _renamed(left: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names[name]: left.pop(name) for name in list(left) if name in names}
 
 
-def _unsupported(names: list[str], url: str) -> UnsupportedStoreError:
+def _cannot_honour(names: list[str], url: str) -> UnsupportedStoreError:
+    return _unsupported(url, f"cannot honour the storage options {names}")
+
+
+def _unsupported(url: str, problem: str) -> UnsupportedStoreError:
     return UnsupportedStoreError(
-        f"the obstore transport cannot honour the storage options {names}",
+        f"the obstore transport {problem}",
         where=strip_credentials(url),
         hint="Use transport='auto' or 'fsspec'.",
     )

@@ -26,11 +26,13 @@ class S3fsStore(FsspecStore):
         region = os.environ.get("AWS_REGION")
         if region and not result.get("profile"):  # botocore reads AWS_DEFAULT_REGION only
             client.setdefault("region_name", region)
-        config = dict(result.get("config_kwargs") or {})
-        # This switches botocore's retries off; _make_system() switches s3fs's own off.
-        config.setdefault("retries", {"total_max_attempts": 1})
-        config.setdefault("max_pool_connections", _CONNECTIONS)  # botocore's 10 would be the limit
-        return result | {"client_kwargs": client, "config_kwargs": config}
+        # This switches botocore's retries off; _make_system() switches s3fs's own off. Its default of ten
+        # connections would be the limit.
+        config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": _CONNECTIONS}
+        return result | {
+            "client_kwargs": client,
+            "config_kwargs": config | (result.get("config_kwargs") or {}),
+        }
 
     @staticmethod
     def _make_system(cls: Any, options: Mapping[str, Any]) -> Any:

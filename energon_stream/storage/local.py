@@ -41,13 +41,9 @@ class LocalStore:
     is_local = True
 
     def __init__(self, root: str) -> None:
-        self._root = local_path(root)
+        self.url = local_path(root)
         # lru_cache has no lock in Python, so a fork cannot leave one locked.
         self._map = lru_cache(maxsize=_MAX_MAPS)(_map_file)
-
-    @property
-    def url(self) -> str:
-        return self._root
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         view, version = self._view(path, etag)
@@ -74,7 +70,7 @@ class LocalStore:
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         entries = []
-        below_root = len(os.path.join(self._root, ""))
+        below_root = len(os.path.join(self.url, ""))
         for folder, _, names in os.walk(self._locate(prefix), followlinks=True):
             for name in names:
                 if name.endswith(_TEMP_SUFFIX):
@@ -88,12 +84,10 @@ class LocalStore:
         return iter(sorted(entries, key=lambda entry: entry.path))
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a temporary file beside the target, and rename it."""
         with self._replacing(path) as temporary:
             Path(temporary).write_bytes(data)
 
     def put_file(self, path: str, local_path: str) -> None:
-        """Copy a file; readers see it when it is complete."""
         with self._replacing(path) as temporary:
             shutil.copyfile(local_path, temporary)
 
@@ -107,7 +101,7 @@ class LocalStore:
         self._map.cache_clear()
 
     def _locate(self, path: str) -> str:
-        return os.path.join(self._root, path) if path else self._root
+        return os.path.join(self.url, path) if path else self.url
 
     def _view(self, path: str, etag: str | None) -> tuple[memoryview, str]:
         location = self._locate(path)
@@ -123,6 +117,7 @@ class LocalStore:
 
     @contextmanager
     def _replacing(self, path: str) -> Iterator[str]:
+        """Give the name of a temporary file beside the target, and rename it at the end."""
         location = self._locate(path)
         with _named_errors(location):
             folder = os.path.dirname(location)

@@ -31,7 +31,7 @@ def _lazy(module: str, name: str) -> StoreFactory:
     return open_store
 
 
-_obstore = _lazy("_obstore", "open_obstore")
+_obstore = _lazy("_obstore", "ObstoreStore")
 _s3fs = _lazy("_s3fs", "S3fsStore")
 _fsspec = _lazy("_fsspec", "FsspecStore")
 
