@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import Ends, SavableDataset, with_ends
 from energon_stream.recipe.mixture import open_mixture
-from energon_stream.recipe.options import DatasetOptions, DatasetRequest, Shuffling
-from energon_stream.task import LoadedDataset, call_with_accepted
+from energon_stream.recipe.options import DatasetRequest, SharedOptions, Shuffling
+from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
 
 if TYPE_CHECKING:
     from energon_stream.recipe.location import PathOption
     from energon_stream.recipe.tree import AnyLeafRef
+    from energon_stream.worker import WorkerConfig
 
 
 def get_train_dataset(
@@ -21,6 +22,8 @@ def get_train_dataset(
     batch_size: int | None,
     shuffle_buffer_size: int | None,
     max_samples_per_sequence: int | None,
+    worker_config: WorkerConfig | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     split_part: str = "train",
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
@@ -29,13 +32,15 @@ def get_train_dataset(
     parallel_shard_iters: int | None = None,
     repeat: bool = True,
     ends: Ends = "uneven",
-    **options: Unpack[DatasetOptions],
+    **options: Unpack[SharedOptions],
 ) -> SavableDataset[Any]:
     """Open a dataset for training: shuffled, and endless unless ``repeat=False``.
 
     Args:
-        path: A dataset or metadataset; see :class:`~energon_stream.recipe.options.DatasetOptions`.
-        split_part: See there.
+        path: A dataset or metadataset; see :class:`~energon_stream.recipe.options.SharedOptions`.
+        worker_config: Ranks, workers and seed; None for the ranks of ``torch.distributed``, with 4 workers.
+        task_encoder: Makes batches of samples; None for a new ``DefaultTaskEncoder()``.
+        split_part: See ``SharedOptions``.
         batch_size: Samples of a batch; None yields single samples.
         shuffle_buffer_size: Samples among which each is shuffled; None or 1 for none. A large buffer costs no
             memory, because it holds references and no samples.
@@ -53,8 +58,8 @@ def get_train_dataset(
         ends: The end of a pass, if passes end and ranks have unequal numbers of batches. ``"uneven"``: each
             rank yields its own. ``"drop"``, ``"pad"``: all ranks yield the same number, see
             :class:`EvenDataset`. Virtual epochs have the same length on all ranks anyway.
-        **options: Those that all functions share which open datasets, such as ``worker_config``,
-            ``task_encoder`` and ``cache``; see ``DatasetOptions``.
+        **options: Those that all functions share which open datasets, such as ``cache``; see
+            ``SharedOptions``.
 
     Returns:
         A dataset of batches, for :func:`get_savable_loader`.
@@ -81,7 +86,7 @@ def get_train_dataset(
     request = DatasetRequest.of(
         path,
         split_part,
-        options,
+        {**options, "worker_config": worker_config, "task_encoder": task_encoder},
         batch_size=batch_size,
         packing_buffer_size=packing_buffer_size,
         multiplier=shuffle_over_epochs_multiplier,
@@ -107,26 +112,30 @@ def get_val_dataset(
     path: PathOption,
     *,
     batch_size: int | None,
+    worker_config: WorkerConfig | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     split_part: str = "val",
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     limit: int | None = None,
     ends: Ends = "uneven",
-    **options: Unpack[DatasetOptions],
+    **options: Unpack[SharedOptions],
 ) -> SavableDataset[Any]:
     """Open a dataset for validation: one pass in order; the datasets of a metadataset follow each other.
 
     Args:
-        path: A dataset or metadataset; see :class:`~energon_stream.recipe.options.DatasetOptions`.
-        split_part: See there.
+        path: A dataset or metadataset; see :class:`~energon_stream.recipe.options.SharedOptions`.
+        worker_config: Ranks, workers and seed; None for the ranks of ``torch.distributed``, with 4 workers.
+        task_encoder: Makes batches of samples; None for a new ``DefaultTaskEncoder()``.
+        split_part: See ``SharedOptions``.
         batch_size: Samples of a batch; None yields single samples.
         batch_drop_last: Whether a last batch that is not full is dropped.
         packing_buffer_size: Samples to select packs from; None for no packing.
         limit: Batches of a pass of one rank; None for all.
         ends: The end of a pass if ranks have unequal numbers of batches. ``"uneven"``: each rank yields its
             own. ``"drop"``, ``"pad"``: all ranks yield the same number, see :class:`EvenDataset`.
-        **options: Those that all functions share which open datasets, such as ``worker_config``,
-            ``task_encoder`` and ``cache``; see ``DatasetOptions``.
+        **options: Those that all functions share which open datasets, such as ``cache``; see
+            ``SharedOptions``.
 
     Raises:
         ConfigError: An option is unknown, or cannot work.
@@ -140,7 +149,11 @@ def get_val_dataset(
         [3, 3, 2]
     """
     request = DatasetRequest.of(
-        path, split_part, options, batch_size=batch_size, packing_buffer_size=packing_buffer_size
+        path,
+        split_part,
+        {**options, "worker_config": worker_config, "task_encoder": task_encoder},
+        batch_size=batch_size,
+        packing_buffer_size=packing_buffer_size,
     )
     mixture = open_mixture(request)
     concatenates_itself = request.encoder._hook_overridden("build_val_datasets")
@@ -152,12 +165,14 @@ def get_val_datasets(
     path: PathOption,
     *,
     batch_size: int | None,
+    worker_config: WorkerConfig | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     split_part: str = "val",
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     limit: int | None = None,
     ends: Ends = "uneven",
-    **options: Unpack[DatasetOptions],
+    **options: Unpack[SharedOptions],
 ) -> list[tuple[SavableDataset[Any], AnyLeafRef]]:
     """Open each dataset of a validation split on its own.
 
@@ -174,7 +189,11 @@ def get_val_datasets(
         2 .../captions
     """
     request = DatasetRequest.of(
-        path, split_part, options, batch_size=batch_size, packing_buffer_size=packing_buffer_size
+        path,
+        split_part,
+        {**options, "worker_config": worker_config, "task_encoder": task_encoder},
+        batch_size=batch_size,
+        packing_buffer_size=packing_buffer_size,
     )
     mixture = open_mixture(request)
     return [

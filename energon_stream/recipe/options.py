@@ -45,7 +45,7 @@ class DecodingOptions(TypedDict, total=False):
     allow_pickle: bool | None
 
 
-class DatasetOptions(DecodingOptions, total=False):
+class SharedOptions(DecodingOptions, total=False):
     """Options that all functions share which open datasets.
 
     ``path`` is a folder with ``.nv-meta``, or a metadataset: its ``.yaml`` file or parsed content. Also a
@@ -57,8 +57,6 @@ class DatasetOptions(DecodingOptions, total=False):
     prepared, ``train``, ``val`` and ``test`` all have all samples.
 
     Attributes:
-        worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
-        task_encoder: Makes batches of samples. Default: a new ``DefaultTaskEncoder()``.
         subset: Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a
             metadataset the percentages apply to each dataset. Default: all samples.
         parts: Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that
@@ -80,8 +78,6 @@ class DatasetOptions(DecodingOptions, total=False):
             whether ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
     """
 
-    worker_config: WorkerConfig | None
-    task_encoder: TaskEncoder[Any, Any, Any, Any] | None
     subset: SubsetOption
     parts: Sequence[str] | None
     sample_type: SampleType | None
@@ -93,6 +89,18 @@ class DatasetOptions(DecodingOptions, total=False):
     read_options: ReadOptions | None
     cache: CacheOption
     trust_dataset_code: bool | None
+
+
+class DatasetOptions(SharedOptions, total=False):
+    """The shared options, and those that every signature lists.
+
+    Attributes:
+        worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
+        task_encoder: Makes batches of samples. Default: a new ``DefaultTaskEncoder()``.
+    """
+
+    worker_config: WorkerConfig | None
+    task_encoder: TaskEncoder[Any, Any, Any, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
