@@ -6,7 +6,7 @@ belong to the record before them; blank lines at the beginning belong to the fir
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -110,11 +110,7 @@ def prepare_jsonl(
     """
     spec = StoreSpec(url_or_path, storage_options)
     store = spec.open()
-    starts, size = [np.zeros(0, dtype=np.int64)], 0
-    for found, end in _records(stream_object(store, "", piece_bytes), store.url):
-        starts.append(found)
-        size = end
-    offsets = np.concatenate(starts)
+    offsets, size = _records(stream_object(store, "", piece_bytes), store.url)
     if not len(offsets):
         raise EmptyDatasetError("the file has no records", where=store.url)
     offsets[0] = 0
@@ -122,17 +118,19 @@ def prepare_jsonl(
     return len(offsets)
 
 
-def _records(pieces: Iterable[memoryview], where: str) -> Iterator[tuple[Int64Array, int]]:
-    """Yield, for each piece, the first byte of each record that ends in it, and the end of the piece."""
+def _records(pieces: Iterable[memoryview], where: str) -> tuple[Int64Array, int]:
+    """Return the first byte of each record, and the size of the file."""
+    found = [np.zeros(0, dtype=np.int64)]
     base, line, rest = 0, 1, b""
     for piece in pieces:
         data = rest + bytes(piece)
         ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == _NEWLINE) + 1
+        found.append(base + _starts(data, ends, base, line, where))
         last = int(ends[-1]) if len(ends) else 0
-        yield base + _starts(data, ends, base, line, where), base + len(data)
         base, line, rest = base + last, line + len(ends), data[last:]
     if rest:
-        yield base + _starts(rest + b"\n", np.array([len(rest) + 1]), base, line, where), base + len(rest)
+        found.append(base + _starts(rest + b"\n", np.array([len(rest) + 1]), base, line, where))
+    return np.concatenate(found), base + len(rest)
 
 
 def _starts(data: bytes, ends: npt.NDArray[Any], base: int, line: int, where: str) -> Int64Array:

@@ -123,15 +123,8 @@ class MediaFile(NamedTuple):
 def read_images(store: Store, files: Sequence[MediaFile]) -> list[ImageMetadata | None]:
     """Read the headers of images; return None for files that are not images.
 
-    The first 64 KiB of all files are requested concurrently, adjacent files together. More is read only if
-    Pillow needs it.
-
-    Args:
-        store: Store that has the files.
-        files: The files. The first 64 KiB of all of them must fit into memory.
-
-    Raises:
-        StorageError: The store did not deliver.
+    The first 64 KiB of all files, which must fit into memory, are requested concurrently, adjacent files
+    together. More is read only if Pillow needs it.
     """
     numbers: dict[str, int] = {}
     objects = np.array([numbers.setdefault(file.path, len(numbers)) for file in files], dtype=np.int64)
@@ -140,10 +133,12 @@ def read_images(store: Store, files: Sequence[MediaFile]) -> list[ImageMetadata 
     plan = plan_fetches(objects, starts, stops, stops > starts, max_gap=_MAX_GAP, max_bytes=_MAX_FETCH)
     paths, etags = list(numbers), {file.path: file.etag for file in files}
     fetcher = shared_fetcher()
-    bodies = []
-    for number, start, stop in zip(plan.objects, plan.starts, plan.stops, strict=True):
-        path = paths[number]
-        bodies.append(fetcher.submit(store, path, ByteRange(int(start), int(stop)), etag=etags[path]))
+    bodies = [
+        fetcher.submit(store, path, ByteRange(int(start), int(stop)), etag=etags[path])
+        for path, start, stop in zip(
+            map(paths.__getitem__, plan.objects), plan.starts, plan.stops, strict=True
+        )
+    ]
     found: list[ImageMetadata | None] = []
     for file, fetch, stop in zip(files, plan.fetch_of, stops, strict=True):
         if file.size == 0:

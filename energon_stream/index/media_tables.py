@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import islice
+from typing import TypeAlias
 
 from energon_stream.errors import ConfigError, MetadataError, NotPreparedError, ObjectNotFoundError
 from energon_stream.index.in_order import ordered_map
@@ -42,14 +44,12 @@ class MediaReport:
     # Names of the files that are not images. Always empty with ``HEADER``, which tries all files.
     unreadable: tuple[str, ...] = ()
 
+    def __add__(self, other: MediaReport) -> MediaReport:
+        return MediaReport(*map(operator.add, astuple(self), astuple(other)))
 
-@dataclass(frozen=True, slots=True)
-class FoundMedia:
-    """Images of some files, by name; the other attributes are as in :class:`MediaReport`."""
 
-    images: Mapping[str, ImageMetadata]
-    skipped_av: int
-    unreadable: tuple[str, ...]
+FoundMedia: TypeAlias = tuple[Mapping[str, ImageMetadata], MediaReport]
+"""Images of some files by name, and the outcome for these files."""
 
 
 def find_media(store: Store, media_filter: MediaFilter, files: Iterable[MediaFile]) -> FoundMedia:
@@ -65,7 +65,7 @@ def find_media(store: Store, media_filter: MediaFilter, files: Iterable[MediaFil
                 images[file.name] = image
             elif media_filter.strategy != "HEADER":
                 unreadable.append(file.name)
-    return FoundMedia(images, len(matching) - len(candidates), tuple(unreadable))
+    return images, MediaReport(len(images), len(matching) - len(candidates), tuple(unreadable))
 
 
 class MediaTables:
@@ -83,15 +83,12 @@ class MediaTables:
 
     def add(self, found: FoundMedia) -> None:
         """Store images, and count them in ``report``."""
+        images, report = found
         self._database.executemany(
             "INSERT OR REPLACE INTO media_metadata VALUES (?, 'image', ?)",
-            ((name, image.to_json()) for name, image in found.images.items()),
+            ((name, image.to_json()) for name, image in images.items()),
         )
-        self.report = MediaReport(
-            self.report.stored + len(found.images),
-            self.report.skipped_av + found.skipped_av,
-            self.report.unreadable + found.unreadable,
-        )
+        self.report += report
 
 
 def prepare_media(

@@ -16,9 +16,8 @@ from energon_stream.errors import (
     UnsupportedStoreError,
 )
 from energon_stream.index.dataset import WebDatasetIndex, ask_all
-from energon_stream.index.kept_index import PlainTars
+from energon_stream.index.kept_index import PlainTars, sample_counts
 from energon_stream.index.metadata import META_FOLDER
-from energon_stream.index.plain_build import sample_counts
 from energon_stream.index.shard_names import SPLIT_PARTS, only_tars, parse_tar_paths
 from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec, strip_credentials
 
@@ -35,15 +34,10 @@ def open_plain(
     patience: float = 60.0,
     log_seconds: float = 10.0,
 ) -> WebDatasetIndex:
-    """Open tars that :func:`find_tars` or :func:`list_tars` returned.
+    """Open tars that :func:`find_tars` or :func:`list_tars` returned. Each split part is all tars.
 
-    Args:
-        root: Folder of the tars.
-        tars: The tars in order.
-        split_part: ``train``, ``val`` or ``test``; each is all tars.
-        patience: Seconds, beyond the time to read a tar at 10 MB/s, to wait for another process that indexes
-            it.
-        log_seconds: Shortest time between messages about the progress of indexing.
+    Another process that indexes a tar is waited for ``patience`` seconds beyond the time to read the tar at
+    10 MB/s. Progress is logged at most every ``log_seconds``.
 
     Raises:
         ConfigError: There is no such split part.

@@ -6,8 +6,9 @@ import random
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,11 @@ def prepare_dataset(
         random.Random(shuffle_seed).shuffle(order)
     split = split_by_patterns(order, split_patterns) if split_patterns else {}
     split = split_by_ratio(order, split_ratio) if split_ratio is not None else split
-    report = PrepareReport({}, split, (), tuple(index_path(path) for path in paths))
-    scans = _scan_all(store, entries, workers, media_filter, progress)
+    index = partial(_index, store, entries, workers, media_filter, progress)
+    files = tuple(map(index_path, paths))
     if tar_index_only:
-        return _collect(scans, report)
+        counts, parts, media = index(None)
+        return PrepareReport(counts, split, parts, files, media)
     with tempfile.TemporaryDirectory(prefix="energon-prepare-") as folder:
         database = str(Path(folder) / "index.sqlite")
         # The folder counts as not prepared from here to the end. With an index alone it would be a plain
@@ -136,51 +138,75 @@ def prepare_dataset(
             if path in existing:
                 store.delete(path)
         with SqliteWriter(database, paths) as writer:
-            tables = None if media_filter is None else MediaTables(writer.database, media_filter)
-            report = _collect(scans, report, writer, tables)
-        written = _write_metadata(store, database, report, dataset_yaml, INFO_YAML in existing)
-    return replace(report, files=(*report.files, *written))
+            counts, parts, media = index(writer)
+        files += _write_metadata(store, database, counts, split, dataset_yaml, INFO_YAML in existing)
+    return PrepareReport(counts, split, parts, files, media)
 
 
-def _collect(
-    scans: Iterable[tuple[ShardScan, FoundMedia | None]],
-    report: PrepareReport,
-    writer: SqliteWriter | None = None,
-    tables: MediaTables | None = None,
-) -> PrepareReport:
-    """Write scans to the index; return the report with the found samples, parts and media."""
+def _index(
+    store: Store,
+    entries: Sequence[ListEntry],
+    workers: int,
+    media_filter: MediaFilter | None,
+    progress: Callable[[int, int], None] | None,
+    writer: SqliteWriter | None,
+) -> tuple[dict[str, int], tuple[str, ...], MediaReport | None]:
+    """Scan tars concurrently, and write a ``.tar.idx`` file for each and the database. Return the number of
+    samples by tar, the sorted part names, and the report on media.
+    """
+    tables = MediaTables(writer.database, media_filter) if writer and media_filter else None
+
+    def scan(entry: ListEntry) -> tuple[ShardScan, FoundMedia | None]:
+        found = scan_shard(store, entry)
+        if not found.keys:
+            raise EmptyDatasetError(
+                "the tar has no samples",
+                where=f"{store.url}/{entry.path}",
+                hint="leave it out with exclude=",
+            )
+        store.put(index_path(entry.path), encode_offsets(found.offsets))
+        if media_filter is None:
+            return found, None
+        files = (
+            MediaFile(f"{found.keys[sample]}.{part}", entry.path, start, size, entry.meta.etag)
+            for sample, part, start, size in found.parts
+        )
+        return found, find_media(store, media_filter, files)
+
     counts: dict[str, int] = {}
     parts: set[str] = set()
-    for tar_id, (scan, media) in enumerate(scans):
-        counts[scan.path] = len(scan.keys)
-        parts.update(part[1] for part in scan.parts)
+    for tar_id, (found, media) in enumerate(ordered_map(scan, entries, workers)):
+        counts[found.path] = len(found.keys)
+        parts.update(part for _, part, _, _ in found.parts)
         if writer is not None:
-            writer.add(tar_id, scan)
+            writer.add(tar_id, found)
         if tables is not None and media is not None:
             tables.add(media)
-    found = None if tables is None else tables.report
-    return replace(report, shard_counts=counts, parts=tuple(sorted(parts)), media=found)
+        if progress is not None:
+            progress(tar_id + 1, len(entries))
+    return counts, tuple(sorted(parts)), None if tables is None else tables.report
 
 
 def _write_metadata(
     store: Store,
     database: str,
-    report: PrepareReport,
+    counts: Mapping[str, int],
+    split: Mapping[str, tuple[str, ...]],
     dataset_yaml: Mapping[str, Any] | None,
     with_info_yaml: bool,
-) -> list[str]:
-    documents = {f"{META_FOLDER}/{SPLIT_CONFIG}": encode_split(report.split)}
+) -> tuple[str, ...]:
+    documents = {f"{META_FOLDER}/{SPLIT_CONFIG}": encode_split(split)}
     if dataset_yaml is not None:
         documents[f"{META_FOLDER}/{DATASET_CONFIG}"] = dump_yaml(dict(dataset_yaml))
     documents[f"{META_FOLDER}/index.uuid"] = str(uuid.uuid4()).encode()
-    infos = {INFO_YAML: encode_info(report.shard_counts, as_yaml=True)} if with_info_yaml else {}
-    infos[INFO_JSON] = encode_info(report.shard_counts)
+    infos = {INFO_YAML: encode_info(counts, as_yaml=True)} if with_info_yaml else {}
+    infos[INFO_JSON] = encode_info(counts)
     for path, content in documents.items():
         store.put(path, content)
     store.put_file(INDEX_SQLITE, database)
     for path, content in infos.items():
         store.put(path, content)
-    return [*documents, INDEX_SQLITE, *infos]
+    return (*documents, INDEX_SQLITE, *infos)
 
 
 def find_shards(
@@ -208,35 +234,3 @@ def find_shards(
             hint=f"check the patterns; the first tar is {next(iter(entries))!r}",
         )
     return [entries[name] for name in names]
-
-
-def _scan_all(
-    store: Store,
-    entries: Sequence[ListEntry],
-    workers: int,
-    media_filter: MediaFilter | None,
-    progress: Callable[[int, int], None] | None,
-) -> Iterator[tuple[ShardScan, FoundMedia | None]]:
-    """Scan shards concurrently and write a ``.tar.idx`` file for each; yield the scans in order."""
-
-    def scan(entry: ListEntry) -> tuple[ShardScan, FoundMedia | None]:
-        found = scan_shard(store, entry)
-        if not found.keys:
-            raise EmptyDatasetError(
-                "the tar has no samples",
-                where=f"{store.url}/{entry.path}",
-                hint="leave it out with exclude=",
-            )
-        store.put(index_path(entry.path), encode_offsets(found.offsets))
-        if media_filter is None:
-            return found, None
-        files = (
-            MediaFile(f"{found.keys[sample]}.{part}", entry.path, start, size, entry.meta.etag)
-            for sample, part, start, size in found.parts
-        )
-        return found, find_media(store, media_filter, files)
-
-    for done, result in enumerate(ordered_map(scan, entries, workers), 1):
-        yield result
-        if progress is not None:
-            progress(done, len(entries))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.errors import CorruptTarError
-from energon_stream.index.tar_format import TAR_RECORD, Member, Read, split_name, walk_members
+from energon_stream.index.tar_format import TAR_RECORD, Read, split_name, walk_members
 from energon_stream.storage import Body, ByteRange, ListEntry, Store, shared_fetcher
 
 if TYPE_CHECKING:
@@ -51,15 +50,18 @@ def scan_shard(
     ahead: int = 2,
     check: Callable[[], object] = lambda: None,
     window: int = _WINDOW,
+    most: int | None = None,
 ) -> ShardScan:
-    """Read the headers of a tar: through a memory map of a local file, else by range requests.
+    """Read the headers of a tar: through a memory map of a local file, else by range requests, all of the
+    version that was listed.
 
     Args:
         store: Store of the dataset's root.
-        entry: The tar as listed. All reads must return this version.
+        entry: The tar as listed.
         ahead: Largest number of windows to read ahead while payloads are small.
-        check: Called before each request; may raise to stop the scan. Not called for local files.
+        check: Called before each request of a remote tar; may raise to stop the scan.
         window: Size of the smallest range request in bytes. The largest one is 64 times as large.
+        most: Number of samples after which to stop; None to read the whole tar and check its end.
 
     Raises:
         CorruptTarError: The tar is damaged or cut off; the message names shard and offset.
@@ -72,67 +74,42 @@ def scan_shard(
         >>> scan.keys[:2], scan.offsets[:2], scan.parts[0][1]
         (['00000000', '00000001'], [0, ...], 'jpg')
     """
-    scan = ShardScan(entry.path)
-    read, end = _reader(store, entry, ahead, check, window), 0
-    with _named(store, entry):
-        for key, part, member in _entries(read, entry.meta.size):
-            end = member.end
-            if part is None:
-                continue
-            if not scan.keys or scan.keys[-1] != key:
-                scan.keys.append(key)
-                scan.offsets.append(member.header_offset)
-            scan.parts.append((len(scan.keys) - 1, part, member.data_offset, member.size))
-        scan.offsets.append(end)
-        _check_end(read, end, entry.meta.size)
-    return scan
-
-
-def peek_parts(store: Store, entry: ListEntry, samples: int = 8) -> tuple[str, ...]:
-    """Return the sorted part names of the first samples of a tar. Raises the errors of :func:`scan_shard`."""
-    keys: set[str] = set()
-    parts: set[str] = set()
-    with _named(store, entry):
-        for key, part, _ in _entries(_reader(store, entry), entry.meta.size):
-            if part is not None:
-                keys.add(key)
-                if len(keys) > samples:
-                    break
-                parts.add(part)
-    return tuple(sorted(parts))
-
-
-def _reader(
-    store: Store,
-    entry: ListEntry,
-    ahead: int = 0,
-    check: Callable[[], object] = lambda: None,
-    window: int = _WINDOW,
-) -> Read:
-    if not store.is_local:
-        return _WindowReader(store, entry, ahead, check, window).read
-    view = store.get(entry.path, etag=entry.meta.etag).data
-    return lambda offset, length: view[offset : offset + length]
-
-
-def _entries(read: Read, size: int) -> Iterator[tuple[str, str | None, Member]]:
-    """Yield sample key, part name and member of all members; the part is None if a member is of no sample."""
-    for member in walk_members(read, 0, size):
-        found = split_name(member.name) if member.is_file else None
-        yield ("", None, member) if found is None else (*found, member)
-
-
-@contextmanager
-def _named(store: Store, entry: ListEntry) -> Iterator[None]:
-    """Add the shard to errors, which name the offset only."""
+    scan, end, size = ShardScan(entry.path), 0, entry.meta.size
+    read = _reader(store, entry, ahead, check, window)
     try:
-        yield
+        for member in walk_members(read, 0, size):
+            found = split_name(member.name) if member.is_file else None
+            if found is not None and (not scan.keys or scan.keys[-1] != found[0]):
+                if len(scan.keys) == most:
+                    break
+                scan.keys.append(found[0])
+                scan.offsets.append(member.header_offset)
+            if found is not None:
+                scan.parts.append((len(scan.keys) - 1, found[1], member.data_offset, member.size))
+            end = member.end
+        if most is None:
+            _check_end(read, end, size)
     except CorruptTarError as error:
         raise CorruptTarError(
             error.what,
             where=f"{store.url}/{entry.path}",
             hint="write the tar again, or leave it out of the dataset",
         ) from error
+    scan.offsets.append(end)
+    return scan
+
+
+def peek_parts(store: Store, entry: ListEntry, samples: int = 8) -> tuple[str, ...]:
+    """Return the sorted part names of the first samples of a tar. Raises the errors of :func:`scan_shard`."""
+    scan = scan_shard(store, entry, ahead=0, most=samples)
+    return tuple(sorted({part for _, part, _, _ in scan.parts}))
+
+
+def _reader(store: Store, entry: ListEntry, ahead: int, check: Callable[[], object], window: int) -> Read:
+    if not store.is_local:
+        return _WindowReader(store, entry, ahead, check, window).read
+    view = store.get(entry.path, etag=entry.meta.etag).data
+    return lambda offset, length: view[offset : offset + length]
 
 
 def _check_end(read: Read, end: int, size: int) -> None:

@@ -21,9 +21,11 @@ from energon_stream.errors import MetadataError
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # leaves scalars as strings; _scalar resolves them
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
-_TRUE = frozenset({"true", "True", "TRUE", "yes", "Yes", "YES"})
-_FALSE = frozenset({"false", "False", "FALSE", "no", "No", "NO"})
-_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_WORDS = {
+    **dict.fromkeys(("true", "True", "TRUE", "yes", "Yes", "YES"), True),
+    **dict.fromkeys(("false", "False", "FALSE", "no", "No", "NO"), False),
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+}
 _QUOTED = ("'", '"', "|", ">")
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(
@@ -94,10 +96,8 @@ def _line(event: yaml.Event) -> int:
 
 
 def _scalar(text: str) -> Any:
-    if text in _NULL:
-        return None
-    if text in _TRUE or text in _FALSE:
-        return text in _TRUE
+    if text in _WORDS:
+        return _WORDS[text]
     if text[0] not in _NUMERIC:
         return text
     if _INT.fullmatch(text):

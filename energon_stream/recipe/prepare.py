@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from energon_stream.index.join_build import JoinReport, build_join_index
+from energon_stream.index.join_index import JoinReport, build_join_index
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.opening import join_members, open_all
 from energon_stream.recipe.tree import JoinRef, MetadatasetRef, references

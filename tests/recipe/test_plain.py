@@ -531,7 +531,7 @@ def test_a_folder_that_cannot_be_written_is_named(tars, monkeypatch, tmp_path):
 
 def test_progress_is_logged(tars, caplog):
     folder = StoreSpec(str(tars))
-    with caplog.at_level(logging.INFO, "energon_stream.index.plain_build"):
+    with caplog.at_level(logging.INFO, "energon_stream.index.kept_index"):
         open_plain(folder, list_tars(folder), split_part="val", log_seconds=0.0)
     levels = [record.levelname for record in caplog.records]
     assert levels == ["WARNING", "INFO", "INFO", "INFO"]
