@@ -65,13 +65,7 @@ class _Mode(Enum):
 
 @dataclass(slots=True)
 class PartLocator:
-    """Locator of some parts of a prepared WebDataset; see :class:`Locator`.
-
-    Args:
-        whole: Locator of whole samples.
-        selection: The wanted parts.
-        max_gap: Bytes of a sample that are read rather than skipped.
-    """
+    """Locator of some parts of a prepared WebDataset; see :class:`Locator`."""
 
     whole: TarLocator
     selection: PartSelection

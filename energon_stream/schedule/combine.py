@@ -43,13 +43,7 @@ def _total(lengths: Iterable[int | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class RepeatSchedule:
-    """Passes over one schedule, one after the other.
-
-    Args:
-        inner: The schedule to repeat; it must end.
-        repeats: Number of passes. A fraction takes that share of the last pass, rounded down; None never
-            ends.
-    """
+    """Passes over one schedule, one after the other."""
 
     inner: Schedule
     repeats: float | None = None

@@ -73,12 +73,6 @@ class LeafSchedule:
     * A batch has samples of as many slices as possible.
     * The order is a function of (key, epoch, group, offset): the cursor is all there is to save.
     * Neighbours of a slice are consumed at about the same time, so the reader can fetch them together.
-
-    Args:
-        leaf: Number of this leaf in the references.
-        table: Slices of this stream's share.
-        order: Options of the order.
-        key: Key of all random draws; different for each leaf and stream.
     """
 
     leaf: int
