@@ -7,13 +7,7 @@ from typing import Any
 
 
 class LazyModule:
-    """Stands for a module until one of its attributes is needed.
-
-    Example:
-        >>> json = LazyModule("json")
-        >>> json.loads("[1]")
-        [1]
-    """
+    """Stands for a module until one of its attributes is needed."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -21,12 +21,6 @@ def log_once(log: logging.Logger, message: str, *args: object, key: Hashable = N
         *args: Its arguments.
         key: What the warning is about: two warnings with the same format string and key are the same. None
             for ``args``.
-
-    Example:
-        >>> import logging
-        >>> log = logging.getLogger("energon_stream.example")
-        >>> log_once(log, "%s has no content versions", "s3://bucket")
-        >>> log_once(log, "%s has no content versions", "s3://bucket")  # not logged again
     """
     entry = (os.getpid(), log.name, message, args if key is None else key)
     mine = object()

@@ -28,12 +28,6 @@ class Progress:
     Attributes:
         total: As above.
         done: Units done so far.
-
-    Example:
-        >>> with Progress(2, unit="tar", enabled=False) as progress:
-        ...     progress.advance(2)
-        >>> progress.done
-        2
     """
 
     def __init__(self, total: float | None = None, *, unit: str = "it", enabled: bool | None = None) -> None:

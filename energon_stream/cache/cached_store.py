@@ -36,11 +36,6 @@ def shared_cache(config: CacheConfig) -> BlockCache:
 
     Raises:
         ConfigError: See :class:`BlockCache`.
-
-    Example:
-        >>> from energon_stream.cache import CacheConfig, shared_cache
-        >>> shared_cache(CacheConfig("cache")) is shared_cache(CacheConfig("cache"))
-        True
     """
     return _caches.map(config, lambda: BlockCache(config))
 
@@ -55,15 +50,6 @@ class CacheLayer:
         config: The cache.
         since: Start of the run in seconds since the epoch. Objects have the versions that they had then or
             later.
-
-    Example:
-        >>> from energon_stream.cache import CacheConfig, CacheLayer
-        >>> from energon_stream.storage import StoreSpec
-        >>> store = CacheLayer(CacheConfig("cache", min_free_bytes=0))(StoreSpec("s3://data/captions").open())
-        >>> for _ in range(2):
-        ...     body = store.get(".nv-meta/dataset.yaml")
-        >>> store.cache.counters().hits
-        1
     """
 
     config: CacheConfig
@@ -143,15 +129,6 @@ class CachedStore:
 
     Attributes:
         cache: The cache.
-
-    Example:
-        >>> from energon_stream.cache import BlockCache, CacheConfig, CachedStore
-        >>> from energon_stream.storage import ByteRange, StoreSpec
-        >>> cache = BlockCache(CacheConfig("cache", min_free_bytes=0))
-        >>> store = CachedStore(StoreSpec("s3://data").open(), cache)
-        >>> lines = [bytes(store.get_range("lines.jsonl", ByteRange(0, 9)).data) for _ in range(2)]
-        >>> cache.counters().hits
-        1
     """
 
     is_local = False

@@ -22,11 +22,6 @@ class ObjectIdentity:
         path: Path below the root.
         etag: Version, as the store names it.
         size: Length in bytes.
-
-    Example:
-        >>> from energon_stream.cache import ObjectIdentity
-        >>> ObjectIdentity("s3://key:secret@bucket/data/", "shard-0.tar", '"abc"', 1024).root
-        's3://bucket/data'
     """
 
     root: str

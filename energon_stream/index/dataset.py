@@ -143,11 +143,6 @@ def open_webdataset(
         ConfigError: The dataset has no such split part.
         EmptyDatasetError: The split part has no samples.
         EnergonStreamError: As :func:`read_metadata`.
-
-    Example:
-        >>> from energon_stream.storage import StoreSpec
-        >>> open_webdataset(StoreSpec("captions"), split_part="train").shard_counts.tolist()
-        [8, 8, 8, 8, 8, 8]
     """
     metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config)
     return select_split_part(spec, split_part, metadata)

@@ -38,12 +38,7 @@ class OffsetWindow:
 
 
 def index_path(shard_path: str) -> str:
-    """Return the path of a tar's index.
-
-    Example:
-        >>> index_path("data/train_0.tar")
-        'data/train_0.tar.idx'
-    """
+    """Return the path of a tar's index."""
     return posixpath.splitext(shard_path)[0] + ".tar.idx"
 
 

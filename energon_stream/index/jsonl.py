@@ -55,11 +55,6 @@ def open_jsonl(spec: StoreSpec) -> JsonlIndex:
         NotPreparedError: The file has no index.
         IndexMismatchError: The index belongs to another version of the file.
         EmptyDatasetError: The file has no records.
-
-    Example:
-        >>> from energon_stream.storage import StoreSpec
-        >>> open_jsonl(StoreSpec("lines.jsonl")).num_samples
-        32
     """
     hint = f"run `energon-stream prepare {spec.url}`"
     store, index_store, fetcher = spec.open(), _index_spec(spec).open(), shared_fetcher()

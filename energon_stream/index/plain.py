@@ -42,12 +42,6 @@ def open_plain(
     Raises:
         ConfigError: There is no such split part.
         EnergonStreamError: As :func:`sample_counts`.
-
-    Example:
-        >>> from energon_stream.storage import StoreSpec
-        >>> root, tars = find_tars(StoreSpec("tars/data-{000000..000003}.tar"))
-        >>> open_plain(root, tars, split_part="train").shard_counts.tolist()
-        [16, 16, 16, 16]
     """
     if split_part not in SPLIT_PARTS:
         raise ConfigError(

@@ -66,13 +66,6 @@ def scan_shard(
     Raises:
         CorruptTarError: The tar is damaged or cut off; the message names shard and offset.
         ObjectChangedError: The tar was replaced during the scan.
-
-    Example:
-        >>> from energon_stream.storage import StoreSpec
-        >>> store = StoreSpec("captions").open()
-        >>> scan = scan_shard(store, next(entry for entry in store.list() if entry.path.endswith(".tar")))
-        >>> scan.keys[:2], scan.offsets[:2], scan.parts[0][1]
-        (['00000000', '00000001'], [0, ...], 'jpg')
     """
     scan, end, size = ShardScan(entry.path), 0, entry.meta.size
     read = _reader(store, entry, ahead, check, window)

@@ -18,22 +18,12 @@ from energon_stream.read.trust import TRUST_VARIABLE, is_trusted
 
 
 def is_own_module(module: str) -> bool:
-    """Return True if a module name of a metadata file means this library.
-
-    Example:
-        >>> [is_own_module(name) for name in ("megatron.energon", "energon_stream.samples", "megatron.core")]
-        [True, True, False]
-    """
+    """Return True if a module name of a metadata file means this library."""
     return module.split(".")[0] == "energon_stream" or module.split(".")[:2] == ["megatron", "energon"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown name: the most similar known one, or all of them.
-
-    Example:
-        >>> nearest("trian", ["train", "val"])
-        "did you mean 'train'?"
-    """
+    """Return a hint for an unknown name: the most similar known one, or all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(names)}"

@@ -107,13 +107,7 @@ def read_rank_state(state: Any, streams: Sequence[int] | None = None) -> dict[st
 
 
 def world_sizes(num_streams: int) -> list[int]:
-    """Return the numbers of ranks to which so many streams can be dealt.
-
-    Example:
-        >>> from energon_stream.state import world_sizes
-        >>> world_sizes(12)
-        [1, 2, 3, 4, 6, 12]
-    """
+    """Return the numbers of ranks to which so many streams can be dealt."""
     return [size for size in range(1, num_streams + 1) if num_streams % size == 0]
 
 

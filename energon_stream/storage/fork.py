@@ -31,13 +31,6 @@ class PerProcess(Generic[T]):
         keep: Most values that :meth:`map` remembers; the oldest ones are dropped. None for no limit.
         drop_inherited: Whether a child may free its copy of the parent's values. Clients, event loops and
             pools of threads must not be freed there; files and memory maps should be.
-
-    Example:
-        >>> lists: PerProcess[list] = PerProcess()
-        >>> lists.map("a", list) is lists.map("a", list)
-        True
-        >>> lists.map("a", list) is lists.map("b", list)
-        False
     """
 
     def __init__(

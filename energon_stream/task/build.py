@@ -55,13 +55,6 @@ class LoadedDataset:
         weight: Relative weight in a blend; None if repetitions decide.
         repetitions: Passes over the samples in one epoch; None if the weight decides.
         subflavors: Subflavors of all samples, if there is one leaf.
-
-    Example:
-        >>> from energon_stream.task import LoadedDataset
-        >>> from energon_stream.testing.operator_suite import NumbersDataset
-        >>> dataset, weight = LoadedDataset(NumbersDataset(4), weight=0.3)
-        >>> weight
-        0.3
     """
 
     dataset: SavableDataset[Any]
