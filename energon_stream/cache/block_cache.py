@@ -92,10 +92,6 @@ class BlockCache:
     Thread-safe. A forked child opens it anew; it can be pickled. If the disk fails, reads are answered all
     the same: the bytes are fetched and not kept.
 
-    Args:
-        config: Directory, limits and policy.
-        shares: See :meth:`set_shares`.
-
     Raises:
         ConfigError: The directory cannot be made, or the system lacks the locks that a cache needs.
 

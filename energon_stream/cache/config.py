@@ -110,14 +110,8 @@ class CacheConfig:
 
 
 def parse_size(size: int | str, name: str = "size") -> int:
-    """Return the bytes of a number, or of a text such as ``"200GB"`` (10⁹) or ``"1.5GiB"`` (2³⁰).
-
-    Args:
-        size: The number or text; not negative.
-        name: Name of the option, for the error message.
-
-    Raises:
-        ConfigError: ``size`` is neither.
+    """Return the bytes of a number, or of a text such as ``"200GB"`` (10⁹) or ``"1.5GiB"`` (2³⁰). Raises
+    ConfigError if ``size`` is neither.
     """
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)

@@ -135,9 +135,6 @@ def plan_shares(sizes: Sequence[int], reads: Sequence[float], quota: int) -> lis
         reads: Bytes read of each dataset in the same time, such as weight × bytes of a sample; in any unit.
         quota: Bytes to divide.
 
-    Returns:
-        Bytes for each dataset. Their sum is the quota, or less if everything fits.
-
     Raises:
         ConfigError: A number is negative, or there are not as many reads as sizes.
 

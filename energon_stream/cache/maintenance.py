@@ -105,13 +105,8 @@ def verify_cache(
 ) -> VerifyReport:
     """Hash all blocks, remove damaged ones, and measure the disk space again.
 
-    Args:
-        directory: The cache.
-        progress: Called after each block with the disk space that it took.
-
-    Raises:
-        Busy: Another process keeps locks.
-        OSError: A damaged block cannot be removed.
+    ``progress`` is called after each block with the disk space that it took. Raises Busy if another process
+    keeps locks, and OSError if a damaged block cannot be removed.
     """
     whole = size = damaged = 0
     for root_folder in directory.root_folders():

@@ -195,10 +195,8 @@ class EPath:
         return (self / entry.path for entry in self._store().list())
 
     def glob(self, pattern: str) -> Iterator[EPath]:
-        """Iterate over the files below the folder whose relative path matches.
-
-        Args:
-            pattern: ``*`` and ``?`` stand for characters of one name, ``**/`` for any folders.
+        """Iterate over the files below the folder whose relative path matches: ``*`` and ``?`` stand for
+        characters of one name, ``**/`` for any folders.
         """
         expression = re.compile("".join(map(_translate, re.split(r"(\*\*/|\*|\?)", pattern))))
         return (self / e.path for e in self._store().list() if expression.fullmatch(e.path))

@@ -62,11 +62,8 @@ def open_plain(
 
 
 def find_tars(spec: StoreSpec) -> tuple[StoreSpec, list[ListEntry]]:
-    """Return the common folder of the tars that a path names, and the tars in the order of the braces.
-
-    Raises:
-        ConfigError: The path is wrong; see :func:`parse_tar_paths`.
-        ObjectNotFoundError: Some of the tars do not exist.
+    """Return the common folder of the tars that a path names, and the tars in the order of the braces. Raises
+    ConfigError if the path is wrong, and ObjectNotFoundError if some of the tars do not exist.
     """
     folder, paths = parse_tar_paths(spec.url)
     root = replace(spec, url=folder)

@@ -95,14 +95,7 @@ def with_restore_key(value: Any, key: RestoreKey) -> Any:
 
 
 class Engine:
-    """Runs some streams of a dataset in rotation.
-
-    Args:
-        dataset: The dataset.
-        streams: The streams that this process serves, ascending.
-        states: The state of each stream; a stream without one begins at the start.
-        rotation: The rotation of the streams, when a saved run continues.
-    """
+    """Runs some streams of a dataset in rotation. A stream without a state begins at the start."""
 
     def __init__(
         self,

@@ -34,10 +34,6 @@ def piece_sizes(sample: int, options: ReadOptions) -> PieceSizes:
 
     With their connections, they take a sixteenth of the budget or the sample, whichever is larger, and half
     of the budget that the sample leaves.
-
-    Args:
-        sample: Bytes of the sample.
-        options: Limits.
     """
     room = max(options.byte_budget, sample) // 16 + max(options.byte_budget - sample, 0) // 2
     size = max(room // _PIECES, min(_GOOD_PIECE, room // 4), _MIN_PIECE)
@@ -50,12 +46,6 @@ class RangeStream:
 
     A thread of the fetcher may read it: if a piece's request has not begun when the piece is needed, the
     reading thread fetches it itself, so no thread waits for a waiting one.
-
-    Args:
-        shard: The object.
-        byte_range: The range.
-        pieces: Size and number of the pieces.
-        fetcher: Runs the requests, as the most urgent ones.
     """
 
     def __init__(

@@ -63,16 +63,7 @@ def _request_offsets(
 
 
 class SampleReader:
-    """Reads the samples of one schedule in order.
-
-    Args:
-        schedule: The order of the samples.
-        cursor: Place in the schedule at which to begin.
-        locators: Locators by leaf number.
-        fetcher: Runs the requests.
-        options: Limits of one reader.
-        allowance: Budget that is shared with other readers; None for a budget of its own.
-    """
+    """Reads the samples of one schedule in order, from a cursor on. Readers may share an allowance."""
 
     # Private attributes, in the order of a reference's way:
     # _next_cursor        place in the schedule of the next reference to locate
@@ -188,10 +179,8 @@ class SampleReader:
         self._locating.clear()
 
     def fill(self, wait: bool) -> bool:
-        """Plan one generation if nothing is queued and the limits allow.
-
-        Args:
-            wait: Whether to wait for index entries if no sample is ready.
+        """Plan one generation if nothing is queued and the limits allow; ``wait`` for index entries if no
+        sample is ready.
         """
         if self.queue or self._unconsumed_ranges >= self._options.max_ahead or self._large is not None:
             return False
@@ -366,10 +355,8 @@ class SampleReader:
 def fetch_samples(
     locators: Sequence[Locator], refs: Refs, fetcher: Fetcher, options: ReadOptions
 ) -> list[RawSample | None]:
-    """Read some samples at once, with as few requests as possible.
-
-    Returns:
-        One raw sample per reference, in order; None for an excluded one.
+    """Read one raw sample per reference, in order, at once and with as few requests as possible; None for an
+    excluded one.
     """
     for load in _request_offsets(locators, refs, fetcher, deadline=0):
         load.result()

@@ -18,16 +18,13 @@ if TYPE_CHECKING:
 
 
 def deal_state(states: Sequence[Any], rank: int, world_size: int) -> Any:
-    """Return the state with which one rank goes on.
+    """Return the state with which one rank goes on; None if no rank had begun.
 
     Args:
         states: The states of all ranks, saved after the same step, in any order. None for a rank that had not
             begun.
         rank: The rank.
         world_size: Number of ranks now; it must divide the number of streams.
-
-    Returns:
-        A rank's state; None if no rank had begun.
 
     Raises:
         StateError: One is not a state.

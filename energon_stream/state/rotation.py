@@ -55,13 +55,8 @@ def next_index(rotation: Rotation, rank: int, world_size: int) -> int:
 
 
 def rotation_at(like: Rotation, index: int, rank: int, world_size: int) -> Rotation:
-    """Return the rotation of a rank of another number of ranks.
-
-    Args:
-        like: The rotation of any rank, in the same pass.
-        index: The smallest :func:`next_index` of all ranks of the job.
-        rank: The rank.
-        world_size: Number of ranks now.
+    """Return the rotation of a rank of another number of ranks. ``like`` is that of any rank in the same
+    pass, ``index`` the smallest :func:`next_index` of all ranks of the job.
     """
     return Rotation(
         tuple(range(rank, like.num_streams, world_size)),

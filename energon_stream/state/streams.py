@@ -35,13 +35,7 @@ def split_streams(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) -> dict[str, Any]:
-    """Join the states of a rank's streams, whichever ranks saved them.
-
-    Args:
-        state_dict: The return value of :func:`split_streams`, or the union of several ranks' entries.
-        rank: The rank.
-        world_size: Number of ranks now.
-        num_streams: Number of streams of the job; the same as when the state was saved.
+    """Join the states of a rank's streams, whichever ranks saved them, from the union of state dicts.
 
     Raises:
         StateError: Not a state dict, or a damaged one.

@@ -68,9 +68,6 @@ class HedgeBudget:
 
     At no time are they more than ``share`` of the bytes requested so far, or 256 KiB if that is more: a short
     run may repeat a few small requests, and no large one.
-
-    Args:
-        share: Bytes requested twice, as a share of all requested bytes; 0 allows none.
     """
 
     def __init__(self, share: float) -> None:

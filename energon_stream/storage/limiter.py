@@ -16,9 +16,6 @@ class ConcurrencyLimit:
     shrinks the limit to what the store accepted plus a fifth: ``limit * accepted share / 0.8``, at least one
     less and at most half. So rejections that depend on the load keep the limit near what the store accepts.
     Random rejections of a fifth, which a lower limit would not reduce, leave it near the largest.
-
-    Args:
-        largest: First limit, and the limit while the store rejects little.
     """
 
     def __init__(self, largest: int) -> None:
@@ -28,11 +25,8 @@ class ConcurrencyLimit:
         self._ignored = 0
 
     def observe(self, *, rejected: bool, in_flight: int) -> None:
-        """Learn from an answer.
-
-        Args:
-            rejected: Whether the store asked for fewer requests.
-            in_flight: Requests in flight, the answered one included.
+        """Learn from an answer: whether the store asked for fewer requests, and how many were in flight, this
+        one included.
         """
         if self._ignored:  # it was in flight before the limit shrank, and says nothing about the new limit
             self._ignored -= 1
