@@ -131,13 +131,8 @@ def open_webdataset(
     split_config: str = SPLIT_CONFIG,
     dataset_config: str = DATASET_CONFIG,
 ) -> WebDatasetIndex:
-    """Open one split part of a prepared dataset.
-
-    Args:
-        spec: Folder of the dataset.
-        split_part: ``train``, ``val``, …
-        split_config: File in ``.nv-meta`` with the shards of each split part.
-        dataset_config: File in ``.nv-meta`` with the sample type; it may be absent.
+    """Open one split part of a prepared dataset. Its files in ``.nv-meta`` have the shards of each split part
+    (``split_config``) and the sample type (``dataset_config``, which may be absent).
 
     Raises:
         ConfigError: The dataset has no such split part.

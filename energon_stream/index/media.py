@@ -8,7 +8,7 @@ import json
 import posixpath
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -146,13 +146,13 @@ def read_images(store: Store, files: Sequence[MediaFile]) -> list[ImageMetadata 
             continue
         first = int(plan.starts[fetch])
         head = bodies[fetch].result().data[file.start - first : int(stop) - first]
-        found.append(_read_header(_Reader(_Payload(store, file, head), file.size)))
+        found.append(_read_header(_Payload(store, file, head)))
     return found
 
 
-def _read_header(payload: _Reader) -> ImageMetadata | None:
+def _read_header(payload: _Payload) -> ImageMetadata | None:
     try:
-        with Image.open(payload, formats=_FORMATS) as image:
+        with Image.open(cast("BinaryIO", payload), formats=_FORMATS) as image:
             return ImageMetadata(image.width, image.height, str(image.format), image.mode)
     except StorageError:
         raise  # an OSError too, but Pillow has not failed
@@ -164,49 +164,29 @@ def _extension(name: str) -> str:
     return posixpath.splitext(name)[1][1:].lower()
 
 
-class _Reader(io.BufferedReader):
-    """Reads no more than the size of the file, whatever length a damaged header claims."""
-
-    def __init__(self, raw: io.RawIOBase, size: int) -> None:
-        super().__init__(raw)
-        self._size = size
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Return bytes from the position on."""
-        return super().read(size if size is None else min(size, self._size))
-
-
-class _Payload(io.RawIOBase):
-    """A byte range of an object as a file. Bytes outside the present window are read in growing windows."""
+class _Payload:
+    """A byte range of an object, with what Pillow needs of a file. Bytes outside the present window are read
+    in growing windows, and never more than the file has, whatever length a damaged header claims.
+    """
 
     def __init__(self, store: Store, file: MediaFile, head: memoryview) -> None:
         self._store, self._file = store, file
         self._window, self._window_start, self._position = head, 0, 0
         self._length = _HEAD_BYTES
 
-    def readinto(self, buffer: Any) -> int:
-        """Copy bytes from the position on, and return their number; 0 at the end."""
-        if self._position >= self._file.size:
-            return 0
+    def read(self, size: int | None = -1) -> bytes:
+        """Return bytes from the position on, fewer at the end."""
+        left = max(self._file.size - self._position, 0)
+        size = left if size is None or size < 0 else min(size, left)
         start = self._position - self._window_start
-        if not 0 <= start < len(self._window):
+        if size and not 0 <= start <= start + size <= len(self._window):
             self._length *= 2
             first = self._file.start + self._position
-            stop = min(first + self._length, self._file.start + self._file.size)
+            stop = first + min(max(size, self._length), left)
             body = self._store.get_range(self._file.path, ByteRange(first, stop), etag=self._file.etag)
             self._window, self._window_start, start = body.data, self._position, 0
-        length = min(len(buffer), len(self._window) - start)
-        buffer[:length] = self._window[start : start + length]
-        self._position += length
-        return length
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
+        self._position += size
+        return bytes(self._window[start : start + size])
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move the position, and return it."""
@@ -214,4 +194,8 @@ class _Payload(io.RawIOBase):
         if base + offset < 0:
             raise ValueError(f"byte {base + offset} is before the file")
         self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position."""
         return self._position

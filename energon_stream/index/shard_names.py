@@ -183,15 +183,12 @@ def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
 def split_by_ratio(
     shards: Sequence[str], ratio: Sequence[float] | Mapping[str, float]
 ) -> dict[str, tuple[str, ...]]:
-    """Divide a list of shards in proportion.
+    """Divide a list of shards in proportion to shares of train, val and test, or of split parts by name. The
+    shares need not sum to one.
 
     A split part ends at ``int(number of shards × sum of the shares so far)``, as in Megatron-Energon. The
     exception is the last split part with a share, which takes all shards that are left: rounding can lose a
     shard there.
-
-    Args:
-        shards: Shard paths in order.
-        ratio: Shares of train, val and test, or of split parts by name. They need not sum to one.
 
     Raises:
         ConfigError: A share is negative, all are zero, or a sequence has not three shares.
