@@ -198,7 +198,7 @@ class CachedStore:
         return self._learn(path, (body.total_size or 0) - len(body.data), body)
 
     def get_at_hand(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
-        """Read a byte range if the system has it in memory; see ``storage.base.get_at_hand``."""
+        """Read a byte range if the system has it in memory; see ``storage/base.py``."""
         known = self._known.get(path)  # not known(), which may send a request
         if known is None or etag not in (None, known.etag):
             return None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, StorageError
-from energon_stream.storage.spec import StoreSpec
+from energon_stream.storage.transports import StoreSpec
 from energon_stream.storage.url import is_local, join_url, local_path, parent_url, strip_credentials
 
 if TYPE_CHECKING:

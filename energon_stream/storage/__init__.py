@@ -3,20 +3,12 @@
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.counters import CounterSnapshot, StorageCounters, default_counters
 from energon_stream.storage.fetcher import Fetcher, shared_fetcher
-from energon_stream.storage.isolate import run_isolated
+from energon_stream.storage.fork import run_isolated
 from energon_stream.storage.local import LocalStore
 from energon_stream.storage.managed import RetryPolicy
 from energon_stream.storage.planner import FetchPlan, plan_fetches
-from energon_stream.storage.spec import StoreLayer, StoreSpec
-from energon_stream.storage.transports import StoreFactory, Transport, register_store
-from energon_stream.storage.url import (
-    is_local,
-    is_url,
-    join_url,
-    local_path,
-    parent_url,
-    strip_credentials,
-)
+from energon_stream.storage.transports import StoreFactory, StoreLayer, StoreSpec, Transport, register_store
+from energon_stream.storage.url import is_local, is_url, join_url, local_path, parent_url, strip_credentials
 
 __all__ = [
     "Body",

@@ -13,15 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from energon_stream.errors import StorageError, UnsupportedStoreError
-from energon_stream.storage._answers import (
-    RemoteStore,
-    answer_error,
-    broken,
-    no_credentials,
-    not_partial,
-    object_changed,
-    short_body,
-)
+from energon_stream.storage._answers import RemoteStore, object_changed, short_body
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.url import strip_credentials, url_scheme
@@ -71,13 +63,10 @@ class FsspecStore(RemoteStore):
         chain = {url_scheme(element if "://" in element else f"{element}://") for element in url.split("::")}
         self._one_at_a_time = not chain.isdisjoint(_DISK_CACHES)
         with self._named_errors(""):
-            self._fs, root = self._file_system(url, self._options(options))
+            self._fs, root = self._file_system(url, options)
         self._root = root.rstrip("/")
 
-    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(options)
-
-    def _file_system(self, url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    def _file_system(self, url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         """Return fsspec's file system, one per options and process, and the path of ``url`` in it."""
         import fsspec
 
@@ -92,7 +81,7 @@ class FsspecStore(RemoteStore):
                 where=strip_credentials(url),
                 hint="Check the URL, or install the package that provides it.",
             ) from error
-        options = cls._get_kwargs_from_urls(url) | options
+        options = {**cls._get_kwargs_from_urls(url), **options}
         environment = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
         key = (cls, json.dumps(options, sort_keys=True, default=repr), tuple(environment))
         return _systems.map(key, partial(self._make_system, cls, options)), cls._strip_protocol(url)
@@ -118,7 +107,7 @@ class FsspecStore(RemoteStore):
         with self._named_errors(path):  # by keyword: the second positional argument is a version in s3fs
             data = self._fs.cat_file(self._path(path), start=byte_range.start, end=byte_range.stop)
         if len(data) > len(byte_range):
-            raise not_partial(self._where(path))
+            raise self._not_partial(path)
         if len(data) < len(byte_range):
             raise short_body(byte_range, f"{len(data)} of them", self._where(path))
         return self._body(path, data, etag, None)
@@ -133,7 +122,7 @@ class FsspecStore(RemoteStore):
         with self._named_errors(path):
             info = self._fs.info(self._path(path))
         if info["type"] != "file":
-            raise answer_error(404, "", "it is a folder", where=self._where(path), endpoint=self._fs.protocol)
+            raise self._refused(path, 404, message="it is a folder")
         return _meta(info)
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
@@ -187,11 +176,7 @@ class FsspecStore(RemoteStore):
         with super()._named_errors(path), turn:
             yield
 
-    def _endpoint(self) -> str:
-        return f"the {url_scheme(self.url)} store"
-
     def _name(self, error: Exception, path: str) -> StorageError:
-        where, endpoint = self._where(path), self._endpoint()
         cause: BaseException | None = error
         while cause is not None:
             response = getattr(cause, "response", None)
@@ -200,20 +185,20 @@ class FsspecStore(RemoteStore):
                 answer = response.get("Error", {})
                 code, message = str(answer.get("Code", "")), str(answer.get("Message", ""))
                 code = "" if code.isdigit() else code
-                return answer_error(status, code, message, where=where, endpoint=endpoint)
+                return self._refused(path, status, code, message)
             for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
                 number = getattr(cause, name, None)
                 if isinstance(number, int) and 300 <= number < 600:
-                    return answer_error(number, "", str(cause), where=where, endpoint=endpoint)
+                    return self._refused(path, number, message=str(cause))
             if _is_network(cause):
-                return broken(f"{type(error).__name__} {error}".strip(), where=where, endpoint=endpoint)
+                return self._broken(path, f"{type(error).__name__} {error}".strip())
             cause = cause.__cause__
         if isinstance(error, FileNotFoundError):
-            return answer_error(404, "", str(error), where=where, endpoint=endpoint)
+            return self._refused(path, 404, message=str(error))
         name, problem = type(error).__name__, strip_credentials(str(error))
         if isinstance(error, PermissionError) or name in _CREDENTIAL_ERRORS:
-            return no_credentials(f"access denied: {problem}", where)
-        return StorageError(f"the request failed: {name}: {problem}", where=where)
+            return self._no_credentials(path, f"access denied: {problem}")
+        return StorageError(f"the request failed: {name}: {problem}", where=self._where(path))
 
 
 def _meta(info: Mapping[str, Any]) -> ObjectMeta:

@@ -19,14 +19,7 @@ from energon_stream.errors import (
     TransientStorageError,
     UnsupportedStoreError,
 )
-from energon_stream.storage._answers import (
-    RemoteStore,
-    answer_error,
-    broken,
-    no_credentials,
-    not_partial,
-    short_body,
-)
+from energon_stream.storage._answers import RemoteStore, short_body
 from energon_stream.storage._obstore_config import ClientConfig, resolve_config
 from energon_stream.storage.attempts import AnswerUnwanted, is_answer_wanted
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
@@ -136,34 +129,36 @@ class ObstoreStore(RemoteStore):
             self._own_client = _clients.map(self._config, partial(_make_client, self._config))
         return self._own_client
 
+    def _endpoint(self) -> str:
+        return self._config.endpoint
+
     def _name(self, error: Exception, path: str) -> StorageError:
         if isinstance(error, StorageError):
             return error
-        where, endpoint = self._where(path), self._config.endpoint
         # The first part is meant for people; the second is a dump of Rust values that may contain secrets.
         text = str(error).partition("\n\nDebug source")[0]
         status = _STATUS.search(text)
         if status:
             found = (pattern.search(text) for pattern in (_CODE, _MESSAGE))
             code, message = (match[1] if match else "" for match in found)
-            return answer_error(int(status[1]), code, message, where=where, endpoint=endpoint)
+            return self._refused(path, int(status[1]), code, message)
         if any(sign in text for sign in _CREDENTIAL_SIGNS):
-            return no_credentials(f"no credentials were found ({strip_credentials(text)})", where)
+            return self._no_credentials(path, f"no credentials were found ({strip_credentials(text)})")
         if isinstance(error, FileNotFoundError):
-            return answer_error(404, "", text, where=where, endpoint=endpoint)
+            return self._refused(path, 404, message=text)
         if "non-partial" in text or "Range request not supported" in text:
-            return not_partial(where)
+            return self._not_partial(path)
         if "Wanted range starting at" in text:  # Azure answers with the whole object
-            return answer_error(416, "", text, where=where, endpoint=endpoint)
+            return self._refused(path, 416, message=text)
         if "Requested" in text and ", got" in text:
-            return RangeError(f"the store sent another byte range: {text}", where=where)
+            return RangeError(f"the store sent another byte range: {text}", where=self._where(path))
         if "HTTP error" in text:
             timed_out = "TimedOut" in str(error)
             cause = "no answer or no progress in time" if timed_out else text.rpartition(" - ")[2]
-            return broken(cause, where=where, endpoint=endpoint)
+            return self._broken(path, cause)
         if "redirect" in text:
-            return answer_error(301, "", text.rpartition(" - ")[2], where=where, endpoint=endpoint)
-        return StorageError(f"the request failed: {strip_credentials(text)}", where=where)
+            return self._refused(path, 301, message=text.rpartition(" - ")[2])
+        return StorageError(f"the request failed: {strip_credentials(text)}", where=self._where(path))
 
 
 def _load_fallback() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +15,8 @@ from energon_stream.errors import AccessDeniedError, UnsupportedStoreError
 from energon_stream.storage.url import strip_credentials, url_scheme
 
 _Items = tuple[tuple[str, Any], ...]
-
 _Kind = Literal["s3", "gcs", "azure", "http"]
+
 # Option names of fsspec's packages (gcsfs, adlfs), and obstore's.
 _GCS_NAMES = {"anon": "skip_signature", "token": "service_account"}
 _AZURE_NAMES = {
@@ -35,17 +35,12 @@ _CONNECTION_STRING_NAMES = {
 class StaticCredentials:
     """Credentials that do not expire, as an obstore credential provider."""
 
-    key: str = field(repr=False)
-    secret: str = field(repr=False)
+    access_key_id: str = field(repr=False)
+    secret_access_key: str = field(repr=False)
     token: str | None = field(repr=False)
 
     def __call__(self) -> dict[str, Any]:
-        return {
-            "access_key_id": self.key,
-            "secret_access_key": self.secret,
-            "token": self.token,
-            "expires_at": None,
-        }
+        return asdict(self) | {"expires_at": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +90,7 @@ def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, 
     left = {name: value for name, value in options.items() if value is not None}
     config = resolve(authority, left, url)
     if left:
-        raise _cannot_honour(sorted(left), url)
+        raise _unsupported(url, f"cannot honour the storage options {sorted(left)}")
     return config, (unquote(path) if is_http else path).strip("/")
 
 
@@ -170,11 +165,11 @@ def _gcs(bucket: str, left: dict[str, Any], url: str) -> ClientConfig:
     if left.get("token") == "anon":
         left["anon"] = bool(left.pop("token"))
     elif not str(left.get("token", ".json")).endswith(".json"):
-        raise _cannot_honour(["token"], url)
+        raise _unsupported(url, "cannot honour the storage options ['token']")
     endpoint = os.environ.get("GOOGLE_BASE_URL", "")
     # Emulators offer the API that gcsfs uses, not the one of obstore.
     if not endpoint and os.environ.get("STORAGE_EMULATOR_HOST"):
-        raise _cannot_honour(["STORAGE_EMULATOR_HOST"], url)
+        raise _unsupported(url, "cannot honour the storage options ['STORAGE_EMULATOR_HOST']")
     config = _renamed(left, _GCS_NAMES) | ({"base_url": endpoint} if endpoint else {})
     return _config("gcs", bucket, config, endpoint, "GCS")
 
@@ -227,16 +222,9 @@ def _renamed(left: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {names[name]: left.pop(name) for name in list(left) if name in names}
 
 
-def _cannot_honour(names: list[str], url: str) -> UnsupportedStoreError:
-    return _unsupported(url, f"cannot honour the storage options {names}")
-
-
 def _unsupported(url: str, problem: str) -> UnsupportedStoreError:
-    return UnsupportedStoreError(
-        f"the obstore transport {problem}",
-        where=strip_credentials(url),
-        hint="Use transport='auto' or 'fsspec'.",
-    )
+    hint = "Use transport='auto' or 'fsspec'."
+    return UnsupportedStoreError(f"the obstore transport {problem}", where=strip_credentials(url), hint=hint)
 
 
 def _asks_for_botocore(profile: str | None) -> bool:
@@ -261,9 +249,8 @@ def _cached_session(profile: str | None, environment: tuple[str | None, ...]) ->
     try:
         session.get_scoped_config()
     except botocore.exceptions.ProfileNotFound as error:
-        raise AccessDeniedError(
-            str(error), hint="Check AWS_PROFILE or the 'profile' storage option."
-        ) from error
+        hint = "Check AWS_PROFILE or the 'profile' storage option."
+        raise AccessDeniedError(str(error), hint=hint) from error
     return session
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from energon_stream.storage._answers import not_partial, short_body
+from energon_stream.storage._answers import short_body
 from energon_stream.storage._fsspec import FsspecStore
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 
@@ -20,19 +20,16 @@ _FILES = ("endpoints", "partitions", "sdk-default-configuration", "_retry")
 class S3fsStore(FsspecStore):
     """A store on s3fs."""
 
-    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        result = dict(options)
-        client = dict(result.get("client_kwargs") or {})
+    def _file_system(self, url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+        client = dict(options.get("client_kwargs") or {})
         region = os.environ.get("AWS_REGION")
-        if region and not result.get("profile"):  # botocore reads AWS_DEFAULT_REGION only
+        if region and not options.get("profile"):  # botocore reads AWS_DEFAULT_REGION only
             client.setdefault("region_name", region)
         # This switches botocore's retries off; _make_system() switches s3fs's own off. Its default of ten
         # connections would be the limit.
         config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": _CONNECTIONS}
-        return result | {
-            "client_kwargs": client,
-            "config_kwargs": config | (result.get("config_kwargs") or {}),
-        }
+        config |= options.get("config_kwargs") or {}
+        return super()._file_system(url, {**options, "client_kwargs": client, "config_kwargs": config})
 
     @staticmethod
     def _make_system(cls: Any, options: Mapping[str, Any]) -> Any:
@@ -47,7 +44,7 @@ class S3fsStore(FsspecStore):
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
         body, content_range = self._read(path, f"bytes={byte_range.start}-{byte_range.stop - 1}", etag)
         if content_range is None:
-            raise not_partial(self._where(path))
+            raise self._not_partial(path)
         if not content_range.startswith(f"bytes {byte_range.start}-{byte_range.stop - 1}/"):
             raise short_body(byte_range, content_range, self._where(path))
         return body

@@ -19,15 +19,11 @@ class AttemptListener:
     """Hears of every attempt that one thread makes at a remote store.
 
     This one is for requests outside a fetcher: attempts start at once, and every answer is wanted.
-
-    Attributes:
-        retries: Whether failed attempts are retried.
-        hedged_bytes: Bytes that the attempts request a second time; 0 for a first request.
     """
 
     __slots__ = ()
-    retries: bool = True
-    hedged_bytes: int = 0
+    retries: bool = True  # whether failed attempts are retried
+    hedged_bytes: int = 0  # bytes that the attempts request a second time; 0 for a first request
 
     def begin(self) -> None:
         """Called before an attempt. It may wait; an error raised here ends the request."""
@@ -52,12 +48,12 @@ _threads = PerProcess(_Thread)
 
 
 def attempt_listener() -> AttemptListener:
-    """Return the listener of this thread."""
+    """Return this thread's listener."""
     return _threads.get().listener
 
 
 def listen(listener: AttemptListener) -> None:
-    """Set the listener of this thread's attempts."""
+    """Set this thread's listener."""
     _threads.get().listener = listener
 
 

@@ -8,14 +8,15 @@ second requests are added above: :class:`~energon_stream.storage.managed.Managed
 
 A store may offer two things more:
 
-* ``get_at_hand``, see :class:`SupportsGetAtHand`.
+* ``get_at_hand(path, byte_range, *, etag=None)`` returns a body as ``get_range`` does, if that needs neither
+  a request nor the disk. If it returns None, ``get_range`` reads the bytes, and reports errors.
 * Between the header and the body of an answer it may ask
   :func:`~energon_stream.storage.attempts.is_answer_wanted`, and drop the connection if not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -121,21 +122,3 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release the resources of this store alone, such as memory maps. The store may be used again."""
-
-
-class SupportsGetAtHand(Protocol):
-    """A store that can answer some reads from memory, such as one with a cache in front."""
-
-    def get_at_hand(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
-        """Read a byte range if that needs neither a request nor the disk; see :meth:`Store.get_range`.
-
-        Returns:
-            The body, or None: then ``get_range`` reads it, and reports errors.
-        """
-
-
-def get_at_hand(store: Store, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
-    """Read a byte range from memory, or return None; see :class:`SupportsGetAtHand`."""
-    # isinstance() of a runtime protocol takes 30 us, on every read.
-    method: Callable[..., Body | None] | None = getattr(store, "get_at_hand", None)
-    return None if method is None else method(path, byte_range, etag=etag)

@@ -10,9 +10,8 @@ import os
 
 
 def as_bytes(data: bytes | memoryview) -> bytes:
-    """Return the content of a view as ``bytes`` that keep no other memory alive.
-
-    This copies, unless the view shows all of a ``bytes`` object: then it returns that object.
+    """Return the content of a view as ``bytes`` that keep no other memory alive: a copy, or the ``bytes``
+    object that the view shows all of.
     """
     if isinstance(data, bytes):
         return data

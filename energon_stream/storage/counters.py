@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from energon_stream.storage.fork import PerProcess
 
+_SUMS = ("bytes_received", "retries", "hedges", "hedged_bytes")
+
 
 @dataclass(frozen=True, slots=True)
 class CounterSnapshot:
@@ -55,15 +57,10 @@ class CounterSnapshot:
         return self._plus(earlier, -1, self.max_in_flight)
 
     def _plus(self, other: CounterSnapshot, sign: int, max_in_flight: int) -> CounterSnapshot:
-        return CounterSnapshot(
-            requests=_sum(self.requests, other.requests, sign),
-            bytes_received=self.bytes_received + sign * other.bytes_received,
-            retries=self.retries + sign * other.retries,
-            errors=_sum(self.errors, other.errors, sign),
-            max_in_flight=max_in_flight,
-            hedges=self.hedges + sign * other.hedges,
-            hedged_bytes=self.hedged_bytes + sign * other.hedged_bytes,
-        )
+        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in _SUMS}
+        requests = _sum(self.requests, other.requests, sign)
+        errors = _sum(self.errors, other.errors, sign)
+        return CounterSnapshot(requests=requests, errors=errors, max_in_flight=max_in_flight, **sums)
 
 
 def _sum(counts: Mapping[str, int], others: Mapping[str, int], sign: int) -> dict[str, int]:
@@ -78,7 +75,7 @@ class StorageCounters:
         self._lock = threading.Lock()
         self._requests: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
-        self._sums = Counter(bytes_received=0, retries=0, hedges=0, hedged_bytes=0)
+        self._sums = dict.fromkeys(_SUMS, 0)
         self._in_flight = self._max_in_flight = 0
 
     def begin(self, kind: str, *, is_retry: bool, hedged_bytes: int = 0) -> None:
@@ -102,7 +99,6 @@ class StorageCounters:
                 self._errors[type(error).__name__] += 1
 
     def snapshot(self) -> CounterSnapshot:
-        """Return the counts so far."""
         with self._lock:
             return CounterSnapshot(
                 requests=dict(self._requests),

@@ -1,4 +1,4 @@
-"""Fork safety: values that each process makes for itself, and work done before a fork."""
+"""Fork safety: values that each process makes for itself, work done before a fork, and helper processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import contextlib
 import functools
 import gc
 import os
+import pickle
+import signal
+import sys
 import threading
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
+
+from energon_stream.errors import WorkerError
 
 T = TypeVar("T")
 
@@ -28,7 +34,7 @@ class PerProcess(Generic[T]):
 
     Args:
         make: Makes the value that :meth:`get` returns.
-        keep: Most values that :meth:`map` remembers; the oldest ones are dropped. None for no limit.
+        keep: Most values that :meth:`map` remembers; the oldest ones are dropped.
         drop_inherited: Whether a child may free its copy of the parent's values. Clients, event loops and
             pools of threads must not be freed there; files and memory maps should be.
     """
@@ -47,7 +53,6 @@ class PerProcess(Generic[T]):
         return functools.partial(PerProcess, self._make, **options), ()
 
     def get(self) -> T:
-        """Return the one value of this process."""
         if self._make is None:
             raise TypeError("PerProcess.get() needs the argument 'make' of the constructor; use map()")
         return self.map(None, self._make)
@@ -75,7 +80,6 @@ class PerProcess(Generic[T]):
             return self._values.pop(key, None)
 
     def clear(self) -> None:
-        """Forget all values of this process."""
         with self._lock:
             self._values.clear()
 
@@ -130,9 +134,7 @@ _is_collector_paused = False  # a child has to know whether to resume it
 
 def before_forks(prepare: Callable[[], None]) -> None:
     """Have ``prepare`` called once before the next fork, so that the children need not do the same work each.
-
-    Args:
-        prepare: Leaves nothing behind but modules and plain data, which may cross a fork.
+    It may leave nothing behind but modules and plain data.
     """
     _preparations.setdefault(prepare, False)
 
@@ -147,11 +149,10 @@ def prepare_fork() -> None:
     # The lock keeps forking() of other threads waiting: a fork in the middle of an import would leave the
     # import's lock locked in the child for ever.
     with _forking_lock.get():
-        for prepare, is_done in list(_preparations.items()):
-            if not is_done:
-                with contextlib.suppress(Exception):  # a child that needs it will report what is wrong
-                    prepare()
-                _preparations[prepare] = True
+        for prepare in [prepare for prepare, is_done in _preparations.items() if not is_done]:
+            with contextlib.suppress(Exception):  # a child that needs it will report what is wrong
+                prepare()
+            _preparations[prepare] = True
 
 
 @contextlib.contextmanager
@@ -169,14 +170,12 @@ def forking() -> Iterator[None]:
         # not used (obstore_usable), and imports are finished (prepare_fork).
         warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
         prepare_fork()
-        was_enabled = gc.isenabled()
-        if was_enabled:
-            _is_collector_paused = True
-            gc.disable()
+        _is_collector_paused = gc.isenabled()
+        gc.disable()
         try:
             yield
         finally:
-            if was_enabled:
+            if _is_collector_paused:
                 gc.enable()
                 _is_collector_paused = False
 
@@ -186,3 +185,91 @@ def begin_child() -> None:
     gc.freeze()
     if _is_collector_paused:
         gc.enable()
+
+
+class _ChildTraceback(Exception):
+    """The child's traceback, shown as the cause of an error."""
+
+
+def run_isolated(function: Callable[..., T], *args: Any) -> T:
+    """Call ``function(*args)`` in a forked child.
+
+    A process that will fork workers uses this for the requests that it must make before, because client
+    runtimes (obstore's above all) do not survive a fork.
+
+    Args:
+        function: Any callable. Its result is pickled; the function itself is not.
+        *args: Its arguments.
+
+    Raises:
+        WorkerError: The child died, or its result or error could not be pickled.
+        BaseException: The error that the function raised, with the child's traceback as its cause.
+
+    Example:
+        >>> run_isolated(os.getpid) == os.getpid()
+        False
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # or the child would write our buffered output once more
+    reading, writing = os.pipe()
+    child = 0
+    try:
+        with forking():
+            child = os.fork()
+            if child == 0:
+                os.close(reading)
+                _answer(writing, function, args)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            answer = pipe.read()
+    except BaseException:
+        if child:  # nobody waits for the answer after an interrupt, so the child must not go on
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        raise
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code != 0 or not answer:
+        raise WorkerError(
+            f"the helper process for {_name(function)} died with "
+            + (f"signal {-code}" if code < 0 else f"exit code {code}"),
+            hint="Look for an out-of-memory kill or a crash in the system log.",
+        )
+    ok, value, text = pickle.loads(answer)  # our own child's bytes, over a private pipe
+    if not ok:
+        raise value from _ChildTraceback(f"\n{text}")
+    result: T = value
+    return result
+
+
+def _answer(writing: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Run the child; never returns."""
+    code = 1
+    try:
+        begin_child()
+        try:
+            answer = pickle.dumps((True, function(*args), ""))
+        except BaseException as error:
+            answer = _error_answer(error, function)
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(answer)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        code = 0
+    finally:
+        os._exit(code)  # exit handlers and buffers belong to the parent
+
+
+def _error_answer(error: BaseException, function: Callable[..., Any]) -> bytes:
+    text = traceback.format_exc()
+    try:
+        answer = pickle.dumps((False, error, text))
+        pickle.loads(answer)  # many exceptions can be pickled, but not unpickled
+    except Exception:
+        problem = f"{_name(function)} failed in the helper process: {type(error).__name__}: {error}"
+        return pickle.dumps((False, WorkerError(problem), text))
+    return answer
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))

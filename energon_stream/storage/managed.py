@@ -77,10 +77,7 @@ class RetryPolicy:
 class ManagedStore:
     """Adds retries, counters and fork safety to a store; see ``Store`` for the methods.
 
-    Args:
-        factory: Opens the wrapped store; called once in each process.
-        policy: Retries of transient faults.
-        counters: Counters of the attempts; None for those of the process.
+    ``factory`` opens the wrapped store, once in each process. ``counters`` default to those of the process.
     """
 
     is_local = False

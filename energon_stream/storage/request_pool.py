@@ -14,12 +14,58 @@ from typing import Any
 
 from energon_stream.errors import ThrottledError, TransientStorageError
 from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, listen
-from energon_stream.storage.limiter import ConcurrencyLimit
 from energon_stream.storage.watcher import LateWatcher
+
+_WINDOW = 64  # attempts per decision
+_SHORT_WINDOW = 24  # attempts per decision when few are in flight, and 64 would take long
+_TOLERATED = 0.25  # share of rejections; 2/7 would be 1.4 attempts per success
+_KEPT = 0.8  # rejections of a fifth must not shrink the limit, see below
 
 _WORTH_DROPPING = 1 << 20
 """Bytes of an answer that have arrived anyway when its first ones are read. To drop a smaller answer costs a
 connection and saves nothing."""
+
+
+class ConcurrencyLimit:
+    """Says how many requests may be in flight at a store that rejects some. A pure rule.
+
+    Additive increase, multiplicative decrease, on the share of rejections in a window of attempts.
+
+    After a window with at most a quarter of rejections, the limit grows by a sixteenth of the largest (or by
+    a quarter of itself if that is less). A worse window ends at the rejection that makes it certain, and
+    shrinks the limit to what the store accepted plus a fifth: ``limit * accepted share / 0.8``, at least one
+    less and at most half. So rejections that depend on the load keep the limit near what the store accepts.
+    Random rejections of a fifth, which a lower limit would not reduce, leave it near the largest, which is
+    the first limit as well.
+    """
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self.limit = largest  # requests that may be in flight now, 1 or more
+        self._attempts = self._rejections = 0
+        self._ignored = 0
+
+    def observe(self, *, rejected: bool, in_flight: int) -> None:
+        """Learn from an answer: whether the store asked for fewer requests, and how many were in flight, this
+        one included.
+        """
+        if self._ignored:  # it was in flight before the limit shrank, and says nothing about the new limit
+            self._ignored -= 1
+            return
+        self._attempts += 1
+        self._rejections += rejected
+        window = min(_WINDOW, max(_SHORT_WINDOW, 4 * self.limit))
+        if self._rejections > _TOLERATED * window:
+            accepted = 1 - self._rejections / self._attempts
+            kept = int(self.limit * max(0.5, accepted / _KEPT))
+            self.limit = max(1, min(self.limit - 1, kept))
+            self._ignored = max(0, in_flight - 1)
+        elif self._attempts >= window:
+            step = max(1, min(self._largest // 16, self.limit // 4))
+            self.limit = min(self._largest, self.limit + step)
+        else:
+            return
+        self._attempts = self._rejections = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -80,10 +126,6 @@ class RequestPool:
     * when a second request was faster. A client cannot be interrupted, so the late request keeps its thread
       until its answer comes and is dropped: at the first bytes, if the answer is large and the store reports
       them.
-
-    Args:
-        max_in_flight: Most slots; fewer while the store rejects many requests.
-        hedged_share: Bytes that may be requested twice, as a share of all requested bytes.
     """
 
     def __init__(self, max_in_flight: int, hedged_share: float) -> None:
@@ -105,12 +147,9 @@ class RequestPool:
         self._closing = False
 
     def submit(self, function: Callable[[], Any], deadline: int, size: int) -> Future[Any]:
-        """Run ``function`` as soon as a slot is free and nothing more urgent waits.
-
-        Args:
-            function: Makes the requests.
-            deadline: Smaller numbers go first, equal ones in order of submission.
-            size: Bytes that it reads, if it may run a second time beside the first; else 0.
+        """Run ``function`` as soon as a slot is free and nothing more urgent waits: smaller deadlines go
+        first, equal ones in order of submission. ``size`` is the number of bytes that it reads, if it may run
+        a second time beside the first; else 0.
         """
         with self._lock:
             self._submitted += 1
@@ -260,11 +299,8 @@ class RequestPool:
     def _start_threads(self) -> None:
         """Start the threads that ``_grant`` found necessary. Call it without the lock: ``start`` waits."""
         while self._threads_to_start:
-            try:
-                target = self._threads_to_start.pop()
-            except IndexError:  # another thread took it
-                return
-            self._start(target)
+            with suppress(IndexError):  # another thread took it
+                self._start(self._threads_to_start.pop())
 
     def _work(self) -> None:
         task = self._granted.get()

@@ -1,18 +1,25 @@
-"""Transports: one table that says which stores can open a URL, by its scheme."""
+"""Stores as values, and one table that says which transports can open a URL, by its scheme."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from energon_stream.errors import ConfigError, UnsupportedStoreError
 from energon_stream.logs import log_once
 from energon_stream.storage.base import Store
 from energon_stream.storage.fork import obstore_usable
-from energon_stream.storage.url import is_local, strip_credentials, url_scheme
+from energon_stream.storage.local import LocalStore
+from energon_stream.storage.managed import ManagedStore, RetryPolicy
+from energon_stream.storage.url import is_local, join_url, strip_credentials, url_scheme
+
+if TYPE_CHECKING:
+    from energon_stream.storage.counters import StorageCounters
 
 _log = logging.getLogger(__name__)
 
@@ -23,12 +30,7 @@ StoreFactory: TypeAlias = Callable[[str, Mapping[str, Any]], Store]
 
 def _lazy(module: str, name: str) -> StoreFactory:
     """Import a transport when it is used: fsspec, s3fs and obstore take long to import."""
-
-    def open_store(url: str, options: Mapping[str, Any]) -> Store:
-        store: Store = getattr(import_module(f"energon_stream.storage.{module}"), name)(url, options)
-        return store
-
-    return open_store
+    return lambda url, options: getattr(import_module(f"energon_stream.storage.{module}"), name)(url, options)
 
 
 _obstore = _lazy("_obstore", "ObstoreStore")
@@ -73,12 +75,7 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
 
 
 def open_transport(url: str, options: Mapping[str, Any], transport: Transport = "auto") -> Store:
-    """Open a remote store, without retries and counters.
-
-    Raises:
-        UnsupportedStoreError: No transport for the scheme, or the requested transport cannot honour an
-            option.
-    """
+    """Open a remote store, without retries and counters."""
     row = _TABLE.get(url_scheme(url), {"fsspec": _fsspec})
     if transport != "auto":
         if transport not in row:
@@ -102,3 +99,78 @@ def open_transport(url: str, options: Mapping[str, Any], transport: Transport = 
                     os.getpid(),
                 )
     return last_choice[1](url, options)
+
+
+class StoreLayer(Protocol):
+    """A wrapper around stores, such as a cache; a picklable value."""
+
+    def __call__(self, store: Store, /) -> Store:
+        """Return a store that reads through this layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """Names a store; :meth:`open` makes it usable in this process.
+
+    Attributes:
+        url: Local path, or any URL that fsspec or obstore can open.
+        storage_options: Credentials, endpoint and the like, spelled as fsspec spells them. Never printed.
+        transport: ``auto`` uses obstore for S3, GCS, Azure and HTTP if it can honour the options, and fsspec
+            for everything else.
+        through: A layer that reads of a remote store go through, or None.
+
+    Example:
+        >>> spec = StoreSpec("s3://data").join("captions/.nv-meta")
+        >>> spec
+        StoreSpec('s3://data/captions/.nv-meta', transport='auto')
+        >>> spec.open().head("dataset.yaml").size > 0
+        True
+    """
+
+    url: str
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+    transport: Transport = "auto"
+    through: StoreLayer | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.transport not in ("auto", "fsspec", "obstore"):
+            raise ConfigError(
+                f"unknown transport {self.transport!r}", hint="Use 'auto', 'fsspec' or 'obstore'."
+            )
+
+    def __repr__(self) -> str:
+        return f"StoreSpec({strip_credentials(self.url)!r}, transport={self.transport!r})"
+
+    def join(self, relative: str) -> StoreSpec:
+        """Return the store of a path below this one, or of ``relative`` itself if that is absolute.
+
+        A local path gets no storage options.
+        """
+        url = join_url(self.url, relative)
+        options = None if is_local(url) else self.storage_options
+        return replace(self, url=url, storage_options=options)
+
+    def open(self, *, policy: RetryPolicy | None = None, counters: StorageCounters | None = None) -> Store:
+        """Open the store. This makes no request.
+
+        A remote store retries and counts. All stores of one bucket with equal options share one client, which
+        belongs to the process that makes the requests.
+
+        Args:
+            policy: Retries; default ``RetryPolicy()``.
+            counters: Counters of the requests; default those of the process.
+
+        Raises:
+            ConfigError: Storage options for a local path.
+            UnsupportedStoreError: No transport for the scheme, or the requested transport cannot honour an
+                option.
+        """
+        if is_local(self.url):
+            if self.storage_options:
+                raise ConfigError(
+                    f"local files have no storage options, got {sorted(self.storage_options)}", where=self.url
+                )
+            return LocalStore(self.url)
+        opener = partial(open_transport, self.url, dict(self.storage_options or {}), self.transport)
+        store = ManagedStore(opener, policy or RetryPolicy(), counters)
+        return store if self.through is None else self.through(store)

@@ -59,7 +59,13 @@ def join_url(base: str, relative: str) -> str:
         return relative
     if not is_url(base):
         return os.path.normpath(os.path.join(base, relative))
-    before, scheme, root, path, after = _split(base)
+    elements = base.split("::")  # a chain; its path is that of the first element that has one
+    index = next((i for i, element in enumerate(elements) if "://" in element), 0)
+    scheme, _, rest = elements[index].partition("://")
+    mark = query = ""
+    if scheme in ("http", "https"):  # elsewhere a question mark is part of the key
+        rest, mark, query = rest.partition("?")
+    root, _, path = rest.partition("/")
     parts = [part for part in path.split("/") if part]
     for part in relative.split("/"):
         if part == "..":
@@ -72,7 +78,8 @@ def join_url(base: str, relative: str) -> str:
             parts.pop()
         elif part not in ("", "."):
             parts.append(part)
-    return f"{before}{scheme}://{'/'.join([root, *parts])}{after}"
+    elements[index] = f"{scheme}://{'/'.join([root, *parts])}{mark}{query}"
+    return "::".join(elements)
 
 
 def parent_url(url: str) -> str:
@@ -88,21 +95,3 @@ def strip_credentials(text: str) -> str:
         'no such object: https://host/key'
     """
     return _SECRET_QUERY.sub("", _USER_INFO.sub("", text))
-
-
-def _split(url: str) -> tuple[str, str, str, str, str]:
-    """Split a URL into chain before, scheme, bucket or host, path, and the rest after the path.
-
-    The path of a chained URL is that of the first element that has one.
-    """
-    elements = url.split("::")
-    index = next((i for i, element in enumerate(elements) if "://" in element), 0)
-    scheme, _, rest = elements[index].partition("://")
-    query = ""
-    if scheme in ("http", "https"):  # elsewhere a question mark is part of the key
-        rest, mark, query = rest.partition("?")
-        query = mark + query
-    root, _, path = rest.partition("/")
-    before = "".join(element + "::" for element in elements[:index])
-    after = "".join("::" + element for element in elements[index + 1 :])
-    return before, scheme, root, path, query + after

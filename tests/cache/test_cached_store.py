@@ -11,7 +11,6 @@ import pytest
 from energon_stream.cache import BlockCache, CacheConfig, CachedStore, CacheSnapshot
 from energon_stream.errors import ObjectChangedError, UnsupportedStoreError
 from energon_stream.storage import Body, ByteRange, Fetcher, ObjectMeta, StorageCounters, StoreSpec
-from energon_stream.storage.base import get_at_hand
 from energon_stream.testing.s3server import Rule
 from energon_stream.testing.store_suite import StoreConformance
 
@@ -286,9 +285,9 @@ def test_what_is_in_memory_is_answered_within_the_call(s3_server, store, cache):
     gate.set()
     assert blocking.result(20)
     assert waiting.result(20).data == OBJECT[5:400_000]
-    assert get_at_hand(store, "key", ByteRange(5, 400_001)) is None
-    assert get_at_hand(store, "key", part, etag='"other"') is None
-    assert get_at_hand(store, "absent", part) is None
+    assert store.get_at_hand("key", ByteRange(5, 400_001)) is None
+    assert store.get_at_hand("key", part, etag='"other"') is None
+    assert store.get_at_hand("absent", part) is None
     (block,) = sorted(Path(cache.config.directory).rglob("0.*"))[:1]
     with block.open("r+b") as file:
         file.seek(150)

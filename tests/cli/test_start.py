@@ -143,7 +143,7 @@ def test_questions_that_get_no_answer_change_nothing(tmp_path):
 
 def test_an_endpoint_that_does_not_answer_is_named(monkeypatch):
     no_waits = functools.partial(RetryPolicy, sleep=lambda seconds: None)
-    monkeypatch.setattr("energon_stream.storage.spec.RetryPolicy", no_waits)
+    monkeypatch.setattr("energon_stream.storage.transports.RetryPolicy", no_waits)
     endpoint = "http://127.0.0.1:9"  # the discard port, which nothing listens on
     options = [f"--storage-option={option}" for option in (f"endpoint_url={endpoint}", "key=a", "secret=b")]
     result = CliRunner().invoke(main, ["info", "s3://bucket/data", *options])
