@@ -131,8 +131,8 @@ def open_webdataset(
     split_config: str = SPLIT_CONFIG,
     dataset_config: str = DATASET_CONFIG,
 ) -> WebDatasetIndex:
-    """Open one split part of a prepared dataset. Its files in ``.nv-meta`` have the shards of each split part
-    (``split_config``) and the sample type (``dataset_config``, which may be absent).
+    """Open one split part of a prepared dataset. In ``.nv-meta``, the file ``split_config`` has the shards of
+    each split part, and ``dataset_config``, which may be absent, the sample type.
 
     Raises:
         ConfigError: The dataset has no such split part.

@@ -36,8 +36,8 @@ def open_plain(
 ) -> WebDatasetIndex:
     """Open tars that :func:`find_tars` or :func:`list_tars` returned. Each split part is all tars.
 
-    Another process that indexes a tar is waited for ``patience`` seconds beyond the time to read the tar at
-    10 MB/s. Progress is logged at most every ``log_seconds``.
+    ``patience`` is the number of seconds, beyond the time to read a tar at 10 MB/s, to wait for another
+    process that indexes the tar. ``log_seconds`` is the shortest time between messages about progress.
 
     Raises:
         ConfigError: There is no such split part.
