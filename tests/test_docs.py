@@ -124,6 +124,15 @@ def test_only_blocks_that_cannot_run_are_skipped(path: Path) -> None:
         assert language or block.startswith("make "), "a block without a language lists make's targets"
 
 
+@pytest.mark.parametrize("path", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_modules_that_pages_name_exist(path: str) -> None:
+    named = set(re.findall(r"`([\w/]+/\w+\.pyi?)`", (ROOT / path).read_text()))
+    assert named
+    assert not {
+        name for name in named if not ((ROOT / name).exists() or (ROOT / "energon_stream" / name).exists())
+    }
+
+
 def test_the_readme_and_the_glossary_stay_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
     assert len(page("concepts/glossary.md").splitlines()) <= 40
