@@ -35,13 +35,21 @@ from energon_stream.storage import ListEntry, Store, StoreSpec
 
 @dataclass(frozen=True, slots=True)
 class PrepareReport:
-    """Result of :func:`prepare_dataset`."""
+    """Result of :func:`prepare_dataset`.
 
-    shard_counts: Mapping[str, int]  # number of samples by shard path, in the order of ``.info.json``
-    split: Mapping[str, tuple[str, ...]]  # shards of each split part
-    parts: tuple[str, ...]  # sorted names of all parts in the dataset
-    files: tuple[str, ...]  # paths of the written files, relative to the dataset
-    media: MediaReport | None = None  # result of the media filter; None if there was none
+    Attributes:
+        shard_counts: Number of samples by shard path, in the order of ``.info.json``.
+        split: Shards of each split part.
+        parts: Sorted names of all parts in the dataset.
+        files: Paths of the written files, relative to the dataset.
+        media: Result of the media filter; None if there was none.
+    """
+
+    shard_counts: Mapping[str, int]
+    split: Mapping[str, tuple[str, ...]]
+    parts: tuple[str, ...]
+    files: tuple[str, ...]
+    media: MediaReport | None = None
 
     @property
     def num_samples(self) -> int:

@@ -5,8 +5,8 @@ from energon_stream.storage.counters import CounterSnapshot, StorageCounters, de
 from energon_stream.storage.fetcher import Fetcher, shared_fetcher
 from energon_stream.storage.fork import run_isolated
 from energon_stream.storage.local import LocalStore
-from energon_stream.storage.managed import RetryPolicy
 from energon_stream.storage.planner import FetchPlan, plan_fetches
+from energon_stream.storage.retry import RetryPolicy
 from energon_stream.storage.transports import StoreFactory, StoreLayer, StoreSpec, Transport, register_store
 from energon_stream.storage.url import is_local, is_url, join_url, local_path, parent_url, strip_credentials
 

@@ -15,7 +15,8 @@ from energon_stream.logs import log_once
 from energon_stream.storage.base import Store
 from energon_stream.storage.fork import obstore_usable
 from energon_stream.storage.local import LocalStore
-from energon_stream.storage.managed import ManagedStore, RetryPolicy
+from energon_stream.storage.managed import ManagedStore
+from energon_stream.storage.retry import RetryPolicy
 from energon_stream.storage.url import is_local, join_url, strip_credentials, url_scheme
 
 if TYPE_CHECKING:

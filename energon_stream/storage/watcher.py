@@ -1,107 +1,24 @@
-"""Second requests: rules of lateness, a budget of bytes, and a watcher of the requests in flight."""
+"""Watches the requests in flight, and has late ones repeated."""
 
 from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from energon_stream.storage.hedge import HedgeBudget, LatencyModel
+
 if TYPE_CHECKING:
     import threading
 
 T = TypeVar("T")
 
-_REMEMBERED = 64  # durations per size class
-_ENOUGH = 12  # durations, before any request of the class is called late
-_LATE = 2.0  # times the median
-_FLOOR = 0.05  # seconds more; what a busy machine can add to a fast answer
-_QUANTILE = 0.9
-_BEYOND = 1.25  # times the quantile
-_ALLOWANCE = 256 * 1024  # bytes that even a short run may repeat
-_MOST_SAVED = 64 * 1024 * 1024  # bytes of allowance that quiet hours can save up
 _ANY_SIZE = 1
 _MOST_REPEATS = 2  # if one answer in fifty is late, one late request in fifty has a late second one
-
-
-class LatencyModel:
-    """Learns the usual duration of requests by size, from answers.
-
-    Sizes fall in classes of powers of two; a class remembers its last 64 durations. A request is late after
-    twice their median and 50 ms, but not before 1.25 times their 90th percentile. ("The Tail at Scale", Dean
-    and Barroso, CACM 56(2), 2013, sends a second request at the 95th percentile. Answers come in bursts, so a
-    high percentile of a few answers says more of the last burst than of the store.) A class with fewer than
-    12 answers borrows from the nearest class that has them: unchanged from a larger size, whose requests take
-    longer; in proportion to the size from a smaller one, which is too much by the time to the first byte. If
-    a tenth of all answers is slow, slow is usual, and no request is late.
-    """
-
-    def __init__(self) -> None:
-        self._recent: dict[int, deque[float]] = {}
-        self._sorted: dict[int, list[float]] = {}
-        self._late_after: dict[int, float] = {}
-
-    @property
-    def answers(self) -> int:
-        return sum(map(len, self._recent.values()))
-
-    def observe(self, size: int, seconds: float) -> bool:
-        """Learn from the answer to a request of ``size`` bytes; returns True if its class becomes known."""
-        kind = size.bit_length()
-        recent = self._recent.setdefault(kind, deque())
-        ordered = self._sorted.setdefault(kind, [])
-        if len(recent) == _REMEMBERED:
-            del ordered[bisect_left(ordered, recent.popleft())]
-        recent.append(seconds)
-        insort(ordered, seconds)
-        if len(ordered) < _ENOUGH:
-            return False
-        is_new = kind not in self._late_after
-        usual, slow = ordered[len(ordered) // 2], ordered[int(_QUANTILE * len(ordered))]
-        self._late_after[kind] = max(_LATE * usual + _FLOOR, _BEYOND * slow)
-        return is_new
-
-    def late_after(self, size: int) -> float | None:
-        """Return the seconds after which a request of ``size`` bytes is late; None while unknown."""
-        kind = size.bit_length()
-        known = self._late_after.get(kind)
-        if known is not None or not self._late_after:
-            return known
-        nearest = min(self._late_after, key=lambda other: abs(other - kind))
-        return self._late_after[nearest] * 2.0 ** max(0, kind - nearest)
-
-
-class HedgeBudget:
-    """Keeps the bytes that are requested twice below a share of all requested bytes.
-
-    At no time are they more than ``share`` of the bytes requested so far, or 256 KiB if that is more: a short
-    run may repeat a few small requests, and no large one. A share of 0 allows none.
-    """
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self.earned = 0.0  # bytes that may be repeated, for the bytes requested so far
-        self._spent = 0
-        self._allowance = _ALLOWANCE if share else 0
-
-    def earn(self, size: int) -> None:
-        """Note that ``size`` more bytes are requested; a negative number takes that back."""
-        self.earned = min(self.earned + self._share * size, self._spent + _MOST_SAVED)
-
-    def can_spend(self, size: int) -> bool:
-        return self._spent + size <= max(self.earned, self._allowance)
-
-    def spend(self, size: int) -> None:
-        self._spent += size
-
-    def give_back(self, size: int) -> None:
-        """Note that ``size`` bytes that were requested again are not sent again."""
-        self._spent -= size
 
 
 class HedgeSnapshot(NamedTuple):

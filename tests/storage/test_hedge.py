@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_stream.storage.watcher import HedgeBudget, LatencyModel
+from energon_stream.storage.hedge import HedgeBudget, LatencyModel
 
 KB, MB = 1024, 1024 * 1024
 SIZES = st.integers(1, 8 * MB)

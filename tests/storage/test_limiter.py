@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from repetitions import examples
 
-from energon_stream.storage.request_pool import ConcurrencyLimit
+from energon_stream.storage.limiter import ConcurrencyLimit
 
 ANSWER = 0.06  # seconds of an accepted request
 
