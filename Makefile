@@ -41,7 +41,7 @@ lint: $(VENV)/installed
 unit: $(VENV)/installed
 	$(BIN)/python -m compileall -q energon_stream tests
 	$(BIN)/python localstack/run.py --install-only
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(PROFILE)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(PROFILE)
 
 bench: $(VENV)/installed
 	$(PIP) -e '.[bench]'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import multiprocessing.spawn
 import os
 import signal
@@ -81,7 +80,6 @@ def _no_aws_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def _no_memory_left() -> Iterator[None]:
     """Return freed memory to the system after each module: a large process forks slowly."""
     yield
-    gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
         ctypes.CDLL(None).malloc_trim(0)
 

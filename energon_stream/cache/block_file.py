@@ -134,8 +134,9 @@ class BlockFile:
                 os.utime(self._file.fd)
 
     def read(self, run: list[Record], start: int, stop: int) -> memoryview:
-        """Read and verify bytes ``[start, stop)`` of records that follow each other. Raises DamagedError if
-        the bytes of a record do not have its hash, and OSError if the disk fails.
+        """Read and verify bytes ``[start, stop)`` of records that follow each other.
+
+        Raises DamagedError if the bytes of a record do not have its hash, and OSError if the disk fails.
         """
         base = run[0][0]
         data = self._view(base, run[-1][1])

@@ -209,8 +209,9 @@ class CachedStore:
         return None if data is None else Body(data, known.etag, known.size)
 
     def keep(self, path: str, byte_range: ByteRange) -> bool:
-        """Fetch a byte range into the cache; see :meth:`BlockCache.keep`. Raises UnsupportedStoreError if the
-        store has no version of the object.
+        """Fetch a byte range into the cache; see :meth:`BlockCache.keep`.
+
+        Raises UnsupportedStoreError if the store has no version of the object.
         """
         known = self.identify(path)
         if known is None:

@@ -110,8 +110,9 @@ class CacheConfig:
 
 
 def parse_size(size: int | str, name: str = "size") -> int:
-    """Return the bytes of a number, or of a text such as ``"200GB"`` (10⁹) or ``"1.5GiB"`` (2³⁰). Raises
-    ConfigError if ``size`` is neither.
+    """Return the bytes of a number, or of a text such as ``"200GB"`` (10⁹) or ``"1.5GiB"`` (2³⁰).
+
+    Raises ConfigError if ``size`` is neither.
     """
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)

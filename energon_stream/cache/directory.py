@@ -58,8 +58,10 @@ class CacheDirectory:
         return os.path.isdir(self._data)
 
     def prepare(self) -> None:
-        """Make the folders, and measure the files if that is needed. Raises ConfigError if the directory is
-        not a folder, or cannot be made, and OSError if the directory exists and cannot be written.
+        """Make the folders, and measure the files if that is needed.
+
+        Raises ConfigError if the directory is not a folder, or cannot be made, and OSError if the directory
+        exists and cannot be written.
         """
         try:
             os.makedirs(self.directory, exist_ok=True)
@@ -128,6 +130,7 @@ class CacheDirectory:
 
     def open_block(self, owner: ObjectPlace, place: BlockPlace) -> BlockFile | None:
         """Open a block for writing, and make it if it is absent; return None if there is no room for it.
+
         Raises Busy if others keep locks, and OSError if the disk is full or fails.
         """
         block = BlockFile.open(place, writable=True)

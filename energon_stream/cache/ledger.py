@@ -201,8 +201,9 @@ class LedgerTransaction:
         self._reserved = Counter[str]()  # by dataset
 
     def locked(self) -> AbstractContextManager[None]:
-        """Exclude others for a moment. Folders of datasets appear and vanish only under this lock. Raises
-        Busy if another process keeps the lock.
+        """Exclude others for a moment. Folders of datasets appear and vanish only under this lock.
+
+        Raises Busy if another process keeps the lock.
         """
         return _changing.hold(self.file, "")
 
@@ -219,8 +220,9 @@ class LedgerTransaction:
         return _objects.hold(self.file, os.path.basename(folder))
 
     def take(self, root_folder: str, amount: int) -> bool:
-        """Count bytes that are about to be written; return False if the limits forbid it. Raises Busy if
-        another process keeps the lock.
+        """Count bytes that are about to be written; return False if the limits forbid it.
+
+        Raises Busy if another process keeps the lock.
         """
         if self._take_reserved(root_folder, amount):
             return True
@@ -262,8 +264,9 @@ class LedgerTransaction:
             self._taken = 0
 
     def settle(self) -> None:
-        """Subtract what was reserved and not used. What was taken is on disk, and no longer pending. Raises
-        Busy if another process keeps the lock.
+        """Subtract what was reserved and not used. What was taken is on disk, and no longer pending.
+
+        Raises Busy if another process keeps the lock.
         """
         unused = self._reserved.total()
         if not (unused or self._taken):

@@ -126,8 +126,9 @@ class StripedLocks:
 
     @contextmanager
     def hold(self, file: LockedFile, name: str, seconds: float | None = None) -> Iterator[None]:
-        """Hold the lock of a name, which distinguishes files, or things to lock in one file. Raises Busy if
-        others hold the lock for so many seconds, or for :data:`PATIENCE`.
+        """Hold the lock of a name, which distinguishes files, or things to lock in one file.
+
+        Raises Busy if others hold the lock for so many seconds, or for :data:`PATIENCE`.
         """
         seconds = PATIENCE if seconds is None else seconds
         deadline = time.monotonic() + seconds

@@ -141,6 +141,7 @@ def _load(path: Path) -> Any:
 
 def like(files: Sequence[StateFile], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the states of all ranks as contents by file name, in the form of the files that were dealt.
+
     Raises StateMismatchError if the files differ in form.
     """
     first = files[0]

@@ -89,8 +89,10 @@ class WebDatasetIndex(DatasetIndex):
 
     def read_offsets(self, store: Store, shard: int, first: int, last: int) -> OffsetWindow:
         """Read entries ``first`` to ``last``, inclusive, of a shard's index, from the dataset or from this
-        node. Raises NotPreparedError if the shard has no index, and IndexMismatchError if the index is
-        damaged, or has another number of samples.
+        node.
+
+        Raises NotPreparedError if the shard has no index, and IndexMismatchError if the index is damaged, or
+        has another number of samples.
         """
         count = int(self.shard_counts[shard])
         if self.plain is not None:
@@ -131,8 +133,10 @@ def open_webdataset(
     split_config: str = SPLIT_CONFIG,
     dataset_config: str = DATASET_CONFIG,
 ) -> WebDatasetIndex:
-    """Open one split part of a prepared dataset. In ``.nv-meta``, the file ``split_config`` has the shards of
-    each split part, and ``dataset_config``, which may be absent, the sample type.
+    """Open one split part of a prepared dataset.
+
+    In ``.nv-meta``, the file ``split_config`` has the shards of each split part, and ``dataset_config``,
+    which may be absent, the sample type.
 
     Raises:
         ConfigError: The dataset has no such split part.
@@ -207,8 +211,9 @@ def _missing_info(store: Store) -> NotPreparedError | ObjectNotFoundError:
 
 
 def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadata) -> WebDatasetIndex:
-    """Return one split part of a dataset, given its metadata. Raises the errors of
-    :func:`open_webdataset`.
+    """Return one split part of a dataset, given its metadata.
+
+    Raises the errors of :func:`open_webdataset`.
     """
     counts, split, where = metadata.shard_counts, metadata.split, metadata.split_url
     if split_part not in split.split_parts:

@@ -48,8 +48,9 @@ def encode_offsets(offsets: Sequence[int] | Int64Array) -> bytes:
 
 
 def decode_offsets(data: memoryview | bytes, first: int, where: str) -> OffsetWindow:
-    """Decode entries of an index. Raises IndexMismatchError if the offsets do not increase, or the last entry
-    is incomplete.
+    """Decode entries of an index.
+
+    Raises IndexMismatchError if the offsets do not increase, or the last entry is incomplete.
     """
     if len(data) % ENTRY_BYTES:
         raise _mismatch(f"the index has {len(data)} bytes, not a multiple of {ENTRY_BYTES}", where)
@@ -81,8 +82,10 @@ def page_bounds(first: Int64Array, last: Int64Array, counts: Int64Array) -> tupl
 
 def read_offsets(store: Store, shard_path: str, count: int, first: int, last: int) -> OffsetWindow:
     """Read entries ``first`` to ``last``, inclusive, of a tar's index; entry ``count`` is the end of the last
-    sample. Raises NotPreparedError if the tar has no index, and IndexMismatchError if the index is damaged,
-    or has another number of samples.
+    sample.
+
+    Raises NotPreparedError if the tar has no index, and IndexMismatchError if the index is damaged, or has
+    another number of samples.
     """
     path, total = index_path(shard_path), (count + 1) * ENTRY_BYTES
     where = f"{store.url}/{path}"
@@ -127,8 +130,9 @@ class RowFile:
         return max(1, _ROW_PAGE_BYTES // (ENTRY_BYTES * self.width))
 
     def read_page(self, store: Store, page: int) -> Int64Array:
-        """Read the rows from ``page * page_rows`` on. Raises IndexMismatchError if the file is shorter than
-        when it was opened.
+        """Read the rows from ``page * page_rows`` on.
+
+        Raises IndexMismatchError if the file is shorter than when it was opened.
         """
         first = page * self.page_rows
         last = min(first + self.page_rows, self.rows)

@@ -63,8 +63,10 @@ class JoinMember:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinIndex(DatasetIndex):
-    """An opened join: one virtual shard of rows, with the paths of the members' shards. The location is that
-    of the index, and the split part that of the primary. Excluded samples are not in the index.
+    """An opened join: one virtual shard of rows, with the paths of the members' shards.
+
+    The location is that of the index, and the split part that of the primary. Excluded samples are not in the
+    index.
     """
 
     members: tuple[WebDatasetIndex, ...] = field(kw_only=True)  # the joined datasets, the primary first

@@ -130,6 +130,7 @@ def _records(pieces: Iterable[memoryview], where: str) -> tuple[Int64Array, int]
 
 def _starts(data: bytes, ends: npt.NDArray[Any], base: int, line: int, where: str) -> Int64Array:
     """Return the first byte of each line that is not blank, given one past the last byte of each whole line.
+
     First byte of the data, number of the first line and URL are for messages.
     """
     if not len(ends):

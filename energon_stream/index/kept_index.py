@@ -94,8 +94,9 @@ class PlainTars:
         return os.path.join(self.folder, f"{name}.idx")
 
     def count(self, tar: ListEntry) -> int | None:
-        """Verify the index of a tar, and return the number of samples; None if there is no index. Raises
-        IndexMismatchError if the index is damaged.
+        """Verify the index of a tar, and return the number of samples; None if there is no index.
+
+        Raises IndexMismatchError if the index is damaged.
         """
         path = self.path(tar)
         try:
@@ -111,8 +112,9 @@ class PlainTars:
         raise IndexMismatchError("the index is damaged", where=f"{path}, index of {tar.path}", hint=_HINT)
 
     def write(self, tar: ListEntry, offsets: list[int], *, suffix: str) -> None:
-        """Keep the index of a tar. The file appears when it is complete. Raises OSError if the file cannot be
-        written.
+        """Keep the index of a tar. The file appears when it is complete.
+
+        Raises OSError if the file cannot be written.
         """
         path, data, count = self.path(tar), encode_offsets(offsets), len(offsets) - 1
         header = np.array([_MARK, count, _checksum(path, count, data)], dtype="<u8").tobytes()
@@ -121,9 +123,10 @@ class PlainTars:
         os.replace(path + suffix, path)
 
     def read_offsets(self, tar: ListEntry, count: int, first: int, last: int) -> OffsetWindow:
-        """Read entries of a tar's index; see :func:`energon_stream.index.index_files.read_offsets`. Raises
-        NotPreparedError if the index was removed after the dataset was opened, and IndexMismatchError if the
-        index is damaged, or has another number of samples.
+        """Read entries of a tar's index; see :func:`energon_stream.index.index_files.read_offsets`.
+
+        Raises NotPreparedError if the index was removed after the dataset was opened, and IndexMismatchError
+        if the index is damaged, or has another number of samples.
         """
         where = f"{self.path(tar)}, index of {tar.path}"
         try:

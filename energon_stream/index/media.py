@@ -165,8 +165,10 @@ def _extension(name: str) -> str:
 
 
 class _Payload:
-    """A byte range of an object, with what Pillow needs of a file. Bytes outside the present window are read
-    in growing windows, and never more than the file has, whatever length a damaged header claims.
+    """A byte range of an object, with what Pillow needs of a file.
+
+    Bytes outside the present window are read in growing windows, and never more than the file has, whatever
+    length a damaged header claims.
     """
 
     def __init__(self, store: Store, file: MediaFile, head: memoryview) -> None:

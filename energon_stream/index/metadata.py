@@ -33,8 +33,9 @@ class SplitConfig:
 
 
 def load_document(data: bytes | memoryview, where: str) -> dict[str, Any]:
-    """Parse a file that must hold a mapping. It is JSON if ``where`` ends in ``.json``, else YAML. Raises
-    MetadataError if the file cannot be parsed, or holds something else.
+    """Parse a file that must hold a mapping. It is JSON if ``where`` ends in ``.json``, else YAML.
+
+    Raises MetadataError if the file cannot be parsed, or holds something else.
     """
     value: Any
     if where.endswith(".json"):
@@ -50,8 +51,9 @@ def load_document(data: bytes | memoryview, where: str) -> dict[str, Any]:
 
 
 def parse_info(data: bytes | memoryview, where: str) -> dict[str, int]:
-    """Return the number of samples by shard path of an info file, in the order of the file. Raises
-    MetadataError if the file has a wrong form.
+    """Return the number of samples by shard path of an info file, in the order of the file.
+
+    Raises MetadataError if the file has a wrong form.
     """
     document = load_document(data, where)
     check_keys(document, ("energon_version", "shard_counts"), where)
@@ -67,8 +69,9 @@ def parse_info(data: bytes | memoryview, where: str) -> dict[str, int]:
 
 
 def read_info(store: Store) -> dict[str, int]:
-    """Read ``.info.json``, or else ``.info.yaml``; see :func:`parse_info`. Raises ObjectNotFoundError if the
-    dataset has neither.
+    """Read ``.info.json``, or else ``.info.yaml``; see :func:`parse_info`.
+
+    Raises ObjectNotFoundError if the dataset has neither.
     """
     try:
         path, body = INFO_JSON, store.get(INFO_JSON)

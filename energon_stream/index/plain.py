@@ -62,8 +62,9 @@ def open_plain(
 
 
 def find_tars(spec: StoreSpec) -> tuple[StoreSpec, list[ListEntry]]:
-    """Return the common folder of the tars that a path names, and the tars in the order of the braces. Raises
-    ConfigError if the path is wrong, and ObjectNotFoundError if some of the tars do not exist.
+    """Return the common folder of the tars that a path names, and the tars in the order of the braces.
+
+    Raises ConfigError if the path is wrong, and ObjectNotFoundError if some of the tars do not exist.
     """
     folder, paths = parse_tar_paths(spec.url)
     root = replace(spec, url=folder)
@@ -85,8 +86,10 @@ def find_tars(spec: StoreSpec) -> tuple[StoreSpec, list[ListEntry]]:
 
 
 def list_tars(spec: StoreSpec) -> list[ListEntry] | None:
-    """Return all tars below a folder, sorted by path; None if the folder has metadata. Raises
-    ObjectNotFoundError if the folder has no tars, and ConfigError if all tars of the folder are compressed.
+    """Return all tars below a folder, sorted by path; None if the folder has metadata.
+
+    Raises ObjectNotFoundError if the folder has no tars, and ConfigError if all tars of the folder are
+    compressed.
     """
     store = spec.open()
     entries = list(store.list())

@@ -159,8 +159,9 @@ def _index(
     progress: Callable[[int, int], None] | None,
     writer: SqliteWriter | None,
 ) -> tuple[dict[str, int], tuple[str, ...], MediaReport | None]:
-    """Scan tars concurrently, and write a ``.tar.idx`` file for each and the database. Return the number of
-    samples by tar, the sorted part names, and the report on media.
+    """Scan tars concurrently, and write a ``.tar.idx`` file for each and the database.
+
+    Return the number of samples by tar, the sorted part names, and the report on media.
     """
     tables = MediaTables(writer.database, media_filter) if writer and media_filter else None
 
@@ -220,9 +221,10 @@ def _write_metadata(
 def find_shards(
     store: Store, *, shards: str | Sequence[str] | None = None, exclude: str | None = None
 ) -> list[ListEntry]:
-    """List the tars of a folder, sorted by path; see :func:`prepare_dataset`. Raises ObjectNotFoundError if
-    the folder has no tars, or none that the options select, and ConfigError if ``exclude`` is not a regular
-    expression, or all tars are compressed.
+    """List the tars of a folder, sorted by path; see :func:`prepare_dataset`.
+
+    Raises ObjectNotFoundError if the folder has no tars, or none that the options select, and ConfigError if
+    ``exclude`` is not a regular expression, or all tars are compressed.
     """
     listed = (entry for entry in store.list() if not entry.path.startswith(f"{META_FOLDER}/"))
     entries = {entry.path: entry for entry in only_tars(listed, store.url)}

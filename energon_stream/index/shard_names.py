@@ -158,8 +158,10 @@ def parse_tar_paths(url: str) -> tuple[str, list[str]]:
 
 
 def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
-    """Return the tars of a folder's listing, sorted by path; warn of compressed ones. Raises
-    ObjectNotFoundError if the folder has no tars, and ConfigError if all tars of the folder are compressed.
+    """Return the tars of a folder's listing, sorted by path; warn of compressed ones.
+
+    Raises ObjectNotFoundError if the folder has no tars, and ConfigError if all tars of the folder are
+    compressed.
     """
     others = list(entries)
     tars = sorted((entry for entry in others if entry.path.endswith(".tar")), key=lambda entry: entry.path)

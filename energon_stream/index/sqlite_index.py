@@ -88,6 +88,7 @@ class SqliteWriter:
 @contextmanager
 def sqlite_file(store: Store) -> Iterator[str]:
     """Yield the local path of a dataset's index. A remote index is downloaded for the length of the block.
+
     Raises NotPreparedError if the dataset has no index.
     """
     with tempfile.TemporaryDirectory(prefix="energon-index-") as folder:

@@ -114,8 +114,9 @@ def dump_yaml(value: Any) -> bytes:
 
 
 def check_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Check that all keys are known. Raises MetadataError if a key is unknown; the message has the most
-    similar known one.
+    """Check that all keys are known.
+
+    Raises MetadataError if a key is unknown; the message has the most similar known one.
     """
     for key in mapping:
         if key not in known:

@@ -99,16 +99,18 @@ class DevicePrefetcher(PullingLoader[T]):
         return len(self.loader)
 
     def save_state_rank(self) -> dict[str, Any]:
-        """Return the position of this rank after the last batch returned, in built-in types only. Raises
-        ConfigError if ``get_savable_loader`` did not make the loader.
+        """Return the position of this rank after the last batch returned, in built-in types only.
+
+        Raises ConfigError if ``get_savable_loader`` did not make the loader.
         """
         loader = self._puller.savable()
         # If no batch is ahead, the position is the loader's own, which may have been restored directly.
         return self._consumed if self._coming else loader.save_state_rank()
 
     def restore_state_rank(self, state: dict[str, Any] | bytes | None) -> None:
-        """Go on at the position of a saved state; batches that were fetched ahead are dropped. Raises
-        StateError if the state does not fit this dataset or topology.
+        """Go on at the position of a saved state; batches that were fetched ahead are dropped.
+
+        Raises StateError if the state does not fit this dataset or topology.
         """
         self._puller.stop().restore_state_rank(state)
         self._begin_here()
@@ -127,8 +129,9 @@ class DevicePrefetcher(PullingLoader[T]):
         return split_streams(self.save_state_rank())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on at the position of a state dict; batches that were fetched ahead are dropped. Raises
-        StateError if the state does not fit this dataset or topology.
+        """Go on at the position of a state dict; batches that were fetched ahead are dropped.
+
+        Raises StateError if the state does not fit this dataset or topology.
         """
         self._puller.stop().load_state_dict(state_dict)
         self._begin_here()

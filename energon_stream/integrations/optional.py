@@ -10,8 +10,9 @@ from energon_stream.errors import MissingPackageError
 
 @contextmanager
 def of_extra(extra: str) -> Iterator[None]:
-    """Import the packages of an extra within this block. Raises MissingPackageError if a package is not
-    installed, or cannot be imported.
+    """Import the packages of an extra within this block.
+
+    Raises MissingPackageError if a package is not installed, or cannot be imported.
     """
     try:
         yield

@@ -54,9 +54,10 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
         self._batches: Iterator[T] = iter(())
 
     def reset(self, initial_state: Mapping[str, Any] | None = None) -> None:
-        """Go to the position of a state, or to the beginning of a pass. Raises StateInUseError if
-        ``initial_state`` is None in the middle of an endless dataset, which has no passes, and StateError if
-        the state does not fit this dataset or topology.
+        """Go to the position of a state, or to the beginning of a pass.
+
+        Raises StateInUseError if ``initial_state`` is None in the middle of an endless dataset, which has no
+        passes, and StateError if the state does not fit this dataset or topology.
         """
         super().reset(initial_state)
         if initial_state is not None:

@@ -174,8 +174,9 @@ class Receiver:
         return self._pipe
 
     def receive(self) -> Any:
-        """Take the next message, and copy the values in shared memory that it refers to. Raises EOFError if
-        the worker is gone.
+        """Take the next message, and copy the values in shared memory that it refers to.
+
+        Raises EOFError if the worker is gone.
         """
         return _Unpickler(io.BytesIO(self._pipe.recv_bytes()), self._shared).load()
 

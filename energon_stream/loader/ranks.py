@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | None:
     """Send the state of every data-parallel rank to one process. All processes of the group must call this.
+
     Raises ConfigError if there is no process group of all ranks.
     """
     if config.world_size == 1:
@@ -30,8 +31,9 @@ def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | Non
 
 
 def broadcast_states(states: Any, config: WorkerConfig, src: int) -> Any:
-    """Send the states that one rank has to all ranks. All processes of the group must call this. Raises
-    ConfigError if there is no process group of all ranks.
+    """Send the states that one rank has to all ranks. All processes of the group must call this.
+
+    Raises ConfigError if there is no process group of all ranks.
     """
     if config.world_size == 1:
         return states

@@ -34,8 +34,9 @@ _JOIN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """Options of workers and watchdog; see :func:`energon_stream.get_loader`. Raises ConfigError if an option
-    is impossible.
+    """Options of workers and watchdog; see :func:`energon_stream.get_loader`.
+
+    Raises ConfigError if an option is impossible.
     """
 
     prefetch_factor: int = 2  # batches that each worker keeps ready for each of its streams

@@ -301,8 +301,9 @@ class EvenDataset(Wrapper[Any]):
 
 
 def with_ends(dataset: SavableDataset[Any], ends: Ends, *, even: bool) -> SavableDataset[Any]:
-    """Add an :class:`EvenDataset` if ``ends`` asks for one. Raises ConfigError if ``ends`` is an unknown
-    word, or the dataset cannot end so.
+    """Add an :class:`EvenDataset` if ``ends`` asks for one.
+
+    Raises ConfigError if ``ends`` is an unknown word, or the dataset cannot end so.
     """
     if ends not in get_args(Ends):
         raise ConfigError(f"ends is {ends!r}", hint=f"use one of {', '.join(get_args(Ends))}")

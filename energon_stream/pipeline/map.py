@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 def nth_element(generator: Any, place: int, dataset: SavableDataset[Any], key: RestoreKey) -> Any:
-    """Return the element of a user's generator that a restore key names. Raises StateMismatchError if the
-    generator returns fewer elements.
+    """Return the element of a user's generator that a restore key names.
+
+    Raises StateMismatchError if the generator returns fewer elements.
     """
     for number, made in enumerate(generator):
         if number == place:

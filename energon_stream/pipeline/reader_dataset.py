@@ -174,6 +174,7 @@ class ReaderDataset(SavableDataset[Any]):
 
     def plan_of(self, shards: Sequence[int]) -> Plan:
         """Return the plan of an earlier time, when the leaves had fewer shards, or there were fewer leaves.
+
         Raises TypeError if the earlier plan cannot be derived from this one.
         """
         return self.plan if tuple(shards) == self.shards else earlier_plan(self.plan, shards)

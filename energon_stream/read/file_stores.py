@@ -99,8 +99,10 @@ class WebdatasetFileStore(FileStore[bytes]):
     spec: StoreSpec  # the dataset. It must have ``index.sqlite``.
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
-        """Read one part with one request; see ``FileStore``. Raises NotPreparedError if the dataset has no
-        index, and ObjectChangedError if a shard was replaced since it was first read.
+        """Read one part with one request; see ``FileStore``.
+
+        Raises NotPreparedError if the dataset has no index, and ObjectChangedError if a shard was replaced
+        since it was first read.
         """
         opened = _dataset(self.spec)
         place = opened.find(key)
@@ -112,8 +114,10 @@ class WebdatasetFileStore(FileStore[bytes]):
         return as_bytes(body.data), SourceInfo(self.get_path(), place.sample, place.shard, (key,))
 
     def get_media_metadata(self, key: str) -> ImageMetadata:
-        """Return the size and format of an image. Raises UnsupportedStoreError if the dataset was prepared
-        without media metadata, and FieldError if the index has no image of this name.
+        """Return the size and format of an image.
+
+        Raises UnsupportedStoreError if the dataset was prepared without media metadata, and FieldError if the
+        index has no image of this name.
         """
         return _dataset(self.spec).image(key, self)
 
@@ -127,8 +131,10 @@ class FolderFileStore(SystemFileStore):
     """A plain folder of files, with the metadata that ``prepare-media`` has indexed."""
 
     def get_media_metadata(self, key: str) -> ImageMetadata:
-        """Return the size and format of an image. Raises UnsupportedStoreError if the folder has no media
-        metadata, and FieldError if the index has no image of this name.
+        """Return the size and format of an image.
+
+        Raises UnsupportedStoreError if the folder has no media metadata, and FieldError if the index has no
+        image of this name.
         """
         try:
             index = _folders.map(self.spec, lambda: _Index(self.spec))

@@ -25,8 +25,9 @@ _CACHE_KIB = 256
 
 
 class IndexDatabase:
-    """The index of one folder in one process. Use :func:`index_database`. Raises ObjectNotFoundError if the
-    folder has no index.
+    """The index of one folder in one process. Use :func:`index_database`.
+
+    Raises ObjectNotFoundError if the folder has no index.
     """
 
     def __init__(self, spec: StoreSpec) -> None:
@@ -45,8 +46,9 @@ class IndexDatabase:
         return f"{self.store.url}/{INDEX_SQLITE}"
 
     def rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Run a query. Raises apsw.Error if the file is not a usable index, and StorageError if the store did
-        not deliver.
+        """Run a query.
+
+        Raises apsw.Error if the file is not a usable index, and StorageError if the store did not deliver.
         """
         try:
             connection = self._idle.pop()
@@ -79,7 +81,8 @@ _SLOTS: PerProcess[_Slot] = PerProcess()
 
 
 def index_database(spec: StoreSpec) -> IndexDatabase:
-    """Return the index of a folder, which all users in the process share. Raises ObjectNotFoundError if the
-    folder has no index, and StorageError if the store did not deliver.
+    """Return the index of a folder, which all users in the process share.
+
+    Raises ObjectNotFoundError if the folder has no index, and StorageError if the store did not deliver.
     """
     return _SLOTS.map(spec, _Slot).get(spec)

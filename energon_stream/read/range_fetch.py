@@ -85,8 +85,10 @@ class RangeFetch:
         )
 
     def cutter(self) -> Cutter:
-        """Wait for the bytes and return their cutter. Raises StorageError if the bytes could not be read, and
-        IndexMismatchError if the index points beyond the object.
+        """Wait for the bytes and return their cutter.
+
+        Raises StorageError if the bytes could not be read, and IndexMismatchError if the index points beyond
+        the object.
         """
         if self._cutter is None:
             self._cutter = self._split()
@@ -179,8 +181,9 @@ class PlannedSample(NamedTuple):
     more: tuple[tuple[RangeFetch, int], ...] = ()  # fetch and number of further ranges
 
     def cut(self, locator: Locator) -> RawSample | None:
-        """Wait for the bytes and cut the sample. Raises StorageError if the bytes could not be read, and
-        IndexMismatchError if they are not the sample.
+        """Wait for the bytes and cut the sample.
+
+        Raises StorageError if the bytes could not be read, and IndexMismatchError if they are not the sample.
         """
         if locator.width == 1:
             return self.fetch.cutter().cut(self.sample, self.number)

@@ -73,7 +73,9 @@ def make_sample_factory(
     declared: DeclaredSamples | None = None,
 ) -> tuple[SampleFactory, DatasetYamlOptions]:
     """Find out how the samples of an opened dataset are made: by its ``dataset.yaml``, or as the user
-    declares. Raises NotPreparedError if there is neither, ConfigError if there are both, and what
+    declares.
+
+    Raises NotPreparedError if there is neither, ConfigError if there are both, and what
     :func:`read_dataset_config` raises.
     """
     where = f"{index.spec.url}/{META_FOLDER}/{dataset_config}"

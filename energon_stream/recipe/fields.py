@@ -48,8 +48,9 @@ class FieldAccess:
     alternatives: tuple[Access, ...]  # places; the first one that exists is taken
 
     def within(self, parts: frozenset[str], where: str) -> FieldAccess:
-        """Return the same field with places in these parts only; ``where`` is for messages. Raises
-        ConfigError if no place is left.
+        """Return the same field with places in these parts only; ``where`` is for messages.
+
+        Raises ConfigError if no place is left.
         """
         left = tuple(access for access in self.alternatives if access.part in parts)
         if not left:
@@ -110,8 +111,9 @@ def _parse(field: str, text: Any, where: str) -> tuple[Access, ...]:
 
 
 def parse_parts(value: Any, where: str) -> frozenset[str] | None:
-    """Parse a list of part names such as ``[json, txt]``; None means all parts. Raises ConfigError if the
-    value is something else.
+    """Parse a list of part names such as ``[json, txt]``; None means all parts.
+
+    Raises ConfigError if the value is something else.
     """
     if value is None:
         return None

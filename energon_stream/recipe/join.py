@@ -73,6 +73,7 @@ def join_leaf(
     trust: bool | None,
 ) -> tuple[JoinLeaf, LeafPlan]:
     """Make a leaf of an opened join: one virtual shard of its rows, in the order of the primary dataset.
+
     Raises ConfigError if the subset does not fit or the joiner cannot join such samples, and what
     :func:`import_class` raises for the joiner.
     """

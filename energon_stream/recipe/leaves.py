@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 def open_leaf(
     number: int, ref: AnyLeafRef, index: DatasetIndex, order: OrderSpec | None, request: DatasetRequest
 ) -> tuple[Leaf, LeafPlan]:
-    """Make a leaf of the mixture from an opened dataset. Raises ConfigError if the subset does not fit, and
-    what :func:`make_sample_factory` raises.
+    """Make a leaf of the mixture from an opened dataset.
+
+    Raises ConfigError if the subset does not fit, and what :func:`make_sample_factory` raises.
     """
     if isinstance(ref, JoinRef) and isinstance(index, JoinIndex):
         uncooked = replace(request, cookers=())  # cookers get the joined samples

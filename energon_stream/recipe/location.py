@@ -46,8 +46,10 @@ class DatasetLocation:
         return not isinstance(self.root, str) or dataset_kind(self.root) == "metadataset"
 
     def read(self, function: Callable[[], T], *, forks: bool) -> T:
-        """Call a function that reads metadata of the location. A process that may fork workers later
-        (``forks``) must not start a client of its own, so a short-lived child process reads.
+        """Call a function that reads metadata of the location.
+
+        A process that may fork workers later (``forks``) must not start a client of its own, so a short-lived
+        child process reads.
         """
         # A metadataset may name remote datasets; that is not known before it is read.
         local = not self.is_metadataset and is_local(str(self.root))
@@ -55,6 +57,7 @@ class DatasetLocation:
 
     def items(self) -> list[MixtureItem]:
         """Read the metadataset files, and return the datasets that they name. The datasets are not touched.
+
         Raises ConfigError if an option is only for single datasets, and what :meth:`MetadatasetFiles.items`
         raises.
         """

@@ -55,6 +55,7 @@ class MetadatasetFiles:
 
     def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:
         """Read a file, or take its parsed content, in which paths are relative to the working directory.
+
         Raises StorageError if the file cannot be reached, and MetadataError if the file is wrong; see
         :func:`parse_metadataset`.
         """
@@ -67,9 +68,10 @@ class MetadatasetFiles:
         return self._documents[spec.url]
 
     def items(self, root: Reference) -> list[MixtureItem]:
-        """Read all files that a reference names, and return its datasets with their shares. Raises what
-        :meth:`document` raises, and ConfigError if a file lacks a split, or ranges of samples of one dataset
-        overlap.
+        """Read all files that a reference names, and return its datasets with their shares.
+
+        Raises what :meth:`document` raises, and ConfigError if a file lacks a split, or ranges of samples of
+        one dataset overlap.
         """
         seen: set[tuple[str, str]] = set()
         level = [root]

@@ -39,8 +39,10 @@ class Mixture:
         return DatasetBlendMode.NONE if len(self.items) == 1 else DatasetBlendMode.DATASET_WEIGHT
 
     def train_dataset(self, repeat: bool) -> LoadedDataset:
-        """Return all datasets as one, blended sample by sample. Raises ConfigError if ``repeat`` is False for
-        a blend by weights, which has no end, and EmptyStreamError if there are more streams than samples.
+        """Return all datasets as one, blended sample by sample.
+
+        Raises ConfigError if ``repeat`` is False for a blend by weights, which has no end, and
+        EmptyStreamError if there are more streams than samples.
         """
         if not repeat and self.blend_mode is DatasetBlendMode.DATASET_WEIGHT:
             raise ConfigError(

@@ -30,8 +30,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def read_class(document: Any, where: str) -> tuple[str, str]:
-    """Read ``{__module__: …, __class__: …}``: the module and the name. Raises MetadataError if the document
-    has another form.
+    """Read ``{__module__: …, __class__: …}``: the module and the name.
+
+    Raises MetadataError if the document has another form.
     """
     if isinstance(document, Mapping) and set(document) == {"__module__", "__class__"}:
         module, name = document["__module__"], document["__class__"]

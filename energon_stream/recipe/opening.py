@@ -33,8 +33,9 @@ _MetadataKey = tuple[str, str, str]
 
 
 def open_location(location: DatasetLocation, num_workers: int) -> list[tuple[MixtureItem, DatasetIndex]]:
-    """Open all datasets of a location, concurrently. Raises what :meth:`DatasetLocation.items` and
-    :func:`open_webdataset` raise.
+    """Open all datasets of a location, concurrently.
+
+    Raises what :meth:`DatasetLocation.items` and :func:`open_webdataset` raise.
     """
 
     def read() -> list[tuple[MixtureItem, DatasetIndex]]:
@@ -125,8 +126,9 @@ def _select(ref: LeafRef, found: DatasetMetadata) -> WebDatasetIndex:
 
 
 def join_members(ref: JoinRef, indices: Sequence[DatasetIndex]) -> list[JoinMember]:
-    """Return the members of a join, given their opened indices. Raises ConfigError if a member is not a
-    prepared folder of tars.
+    """Return the members of a join, given their opened indices.
+
+    Raises ConfigError if a member is not a prepared folder of tars.
     """
     members = []
     for member, index in zip(ref.members, indices, strict=True):

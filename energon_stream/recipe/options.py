@@ -211,8 +211,9 @@ def _limits(
 
 
 def cache_layer(cache: CacheOption) -> CacheLayer | None:
-    """Return the disk cache that an option means; None for no cache. Raises ConfigError if the option is
-    neither a configuration nor a directory.
+    """Return the disk cache that an option means; None for no cache.
+
+    Raises ConfigError if the option is neither a configuration nor a directory.
     """
     if cache is None:
         cache = CacheConfig.from_environment()

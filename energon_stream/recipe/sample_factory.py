@@ -47,8 +47,9 @@ class SampleFactory:
         return self.sample_type is None
 
     def within(self, parts: frozenset[str], where: str) -> SampleFactory:
-        """Return a factory that uses only these parts; ``where`` is for messages. Raises ConfigError if a
-        field comes from other parts.
+        """Return a factory that uses only these parts; ``where`` is for messages.
+
+        Raises ConfigError if a field comes from other parts.
         """
         if self.fields:
             fields = tuple(access.within(parts, where) for access in self.fields)
@@ -67,8 +68,9 @@ class SampleFactory:
         subflavors: dict[str, Any] | None,
         source: SourceInfo,
     ) -> Sample | CrudeSample:
-        """Decode and assemble one sample, which keeps no reference to ``parts`` or ``subflavors``. Raises
-        DecodeError if a part is damaged, and FieldError if a part or a field is missing.
+        """Decode and assemble one sample, which keeps no reference to ``parts`` or ``subflavors``.
+
+        Raises DecodeError if a part is damaged, and FieldError if a part or a field is missing.
         """
         own = None if subflavors is None else dict(subflavors)
         sample_type = self.sample_type

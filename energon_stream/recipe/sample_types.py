@@ -44,8 +44,9 @@ CRUDE = DeclaredSamples({"__module__": "energon_stream", "__class__": "CrudeWebd
 
 
 def resolve_sample_type(document: Any, *, trust: bool | None, where: str) -> type[Sample] | type[CrudeSample]:
-    """Find the class of a ``sample_type``: ``{__module__: …, __class__: …}``, or the class itself. Raises
-    what :func:`import_class` raises, with ``Sample`` as base, and MetadataError for any other class.
+    """Find the class of a ``sample_type``: ``{__module__: …, __class__: …}``, or the class itself.
+
+    Raises what :func:`import_class` raises, with ``Sample`` as base, and MetadataError for any other class.
     """
     if isinstance(document, type):
         found: Any = document
@@ -71,8 +72,9 @@ def resolve_sample_type(document: Any, *, trust: bool | None, where: str) -> typ
 
 
 def check_fields(sample_type: type[Sample], given: Mapping[str, Any], where: str) -> None:
-    """Check that a field map names all required fields of a type, and no unknown one. Raises MetadataError if
-    a field is unknown, or missing.
+    """Check that a field map names all required fields of a type, and no unknown one.
+
+    Raises MetadataError if a field is unknown, or missing.
     """
     own = {e.name: e for e in dataclasses.fields(sample_type) if e.name not in METADATA_FIELDS}
     for name in given:
@@ -101,8 +103,9 @@ def check_fields(sample_type: type[Sample], given: Mapping[str, Any], where: str
 def declare(
     sample_type: SampleType | None, field_map: Mapping[str, str] | None, where: str
 ) -> DeclaredSamples | None:
-    """Check a declaration, as far as that needs no import of another package; return None without one. Raises
-    MetadataError if the type does not exist, or the field map does not fit it.
+    """Check a declaration, as far as that needs no import of another package; return None without one.
+
+    Raises MetadataError if the type does not exist, or the field map does not fit it.
     """
     if sample_type is None:
         if field_map is not None:

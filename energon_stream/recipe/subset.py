@@ -41,8 +41,9 @@ class Subset:
         return first, stop
 
     def of(self, inner: Subset) -> Subset:
-        """Return this subset of the subset ``inner``. Raises ConfigError if this subset has sample numbers,
-        and ``inner`` is not all samples.
+        """Return this subset of the subset ``inner``.
+
+        Raises ConfigError if this subset has sample numbers, and ``inner`` is not all samples.
         """
         if not self.in_samples:
             width = inner.upper - inner.lower
@@ -72,8 +73,9 @@ class Subset:
 
 def parse_subset(value: Any, where: str) -> Subset:
     """Parse ``{"range": [a, b]}`` or the pair alone. The bounds are percentages (``"12.5%"``) or sample
-    numbers; ``b`` may be ``"end"``. None means all samples. Raises ConfigError if the value is something
-    else, or the range is empty.
+    numbers; ``b`` may be ``"end"``. None means all samples.
+
+    Raises ConfigError if the value is something else, or the range is empty.
     """
     if value is None:
         return Subset()

@@ -160,6 +160,7 @@ def _multiply(inner: int | None, outer: int | None) -> int | None:
 
 def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]) -> list[MixtureItem]:
     """Flatten a tree to its leaves with their shares; ``expand`` returns the content of a metadataset file.
+
     Raises MetadataError if a tree has both weights and repetitions, or a file contains itself.
     """
     modes: dict[str, str] = {}

@@ -48,8 +48,9 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: T) -> T
 
 
 def _largest(tensors: Sequence[torch.Tensor], first_dimension: int) -> list[int]:
-    """Return the largest extent of each dimension from ``first_dimension`` on. Raises SampleError if the
-    tensors differ in dtype or in their number of dimensions.
+    """Return the largest extent of each dimension from ``first_dimension`` on.
+
+    Raises SampleError if the tensors differ in dtype or in their number of dimensions.
     """
     kinds = {(tensor.ndim, tensor.dtype) for tensor in tensors}
     if len(kinds) != 1 or tensors[0].ndim < first_dimension:
@@ -63,8 +64,9 @@ def _largest(tensors: Sequence[torch.Tensor], first_dimension: int) -> list[int]
 
 
 def pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack tensors of shapes ``(d1, …)`` to ``(n, max d1, …)``, padded with zeros. Raises SampleError if the
-    tensors differ in dtype or in their number of dimensions.
+    """Stack tensors of shapes ``(d1, …)`` to ``(n, max d1, …)``, padded with zeros.
+
+    Raises SampleError if the tensors differ in dtype or in their number of dimensions.
     """
     largest = _largest(tensors, 0)
     if all(list(tensor.shape) == largest for tensor in tensors):
@@ -76,8 +78,9 @@ def pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def pad_concat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join tensors of shapes ``(n_i, d1, …)`` to ``(sum n_i, max d1, …)``, padded with zeros. Raises
-    SampleError if the tensors differ in dtype or in their number of dimensions, or have none.
+    """Join tensors of shapes ``(n_i, d1, …)`` to ``(sum n_i, max d1, …)``, padded with zeros.
+
+    Raises SampleError if the tensors differ in dtype or in their number of dimensions, or have none.
     """
     largest = _largest(tensors, 1)
     if all(list(tensor.shape[1:]) == largest for tensor in tensors):

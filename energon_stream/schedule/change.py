@@ -58,7 +58,9 @@ def earlier_plan(plan: Plan, shards: Sequence[int]) -> Plan:
 
 def carry(before: Schedule, now: Schedule, cursor: Cursor) -> Cursor:
     """Convert a cursor of the earlier schedule, in passes that have been begun, to one of the present
-    schedule. Raises TypeError if the schedules are of different kinds.
+    schedule.
+
+    Raises TypeError if the schedules are of different kinds.
     """
     if isinstance(before, LeafSchedule) and isinstance(now, LeafSchedule):
         table = before.in_share(cursor.share).table

@@ -164,6 +164,7 @@ class CursorCodec:
 
     def unpack(self, value: PackedCursor) -> Cursor:
         """Return the cursor that :meth:`pack` made plain. Lists may stand for tuples, as after msgpack.
+
         Raises StateError if it is no cursor of this schedule.
         """
         try:

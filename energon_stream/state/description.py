@@ -194,8 +194,9 @@ def marks(leaves: Sequence[Any]) -> tuple[bytes, ...]:
 
 
 def read_leaves(saved: Any) -> list[SavedLeaves]:
-    """Read the leaves that a state was saved with. Raises StateError if the state does not have them, or is
-    damaged.
+    """Read the leaves that a state was saved with.
+
+    Raises StateError if the state does not have them, or is damaged.
     """
     try:
         found = []

@@ -47,8 +47,9 @@ def dumps(state: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Unpack the bytes that :func:`dumps` returned. Nothing in them is executed. Raises StateError if the
-    bytes are not msgpack.
+    """Unpack the bytes that :func:`dumps` returned. Nothing in them is executed.
+
+    Raises StateError if the bytes are not msgpack.
     """
     try:
         return msgpack.unpackb(data, raw=False, strict_map_key=False)
@@ -161,8 +162,9 @@ def check_rank_state(
 
 
 def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: int) -> Rotation:
-    """Check that a state is one of this rank, of this number of ranks and streams. Raises StateMismatchError
-    if it is not.
+    """Check that a state is one of this rank, of this number of ranks and streams.
+
+    Raises StateMismatchError if it is not.
     """
     saved, mine = read["topology"], _topology(config)
     if saved != mine:

@@ -25,8 +25,9 @@ def write_rotation(rotation: Rotation) -> list[Any]:
 
 
 def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
-    """Return a rank's rotation from plain values. Raises TypeError if the values are of other types, and
-    ValueError if no rotation has these values.
+    """Return a rank's rotation from plain values.
+
+    Raises TypeError if the values are of other types, and ValueError if no rotation has these values.
     """
     at, ended, given, passes, pass_length = saved
     num_streams = topology["num_streams"]
@@ -55,8 +56,10 @@ def next_index(rotation: Rotation, rank: int, world_size: int) -> int:
 
 
 def rotation_at(like: Rotation, index: int, rank: int, world_size: int) -> Rotation:
-    """Return the rotation of a rank of another number of ranks. ``like`` is that of any rank in the same
-    pass, ``index`` the smallest :func:`next_index` of all ranks of the job.
+    """Return the rotation of a rank of another number of ranks.
+
+    ``like`` is that of any rank in the same pass, ``index`` the smallest :func:`next_index` of all ranks of
+    the job.
     """
     return Rotation(
         tuple(range(rank, like.num_streams, world_size)),

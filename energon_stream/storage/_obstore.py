@@ -40,9 +40,10 @@ _clients: PerProcess[Any] = PerProcess()
 
 
 class ObstoreStore(RemoteStore):
-    """A store on obstore; see ``Store`` for the methods. Equal configurations share a client. Raises
-    UnsupportedStoreError if obstore cannot open the URL or honour an option, or this process was forked from
-    one that had used obstore.
+    """A store on obstore; see ``Store`` for the methods. Equal configurations share a client.
+
+    Raises UnsupportedStoreError if obstore cannot open the URL or honour an option, or this process was
+    forked from one that had used obstore.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:

@@ -77,9 +77,10 @@ class ClientConfig:
 
 
 def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, str]:
-    """Return the client configuration for a URL, and the path below the client's root. Raises
-    UnsupportedStoreError if obstore cannot open the URL, or honour an option, and AccessDeniedError if the
-    AWS profile does not exist.
+    """Return the client configuration for a URL, and the path below the client's root.
+
+    Raises UnsupportedStoreError if obstore cannot open the URL, or honour an option, and AccessDeniedError if
+    the AWS profile does not exist.
     """
     resolve = _RESOLVERS.get(url_scheme(url))
     rest = url.partition("://")[2]

@@ -134,6 +134,7 @@ _is_collector_paused = False  # a child has to know whether to resume it
 
 def before_forks(prepare: Callable[[], None]) -> None:
     """Have ``prepare`` called once before the next fork, so that the children need not do the same work each.
+
     It may leave nothing behind but modules and plain data.
     """
     _preparations.setdefault(prepare, False)

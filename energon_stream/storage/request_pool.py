@@ -102,8 +102,9 @@ class RequestPool:
 
     def submit(self, function: Callable[[], Any], deadline: int, size: int) -> Future[Any]:
         """Run ``function`` as soon as a slot is free and nothing more urgent waits: smaller deadlines go
-        first, equal ones in order of submission. ``size`` is the number of bytes that it reads, if it may run
-        a second time beside the first; else 0.
+        first, equal ones in order of submission.
+
+        ``size`` is the number of bytes that it reads, if it may run a second time beside the first; else 0.
         """
         with self._lock:
             self._submitted += 1
@@ -138,8 +139,9 @@ class RequestPool:
     # Callbacks of the retry layer, by way of _Run
 
     def begin(self, run: _Run) -> None:
-        """Begin an attempt; after a back-off, wait for a slot. Raises AnswerUnwanted if a second run was
-        faster.
+        """Begin an attempt; after a back-off, wait for a slot.
+
+        Raises AnswerUnwanted if a second run was faster.
         """
         task = run.task
         if run.is_second or (task.has_slot and not task.size):  # only this thread changes it

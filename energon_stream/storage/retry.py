@@ -51,8 +51,9 @@ class RetryPolicy:
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
 
     def run(self, function: Callable[[int], T]) -> T:
-        """Call ``function(attempt)``, attempts counted from 0, until it succeeds. Raises
-        TransientStorageError if the last attempt failed too; the message says how many there were.
+        """Call ``function(attempt)``, attempts counted from 0, until it succeeds.
+
+        Raises TransientStorageError if the last attempt failed too; the message says how many there were.
         """
         attempt = 0
         while True:

@@ -156,8 +156,10 @@ class PipelineBuilder:
     def build_cook_crude_sample(
         self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None
     ) -> SavableDataset[Any]:
-        """Add the cooking of crude samples, if there are cookers. Raises ConfigError if a leaf has no cooker,
-        or its auxiliary data is not the one that its cooker asks for.
+        """Add the cooking of crude samples, if there are cookers.
+
+        Raises ConfigError if a leaf has no cooker, or its auxiliary data is not the one that its cooker asks
+        for.
         """
         if not self._hook_overridden("cook_crude_sample"):
             check_cookers(
@@ -185,8 +187,9 @@ class PipelineBuilder:
     def build_encode_sample(
         self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None
     ) -> SavableDataset[Any]:
-        """Add ``encode_sample`` or ``preencode_sample``, if it is overridden. Raises ConfigError if the
-        encoder overrides ``encode_sample`` and one of the other two.
+        """Add ``encode_sample`` or ``preencode_sample``, if it is overridden.
+
+        Raises ConfigError if the encoder overrides ``encode_sample`` and one of the other two.
         """
         halves = [name for name in ("preencode_sample", "postencode_sample") if self._hook_overridden(name)]
         if halves and self._hook_overridden("encode_sample"):
@@ -205,8 +208,9 @@ class PipelineBuilder:
         batch_drop_last: bool = False,
         packing_buffer_size: int | None = None,
     ) -> SavableDataset[Any]:
-        """Add packing or ``postencode_sample``, then batching and ``encode_batch``. Raises ConfigError if the
-        hooks and arguments do not fit together.
+        """Add packing or ``postencode_sample``, then batching and ``encode_batch``.
+
+        Raises ConfigError if the hooks and arguments do not fit together.
         """
         if packing_buffer_size is None:
             dataset = _map_hook(self, dataset, "postencode_sample", worker_config)

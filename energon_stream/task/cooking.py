@@ -105,8 +105,9 @@ def cooker_parts(
 
 
 def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> None:
-    """Check that each leaf has a cooker whose parameters are its stores, before any sample is read. Raises
-    ConfigError if no cooker matches, or its parameters and the stores differ.
+    """Check that each leaf has a cooker whose parameters are its stores, before any sample is read.
+
+    Raises ConfigError if no cooker matches, or its parameters and the stores differ.
     """
     for leaf in leaves:
         where = f"{leaf.index.spec.url} [{leaf.index.split_part}]"
@@ -126,6 +127,7 @@ def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> Non
 
 def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]:
     """Return the keyword arguments of a cooker: stores by name, and those that :func:`cooker` asks for.
+
     Raises ConfigError if the cooker asks for ``primary``, and the sample's dataset cannot look up names.
     """
     stores: AuxStores = sample.stores or _NO_STORES
@@ -143,8 +145,9 @@ def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]
 
 @cache
 def check_parameters(cook: Callable[..., Any], given: frozenset[str], where: str) -> None:
-    """Compare a cooker's keyword parameters with its future arguments. Raises ConfigError if the names
-    differ.
+    """Compare a cooker's keyword parameters with its future arguments.
+
+    Raises ConfigError if the names differ.
     """
     try:
         parameters = list(signature(cook).parameters.values())[1:]

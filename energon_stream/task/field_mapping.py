@@ -27,6 +27,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
 
 def _parameters(result_type: type) -> dict[str, Any] | None:
     """Return the fields of a type with their defaults or ``_REQUIRED``; None for a dict, which takes any.
+
     Raises ConfigError if the type has no fields.
     """
     if issubclass(result_type, dict):
@@ -54,8 +55,9 @@ def _is_metadata(name: str) -> bool:
 
 
 def _construct(result_type: type, fields: Mapping[str, Any], source: Any) -> Any:
-    """Make a value of a type; other fields are dropped, missing metadata is None. Raises ConfigError if a
-    required field is missing.
+    """Make a value of a type; other fields are dropped, missing metadata is None.
+
+    Raises ConfigError if a required field is missing.
     """
     parameters = _parameters(result_type)
     if parameters is None:

@@ -78,9 +78,10 @@ class EnergonTrainerHooks:
         self.add_callback(_Saver(self))  # type: ignore[attr-defined]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, from a checkpoint if one is given; see ``Trainer.train``. Raises ConfigError if
-        ``TrainingArguments`` sets an option that the dataset has to set, and StateError if the checkpoint has
-        no loader's state, or the state does not fit the dataset.
+        """Train, from a checkpoint if one is given; see ``Trainer.train``.
+
+        Raises ConfigError if ``TrainingArguments`` sets an option that the dataset has to set, and StateError
+        if the checkpoint has no loader's state, or the state does not fit the dataset.
         """
         if isinstance(self.train_dataset, SavableDataset):
             _check(self.args, self.train_dataset)

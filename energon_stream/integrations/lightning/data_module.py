@@ -120,8 +120,9 @@ class EnergonDataHooks:
         return get_savable_loader(dataset, **self._loader_options)
 
     def train_dataloader(self) -> Any:
-        """Return the training loader, made for this trainer at the first call. Raises StateError if the
-        checkpoint's state does not fit the dataset or the number of ranks.
+        """Return the training loader, made for this trainer at the first call.
+
+        Raises StateError if the checkpoint's state does not fit the dataset or the number of ranks.
         """
         if self._train is not None and self._owner is self.trainer:
             return self._train

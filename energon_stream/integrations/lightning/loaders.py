@@ -92,8 +92,9 @@ class TrainLoader(PullingLoader[T]):
         return of_all_ranks(split_streams(self._position()), self.worker_config)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on at the position of a state dict. Raises StateError if the state does not fit this dataset or
-        topology.
+        """Go on at the position of a state dict.
+
+        Raises StateError if the state does not fit this dataset or topology.
         """
         self._puller.stop().load_state_dict(state_dict)
         self._begin_here()
