@@ -23,7 +23,7 @@ from energon_stream.testing.datasets import captioning_dataset
 from energon_stream.testing.s3server import S3Server
 
 TRAIN = Path(__file__).with_name("train_ddp.py")
-STEPS, KILL_AFTER, SHRUNK_UNTIL = 12, 5, 8
+STEPS, KILL_AFTER, STEPS_OF_TWO = 24, 5, 3
 
 
 def start(folder: Path, name: str, ranks: int, steps: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -86,9 +86,10 @@ def main() -> int:
         print(
             f"one of 3 ranks killed with SIGKILL after step {len(read_steps(folder, 'job'))}; the launcher ended the others"
         )
-        for ranks, steps in ((2, SHRUNK_UNTIL), (4, STEPS)):
+        for ranks in (2, 4):
             done = len(read_steps(folder, "job"))
-            if start(folder, "job", ranks, steps, env).wait() != 0:
+            until = done + STEPS_OF_TWO if ranks == 2 else STEPS
+            if start(folder, "job", ranks, until, env).wait() != 0:
                 raise SystemExit(f"the run of {ranks} ranks failed")
             some = read_steps(folder, "job")[done:]
             print(f"resumed on {ranks} ranks: steps {some[0][0]} to {some[-1][0]}")

@@ -48,7 +48,7 @@ def test_a_job_that_loses_a_rank_goes_on_with_fewer_and_with_more():
     env = os.environ | {"PYTHON_EXEC": children.launcher()}  # what torchrun runs its ranks with
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("one of 3 ranks killed", "resumed on 2 ranks", "resumed on 4 ranks", "EQUAL: all 12 steps"):
+    for words in ("one of 3 ranks killed", "resumed on 2 ranks", "resumed on 4 ranks", "EQUAL: all 24 steps"):
         assert words in done.stdout
 
 
