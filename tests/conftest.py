@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing.spawn
 import os
 import signal
@@ -59,6 +60,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for path in sorted(modules, key=rank):
         min(halves, key=len).extend(modules[path])
     items[:] = halves[0] + halves[1]
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the imported modules from garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -132,7 +132,7 @@ def test_obstore(server):
 
 
 def test_listings_of_many_keys_are_complete_in_both_versions(server):
-    keys = sorted(f"x/{i % 7}/{i:05d}" for i in range(2500))
+    keys = sorted(f"x/{i % 7}/{i:05d}" for i in range(2100))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda key: server.put(f"s3://bucket/{key}", b""), keys))
     client = boto(server)
