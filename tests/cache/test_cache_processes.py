@@ -1,5 +1,6 @@
 """Many processes and threads: each byte is downloaded once, whoever dies or hangs meanwhile."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -110,8 +111,10 @@ def wait_until(condition):
 
 def opened_block(process):
     """Whether a process has a block open, as one has that waits for its bytes."""
-    folder = Path("/proc", str(process.pid), "fd")
-    links = [os.readlink(link) for link in folder.iterdir() if os.path.islink(link)]
+    links = []
+    for link in Path("/proc", str(process.pid), "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            links.append(os.readlink(link))
     return any(os.path.basename(link).partition(".")[0].isdecimal() for link in links if "/cache/" in link)
 
 
