@@ -77,6 +77,8 @@ def gcp_emulator():
 
 
 class TestGcsFsspec(StoreConformance):
+    many = 105  # the emulator lists everything in one page
+
     @pytest.fixture
     def spec(self, gcp_emulator):
         bucket = f"box-{uuid.uuid4().hex[:8]}"
