@@ -5,6 +5,7 @@
     EnergonStreamError
     ├── ConfigError (ValueError)            an argument, or a combination of arguments, cannot work
     │   ├── AliasError                      ``megatron.energon`` cannot become a name of this library
+    │   │   └── MissingNameError (ImportError)  a name of ``megatron.energon`` is not offered
     │   ├── EmptyStreamError                there are more streams than samples
     │   ├── MissingPackageError (ImportError)  an optional package is not installed
     │   └── UntrustedCodeError              a dataset names code that the user did not trust
@@ -56,6 +57,7 @@ __all__ = [
     "IgnoreSample",
     "IndexMismatchError",
     "MetadataError",
+    "MissingNameError",
     "MissingPackageError",
     "NotPreparedError",
     "ObjectChangedError",
@@ -120,6 +122,10 @@ class ConfigError(EnergonStreamError, ValueError):
 
 class AliasError(ConfigError):
     """``megatron.energon`` cannot become a name of this library, because another package has it."""
+
+
+class MissingNameError(AliasError, ImportError):
+    """A name or module of ``megatron.energon`` that this library does not offer; the hint says why."""
 
 
 class EmptyStreamError(ConfigError):

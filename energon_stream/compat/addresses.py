@@ -1,134 +1,155 @@
-"""The addresses of ``megatron.energon``: names of this library, by the module that defines them."""
+"""The places in this library of the names of ``megatron.energon``.
+
+:mod:`~energon_stream.compat.address_names` has the names of each address. A name means the same object at
+every address, unless :data:`PLACES` says otherwise; objects are imported when they are first asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import importlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from energon_stream.compat.address_names import NAMES
+from energon_stream.compat.missing import MISSING_MODULES, MISSING_NAMES
+from energon_stream.errors import MissingNameError
 
 ENERGON_VERSION = "7.4.1"
 """The version of Megatron-Energon whose names and behaviour this library offers."""
 
-_CORE = "energon_stream."
-_FACTORIES = _CORE + "compat.factories"
-_PLACEHOLDERS = _CORE + "compat.placeholders"
-_DATASET_CONFIG = _CORE + "compat.dataset_config"
+ROOT = "megatron.energon"
 
-_ALL = None
-"""Stands for all names that a module exports."""
-
-_TARS = (
-    "BaseWebdatasetFactory",
-    "DefaultDecoderWebdatasetFactory",
-    "DefaultGenericWebdatasetFactory",
-    "StandardWebdatasetFactory",
-)
-_COLLATE = ("batch_list", "batch_pad_stack", "batch_stack", "generic_batch")
-_FILE_NAMES = ("INFO_JSON_FILENAME", "INFO_YAML_FILENAME", "MAIN_FOLDER_NAME", "SPLIT_YAML_FILENAME")
-_EPATH = {_CORE + "compat.epath": ("EPath",)}
-_FLEX = {_PLACEHOLDERS: ("FlexState",)}
-_HANDLERS = {_CORE + "pipeline": ("log_exception", "reraise_exception")}
-_WORKER = {_CORE + "worker": ("WorkerConfig",)}
-
-ADDRESSES: Mapping[str, Mapping[str, Sequence[str] | None]] = {
-    "": {"energon_stream": _ALL, _FACTORIES: _ALL},
-    "av": {_PLACEHOLDERS: ("AVData", "AVDecoder")},
-    "cache": {_CORE + "media": _ALL, _CORE + "read.decode": ("FileStoreDecoder",)},
-    "dataset_config": {_DATASET_CONFIG: ("load_config", "load_yaml"), **_EPATH},
-    "edataclass": {_CORE + "samples": ("edataclass",)},
-    "epathlib": _EPATH,
-    "epathlib.epath": _EPATH,
-    "errors": {_CORE + "errors": _ALL, **_HANDLERS},
-    "flavors": {
-        _CORE + "samples": _ALL,
-        _FACTORIES: _ALL,
-        _CORE + "read.decode": ("SampleDecoder",),
-        _CORE + "pipeline": ("SavableDataset",),
-        _CORE + "errors": ("EmptyDatasetError",),
-        _PLACEHOLDERS: ("AVData", "AVDecoder"),
-    },
-    "flavors.base_dataset": {
-        _CORE + "samples": ("Sample", "SourceInfo", "edataclass"),
-        _CORE + "pipeline": ("SavableDataset",),
-        _CORE + "media": ("FileStore",),
-        _FACTORIES: ("BaseCoreDatasetFactory",),
-        **_EPATH,
-        **_FLEX,
-        **_WORKER,
-    },
-    "flavors.crude": {
-        _CORE + "samples": ("CrudeSample",),
-        _FACTORIES: ("CrudeWebdataset", "DefaultDecoderWebdatasetFactory"),
-        **_EPATH,
-    },
-    "flavors.jsonl": {_FACTORIES: ("CrudeJsonlDatasetFactory", "DefaultCrudeJsonlDatasetFactory")},
-    "flavors.webdataset": {
-        _FACTORIES: _TARS,
-        _CORE + "read.decode": ("SampleDecoder",),
-        _CORE + "errors": ("EmptyDatasetError",),
-        _PLACEHOLDERS: ("AVData", "AVDecoder", "MAIN_FOLDER_NAME", "VideoData"),
-    },
-    "flavors.webdataset.base_webdataset": {
-        _FACTORIES: ("BaseCoreDatasetFactory", "BaseWebdatasetFactory"),
-        **_EPATH,
-        **_WORKER,
-    },
-    "flavors.webdataset.config": {_PLACEHOLDERS: _FILE_NAMES},
-    "flavors.webdataset.default_decoder_webdataset": {_FACTORIES: ("DefaultDecoderWebdatasetFactory",)},
-    "flavors.webdataset.default_generic_webdataset": {_FACTORIES: ("DefaultGenericWebdatasetFactory",)},
-    "flavors.webdataset.sample_loader": {_PLACEHOLDERS: ("FlexState", "SliceState")},
-    "loader": {_CORE + "loader": _ALL, **_WORKER},
-    "metadataset": {
-        _CORE + "recipe": (
-            "DatasetLoader",
-            "DatasetLoaderInterface",
-            "Metadataset",
-            "MetadatasetV2",
-            "load_dataset",
-            "prepare_metadataset",
-            "traverse_metadataset",
-        )
-    },
-    "metadataset.loader_interface": {
-        _CORE + "recipe": ("DatasetLoaderInterface", "LoadedDatasetList"),
-        _CORE + "task": ("DatasetBlendMode", "LoadedDataset"),
-        **_EPATH,
-        **_WORKER,
-    },
-    "rng": {_PLACEHOLDERS: ("SystemRngState",)},
-    "savable_loader": {
-        _CORE + "loader": ("BasicDataLoader", "SavableDataLoader"),
-        _PLACEHOLDERS: (
-            "SavableCheckpoint",
-            "SavableDataLoaderState",
-            "SavableDatasetCheckpoint",
-            "SavableDatasetState",
-        ),
-    },
-    "source_info": {_CORE + "samples": ("SourceInfo",)},
-    "state": _FLEX,
-    "task_encoder": {
-        _CORE + "task": _ALL,
-        _CORE + "pipeline.collate": _COLLATE,
-        _CORE + "samples": ("Batch",),
-        _CORE + "recipe": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
-    },
-    "task_encoder.base": {
-        _CORE + "task": _ALL,
-        _CORE + "pipeline": _ALL,
-        _CORE + "pipeline.collate": _COLLATE,
-        _CORE + "samples": ("Batch", "CrudeSample", "Sample", "SourceInfo", "edataclass"),
-        _CORE + "read.decode": ("SampleDecoder",),
-        **_WORKER,
-    },
-    "task_encoder.cooking": {
-        _CORE + "task": ("Cooker", "basic_sample_keys", "cooker"),
-        _CORE + "samples": ("Sample", "SourceInfo"),
-    },
-    "typed_converter": {_DATASET_CONFIG: ("JsonParser",)},
-    "worker": {**_WORKER, **_HANDLERS},
-    "wrappers": {
-        _CORE + "pipeline": _ALL,
-        _CORE + "pipeline.collate": ("concat_pad", "generic_concat", "homogeneous_concat_mix"),
-        _CORE + "errors": ("SkipSample",),
-    },
+HOMES: Mapping[str, str] = {
+    "compat.handling": "ErrorContext SYSTEM_EXCEPTIONS handle_restore_errors legacy_handler",
+    "compat.sample_helpers": (
+        "ExtendableDataclassMixin PinMemoryMixin State add_sample_restore_key add_source_info "
+        "default_get_batch_keys format_sample_compact format_sample_detailed get_sample_restore_key "
+        "get_source_info set_sample_restore_key"
+    ),
+    "compat.text_forms": (
+        "FieldAccessError collapse deprecated field_access float_pattern load_yaml_json skip_meta_re "
+        "split_field_access split_name_re to_json_object url_regex warn_deprecated"
+    ),
+    "compat.dataset_config": "JsonParser load_config load_yaml",
+    "compat.epath": "DEFAULT_PROFILE_NAME EPath NVDATASET_CACHE_DIR RESERVED_POSIX_PROFILE_NAME",
+    "compat.factories": (
+        "BaseCoreDatasetFactory BaseWebdatasetFactory CaptioningWebdataset CrudeJsonlDatasetFactory "
+        "CrudeWebdataset DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdatasetFactory "
+        "DefaultGenericWebdatasetFactory ImageClassificationWebdataset ImageWebdataset "
+        "InterleavedWebdataset MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset "
+        "StandardWebdatasetFactory TextWebdataset VQAOCRWebdataset VQAWebdataset VidQAWebdataset"
+    ),
+    "compat.placeholders": (
+        "AVData AVDecoder AVDecoderType DEBUG_SHARD_PRINT DEFAULT_DECODER FlexState GC_DEFAULT_EVERY_N_ITER "
+        "GcFreezeError IJSONL_SUFFIX INDEX_BATCH_SIZE INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME "
+        "INFO_JSON_FILENAME INFO_YAML_FILENAME ITAR_SUFFIX ImageDecoderType JOIN_INDEX_FILENAME "
+        "MAIN_FOLDER_NAME PRINT_LOCAL_MAX_LENGTH SPLIT_YAML_FILENAME SavableCheckpoint "
+        "SavableDataLoaderState SavableDatasetCheckpoint SavableDatasetState SliceState SystemRngState "
+        "VideoData"
+    ),
+    "compat.type_variables": (
+        "F FeatureBatcher P T TMetadata TType T_aggregation_data T_batch T_batch_in T_batch_sample "
+        "T_encoded_sample T_index T_input_data T_raw_batch T_result T_sample T_sample_in T_sample_out V"
+    ),
+    "errors": "DuplicateSampleKeyError=DuplicateKeyError JsonValueError=MetadataError SampleException=SampleError",
+    "media.file_pool": "CacheFileLazy=StoredLazy",
+    "media.file_store": "FileStoreWrapper",
+    "read.decode": "SampleDecoder",
+    "read.file_stores": "WebdatasetFileStore",
+    "samples": "VQAOCRSample",
+    "task": "LoadedDataset",
+    "task.stateless": "get_failure_tolerance get_stateless",
 }
-"""Address below ``megatron.energon`` (the root is empty), to modules, to their names there (None for all)."""
+"""Modules of this library, to names; ``theirs=ours`` where the names differ."""
+
+PLACES: Mapping[str, Mapping[str, str]] = {
+    "cli.main": {"main": "cli.main:main"},
+    "tools.checkpoint": {
+        "command": "cli.checkpoint:checkpoint",
+        "command_info": "cli.checkpoint:info",
+        "command_redist": "cli.checkpoint:redist",
+    },
+    "tools.info": {"command": "cli.info:info"},
+    "tools.lint": {"command": "cli.lint:lint"},
+    "tools.prepare": {"command": "cli.prepare:prepare"},
+    "tools.prepare_media": {"command": "cli.prepare:prepare_media"},
+}
+"""Names that mean something else at one address: address, to name, to ``module:name`` in this library."""
+
+
+_LOGGER = "logger"
+_AMBIGUOUS = ("CacheEntry", "command", "main")
+
+
+@functools.cache
+def _homes() -> Mapping[str, tuple[str, str]]:
+    found = {}
+    for module, names in HOMES.items():
+        for name in names.split():
+            theirs, _, ours = name.partition("=")
+            found[theirs] = (f"energon_stream.{module}", ours or theirs)
+    return found
+
+
+def home(address: str, name: str) -> tuple[str, str] | None:
+    """Return the module and the name of the object that a name at an address means; None if it means none."""
+    if name in PLACES.get(address, ()):
+        module, _, ours = PLACES[address][name].partition(":")
+        return f"energon_stream.{module}", ours
+    if name in _AMBIGUOUS or missing_reason(address, name) is not None:
+        return None
+    if name in _homes():
+        return _homes()[name]
+    for module in ("energon_stream", "energon_stream.errors"):
+        if name in importlib.import_module(module).__all__:
+            return module, name
+    return None
+
+
+def find(address: str, name: str) -> Any:
+    """Return the object that a name at an address means.
+
+    Raises:
+        MissingNameError: Megatron-Energon has the name there, and this library does not.
+        AttributeError: Neither has it.
+    """
+    place = home(address, name)
+    if place is not None:
+        return getattr(importlib.import_module(place[0]), place[1])
+    where = f"{ROOT}.{address}".rstrip(".")
+    if name == _LOGGER:
+        return logging.getLogger(where)
+    reason = missing_reason(address, name)
+    if reason is not None or name in NAMES[address].split():
+        raise MissingNameError(f"{name} of Megatron-Energon is not offered here", where=where, hint=reason)
+    raise AttributeError(f"module {where!r} has no attribute {name!r}")
+
+
+def missing_reason(address: str, name: str = "") -> str | None:
+    """Return the reason why a name of an address, or a whole address, is missing; None if it is not."""
+    reason = next((MISSING_MODULES[a] for a in _above(address) if a in MISSING_MODULES), None)
+    if reason is None and name:
+        names = MISSING_NAMES.get(address, {})
+        reason = next((text for listed, text in names.items() if name in listed.split()), None)
+    return reason
+
+
+def _above(address: str) -> list[str]:
+    """Return an address and all packages that it is in."""
+    parts = address.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def offered(address: str) -> list[str]:
+    """Return the names of an address, sorted. Nothing is imported."""
+    names = set(NAMES[address].split())
+    if not address:
+        names.update(importlib.import_module("energon_stream").__all__)
+    return sorted(name for name in names if name == _LOGGER or home(address, name) is not None)
+
+
+def children(address: str) -> list[str]:
+    """Return the addresses directly below an address."""
+    return [other for other in NAMES if other and other.rpartition(".")[0] == address]

@@ -1,7 +1,7 @@
 """``megatron.energon`` as another name of this library, in this process and in processes that it starts.
 
 A finder, first in ``sys.meta_path``, answers imports at the addresses of
-:mod:`energon_stream.compat.addresses`. The folder ``on_path`` in ``sys.path`` does the rest:
+:mod:`energon_stream.compat.address_names`. The folder ``on_path`` in ``sys.path`` does the rest:
 
 * It makes ``megatron`` a namespace package, or adds to it if another Megatron is installed.
 * It has the metadata of a distribution ``megatron-energon``, for programs that ask for its version.
@@ -22,8 +22,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from energon_stream.compat.addresses import ADDRESSES, ENERGON_VERSION
-from energon_stream.errors import AliasError, ConfigError
+from energon_stream.compat.address_names import NAMES
+from energon_stream.compat.addresses import ENERGON_VERSION, children, find, missing_reason, offered
+from energon_stream.errors import AliasError, ConfigError, MissingNameError
 
 ALIAS_VARIABLE = "ENERGON_STREAM_ALIAS"
 """Environment variable: with 1, ``import energon_stream`` installs the alias; with ``shadow``, also over an
@@ -155,9 +156,9 @@ class _AliasFinder(MetaPathFinder):
         if fullname != _ROOT and not fullname.startswith(f"{_ROOT}."):
             return None
         address = fullname[len(_ROOT) + 1 :]
-        if address not in ADDRESSES:
+        if address not in NAMES:
             return None
-        is_package = not address or any(other.startswith(f"{address}.") for other in ADDRESSES)
+        is_package = not address or bool(children(address))
         return ModuleSpec(fullname, _AliasLoader(address), origin="energon_stream", is_package=is_package)
 
 
@@ -166,22 +167,34 @@ class _AliasLoader(Loader):
         self._address = address
 
     def exec_module(self, module: ModuleType) -> None:
+        reason = missing_reason(self._address)
+        if reason is not None:
+            raise MissingNameError("the module is not offered here", where=module.__name__, hint=reason)
         _fill(module, self._address)
 
 
 def _fill(module: ModuleType, address: str) -> None:
-    """Put the names of an address into a module."""
-    names: dict[str, Any] = {}
-    for defining, wanted in ADDRESSES[address].items():
-        found = importlib.import_module(defining)
-        names.update((name, getattr(found, name)) for name in wanted or found.__all__)
-    if not address:
-        names["__version__"] = ENERGON_VERSION
-    for child in ADDRESSES:
-        # Submodules are imported at once, as in Megatron-Energon. They come before the names, because a class
-        # may have the name of a submodule, to which importing the submodule binds it: edataclass.
-        if child and child.rpartition(".")[0] == address:
-            importlib.import_module(f"{_ROOT}.{child}")
+    """Have a module import the names of an address, and the submodules, when they are first used."""
+    names, below = offered(address), {child.rpartition(".")[2]: child for child in children(address)}
+
+    def load(name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        if name in below and name not in names:
+            return importlib.import_module(f"{_ROOT}.{below[name]}")
+        found = find(address, name)
+        setattr(module, name, found)
+        return found
+
     vars(module).update(
-        names, __all__=sorted(names), __doc__=f"Names of energon_stream, as {module.__name__}."
+        __all__=names,
+        __doc__=f"Names of energon_stream, as {module.__name__}.",
+        __getattr__=load,
+        __dir__=lambda: sorted({*vars(module), *names, *below}),
     )
+    if not address:
+        vars(module)["__version__"] = ENERGON_VERSION
+    for name in set(names) & set(below):
+        # Importing a submodule binds it in its package. A class of the same name must win: edataclass.
+        importlib.import_module(f"{_ROOT}.{below[name]}")
+        setattr(module, name, find(address, name))

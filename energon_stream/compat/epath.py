@@ -3,21 +3,63 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import io
 import os
 import posixpath
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import total_ordering
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from energon_stream.errors import ConfigError, StorageError
+from energon_stream.errors import ConfigError, ObjectNotFoundError, StorageError
 from energon_stream.storage.transports import StoreSpec
-from energon_stream.storage.url import is_local, join_url, local_path, parent_url, strip_credentials
+from energon_stream.storage.url import (
+    DATASETS_VARIABLE,
+    is_local,
+    join_url,
+    local_path,
+    parent_url,
+    plain_or_dataset,
+    strip_credentials,
+    url_scheme,
+)
 
 if TYPE_CHECKING:
-    from energon_stream.storage.base import ObjectMeta, Store
+    from energon_stream.storage.base import Store
+
+DEFAULT_PROFILE_NAME = RESERVED_POSIX_PROFILE_NAME = "__filesystem__"
+"""Profile of local paths, as in ``msc://__filesystem__/data``."""
+
+NVDATASET_CACHE_DIR = os.environ.get(DATASETS_VARIABLE)
+"""Folder of the datasets that ``dss://name@version`` names, when this module was imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """Size, time and version of a file.
+
+    Attributes:
+        key: Path within the bucket or the file system, without a leading slash.
+        content_length: Size in bytes.
+        last_modified: Time of the last change; None if the store does not tell.
+        type: ``"file"`` or ``"directory"``.
+        etag: Version of the content; None if the store has no versions.
+    """
+
+    key: str
+    content_length: int
+    last_modified: datetime | None
+    type: str = "file"
+    etag: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self.content_length
 
 
 @total_ordering
@@ -41,7 +83,11 @@ class EPath:
 
     def __init__(self, initial_path: str | os.PathLike[str]) -> None:
         text = os.fspath(initial_path)
-        self.url = local_path(text) if is_local(text) else text.rstrip("/")
+        if is_local(text):
+            local_path(text)  # raises an error if it is none
+            self.url = _normal(text) if url_scheme(text) == "dss" else plain_or_dataset(text)
+        else:
+            self.url = _normal(text)
 
     def __fspath__(self) -> str:
         return self.url
@@ -77,8 +123,30 @@ class EPath:
 
     @property
     def display_name(self) -> str:
-        """URL for messages, without credentials."""
-        return str(self)
+        """Short name for messages: that of the file or folder, or ``name@version`` of a dataset."""
+        return self.profile_path[0] if url_scheme(self.url) == "dss" else self.name
+
+    @property
+    def profile_path(self) -> tuple[str, str]:
+        """First element of a URL's path, such as the bucket, and the rest; of a local path, no element."""
+        first, _, rest = self.url.partition("://")[2].partition("/")
+        return first, rest
+
+    @property
+    def profile(self) -> str:
+        """Profile of an ``msc://`` URL; the scheme of any other, and ``__filesystem__`` for local paths."""
+        scheme = url_scheme(self.url)
+        if scheme == "file":
+            return DEFAULT_PROFILE_NAME
+        return self.profile_path[0] if scheme == "msc" else scheme
+
+    @property
+    def internal_path(self) -> str:
+        """Path within the profile, beginning with a slash."""
+        if url_scheme(self.url) == "file":
+            return self.url
+        first, rest = self.profile_path
+        return f"/{rest}" if url_scheme(self.url) == "msc" else f"/{first}/{rest}".rstrip("/")
 
     def with_suffix(self, suffix: str) -> EPath:
         """Return the path with another suffix such as ``.idx``."""
@@ -100,7 +168,7 @@ class EPath:
         """Return a ``pathlib.Path``. Raises ConfigError if the path is remote."""
         if not self.is_local():
             raise ConfigError(f"{self} is not a local path")
-        return Path(self.url)
+        return Path(local_path(self.url))
 
     def _store(self) -> Store:
         return StoreSpec(self.url, transport="auto" if self.is_local() else "fsspec").open()
@@ -115,20 +183,28 @@ class EPath:
     def is_dir(self) -> bool:
         """Return True if the folder exists; on object storage, if anything is below the path."""
         if self.is_local():
-            return os.path.isdir(self.url)
+            return self.local_path().is_dir()
         return next(self._store().list(), None) is not None
 
-    def stat(self) -> ObjectMeta:
-        """Return size and version of a file.
+    def stat(self) -> FileStatus:
+        """Return size, time and version of a file, or the time of a local folder.
 
         Raises:
             StorageError: The file cannot be read. All methods that read or write raise it.
         """
-        return self._store().head("")
+        key = self.internal_path.lstrip("/")
+        try:
+            found = self._store().head("")
+        except ObjectNotFoundError:
+            if not (self.is_local() and self.is_dir()):
+                raise
+            changed = datetime.fromtimestamp(self.local_path().stat().st_mtime, tz=UTC)
+            return FileStatus(f"{key}/", 0, changed, "directory")
+        return FileStatus(key, found.size, found.last_modified, etag=found.etag)
 
     def size(self) -> int:
         """Return the size of a file in bytes."""
-        return self.stat().size
+        return self.stat().content_length
 
     def read_bytes(self) -> bytes:
         """Read a file."""
@@ -184,7 +260,7 @@ class EPath:
         """Create a local folder. Object storage has no folders, so nothing is done there."""
         if self.is_local():
             try:
-                Path(self.url).mkdir(exist_ok=exist_ok, parents=parents)
+                self.local_path().mkdir(exist_ok=exist_ok, parents=parents)
             except OSError as error:
                 raise StorageError(
                     f"the folder cannot be created: {error.strerror}", where=str(self)
@@ -195,17 +271,34 @@ class EPath:
         return (self / entry.path for entry in self._store().list())
 
     def glob(self, pattern: str) -> Iterator[EPath]:
-        """Iterate over the files below the folder whose relative path matches: ``*`` and ``?`` stand for
-        characters of one name, ``**/`` for any folders.
+        """Iterate over the files and local folders below the folder that match.
+
+        ``*``, ``?``, ``[0-3]`` and ``[!0-3]`` stand for characters of one name, ``**/`` for any folders.
         """
-        expression = re.compile("".join(map(_translate, re.split(r"(\*\*/|\*|\?)", pattern))))
+        if self.is_local():
+            found = glob.iglob(pattern, root_dir=self.local_path(), recursive=True)
+            return (self / path for path in sorted(found))
+        expression = re.compile("".join(map(_translate, _PIECES.split(pattern))))
         return (self / e.path for e in self._store().list() if expression.fullmatch(e.path))
 
 
+def _normal(url: str) -> str:
+    """Resolve ``.`` and ``..`` in a URL."""
+    scheme, separator, path = url.partition("://")
+    first, slash, rest = path.partition("/")
+    if "::" in scheme or scheme in ("http", "https") or not slash:
+        return url.rstrip("/")  # a chain, or a URL with a query
+    return join_url(f"{scheme}{separator}{first}", rest.strip("/")).rstrip("/")
+
+
+_PIECES = re.compile(r"(\*\*/|\*|\?|\[[^]]+\])")
 _SIGNS = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
 
 
 def _translate(piece: str) -> str:
+    if piece.startswith("[") and piece.endswith("]"):
+        characters = piece[1:-1].replace("\\", r"\\").replace("^", r"\^")
+        return f"[^{characters[1:]}]" if characters.startswith("!") else f"[{characters}]"
     return _SIGNS.get(piece) or re.escape(piece)
 
 

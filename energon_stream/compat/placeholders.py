@@ -7,15 +7,44 @@ they are.
 from __future__ import annotations
 
 from dataclasses import dataclass, make_dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from energon_stream.errors import ConfigError
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, SPLIT_CONFIG
+from energon_stream.index.sqlite_index import INDEX_SQLITE
+from energon_stream.read.decode import SampleDecoder
 
 MAIN_FOLDER_NAME = META_FOLDER
 INFO_JSON_FILENAME = INFO_JSON.removeprefix(f"{META_FOLDER}/")
 INFO_YAML_FILENAME = INFO_YAML.removeprefix(f"{META_FOLDER}/")
 SPLIT_YAML_FILENAME = SPLIT_CONFIG
+INDEX_SQLITE_FILENAME = INDEX_SQLITE.removeprefix(f"{META_FOLDER}/")
+INDEX_UUID_FILENAME = "index.uuid"
+JOIN_INDEX_FILENAME = "join_index.bin"
+INDEX_BATCH_SIZE = 4096
+GC_DEFAULT_EVERY_N_ITER = 10
+PRINT_LOCAL_MAX_LENGTH = 250
+DEBUG_SHARD_PRINT = False
+ITAR_SUFFIX = ".tar.idx"
+IJSONL_SUFFIX = ".jsonl.idx"
+
+AVDecoderType: TypeAlias = Literal["torch", "AVDecoder", "pyav"]
+ImageDecoderType: TypeAlias = Literal[
+    "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb",
+    "torch", "torchrgba", "pill", "pil", "pilrgb", "pilrgba",
+]  # fmt: skip
+"""Values of ``SampleDecoder(image_decode=…)``."""
+
+DEFAULT_DECODER = SampleDecoder()
+
+
+class GcFreezeError(RuntimeError):
+    """Objects cannot be frozen. It is never raised: freezing needs no care here.
+
+    Example:
+        >>> issubclass(GcFreezeError, RuntimeError)
+        True
+    """
 
 
 class FlexState(dict[str, Any]):

@@ -159,7 +159,7 @@ class SystemFileStore(FileStore[bytes]):
 
 
 @dataclass(frozen=True, slots=True)
-class _WrappedStore(FileStore[Any]):
+class FileStoreWrapper(FileStore[Any]):
     """Delegates to another store, perhaps under other names."""
 
     inner: FileStore[Any]
@@ -184,7 +184,7 @@ class _WrappedStore(FileStore[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeFileStore(_WrappedStore):
+class DecodeFileStore(FileStoreWrapper):
     """Decodes the data of another store.
 
     Attributes:
@@ -211,7 +211,7 @@ class DecodeFileStore(_WrappedStore):
 
 
 @dataclass(frozen=True, slots=True)
-class PrimaryFileStore(_WrappedStore):
+class PrimaryFileStore(FileStoreWrapper):
     """The dataset of a sample that is being cooked. The library makes it.
 
     Attributes:

@@ -26,8 +26,8 @@ from energon_stream.storage import (
     Transport,
     is_local,
     join_url,
-    local_path,
     parent_url,
+    plain_or_dataset,
     shared_fetcher,
 )
 
@@ -50,7 +50,7 @@ class MetadatasetFiles:
     def spec(self, url: str) -> StoreSpec:
         """Return the location of a URL. Local paths become absolute, and have no storage options."""
         if is_local(url):
-            return StoreSpec(local_path(url), None, self.transport, self.through)
+            return StoreSpec(plain_or_dataset(url), None, self.transport, self.through)
         return StoreSpec(url, self.storage_options, self.transport, self.through)
 
     def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:

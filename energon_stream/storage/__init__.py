@@ -8,7 +8,15 @@ from energon_stream.storage.local import LocalStore
 from energon_stream.storage.planner import FetchPlan, plan_fetches
 from energon_stream.storage.retry import RetryPolicy
 from energon_stream.storage.transports import StoreFactory, StoreLayer, StoreSpec, Transport, register_store
-from energon_stream.storage.url import is_local, is_url, join_url, local_path, parent_url, strip_credentials
+from energon_stream.storage.url import (
+    is_local,
+    is_url,
+    join_url,
+    local_path,
+    parent_url,
+    plain_or_dataset,
+    strip_credentials,
+)
 
 __all__ = [
     "Body",
@@ -32,6 +40,7 @@ __all__ = [
     "join_url",
     "local_path",
     "parent_url",
+    "plain_or_dataset",
     "plan_fetches",
     "register_store",
     "run_isolated",

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +20,7 @@ from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.url import strip_credentials, url_scheme
 
 _ETAG_NAMES = ("ETag", "etag", "e_tag")
+_TIME_NAMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 # By name, because botocore is slow to import and not always installed.
 _CREDENTIAL_ERRORS = (
     "NoCredentialsError",
@@ -202,7 +204,18 @@ class FsspecStore(RemoteStore):
 
 
 def _meta(info: Mapping[str, Any]) -> ObjectMeta:
-    return ObjectMeta(info["size"], next((info[name] for name in _ETAG_NAMES if info.get(name)), None))
+    etag = next((info[name] for name in _ETAG_NAMES if info.get(name)), None)
+    return ObjectMeta(info["size"], etag, _time(next((info[n] for n in _TIME_NAMES if info.get(n)), None)))
+
+
+def _time(value: Any) -> datetime | None:
+    """Return a time from what file systems report: an object, seconds, or ISO text."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = datetime.fromisoformat(value)
+    if isinstance(value, (int, float)):
+        value = datetime.fromtimestamp(value, tz=UTC)
+    return value if isinstance(value, datetime) else None
 
 
 def _is_network(error: BaseException) -> bool:

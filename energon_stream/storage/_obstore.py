@@ -187,7 +187,7 @@ def _make_client(config: ClientConfig) -> Any:
 
 
 def _meta(found: Mapping[str, Any]) -> ObjectMeta:
-    return ObjectMeta(found["size"], _etag(found))
+    return ObjectMeta(found["size"], _etag(found), found.get("last_modified"))
 
 
 def _etag(found: Mapping[str, Any]) -> str | None:

@@ -55,7 +55,7 @@ class S3fsStore(FsspecStore):
     def head(self, path: str) -> ObjectMeta:
         with self._named_errors(path):
             answer = self._fs.call_s3("head_object", **self._address(path))
-        return ObjectMeta(answer["ContentLength"], answer["ETag"])
+        return ObjectMeta(answer["ContentLength"], answer["ETag"], answer.get("LastModified"))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         bucket, _, folder = self._path(prefix).partition("/")

@@ -17,8 +17,11 @@ A store may offer two things more:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,10 +43,12 @@ class ObjectMeta:
         size: Length in bytes.
         etag: Version of the content, spelled as the store spells it, quotes included; None if the store has
             no versions. Local files have one made of inode, size and modification time.
+        last_modified: Time when the content was written, with a time zone; None if unknown.
     """
 
     size: int
     etag: str | None
+    last_modified: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

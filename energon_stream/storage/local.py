@@ -8,6 +8,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
@@ -66,7 +67,7 @@ class LocalStore:
             status = os.stat(location)
         if not os.path.isfile(location):
             raise _not_found(location)
-        return ObjectMeta(status.st_size, _etag(status))
+        return ObjectMeta(status.st_size, _etag(status), datetime.fromtimestamp(status.st_mtime, tz=UTC))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         entries = []

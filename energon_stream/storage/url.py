@@ -8,9 +8,14 @@ import re
 
 from energon_stream.errors import ConfigError
 
+DATASETS_VARIABLE = "NVDATASET_CACHE_DIR"
+"""Environment variable: folder of the datasets that ``dss://name@version`` names, as ``name/version``."""
+
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(::|://)")
-_LOCAL_SCHEMES = ("file", "local")
-_USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
+_LOCAL_SCHEMES = ("file", "local", "dss")
+_DATASET = re.compile(r"([^/@]+)@([^/@]+)(/.*)?")
+_MSC_FILES = "msc://__filesystem__/"
+_USER_INFO = re.compile(r"(?<=://)(?<!dss://)[^/@\s]+@")
 _SECRET_QUERY = re.compile(
     r"\?[^\s\"'<>]*\b(sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|token|awsaccesskeyid|key|secret)=[^\s\"'<>]*",
     re.IGNORECASE,
@@ -29,15 +34,53 @@ def url_scheme(url: str) -> str:
 
 
 def is_local(path: str) -> bool:
-    """Return True for plain paths and ``file://`` URLs."""
+    """Return True for plain paths, and for URLs of files: ``file://``, ``dss://``, and ``msc://`` with the
+    profile ``__filesystem__``.
+    """
+    if path.startswith(_MSC_FILES):
+        return True
     return url_scheme(path) in _LOCAL_SCHEMES and "::" not in path.partition("://")[0]
 
 
 def local_path(path: str) -> str:
-    """Return the absolute path of a plain path or ``file://`` URL, with ``~`` expanded."""
-    if is_url(path):
+    """Return the absolute path of a plain path, with ``~`` expanded, or of a URL of a file.
+
+    Raises:
+        ConfigError: The path is ``dss://``, without name and version, or ``NVDATASET_CACHE_DIR`` is not set.
+
+    Example:
+        >>> local_path("file:///data/captions/../texts"), local_path("msc://__filesystem__/data")
+        ('/data/texts', '/data')
+    """
+    if url_scheme(path) == "dss":
+        path = _dataset_path(path)
+    elif path.startswith(_MSC_FILES):
+        path = path[len(_MSC_FILES) - 1 :]
+    elif is_url(path):
         path = path.partition("://")[2]
     return os.path.abspath(os.path.expanduser(path))
+
+
+def _dataset_path(url: str) -> str:
+    """Return the path of ``dss://name@version/…``, a dataset below the folder of a node's datasets."""
+    folder = os.environ.get(DATASETS_VARIABLE)
+    if not folder:
+        raise ConfigError(
+            f"{DATASETS_VARIABLE} is not set",
+            where=url,
+            hint="set it to the folder that has the datasets as name/version",
+        )
+    found = _DATASET.fullmatch(posixpath.normpath(url.partition("://")[2]))
+    if found is None or ".." in found.group(1, 2):
+        raise ConfigError(
+            "a dss path needs name and version", where=url, hint="write dss://name@version/path"
+        )
+    return f"{folder}/{found[1]}/{found[2]}{found[3] or ''}"
+
+
+def plain_or_dataset(path: str) -> str:
+    """Return the absolute path of a local one; ``dss://`` stays, because each node has its own folder."""
+    return path.rstrip("/") if url_scheme(path) == "dss" else local_path(path)
 
 
 def join_url(base: str, relative: str) -> str:

@@ -1,11 +1,12 @@
 """Paths as objects, on local files and on S3."""
 
 import pickle
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from energon_stream.compat.epath import EPath
+from energon_stream.compat.epath import DEFAULT_PROFILE_NAME, EPath
 from energon_stream.errors import ConfigError, ObjectNotFoundError
 
 
@@ -83,3 +84,60 @@ def test_what_is_shown_has_no_credentials():
     assert "secret" not in repr(EPath("s3://user:secret@bucket/key"))
     with pytest.raises(ConfigError, match="must be r, rb, w or wb"):
         EPath("a").open("r+")
+
+
+@pytest.mark.energon("EPath.glob")
+def test_globs_with_sets_of_characters(folder):
+    for number in range(5):
+        (folder / f"s{number}.tar").write_bytes(b"x")
+    (folder / "below" / "s9.tar").write_bytes(b"x")
+    found = {
+        pattern: [path.relative_to(folder) for path in folder.glob(pattern)]
+        for pattern in ("s[0-2].tar", "s[!0-2].tar", "s[03].tar", "**/s[4-9].tar")
+    }
+    assert found == {
+        "s[0-2].tar": ["s0.tar", "s1.tar", "s2.tar"],
+        "s[!0-2].tar": ["s3.tar", "s4.tar"],
+        "s[03].tar": ["s0.tar", "s3.tar"],
+        "**/s[4-9].tar": ["below/s9.tar", "s4.tar"],
+    }
+
+
+@pytest.mark.energon("EPath.stat")
+def test_the_status_of_a_file(folder):
+    before = datetime.now(tz=UTC) - timedelta(hours=1)
+    (folder / "a.txt").write_text("one")
+    status = (folder / "a.txt").stat()
+    assert (status.content_length, status.size, status.type) == (3, 3, "file")
+    assert before < status.last_modified < before + timedelta(hours=2)
+    assert status.key.endswith("folder/a.txt" if not folder.is_local() else f"{folder}/a.txt"[1:])
+
+
+@pytest.mark.energon("EPath", "DEFAULT_PROFILE_NAME")
+def test_profiles_of_the_multi_storage_client():
+    path = EPath("msc://profile/a/../b/c.tar")
+    assert str(path) == "msc://profile/b/c.tar"
+    assert (path.profile, path.internal_path, path.display_name) == ("profile", "/b/c.tar", "c.tar")
+    with pytest.raises(ConfigError, match="leads above the bucket"):
+        EPath("msc://profile/../..")
+    local = EPath(f"msc://{DEFAULT_PROFILE_NAME}/data/../texts")
+    assert (str(local), local.is_local(), local.profile) == ("/texts", True, "__filesystem__")
+
+
+@pytest.mark.energon("dss://name@version/path")
+def test_datasets_of_the_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("NVDATASET_CACHE_DIR", str(tmp_path))
+    path = EPath("dss://captions@v1.2/a/../b.txt")
+    path.write_text("text")
+    assert (tmp_path / "captions" / "v1.2" / "b.txt").read_text() == "text"
+    assert repr(path) == "EPath('dss://captions@v1.2/b.txt')"
+    assert (str(path.parent), path.display_name) == ("dss://captions@v1.2", "captions@v1.2")
+    assert (path.is_local(), path.is_file(), path.profile) == (True, True, "dss")
+    assert [str(found) for found in path.parent.glob("*.txt")] == [str(path)]
+    assert str(path / "../c") == "dss://captions@v1.2/c"
+    assert EPath(path) == path
+    with pytest.raises(ConfigError, match="needs name and version"):
+        EPath("dss://captions/a")
+    monkeypatch.delenv("NVDATASET_CACHE_DIR")
+    with pytest.raises(ConfigError, match="NVDATASET_CACHE_DIR is not set"):
+        EPath("dss://captions@v1.2")

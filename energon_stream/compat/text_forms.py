@@ -1,0 +1,171 @@
+"""Small functions on names, YAML and JSON, under Megatron-Energon's names."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from energon_stream.errors import ConfigError, FieldError
+from energon_stream.index import shard_names
+from energon_stream.index.metadata import load_document
+
+if TYPE_CHECKING:
+    from energon_stream.compat.epath import EPath
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+skip_meta_re = re.compile(r"__[^/]*__($|/)")
+"""Finds names of members that are no parts of samples."""
+split_name_re = re.compile(r"((?:.*/)?[^./]+)[.]([^/]*)")
+"""Splits the name of a member into sample key and part name."""
+url_regex = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*)://(?P<path>.*)", re.IGNORECASE)
+"""Splits a URL into scheme and the rest."""
+float_pattern = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+"""Matches a number with or without a fraction."""
+
+_NUMBERS = re.compile(r"([0-9]+)")
+
+
+def collapse(strings: Sequence[str], keep_order: bool = False) -> list[str]:
+    """Write runs of names that differ in one number as brace patterns.
+
+    Args:
+        strings: The names.
+        keep_order: Whether only neighbours form a run. Otherwise a run may lie anywhere, and patterns come
+            first.
+
+    Example:
+        >>> collapse(["a_2.tar", "b.tar", "a_1.tar"]), collapse(["a_2.tar", "b.tar", "a_1.tar"], True)
+        (['a_{1..2}.tar', 'b.tar'], ['a_2.tar', 'b.tar', 'a_1.tar'])
+    """
+    if keep_order:
+        return shard_names.collapse(strings)
+    patterns = shard_names.collapse(sorted(strings, key=_natural))
+    single = set(patterns).intersection(strings)
+    return [pattern for pattern in patterns if pattern not in single] + [s for s in strings if s in single]
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    pieces = _NUMBERS.split(name)
+    return [(text, int(number)) for text, number in zip(pieces[::2], [*pieces[1::2], "0"], strict=True)]
+
+
+class FieldAccessError(FieldError):
+    """A place of a field map does not exist in a value."""
+
+
+def split_field_access(field_desc: str) -> list[list[str]]:
+    """Split a place such as ``json[caption],txt`` into alternatives, and each into its keys.
+
+    Example:
+        >>> split_field_access("json[caption][0],txt")
+        [['json', 'caption', '0'], ['txt']]
+    """
+    return [_keys(place) for place in re.split(r",(?![^\[]*\])", field_desc)]
+
+
+def _keys(place: str) -> list[str]:
+    found = re.fullmatch(r"([^\[\]]+)((?:\[[^\[\]]+\])+)", place)
+    return [place] if found is None else [found[1], *re.findall(r"\[([^\[\]]+)\]", found[2])]
+
+
+def field_access(value: Any, field: Sequence[Sequence[str]]) -> Any:
+    """Return what lies at the first place that exists.
+
+    Args:
+        value: A value of dicts, lists and scalars.
+        field: Alternatives from :func:`split_field_access`.
+
+    Raises:
+        FieldAccessError: No place exists.
+
+    Example:
+        >>> field_access({"json": {"caption": "a dog"}}, split_field_access("txt,json[caption]"))
+        'a dog'
+    """
+    for keys in field:
+        try:
+            return functools.reduce(_step, keys, value)
+        except (KeyError, IndexError, TypeError, ValueError):
+            continue
+    wanted = " or ".join("".join(f"[{key}]" for key in keys) for keys in field)
+    raise FieldAccessError(f"there is no {wanted} in {value!r:.80}")
+
+
+def _step(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping):
+        return value[key]
+    if isinstance(value, (list, tuple)):
+        return value[int(key)]
+    raise TypeError(key)
+
+
+def load_yaml_json(path: EPath) -> Any:
+    """Read a mapping from a YAML file, or from a JSON file if the name ends in ``.json``.
+
+    Example:
+        >>> from energon_stream.compat.epath import EPath
+        >>> sorted(load_yaml_json(EPath("captions/.nv-meta/.info.json")))
+        ['energon_version', 'shard_counts']
+    """
+    return load_document(path.read_bytes(), str(path))
+
+
+def to_json_object(obj: Any) -> Any:
+    """Turn a value of dataclasses, dicts, lists and scalars into what JSON can hold.
+
+    Raises:
+        ConfigError: The value has something else.
+
+    Example:
+        >>> from energon_stream import SourceInfo
+        >>> to_json_object(SourceInfo("captions", 0, "0.tar", ("0.jpg",)))["file_names"]
+        ['0.jpg']
+    """
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        return {field.name: to_json_object(getattr(obj, field.name)) for field in dataclasses.fields(obj)}
+    if isinstance(obj, Mapping):
+        return {key: to_json_object(value) for key, value in obj.items()}
+    if isinstance(obj, (list, tuple)):
+        return [to_json_object(value) for value in obj]
+    if obj is None or isinstance(obj, (str, int, float, bool)):
+        return obj
+    raise ConfigError(f"{obj!r:.80} has no form in JSON", hint="use dicts, lists, texts and numbers")
+
+
+def warn_deprecated(reason: str, stacklevel: int = 2) -> None:
+    """Warn that something will go away.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warn_deprecated("use get_loader()")
+        >>> caught[0].category.__name__
+        'FutureWarning'
+    """
+    warnings.warn(reason, FutureWarning, stacklevel=stacklevel + 1)
+
+
+def deprecated(reason: str) -> Callable[[F], F]:
+    """Have a function warn at each call that it will go away.
+
+    Example:
+        >>> @deprecated("use two()")
+        ... def one():
+        ...     return 1
+        >>> one.__name__
+        'one'
+    """
+
+    def mark(function: F) -> F:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            warn_deprecated(f"{function.__qualname__} is deprecated: {reason}", stacklevel=2)
+            return function(*args, **kwargs)
+
+        return call  # type: ignore[return-value] # wraps() keeps the signature
+
+    return mark
