@@ -26,8 +26,9 @@
     │   └── EmptyDatasetError               a split part has no samples
     ├── SampleError (ValueError)            one sample could not be used; handlers may skip it
     │   ├── DecodeError                     a part's bytes do not have the format of its extension
-    │   └── FieldError                      a part or field that the sample type needs is missing
-    ├── FatalSampleError (RuntimeError)     too many samples failed in a row
+    │   │   └── UntrustedPickleError        a part is a pickle, and the user did not trust the dataset
+    │   ├── FieldError                      a part or field that the sample type needs is missing
+    │   └── FatalSampleError (RuntimeError)  too many samples failed in a row; always ends the run
     ├── StateError (ValueError)             a saved state cannot be used
     │   ├── StateVersionError               another version of the format wrote it
     │   ├── StateMismatchError              it is of another dataset or topology
@@ -39,7 +40,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import reprlib
+from functools import partial
+from typing import Any, Self
 
 __all__ = [
     "AccessDeniedError",
@@ -74,6 +77,7 @@ __all__ = [
     "TransientStorageError",
     "UnsupportedStoreError",
     "UntrustedCodeError",
+    "UntrustedPickleError",
     "WorkerError",
 ]
 
@@ -201,19 +205,52 @@ class EmptyDatasetError(DatasetError):
 
 
 class SampleError(EnergonStreamError, ValueError):
-    """One sample could not be used. Handlers see these errors and may skip the sample."""
+    """One sample could not be used. Handlers see these errors and may skip the sample.
+
+    Example:
+        >>> from energon_stream.errors import SampleError
+        >>> raise SampleError.from_sample({"__key__": "a.tar/7"}, "no caption")
+        Traceback (most recent call last):
+        energon_stream.errors.SampleError: sample a.tar/7 failed: no caption
+    """
+
+    @classmethod
+    def from_sample(cls, sample: Any, message: str = "") -> Self:
+        """Return an error that names a sample (or a batch: its keys), and the files that it comes from.
+
+        Args:
+            sample: A sample, a batch, a crude sample, or a list of samples, of which the first is named.
+            message: What is wrong with it.
+        """
+        one = sample[0] if isinstance(sample, list) and sample else sample
+        read = one.get if isinstance(one, dict) else partial(getattr, one)
+        return cls._failed(read("__key__", reprlib.repr(one)), message, read("__sources__", None))
+
+    @classmethod
+    def from_sample_key(cls, sample_key: str) -> Self:
+        """Return an error that names a sample by its key."""
+        return cls._failed(sample_key)
+
+    @classmethod
+    def _failed(cls, key: object, message: str = "", sources: object = None) -> Self:
+        problem = f"sample {key} failed" + (f": {message}" if message else "")
+        return cls(problem, where=None if sources is None else str(sources))
 
 
 class DecodeError(SampleError):
     """A part's bytes do not have the format of its extension."""
 
 
+class UntrustedPickleError(DecodeError):
+    """A part is a pickle, which can run any code, and the user did not trust the dataset."""
+
+
 class FieldError(SampleError):
     """A part or field that the sample type needs is missing."""
 
 
-class FatalSampleError(EnergonStreamError, RuntimeError):
-    """More samples failed in a row than the tolerance allows.
+class FatalSampleError(SampleError, RuntimeError):
+    """More samples failed in a row than the tolerance allows, or a hook gave up. It always ends the run.
 
     Example:
         >>> from energon_stream import FatalSampleError, MapDataset

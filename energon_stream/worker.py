@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from energon_stream.conventions import Conventions, checked, conventions
 from energon_stream.errors import ConfigError
 
 
@@ -92,6 +93,8 @@ class WorkerConfig:
         seed_offset: The seed of everything random; another value is another order.
         num_streams: Number of logical sample streams of the whole job, a multiple of ``world_size``.
             Default: ``world_size * max(1, num_workers)``.
+        conventions: ``"own"``, or ``"energon"`` for those of Megatron-Energon, where they differ. Default:
+            those of the process, which are Megatron-Energon's under its alias.
         worker_debug_path: Format string with ``{worker_id}`` and ``{pid}`` for debug logs.
         worker_log_level: 0 to 3.
         global_error_handler: Called as ``handler(error, sample, sources)`` for samples that fail. None logs
@@ -118,6 +121,7 @@ class WorkerConfig:
     global_error_handler: Callable[..., None] | None = None
     restore_error_handler: Callable[..., None] | None = None
     num_streams: int = field(default=0, kw_only=True)
+    conventions: Conventions = field(default_factory=conventions, kw_only=True)
 
     active_worker_config: ClassVar[Any] = None
     """The configuration that hooks see while they run; None outside of hooks."""
@@ -130,6 +134,7 @@ class WorkerConfig:
             )
         if self.num_workers < 0:
             raise ConfigError(f"num_workers is {self.num_workers}", hint="use 0 to load in the main process")
+        checked(self.conventions, "conventions")
         if self.num_streams == 0:
             object.__setattr__(self, "num_streams", self.world_size * max(1, self.num_workers))
         elif self.num_streams < 0 or self.num_streams % self.world_size:

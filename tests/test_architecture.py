@@ -9,7 +9,18 @@ import energon_stream
 
 ROOT = Path(energon_stream.__file__).parent
 LAYERS = [
-    {"arrays", "errors", "samples", "worker", "rng", "edataclass", "logs", "imports", "progress"},
+    {
+        "arrays",
+        "conventions",
+        "errors",
+        "samples",
+        "worker",
+        "rng",
+        "edataclass",
+        "logs",
+        "imports",
+        "progress",
+    },
     {"storage"},
     {"cache"},
     {"media"},

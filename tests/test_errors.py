@@ -8,6 +8,7 @@ import pytest
 
 from energon_stream import errors
 from energon_stream.errors import EnergonStreamError, IgnoreSample, SkipSample
+from energon_stream.samples import SourceInfo, TextSample
 
 ERRORS = [
     value
@@ -47,3 +48,26 @@ def test_each_survives_pickling(error):
     assert type(again) is error
     assert str(again) == "no such thing [s3://b/k]. look elsewhere"
     assert (again.what, again.where, again.hint, again.extra) == (first.what, first.where, first.hint, 1)
+
+
+@pytest.mark.parametrize("error", [errors.SampleError, errors.FatalSampleError])
+@pytest.mark.parametrize(
+    ("sample", "named"),
+    [
+        ({"__key__": "a.tar/7", "json": b"{}"}, "a.tar/7"),
+        (TextSample(__key__="k", __restore_key__=(), text="x"), "k"),
+        ([TextSample(__key__="k", __restore_key__=(), text="x"), None], "k"),
+        (17, "17"),
+    ],
+)
+def test_an_error_names_a_sample(error, sample, named):
+    made = error.from_sample(sample, "no caption")
+    assert type(made) is error
+    assert str(made) == f"sample {named} failed: no caption"
+    assert str(error.from_sample(sample)) == str(error.from_sample_key(named)) == f"sample {named} failed"
+
+
+def test_an_error_of_a_sample_says_where_it_comes_from():
+    source = SourceInfo("s3://b/d", 3, "s3://b/d/a.tar", ("3.txt",))
+    sample = TextSample(__key__="k", __restore_key__=(), __sources__=(source,), text="x")
+    assert errors.SampleError.from_sample(sample, "bad").where == str((source,))

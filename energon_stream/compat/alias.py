@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from energon_stream import conventions
 from energon_stream.compat.address_names import NAMES
 from energon_stream.compat.addresses import ENERGON_VERSION, children, find, missing_reason, offered
 from energon_stream.errors import AliasError, ConfigError, MissingNameError
@@ -41,6 +42,10 @@ def install_alias(*, shadow: bool = False) -> None:
 
     Call it before anything imports ``megatron.energon``. It applies to this process, to processes forked from
     it, and to processes that multiprocessing spawns; not to other programs that this one starts.
+
+    Datasets follow the conventions of Megatron-Energon from then on, unless the environment variable
+    ``ENERGON_STREAM_CONVENTIONS`` or ``WorkerConfig(conventions=…)`` says otherwise: a sample's key has no
+    shard, for example.
 
     Args:
         shadow: Whether the alias may hide an installed Megatron-Energon.
@@ -78,6 +83,7 @@ def install_alias(*, shadow: bool = False) -> None:
 
 
 def _install() -> None:
+    conventions.set_default("energon")
     sys.meta_path.insert(0, _AliasFinder())
     if ON_PATH not in sys.path:
         sys.path.insert(1, ON_PATH)  # after the program's own folder, before what is installed
@@ -104,6 +110,7 @@ def uninstall_alias() -> None:
     if finder is None:
         return
     sys.meta_path.remove(finder)
+    conventions.set_default("own")
     if ON_PATH in sys.path:
         sys.path.remove(ON_PATH)
     for name in [name for name in sys.modules if name == _ROOT or name.startswith(f"{_ROOT}.")]:
@@ -170,6 +177,7 @@ class _AliasLoader(Loader):
         reason = missing_reason(self._address)
         if reason is not None:
             raise MissingNameError("the module is not offered here", where=module.__name__, hint=reason)
+        module.__file__ = str(Path(ON_PATH, *_ROOT.split("."), "__init__.py"))  # programs ask where it is
         _fill(module, self._address)
 
 

@@ -1,8 +1,8 @@
 """Dataset classes under Megatron-Energon's names, to derive classes from.
 
-A ``dataset.yaml`` may name a derived class. The keys of the file are its arguments. Its methods are not
-called; its attributes (``__sample_type__``, ``field_map``, ``sample_loader``, ``part_filter``, ``_decoder``)
-are used as if the file had named them.
+A ``dataset.yaml`` may name a derived class. The keys of the file are its arguments. Its attributes
+(``__sample_type__``, ``field_map``, ``sample_loader``, ``part_filter``, ``_decoder``) are used as if the file
+had named them. Of its methods, ``sample_filter`` and ``load_sample`` are called, where it overrides them.
 """
 
 from __future__ import annotations
@@ -70,6 +70,27 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         self.path = EPath(path)
         self.part_filter = part_filter
         self.options = options
+        self.build_sample: Callable[..., Any] | None = None
+
+    def sample_filter(self, key: str) -> bool:
+        """Return False to leave a sample out; ``key`` has its shard. Derived classes may override this."""
+        return True
+
+    def load_sample(self, sample: dict[str, Any]) -> Any:
+        """Make a sample of a dict with ``__key__``, ``__shard__``, ``__restore_key__``, ``__sources__`` and
+        the bytes of all parts. Derived classes may override this, and call it.
+
+        Raises:
+            ConfigError: No dataset of this class is being read.
+        """
+        if self.build_sample is None:
+            raise ConfigError(
+                "load_sample works while a dataset is read", hint="call it from an override of load_sample"
+            )
+        parts = {name: data for name, data in sample.items() if not name.startswith("__")}
+        source, restore_key = sample["__sources__"][0], sample["__restore_key__"]
+        key = sample["__key__"]
+        return self.build_sample(key, parts, restore_key=restore_key, subflavors=None, source=source)
 
     @classmethod
     def prepare_dataset(

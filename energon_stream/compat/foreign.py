@@ -8,19 +8,12 @@ from typing import Any
 
 from energon_stream.compat.epath import EPath
 from energon_stream.compat.factories import DefaultGenericWebdatasetFactory
-from energon_stream.errors import MetadataError
+from energon_stream.errors import MetadataError, SkipSample
 from energon_stream.read.decode import FileStoreDecoder
 from energon_stream.recipe.named_code import import_class
-from energon_stream.samples import CrudeSample, Sample
+from energon_stream.samples import CrudeSample, Sample, SourceInfo
 
-_HOOKS = (
-    "build",
-    "load_sample",
-    "sample_filter",
-    "shard_workers",
-    "slice_workers",
-    "split_samples_to_workers",
-)
+_HOOKS = ("build", "shard_workers", "slice_workers", "split_samples_to_workers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +27,42 @@ class _CalledDecoder(FileStoreDecoder):
         return self.function({"__key__": "", name: bytes(data)})[name]
 
 
+@dataclass(frozen=True, slots=True)
+class _CalledMethods:
+    """Calls ``sample_filter`` and ``load_sample`` of a dataset class for each sample."""
+
+    made: DefaultGenericWebdatasetFactory[Any]
+
+    def __call__(
+        self,
+        build: Callable[..., Any],
+        key: str,
+        parts: Mapping[str, bytes | memoryview],
+        *,
+        restore_key: tuple[Any, ...],
+        subflavors: dict[str, Any] | None,
+        source: SourceInfo,
+    ) -> Any:
+        """Make one sample; raise SkipSample if the filter rejects it."""
+        shard = f"{source.shard_name}/"
+        if not self.made.sample_filter(key if key.startswith(shard) else shard + key):
+            raise SkipSample
+        raw = {
+            "__key__": key,
+            "__shard__": source.shard_name,
+            "__restore_key__": restore_key,
+            "__sources__": (source,),
+            **{name: bytes(data) for name, data in parts.items()},
+        }
+        self.made.build_sample = build
+        sample = self.made.load_sample(raw)
+        if subflavors is not None and isinstance(sample, dict):
+            sample["__subflavors__"] = dict(subflavors)
+        elif subflavors is not None and hasattr(sample, "__subflavors__"):
+            sample.__subflavors__ = dict(subflavors)
+        return sample
+
+
 def describe_foreign(
     module: str,
     name: str,
@@ -43,7 +72,7 @@ def describe_foreign(
     decoder: FileStoreDecoder | None,
     trust: bool | None,
     where: str,
-) -> tuple[Mapping[str, Any], FileStoreDecoder | None, type[Sample] | None]:
+) -> tuple[Mapping[str, Any], FileStoreDecoder | None, type[Sample] | None, _CalledMethods | None]:
     """Create an object of the dataset class that ``dataset.yaml`` names, and read its attributes.
 
     Args:
@@ -58,7 +87,8 @@ def describe_foreign(
 
     Returns:
         The attributes by the keys of ``dataset.yaml``, where functions stand for themselves; the decoder,
-        None to leave bytes; and the sample type, None for crude samples.
+        None to leave bytes; the sample type, None for crude samples; and the overridden methods, None without
+        any.
 
     Raises:
         UntrustedCodeError: The class is not imported, and the dataset not trusted.
@@ -86,7 +116,9 @@ def describe_foreign(
         raise MetadataError(f"{module}.{name} does not take these keys: {error}", where=where) from error
     keys = ("field_map", "sample_loader", "part_filter", "subflavors")
     described = {key: value for key in keys if (value := getattr(made, key)) is not None}
-    return {**made.options, **described}, _decoder(made), _sample_type(made, where)
+    overridden = any(hook in vars(cls) for cls in own for hook in ("load_sample", "sample_filter"))
+    custom = _CalledMethods(made) if overridden else None
+    return {**made.options, **described}, _decoder(made), _sample_type(made, where), custom
 
 
 def _sample_type(made: DefaultGenericWebdatasetFactory[Any], where: str) -> type[Sample] | None:

@@ -2,8 +2,8 @@
 
 Parsing differs from PyYAML's safe loader as Megatron-Energon's does: keys are always strings; ``on``,
 ``0x10`` and dates stay strings; ``1e3`` is a float and ``012`` the integer 12; ``yes`` and ``no`` are
-booleans; tags mean nothing. Duplicate keys, aliases and empty files, which Megatron-Energon misreads
-silently, are errors here.
+booleans; tags mean nothing. Aliases and empty files, which Megatron-Energon misreads silently, are errors
+here. So are duplicate keys, except by Megatron-Energon's conventions: there the last value counts.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import yaml
 
+from energon_stream.conventions import conventions
 from energon_stream.errors import MetadataError
 
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # leaves scalars as strings; _scalar resolves them
@@ -86,9 +88,17 @@ def _mapping(events: Iterator[yaml.Event], where: str) -> dict[str, Any]:
             raise MetadataError(f"the key in line {_line(event)} is not a string", where=where)
         key = event.value
         if key in result:
-            raise MetadataError(f"the key {key!r} appears twice, again in line {_line(event)}", where=where)
+            _refuse_duplicate(f"the key {key!r} appears twice, again in line {_line(event)}", where)
         result[key] = _value(next(events), events, where)
     return result
+
+
+def _refuse_duplicate(problem: str, where: str) -> None:
+    """Raise MetadataError; by Megatron-Energon's conventions, warn that the last value counts."""
+    hint = "remove one of the two: Megatron-Energon takes the last one, which a reader may not see"
+    if conventions() == "own":
+        raise MetadataError(problem, where=where, hint=hint)
+    warnings.warn(f"{where}: {problem}; the last one counts", UserWarning, stacklevel=2)
 
 
 def _line(event: yaml.Event) -> int:

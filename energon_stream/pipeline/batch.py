@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, SampleError
-from energon_stream.pipeline.dataset import SavableDataset, Wrapper, function_name, is_stateless
+from energon_stream.pipeline.dataset import (
+    FunctionConfig,
+    SavableDataset,
+    Wrapper,
+    function_name,
+    is_stateless,
+)
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode
 
@@ -22,6 +28,7 @@ class Batching(Wrapper[Any]):
         dataset: SavableDataset[Any],
         batcher: Callable[[list[Any]], Any],
         batcher_stateless: bool,
+        batcher_config: FunctionConfig,
         drop_last: bool,
         failure_tolerance: int,
         worker_config: WorkerConfig | None,
@@ -29,6 +36,7 @@ class Batching(Wrapper[Any]):
         super().__init__(dataset, worker_config=worker_config)
         self.batcher = batcher
         self.stateless = batcher_stateless or is_stateless(batcher)
+        self.function_config = batcher_config
         self.drop_last = drop_last
         self.failure_tolerance = failure_tolerance
 
@@ -74,7 +82,7 @@ class _BatchNode(WrapperNode):
         saved = state or {"in": None, "n": 0, "end": False}
         self._calls: int = saved["n"]
         self._ended: bool = saved["end"]
-        self._inner = dataset.dataset.build(context, saved["in"])
+        self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def next(self) -> Item | End:
         dataset = self._dataset
@@ -108,6 +116,8 @@ class BatchDataset(Batching):
         batch_size: Elements of a batch, 1 or more.
         batcher: Makes a batch of a list of elements.
         batcher_stateless: True if the batcher's result depends on its argument (and the seeds) only.
+        batcher_config: Describes the function in plain values (a dict, or a function that returns it), so
+            that a state of another function is refused. None for nothing.
         drop_last: Drop the last batch of a pass if it is not full.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
         worker_config: Must agree with the inner dataset's, if given.
@@ -130,11 +140,14 @@ class BatchDataset(Batching):
         batcher: Callable[[list[Any]], Any],
         *,
         batcher_stateless: bool = False,
+        batcher_config: FunctionConfig = None,
         drop_last: bool = False,
         failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        super().__init__(dataset, batcher, batcher_stateless, drop_last, failure_tolerance, worker_config)
+        super().__init__(
+            dataset, batcher, batcher_stateless, batcher_config, drop_last, failure_tolerance, worker_config
+        )
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}", hint="use 1 or more, or None for single samples")
         self.batch_size = batch_size

@@ -36,7 +36,7 @@ class _BoundNode(WrapperNode):
         self._at: int = saved["at"]
         self._pass: int = saved["pass"]
         self._length = dataset.share(context.stream, self._pass)
-        self._inner = dataset.dataset.build(context, saved["in"])
+        self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def next(self) -> Item | End:
         if self._at < self._length:
@@ -48,7 +48,7 @@ class _BoundNode(WrapperNode):
                 return item
         elif self._dataset.restart:
             self._inner.close()
-            self._inner = self._dataset.dataset.build(self._context, None)
+            self._inner = self._dataset.dataset.make_node(self._context, None)
         self._at = 0
         self._pass += 1
         self._length = self._dataset.share(self._context.stream, self._pass)
@@ -93,8 +93,8 @@ class EpochizeDataset(_Bounded):
     Args:
         dataset: The inner dataset; when it ends, its next pass follows within the epoch.
         length: Elements of one epoch of one rank.
-        num_epochs: Instead of ``length``: passes over the inner dataset's data in one epoch.
         worker_config: Must agree with the inner dataset's, if given.
+        num_epochs: Instead of ``length``: passes over the inner dataset's data in one epoch.
 
     Example:
         >>> from energon_stream import EpochizeDataset, RepeatDataset
@@ -111,9 +111,9 @@ class EpochizeDataset(_Bounded):
         self,
         dataset: SavableDataset[Any],
         length: int | None = None,
+        worker_config: WorkerConfig | None = None,
         *,
         num_epochs: int | None = None,
-        worker_config: WorkerConfig | None = None,
     ) -> None:
         config = common_config((dataset,), worker_config)
         if length is not None and num_epochs is None:
@@ -194,7 +194,7 @@ class _EvenNode(WrapperNode):
         self._at: int = saved["at"]
         self._last: RestoreKey | None = saved["last"]
         self._ended: bool = saved["end"]
-        self._inner = dataset.dataset.build(context, saved["in"])
+        self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def next(self) -> Item | End:
         if self._at < self._dataset.length:

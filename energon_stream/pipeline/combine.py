@@ -30,7 +30,7 @@ class _ConcatNode(WrapperNode):
 
     def _open(self) -> Node:
         number = self._number
-        return self._dataset.inputs[number].build(self._context.child(number), self._states[number])
+        return self._dataset.inputs[number].make_node(self._context.child(number), self._states[number])
 
     def next(self) -> Item | End:
         while True:
@@ -81,7 +81,7 @@ class _BlendNode:
         self._draws: int = saved["t"]
         self._ended: set[int] = set(saved["end"])
         self._nodes = [
-            inner.build(context.child(number), saved["in"][number])
+            inner.make_node(context.child(number), saved["in"][number])
             for number, inner in enumerate(dataset.inputs)
         ]
 
@@ -109,8 +109,8 @@ class BlendDataset(MultiInput[Any]):
     """Draws the dataset of each element by weight; a pass ends when all inner datasets have ended.
 
     Args:
-        *datasets: Pairs of dataset and weight. Weights are positive and need not sum to one. A dataset that
-            has ended has weight 0 for the rest of the pass.
+        *dataset_weights: Pairs of dataset and weight. Weights are positive and need not sum to one. A
+            dataset that has ended has weight 0 for the rest of the pass.
         worker_config: Must agree with the inner datasets', if given.
 
     Example:
@@ -128,15 +128,15 @@ class BlendDataset(MultiInput[Any]):
     option_names = ("weights",)
 
     def __init__(
-        self, *datasets: tuple[SavableDataset[Any], float], worker_config: WorkerConfig | None = None
+        self, *dataset_weights: tuple[SavableDataset[Any], float], worker_config: WorkerConfig | None = None
     ) -> None:
-        if any(len(tuple(pair)) != 2 for pair in datasets):
+        if any(len(tuple(pair)) != 2 for pair in dataset_weights):
             raise ConfigError(
                 "a blend is made of pairs of a dataset and a weight",
                 hint="pass BlendDataset((dataset, weight), (dataset, weight))",
             )
-        super().__init__([dataset for dataset, _ in datasets], worker_config=worker_config)
-        self.weights = tuple(float(weight) for _, weight in datasets)
+        super().__init__([dataset for dataset, _ in dataset_weights], worker_config=worker_config)
+        self.weights = tuple(float(weight) for _, weight in dataset_weights)
         if not all(weight > 0 and math.isfinite(weight) for weight in self.weights):
             raise ConfigError(
                 f"blend weights {list(self.weights)}", hint="every weight must be positive and finite"
@@ -161,10 +161,10 @@ class MixBatchDataset(BatchDataset):
     """Makes batches whose elements come from several datasets.
 
     Args:
-        *datasets: Pairs of dataset and weight; the inner datasets yield single samples, or batches of one
-            sample.
+        *dataset_weights: Pairs of dataset and weight; the inner datasets yield single samples, or batches of
+            one sample.
         batch_size: Elements of a batch, 1 or more.
-        batch_mix_fn: Makes a batch of a list of elements of any of the inner types.
+        batch_mix_fn: Makes a batch of a list of elements of any of the inner types. Default: the list.
         drop_last: Drop the last batch of a pass if it is not full.
         batch_mix_stateless: True if the result of ``batch_mix_fn`` depends on its argument only.
         worker_config: Must agree with the inner datasets', if given.
@@ -173,20 +173,20 @@ class MixBatchDataset(BatchDataset):
         >>> from energon_stream import MixBatchDataset
         >>> from energon_stream.testing.operator_suite import NumbersDataset
         >>> pairs = (NumbersDataset(2), 1), (NumbersDataset(2, offset=10), 1)
-        >>> [len(batch) for batch in MixBatchDataset(*pairs, batch_size=2, batch_mix_fn=list)]
+        >>> [len(batch) for batch in MixBatchDataset(*pairs, batch_size=2)]
         [2, 2]
     """
 
     def __init__(
         self,
-        *datasets: tuple[SavableDataset[Any], float],
+        *dataset_weights: tuple[SavableDataset[Any], float],
         batch_size: int,
-        batch_mix_fn: Callable[[list[Any]], Any],
+        batch_mix_fn: Callable[[list[Any]], Any] = list,
         drop_last: bool = False,
         batch_mix_stateless: bool = False,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        blend = BlendDataset(*datasets, worker_config=worker_config)
+        blend = BlendDataset(*dataset_weights, worker_config=worker_config)
         super().__init__(
             blend, batch_size, batch_mix_fn, batcher_stateless=batch_mix_stateless, drop_last=drop_last
         )
@@ -202,7 +202,7 @@ class _RepeatNode(WrapperNode):
         self._at: int = saved["at"]
         self._done: bool = saved["done"]
         self._last = dataset.part_of_last_pass(context.stream)
-        self._inner = dataset.dataset.build(context, saved["in"])
+        self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def next(self) -> Item | End:
         repeats = self._dataset.repeats

@@ -13,8 +13,8 @@ several datasets, derive from :class:`MultiInput`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from energon_stream.errors import ConfigError, StateMismatchError
 from energon_stream.pipeline.engine import Engine
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 T_co = TypeVar("T_co", covariant=True)
+
+FunctionConfig: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
+"""Plain values that describe what a function does, or a function that returns them."""
 
 
 class SavableDataset(ABC, Generic[T_co]):
@@ -53,7 +56,7 @@ class SavableDataset(ABC, Generic[T_co]):
         return 0
 
     @abstractmethod
-    def build(self, context: Context, state: State | None) -> Node:
+    def make_node(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream, at the start or at ``state``."""
 
     @abstractmethod
@@ -153,8 +156,10 @@ class Operator(SavableDataset[T_co]):
     """Attributes that decide the elements; a part of ``config()`` and of ``repr``."""
     stateless: bool = True
     """True if the results of the operator's functions depend on their arguments (and the seeds) only."""
+    function_config: FunctionConfig = None
+    """Describes the operator's function in ``config()``, so that a state of another function is refused."""
 
-    def build(self, context: Context, state: State | None) -> Node:
+    def make_node(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
         node: Node = self.node_type(self, context, state)
         return node
@@ -213,7 +218,14 @@ class Wrapper(Operator[T_co]):
 
     def config(self) -> dict[str, Any]:
         """Describe this operator and its inner dataset."""
-        return {"type": type(self).__name__, **self.options(), "dataset": self.dataset.config()}
+        described = self.function_config() if callable(self.function_config) else self.function_config
+        of_function = {} if described is None else {"function_config": dict(described)}
+        return {
+            "type": type(self).__name__,
+            **self.options(),
+            **of_function,
+            "dataset": self.dataset.config(),
+        }
 
 
 class MultiInput(Operator[T_co]):

@@ -115,7 +115,7 @@ class Engine:
             self._batches[stream] = 0 if saved is None else int(saved["batches"])
             context = Context(self._config, stream, readers, allowances=allowances)
             with self._config.activate(stream):
-                self._nodes[stream] = dataset.build(context, None if saved is None else saved["node"])
+                self._nodes[stream] = dataset.make_node(context, None if saved is None else saved["node"])
 
     def step_any(self) -> Step:
         """Return the next element or end, of the stream that the rotation names."""

@@ -35,7 +35,10 @@ _ALWAYS_RAISED = (
     NameError,
     FatalSampleError,
 )
-"""Errors that the next sample would meet as well. They end the run, and no handler sees them."""
+"""Errors that the next sample would meet as well. They end the run, and no handler sees them.
+
+By Megatron-Energon's conventions they end it as the cause of a ``FatalSampleError``.
+"""
 
 
 def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
@@ -83,6 +86,7 @@ class FailureGuard:
         self._handler: Callable[..., None] | None = context.config.global_error_handler
         self._tolerance = tolerance
         self._describe = describe
+        self._wraps_fatal = context.config.conventions == "energon"
         self._active = context.config.activate(context.stream)
         self.in_a_row = 0  # failures since the last success
 
@@ -123,6 +127,9 @@ class FailureGuard:
             Exception: The error itself, where it is not about this sample or the handler raises.
         """
         if isinstance(error, _ALWAYS_RAISED):
+            if self._wraps_fatal and not isinstance(error, FatalSampleError):
+                message = f"{self._name} raised {type(error).__name__}: {error}"
+                raise FatalSampleError.from_sample(sample, message) from error
             raise error
         # Only a user's own handler may skip data that a store failed to deliver.
         tolerable = isinstance(error, (SampleError, StorageError) if self._handler else SampleError)

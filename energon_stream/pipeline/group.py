@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.batch import Batching
-from energon_stream.pipeline.dataset import SavableDataset, function_label, function_name
+from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, function_label, function_name
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode
 
@@ -36,7 +36,7 @@ class _GroupNode(WrapperNode):
         for item in dataset.dataset.restore_many(saved["held"], context) if saved["held"] else []:
             with context.config.activate(context.stream, self._arrived):
                 self._add(item)
-        self._inner = dataset.dataset.build(context, saved["in"])
+        self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def _add(self, item: Item) -> tuple[Hashable, bool]:
         """Put an item in its group; return the group's key, and True if the group is full."""
@@ -102,10 +102,12 @@ class GroupBatchDataset(Batching):
 
     Args:
         dataset: The inner dataset.
+        fixed_batch_size: The batch size where ``sample_group_key`` returns None for it; else None.
         sample_group_key: Returns an element's group as ``(key, batch size or None)``.
         batcher: Makes a batch of a list of elements.
-        fixed_batch_size: The batch size where ``sample_group_key`` returns None for it.
         batcher_stateless: True if the batcher's result depends on its argument (and the seeds) only.
+        batcher_config: Describes the function in plain values (a dict, or a function that returns it), so
+            that a state of another function is refused. None for nothing.
         drop_last: Drop the groups that are not full at the end of a pass.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
         worker_config: Must agree with the inner dataset's, if given.
@@ -113,7 +115,7 @@ class GroupBatchDataset(Batching):
     Example:
         >>> from energon_stream import GroupBatchDataset
         >>> from energon_stream.testing.operator_suite import NumbersDataset
-        >>> list(GroupBatchDataset(NumbersDataset(8), lambda number: (number % 2, 3), batcher=list))
+        >>> list(GroupBatchDataset(NumbersDataset(8), 3, lambda number: (number % 2, None), list))
         [[0, 2, 4], [1, 3, 5], [6], [7]]
     """
 
@@ -123,16 +125,19 @@ class GroupBatchDataset(Batching):
     def __init__(
         self,
         dataset: SavableDataset[Any],
+        fixed_batch_size: int | None,
         sample_group_key: Callable[[Any], tuple[Hashable, int | None]],
         batcher: Callable[[list[Any]], Any],
         *,
-        fixed_batch_size: int | None = None,
         batcher_stateless: bool = False,
+        batcher_config: FunctionConfig = None,
         drop_last: bool = False,
         failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        super().__init__(dataset, batcher, batcher_stateless, drop_last, failure_tolerance, worker_config)
+        super().__init__(
+            dataset, batcher, batcher_stateless, batcher_config, drop_last, failure_tolerance, worker_config
+        )
         if fixed_batch_size is not None and fixed_batch_size < 1:
             raise ConfigError(f"batch_size is {fixed_batch_size}", hint="use 1 or more")
         self.criterion = sample_group_key

@@ -62,8 +62,17 @@ class Leaf(Protocol):
     def stores(self) -> AuxStores:
         """Stores of auxiliary data, from which cookers complete crude samples."""
 
+    @property
+    def plain_keys(self) -> bool:
+        """True if the keys of its samples have no shard."""
+
     def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
         """Convert a raw sample into an element. Raises SampleError if its parts make no sample."""
+
+
+def key_of(raw: RawSample, leaf: Leaf) -> str:
+    """Return the ``__key__`` of a leaf's sample."""
+    return raw.key if leaf.plain_keys else raw.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,7 @@ class DatasetLeaf:
     subflavors: dict[str, Any] | None = None  # subflavors of each sample
     # Stores of auxiliary data, from which cookers complete crude samples.
     stores: AuxStores = field(default_factory=AuxStores)
+    plain_keys: bool = False  # whether the keys of the samples have no shard
 
     @property
     def is_crude(self) -> bool:
@@ -95,5 +105,5 @@ class DatasetLeaf:
             self.index.spec.url, raw.index, raw.shard, tuple([begin + part for part in parts])
         )
         return self.builder.build(
-            raw.name, raw.parts, restore_key=restore_key, subflavors=self.subflavors, source=source
+            key_of(raw, self), raw.parts, restore_key=restore_key, subflavors=self.subflavors, source=source
         )

@@ -7,7 +7,14 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.dataset import SavableDataset, Wrapper, foreign_key, function_name, is_stateless
+from energon_stream.pipeline.dataset import (
+    FunctionConfig,
+    SavableDataset,
+    Wrapper,
+    foreign_key,
+    function_name,
+    is_stateless,
+)
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard
 from energon_stream.pipeline.node import (
     Context,
@@ -81,7 +88,7 @@ class _MapNode(WrapperNode):
             self._running = self._start(generator, call, inner)
             for _ in range(place):
                 self._running.next()
-        self._inner = dataset.dataset.build(context, saved["in"])
+        self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def _start(self, generator: Iterator[Any], call: int, inner: Item) -> RunningGenerator:
         return RunningGenerator(generator, self._guard, (MapDataset.kind, call, inner.key), inner.value)
@@ -123,6 +130,8 @@ class MapDataset(Wrapper[Any]):
         dataset: The inner dataset.
         fn: The function; also accepted by its older name ``map_fn``.
         stateless_map_fn: True if the function's result depends on its argument (and the seeds) only.
+        map_fn_config: Describes the function in plain values (a dict, or a function that returns it), so
+            that a state of another function is refused. None for nothing.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
         worker_config: Must agree with the inner dataset's, if given.
 
@@ -144,6 +153,7 @@ class MapDataset(Wrapper[Any]):
         *,
         map_fn: Callable[[Any], Any] | None = None,
         stateless_map_fn: bool = False,
+        map_fn_config: FunctionConfig = None,
         failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ) -> None:
@@ -155,6 +165,7 @@ class MapDataset(Wrapper[Any]):
             raise ConfigError(f"failure_tolerance is {failure_tolerance}", hint="use 0 for no limit")
         self.fn = function
         self.stateless = stateless_map_fn or is_stateless(function)
+        self.function_config = map_fn_config
         self.failure_tolerance = failure_tolerance
 
     @property

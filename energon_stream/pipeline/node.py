@@ -105,7 +105,7 @@ class Runnable(Protocol):
     def pass_length(self) -> int:
         """Elements of one pass of the whole job, where passes follow each other without a gap; else 0."""
 
-    def build(self, context: Context, state: State | None) -> Node:
+    def make_node(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream, at the start or at ``state``."""
 
     def count_readers(self) -> int:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from inspect import isgenerator
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.dataset import SavableDataset, Wrapper, function_name, is_stateless
+from energon_stream.pipeline.dataset import (
+    FunctionConfig,
+    SavableDataset,
+    Wrapper,
+    function_name,
+    is_stateless,
+)
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.map import RunningGenerator, nth_element
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
+
+_log = logging.getLogger(__name__)
 
 
 def _as_key(value: Any) -> Any:
@@ -32,16 +41,17 @@ class _PackingNode(WrapperNode):
     def __init__(self, dataset: PackingDataset, context: Context, state: State | None) -> None:
         saved = state or {"in": None, "n": [0, 0, 0], "groups": [], "open": None, "end": False}
         self._dataset = dataset
-        tolerance = dataset.failure_tolerance
+        of_selector, of_packer, of_encoder = dataset.tolerances
         self._selector = FailureGuard(
-            function_name(dataset.pre_packer), context, tolerance, lambda items: items[0].value
+            function_name(dataset.pre_packer), context, of_selector, lambda items: items[0].value
         )
+        self._packer = FailureGuard(function_name(dataset.final_packer), context, of_packer, first_of)
         self._encoder = FailureGuard(
-            function_name(dataset.sample_encoder or dataset.encode), context, tolerance
+            function_name(dataset.sample_encoder or dataset.encode), context, of_encoder
         )
-        self._packer = FailureGuard(function_name(dataset.final_packer), context, tolerance, first_of)
         self._packs, self._selections, self._encodings = saved["n"]
         self._ended: bool = saved["end"]
+        self._left_out = 0  # samples that no group has, since this node was built
         sizes = [len(keys) for keys in saved["groups"]]
         keys = [key for group in saved["groups"] for key in group]
         items = iter(dataset.dataset.restore_many(keys, context) if keys else [])
@@ -52,7 +62,7 @@ class _PackingNode(WrapperNode):
             self._running = RunningGenerator(dataset.pack_again(key, context), self._packer, key, ())
             for _ in range(place):
                 self._running.next()
-        self._inner = dataset.dataset.build(context, saved["in"])
+        self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def next(self) -> Item | End:
         while True:
@@ -87,6 +97,18 @@ class _PackingNode(WrapperNode):
         groups = self._selector.call(self._dataset.select, items, call)
         if groups is not SKIPPED:
             self._groups.extend(groups)
+            self._count_left_out(len(items) - sum(map(len, groups)), len(items))
+
+    def _count_left_out(self, number: int, of: int) -> None:
+        """Count samples that the selection left out, and log the first of them."""
+        if number and not self._left_out:
+            _log.warning(
+                "%s left out %d of %d samples; samples in no group are dropped",
+                function_name(self._dataset.pre_packer),
+                number,
+                of,
+            )
+        self._left_out += number
 
     def _pack(self, items: list[Item]) -> Item | None:
         encoded: list[Any] = []
@@ -122,6 +144,8 @@ class _PackingNode(WrapperNode):
         }
 
     def close(self) -> None:
+        if self._left_out:
+            _log.info("%s left out %d samples", function_name(self._dataset.pre_packer), self._left_out)
         self._groups.clear()
         super().close()
 
@@ -132,11 +156,20 @@ class PackingDataset(Wrapper[Any]):
     Args:
         dataset: The inner dataset.
         buffer_size: Elements to select from at a time; the last buffer of a pass may be smaller.
-        pre_packer: Deals a list of elements into lists; each element must be in exactly one of them.
+        pre_packer: Deals a list of elements into lists. An element may be in one of them at most; one that is
+            in none is left out of the pass. The first time is logged as a warning.
         final_packer: Makes an element (or, as a generator, several) of a group.
+        final_packer_stateless: True if its result depends on its argument (and the seeds) only.
         sample_encoder: Applied to each element of a group before ``final_packer``; None for nothing.
-        stateless: True if the functions' results depend on their arguments (and the seeds) only.
-        failure_tolerance: Failures in a row of one of the functions that end the run; 0 tolerates any number.
+        sample_encoder_stateless: True if its result depends on its argument (and the seeds) only.
+        stateless: True for both of the functions.
+        packer_config: Describes the function in plain values (a dict, or a function that returns it), so
+            that a state of another function is refused. None for nothing.
+        pre_packer_failure_tolerance: Failures of ``pre_packer`` in a row that end the run; 0 tolerates any
+            number. None takes ``failure_tolerance``.
+        final_packer_failure_tolerance: The same for ``final_packer``.
+        sample_encoder_failure_tolerance: The same for ``sample_encoder``.
+        failure_tolerance: The tolerance of each function that has none of its own.
         worker_config: Must agree with the inner dataset's, if given.
 
     Example:
@@ -157,8 +190,14 @@ class PackingDataset(Wrapper[Any]):
         pre_packer: Callable[[list[Any]], list[list[Any]]],
         final_packer: Callable[[list[Any]], Any],
         *,
+        final_packer_stateless: bool = False,
         sample_encoder: Callable[[Any], Any] | None = None,
+        sample_encoder_stateless: bool = False,
         stateless: bool = False,
+        packer_config: FunctionConfig = None,
+        pre_packer_failure_tolerance: int | None = None,
+        final_packer_failure_tolerance: int | None = None,
+        sample_encoder_failure_tolerance: int | None = None,
         failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ) -> None:
@@ -171,28 +210,32 @@ class PackingDataset(Wrapper[Any]):
         self.pre_packer = pre_packer
         self.final_packer = final_packer
         self.sample_encoder = sample_encoder
-        functions = [final_packer] if sample_encoder is None else [final_packer, sample_encoder]
-        self.stateless = stateless or all(map(is_stateless, functions))
-        self.failure_tolerance = failure_tolerance
+        self.function_config = packer_config
+        pure_packer = final_packer_stateless or is_stateless(final_packer)
+        pure_encoder = sample_encoder is None or sample_encoder_stateless or is_stateless(sample_encoder)
+        self.stateless = stateless or (pure_packer and pure_encoder)
+        of_each = (
+            pre_packer_failure_tolerance,
+            final_packer_failure_tolerance,
+            sample_encoder_failure_tolerance,
+        )
+        self.tolerances = [failure_tolerance if own is None else own for own in of_each]
 
     def select(self, items: list[Item]) -> list[list[Item]]:
         """Call ``pre_packer`` and check its groups.
 
         Raises:
-            ConfigError: ``pre_packer`` lost, repeated or made up elements.
+            ConfigError: ``pre_packer`` repeated or made up elements.
         """
         groups = self.pre_packer([item.value for item in items])
         found = Counter(id(value) for group in groups for value in group)
         wanted = {id(item.value): item for item in items}
-        wrong = [f"{count} times" for value, count in found.items() if count > 1 or value not in wanted]
-        missing = [item for value, item in wanted.items() if value not in found]
-        if wrong or missing:
-            example = missing[0].value if missing else None
+        wrong = [value for value, count in found.items() if count > 1 or value not in wanted]
+        if wrong:
             raise ConfigError(
-                f"{function_name(self.pre_packer)} lost {len(missing)} and repeated or made up {len(wrong)}"
-                f" of {len(items)} samples",
-                where=str(getattr(example, "__sources__", None) or getattr(example, "__key__", None)),
-                hint="put every sample of the buffer into exactly one group; a group may hold one sample",
+                f"{function_name(self.pre_packer)} repeated or made up {len(wrong)} samples",
+                where=f"its groups of a buffer of {len(items)} samples",
+                hint="put a sample of the buffer into one group at most; a group may hold one sample",
             )
         return [[wanted[id(value)] for value in group] for group in groups if group]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.dataset import SavableDataset, Wrapper
+from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, Wrapper, foreign_key
 from energon_stream.pipeline.failures import FailureGuard
-from energon_stream.pipeline.node import END, Context, End, Item, Node, State, WrapperNode
+from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, WrapperNode
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -27,7 +28,7 @@ class _PassThroughNode(WrapperNode):
         self._dataset = dataset
         self._guard = FailureGuard(type(dataset).__name__, context, dataset.failure_tolerance)
         self._taken: int = saved["n"]
-        self._inner = dataset.dataset.build(context, saved["in"])
+        self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def next(self) -> Item | End:
         while True:
@@ -70,6 +71,8 @@ class FilterDataset(PassThrough):
     Args:
         dataset: The inner dataset.
         filter_fn: Returns True for the elements to keep.
+        filter_fn_config: Describes the function in plain values (a dict, or a function that returns it), so
+            that a state of another function is refused. None for nothing.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
         worker_config: Must agree with the inner dataset's, if given.
 
@@ -88,11 +91,13 @@ class FilterDataset(PassThrough):
         dataset: SavableDataset[Any],
         filter_fn: Callable[[Any], bool],
         *,
+        filter_fn_config: FunctionConfig = None,
         failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         self.filter_fn = filter_fn
+        self.function_config = filter_fn_config
         self.failure_tolerance = failure_tolerance
 
     def look(self, value: Any, number: int) -> bool:
@@ -132,9 +137,9 @@ class GcDataset(PassThrough):
         self.every_n_iter = every_n_iter
         self.freeze = freeze
 
-    def build(self, context: Context, state: State | None) -> Node:
+    def make_node(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
-        node = super().build(context, state)
+        node = super().make_node(context, state)
         if self.freeze:
             gc.collect()
             gc.freeze()
@@ -156,8 +161,8 @@ class LogSampleDataset(PassThrough):
     Args:
         dataset: The inner dataset.
         mode: A word for the lines, such as ``"train"``.
-        get_keys_fn: Returns an element's keys; None takes ``__key__``.
         worker_config: Must agree with the inner dataset's, if given.
+        get_keys_fn: Returns an element's keys; None takes ``__key__``.
 
     Example:
         >>> from energon_stream import LogSampleDataset
@@ -171,10 +176,9 @@ class LogSampleDataset(PassThrough):
     def __init__(
         self,
         dataset: SavableDataset[Any],
-        *,
         mode: str = "train",
-        get_keys_fn: Callable[[Any], Any] | None = None,
         worker_config: WorkerConfig | None = None,
+        get_keys_fn: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         self.mode = mode
@@ -201,7 +205,9 @@ class _IterMapNode(WrapperNode):
     def __init__(self, dataset: IterMapDataset, context: Context, state: State | None) -> None:
         saved = state or {"in": None, "n": 0}
         self._dataset = dataset
-        self._inner = dataset.dataset.build(context, saved["in"])
+        self._inner = dataset.dataset.make_node(context, saved["in"])
+        self._keys: list[RestoreKey] = []  # of the elements that the function took for the next one
+        self._of_keys = 0  # elements that it made of these
         self._begin()
         for _ in range(saved["n"]):
             self.next()
@@ -213,12 +219,17 @@ class _IterMapNode(WrapperNode):
 
     def _values(self) -> Iterator[Any]:
         while isinstance(item := self._inner.next(), Item):
+            if self._of_keys:
+                self._keys, self._of_keys = [], 0
+            self._keys.append(item.key)
             yield item.value
 
     def next(self) -> Item | End:
         for value in self._stream:
             self._returned += 1
-            return Item(value, (IterMapDataset.kind, self._returned - 1))
+            self._of_keys += 1
+            made_of = (tuple(self._keys), self._of_keys - 1) if self._dataset.stateless else ()
+            return Item(value, (IterMapDataset.kind, self._returned - 1, *made_of))
         self._begin()
         return END
 
@@ -235,6 +246,10 @@ class IterMapDataset(Wrapper[Any]):
         dataset: The inner dataset.
         iter_map_fn: Takes an iterator and returns an iterator.
         len_map_fn: Returns the outer length for the inner one; None if they are equal.
+        stateless_iter_fn: True if each result depends only on the elements that the function took since it
+            returned the results before, so that these elements make it again.
+        iter_map_fn_config: Describes the function in plain values (a dict, or a function that returns it),
+            so that a state of another function is refused. None for nothing.
         worker_config: Must agree with the inner dataset's, if given.
 
     Example:
@@ -248,7 +263,6 @@ class IterMapDataset(Wrapper[Any]):
     kind = "IterMap"
     node_type = _IterMapNode
     option_names = ("iter_map_fn",)
-    stateless = False  # an element depends on the stream, not on a key
 
     def __init__(
         self,
@@ -256,11 +270,30 @@ class IterMapDataset(Wrapper[Any]):
         iter_map_fn: Callable[[Iterator[Any]], Iterator[Any]],
         *,
         len_map_fn: Callable[[int], int] | None = None,
+        stateless_iter_fn: bool = False,
+        iter_map_fn_config: FunctionConfig = None,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         self.iter_map_fn = iter_map_fn
         self.len_map_fn = len_map_fn
+        self.stateless = stateless_iter_fn
+        self.function_config = iter_map_fn_config
+
+    def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
+        """Make the elements that the function took again, and call it with them."""
+        self.check_keys(keys)
+        if any(len(key) != 4 for key in keys):
+            raise foreign_key(self, next(key for key in keys if len(key) != 4))
+        inner = iter(self.dataset.restore_many([taken for key in keys for taken in key[2]], context))
+        restored = []
+        for key in keys:
+            values = [next(inner).value for _ in key[2]]
+            made = list(islice(self.iter_map_fn(iter(values)), key[3], key[3] + 1))
+            if not made:
+                raise foreign_key(self, key)
+            restored.append(Item(made[0], key))
+        return restored
 
     def len_stream(self, stream: int) -> int | None:
         """Return the inner length through ``len_map_fn``."""

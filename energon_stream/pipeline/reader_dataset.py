@@ -11,6 +11,7 @@ import numpy as np
 from energon_stream.errors import EmptyStreamError, SkipSample, StateMismatchError, StorageError
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.failures import FailureGuard
+from energon_stream.pipeline.leaf import key_of
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
 from energon_stream.read.allowance import Allowance
 from energon_stream.read.index_entries import OffsetCache
@@ -108,7 +109,7 @@ class _ReaderNode:
             except SkipSample:
                 continue
             except Exception as error:
-                self._guard.failed(error, _describe(raw))
+                self._guard.failed(error, self._dataset.describe(raw))
                 continue
             if self._guard.in_a_row:
                 self._guard.succeeded()
@@ -119,15 +120,6 @@ class _ReaderNode:
 
     def close(self) -> None:
         self._reader.close()
-
-
-def _describe(raw: RawSample) -> dict[str, Any]:
-    """Describe a failed sample for handlers: its key, source and the names of its parts, not the bytes."""
-    return {
-        "__key__": raw.name,
-        "__sources__": (raw.shard, raw.index),
-        "parts": list(raw.parts),
-    }
 
 
 def _is_one_pass(plan: Plan) -> bool:
@@ -208,7 +200,7 @@ class ReaderDataset(SavableDataset[Any]):
                 hint="use fewer workers or ranks, or a larger split part",
             )
 
-    def build(self, context: Context, state: State | None) -> Node:
+    def make_node(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
         return _ReaderNode(self, context, state)
 
@@ -220,6 +212,16 @@ class ReaderDataset(SavableDataset[Any]):
         if isinstance(value, CrudeSample):
             value.stores = leaf.stores
         return new_item((value, restore_key))
+
+    def describe(self, raw: RawSample) -> dict[str, Any]:
+        """Describe a failed sample for handlers: its key, source and the names of its parts, not the
+        bytes.
+        """
+        return {
+            "__key__": key_of(raw, self.leaves[raw.leaf]),
+            "__sources__": (raw.shard, raw.index),
+            "parts": list(raw.parts),
+        }
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Read samples by their keys, with as few requests as possible."""

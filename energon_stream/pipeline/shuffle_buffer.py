@@ -31,7 +31,7 @@ class _ShuffleNode(WrapperNode):
         self._draws: int = saved["t"]
         self._ended: bool = saved["end"]
         self._held = dataset.dataset.restore_many(saved["held"], context) if saved["held"] else []
-        self._inner = dataset.dataset.build(context, saved["in"])
+        self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def next(self) -> Item | End:
         while not self._ended and len(self._held) < self._size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from energon_stream.index.metadata import DATASET_CONFIG, META_FOLDER
 from energon_stream.index.yaml_io import check_keys
 from energon_stream.recipe.fields import parse_field_map, parse_parts
 from energon_stream.recipe.named_code import UserFunction, is_own_module, nearest, read_class
-from energon_stream.recipe.sample_factory import SampleFactory
+from energon_stream.recipe.sample_factory import CustomBuild, SampleFactory
 from energon_stream.recipe.sample_types import (
     CRUDE,
     DATASET_CLASSES,
@@ -89,7 +89,7 @@ def make_sample_factory(
                 hint="run `energon-stream prepare` on the dataset, or pass sample_type= and field_map=",
             )
         document, where = declared.document, declared.where
-    elif declared is not None:
+    elif declared is not None and not declared.typing_only:
         raise ConfigError(
             f"the type of the samples is declared twice: by this file, and by {declared.where}",
             where=where,
@@ -130,9 +130,9 @@ def read_dataset_config(
     """
     if "decoder" in document:
         decoder = _decoder(document["decoder"], where)
-    module = document.get("__module__")
+    module, custom = document.get("__module__"), None
     if isinstance(module, str) and not is_own_module(module):
-        document, decoder, sample_type = _describe_foreign(document, decoder, trust, where)
+        document, decoder, sample_type, custom = _describe_foreign(document, decoder, trust, where)
         check_keys(document, _KEYS, where)
     else:
         check_keys(document, _KEYS, where)
@@ -153,14 +153,17 @@ def read_dataset_config(
         fields = parse_field_map(document.get("field_map"), where)
         check_fields(sample_type, document["field_map"], where)
         factory = SampleFactory(decoder, sample_type, fields, part_filter=part_filter)
+    factory = replace(factory, custom=custom)
     parts = parse_parts(document.get("parts"), where)
     return factory if parts is None else factory.within(parts, where), _options(document, where)
 
 
 def _describe_foreign(
     document: Mapping[str, Any], decoder: FileStoreDecoder | None, trust: bool | None, where: str
-) -> tuple[Mapping[str, Any], FileStoreDecoder | None, type[Sample] | None]:
-    """Return the keys of ``dataset.yaml``, decoder and sample type of a dataset class of another package."""
+) -> tuple[Mapping[str, Any], FileStoreDecoder | None, type[Sample] | None, CustomBuild | None]:
+    """Return the keys of ``dataset.yaml``, decoder, sample type and overridden methods of a dataset class of
+    another package.
+    """
     keys = {key: value for key, value in document.items() if key not in (*_CLASS_KEYS, "decoder")}
     return importlib.import_module(_FOREIGN_CLASSES).describe_foreign(  # type: ignore[no-any-return]
         str(document["__module__"]),

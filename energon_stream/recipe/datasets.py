@@ -92,7 +92,7 @@ def get_train_dataset(
         multiplier=shuffle_over_epochs_multiplier,
     )
     mixture = open_mixture(request, shuffling)
-    blends_itself = request.encoder._hook_overridden("build_train_datasets")
+    blends_itself = _takes_each_dataset(request, "build_train_datasets")
     dataset: SavableDataset[Any] = call_with_accepted(
         request.encoder.build_train_datasets,
         datasets=mixture.train_datasets(repeat) if blends_itself else [mixture.train_dataset(repeat)],
@@ -156,7 +156,7 @@ def get_val_dataset(
         packing_buffer_size=packing_buffer_size,
     )
     mixture = open_mixture(request)
-    concatenates_itself = request.encoder._hook_overridden("build_val_datasets")
+    concatenates_itself = _takes_each_dataset(request, "build_val_datasets")
     datasets = mixture.val_datasets() if concatenates_itself else [mixture.val_dataset()]
     return _batched(request, datasets, batch_drop_last, limit, ends)
 
@@ -200,6 +200,11 @@ def get_val_datasets(
         (_batched(request, [dataset], batch_drop_last, limit, ends), item.ref)
         for dataset, item in zip(mixture.val_datasets(), mixture.items, strict=True)
     ]
+
+
+def _takes_each_dataset(request: DatasetRequest, hook: str) -> bool:
+    """Return True if the encoder gets the datasets of a mixture one by one."""
+    return any(request.encoder._hook_overridden(name) for name in (hook, "build_cook_crude_sample"))
 
 
 def _batched(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.media import AuxStores, FileStore
-from energon_stream.recipe.named_code import import_class, is_own_module
+from energon_stream.recipe.named_code import import_class, imported_joiner, is_own_module
 from energon_stream.recipe.sample_factory import SampleFactory
 from energon_stream.recipe.sample_types import resolve_sample_type
 from energon_stream.samples import Sample, SourceInfo
@@ -38,6 +38,11 @@ class JoinLeaf:
 
     is_crude: ClassVar[bool] = False  # the type of the joiner's samples is not known before it runs
     selection: ClassVar[PartSelection | None] = None  # all parts of joined samples are read
+
+    @property
+    def plain_keys(self) -> bool:
+        """True if the keys of the samples, which are those of the primary dataset, have no shard."""
+        return self.members[0].plain_keys
 
     def make(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Any:
         """Join the samples of a row, and set restore key and sources of the result."""
@@ -116,7 +121,8 @@ def _resolve_joiner(ref: JoinerRef, trust: bool | None) -> Joiner:
         document = {"__module__": ref.module, "__class__": ref.name}
         found = resolve_sample_type(document, trust=trust, where=ref.where)
     else:
-        found = import_class(ref.module, ref.name, trust=trust, where=ref.where)
+        of_program = imported_joiner(ref.module, ref.name) if trust is None else None
+        found = of_program or import_class(ref.module, ref.name, trust=trust, where=ref.where)
     joiner = getattr(found, "from_joined", None) if ref.kind == "class" else found
     if not callable(joiner) or (ref.kind == "function" and isinstance(found, type)):
         wanted = "a class with from_joined" if ref.kind == "class" else "a function"

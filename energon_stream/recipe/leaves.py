@@ -49,11 +49,12 @@ def open_leaf(
 def _dataset_leaf(
     ref: LeafRef, index: DatasetIndex, request: DatasetRequest
 ) -> tuple[DatasetLeaf, DatasetYamlOptions]:
+    plain_keys = request.config.conventions == "energon"
     if not isinstance(index, WebDatasetIndex):  # a JSONL file: its records are crude, and always parsed
         stores = _stores(ref, None, request.decoder)
         subflavors = dict(ref.subflavors)
         factory = _within(SampleFactory(SampleDecoder()), ref, request, subflavors)
-        return DatasetLeaf(index, factory, subflavors, stores), DatasetYamlOptions()
+        return DatasetLeaf(index, factory, subflavors, stores, plain_keys), DatasetYamlOptions()
     factory, options = make_sample_factory(
         index,
         decoder=request.decoder,
@@ -64,7 +65,8 @@ def _dataset_leaf(
     primary = AuxRef(ref.spec, "webdataset") if index.plain is None else None
     stores = _stores(ref, primary, request.decoder)
     subflavors = {**options.subflavors, **ref.subflavors}
-    return DatasetLeaf(index, _within(factory, ref, request, subflavors), subflavors, stores), options
+    factory = _within(factory, ref, request, subflavors)
+    return DatasetLeaf(index, factory, subflavors, stores, plain_keys), options
 
 
 def _within(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.reader_dataset import ReaderDataset
+from energon_stream.recipe.leaf_dataset import LeafDataset
 from energon_stream.recipe.leaves import open_leaf
 from energon_stream.recipe.opening import open_location
 from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, Plan, RepeatPlan
@@ -86,9 +87,12 @@ class Mixture:
 
     def _single(self, number: int, repeats: float | None) -> LoadedDataset:
         item, leaf = self.items[number], self.leaves[number]
-        dataset = self._dataset((leaf,), _repeated(replace(self.plans[number], leaf=0), repeats))
+        plan = replace(self.plans[number], leaf=0)
+        dataset = LeafDataset(
+            (leaf,), _repeated(plan, repeats), worker_config=self.config, options=self.limits
+        )
         weight = self._samples(number) if item.weight is None else item.weight
-        return LoadedDataset(dataset, weight, item.repetitions, leaf.subflavors)
+        return LoadedDataset(dataset, weight, item.repetitions, leaf.subflavors, leaf.stores.aux or None)
 
     def _samples(self, number: int) -> float:
         """Return the number of samples that a dataset contributes to one epoch."""

@@ -11,6 +11,7 @@ import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
 from typing import Any
 
 from energon_stream.errors import MetadataError, UntrustedCodeError
@@ -77,6 +78,19 @@ def import_class(module: str, name: str, *, trust: bool | None, where: str, base
             where=where,
             hint="install the package it belongs to, or put it on PYTHONPATH",
         ) from error
+
+
+def imported_joiner(module: str, name: str) -> Any:
+    """Return the class or function of a module that the user's program has imported; None without one.
+
+    It must be defined there, and a class must have ``from_joined``. Python's own modules do not count: every
+    program has imported them.
+    """
+    if module not in sys.modules or module.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
+        return None
+    found = vars(sys.modules[module]).get(name)
+    joins = isinstance(found, FunctionType) or (isinstance(found, type) and hasattr(found, "from_joined"))
+    return found if joins and found.__module__ == module else None
 
 
 class UserFunction:

@@ -65,7 +65,8 @@ def _begin(
         return pool.submit(_open_join, ref, members).result
     kind = dataset_kind(ref.spec.url)
     if kind == "jsonl":
-        _refuse(ref, ref.declared is not None, "sample_type", "the records of a JSONL file are crude")
+        declared = ref.declared is not None and not ref.declared.typing_only
+        _refuse(ref, declared, "sample_type", "the records of a JSONL file are crude")
         return pool.submit(open_jsonl, ref.spec).result
     if kind == "tars":
         return pool.submit(_open_tars, ref).result

@@ -15,8 +15,9 @@ from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.options import ReadOptions
 from energon_stream.recipe.fields import parse_parts
 from energon_stream.recipe.location import DatasetLocation, PathOption, root_of
-from energon_stream.recipe.sample_types import DeclaredSamples, SampleType, declare
+from energon_stream.recipe.sample_types import CRUDE, DeclaredSamples, SampleType, declare
 from energon_stream.recipe.subset import parse_subset
+from energon_stream.samples import CrudeSample
 from energon_stream.schedule import OrderSpec
 from energon_stream.task import Cooker, DefaultTaskEncoder, TaskEncoder
 from energon_stream.worker import WorkerConfig
@@ -164,7 +165,7 @@ class DatasetRequest:
             parse_subset(options.get("subset"), str(path)),
             multiplier,
             cache_layer(options.get("cache")),
-            _declared(options.get("sample_type"), options.get("field_map")),
+            _declared(options.get("sample_type"), options.get("field_map"), config),
         )
         return cls(
             location,
@@ -226,7 +227,13 @@ def cache_layer(cache: CacheOption) -> CacheLayer | None:
     return CacheLayer(cache)
 
 
-def _declared(sample_type: SampleType | None, field_map: Mapping[str, str] | None) -> DeclaredSamples | None:
+def _declared(
+    sample_type: SampleType | None, field_map: Mapping[str, str] | None, config: WorkerConfig
+) -> DeclaredSamples | None:
+    if config.conventions == "energon" and field_map is None and isinstance(sample_type, type):
+        # In Megatron-Energon the argument is for type checkers. Plain tars, which it does not read, are
+        # crude.
+        return replace(CRUDE, typing_only=True) if issubclass(sample_type, CrudeSample) else None
     try:
         return declare(sample_type, field_map, "sample_type= and field_map=")
     except MetadataError as error:  # the user's argument is wrong, and no file

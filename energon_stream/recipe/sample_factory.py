@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from energon_stream.errors import FieldError, SampleError
+from energon_stream.errors import FieldError, SampleError, UntrustedPickleError
 from energon_stream.read.part_ranges import PartSelection
 from energon_stream.recipe.fields import FieldAccess, parts_of
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, Sample, SourceInfo
@@ -19,6 +19,22 @@ if TYPE_CHECKING:
 
 def _pass_both(parts: frozenset[str], part_filter: Callable[[str], bool], part: str) -> bool:
     return part in parts and part_filter(part)
+
+
+class CustomBuild(Protocol):
+    """Makes samples in place of a factory: a dataset class of another package that overrides methods."""
+
+    def __call__(
+        self,
+        build: Callable[..., Any],
+        key: str,
+        parts: Mapping[str, bytes | memoryview],
+        *,
+        restore_key: tuple[Any, ...],
+        subflavors: dict[str, Any] | None,
+        source: SourceInfo,
+    ) -> Any:
+        """Make one sample; ``build`` makes it as the factory would, of the same arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +49,11 @@ class SampleFactory:
     loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
     part_filter: frozenset[str] | Callable[[str], bool] | None = None  # parts that are used; None for all
     declared: bool = False  # True if the user named the parts that are used
+    custom: CustomBuild | None = None  # makes the samples, and may look at all parts; None for this factory
     selection: PartSelection | None = field(init=False)  # parts that are read; None for all
 
     def __post_init__(self) -> None:
-        wanted = parts_of(self.fields) if self.fields else self.part_filter
+        wanted = parts_of(self.fields) if self.fields and self.custom is None else self.part_filter
         declared = self.declared or not self.fields
         selection = None if wanted is None else PartSelection(wanted, declared)
         object.__setattr__(self, "selection", selection)
@@ -72,6 +89,18 @@ class SampleFactory:
 
         Raises DecodeError if a part is damaged, and FieldError if a part or a field is missing.
         """
+        make = self._build if self.custom is None else partial(self.custom, self._build)
+        return make(key, parts, restore_key=restore_key, subflavors=subflavors, source=source)
+
+    def _build(
+        self,
+        key: str,
+        parts: Mapping[str, bytes | memoryview],
+        *,
+        restore_key: tuple[Any, ...],
+        subflavors: dict[str, Any] | None,
+        source: SourceInfo,
+    ) -> Sample | CrudeSample:
         own = None if subflavors is None else dict(subflavors)
         sample_type = self.sample_type
         try:
@@ -83,7 +112,7 @@ class SampleFactory:
                     __sources__=(source,),
                     **self._mapped(parts),
                 )
-            crude = CrudeSample(self._decoded(parts))
+            crude = self._crude(parts, f"{source.dataset_path}: sample {key}")
             crude["__key__"] = key
             crude["__restore_key__"] = restore_key
             crude["__subflavors__"] = own
@@ -107,14 +136,23 @@ class SampleFactory:
 
         return {access.field: access.read(parts.keys(), decode) for access in self.fields}
 
-    def _decoded(self, parts: Mapping[str, bytes | memoryview]) -> Iterable[tuple[str, Any]]:
+    def _crude(self, parts: Mapping[str, bytes | memoryview], where: str) -> CrudeSample:
+        """Decode the parts. Pickles that are not trusted fail where they are looked up, not here."""
         wanted = self.part_filter
         if wanted is not None:
             accepts = wanted.__contains__ if isinstance(wanted, frozenset) else wanted
             parts = {part: data for part, data in parts.items() if accepts(part)}
         if self.decoder is None:
-            return zip(parts, map(as_bytes, parts.values()), strict=True)
-        return zip(parts, map(self.decoder.decode, parts, parts.values()), strict=True)
+            return CrudeSample(zip(parts, map(as_bytes, parts.values()), strict=True))
+        crude, refused = CrudeSample(), {}
+        for part, data in parts.items():
+            try:
+                crude[part] = self.decoder.decode(part, data)
+            except UntrustedPickleError as error:
+                refused[part] = UntrustedPickleError(error.what, where=where, hint=error.hint)
+        if refused:
+            crude.refused = refused
+        return crude
 
 
 def _loaded(

@@ -37,6 +37,7 @@ class DeclaredSamples:
 
     document: Mapping[str, Any]  # the declaration in the keys of ``dataset.yaml``
     where: str  # the place of the declaration, for messages
+    typing_only: bool = False  # True if it stands back where the dataset says what its samples are
 
 
 CRUDE = DeclaredSamples({"__module__": "energon_stream", "__class__": "CrudeWebdataset"}, "no sample_type")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Self, TypeVar, dataclass_transform, overload
 
 from energon_stream.errors import ConfigError
@@ -134,7 +135,11 @@ class CrudeSample(dict[str, Any]):
     Besides the parts it holds ``__key__``, ``__shard__``, ``__restore_key__``, ``__subflavors__`` and
     ``__sources__``.
 
+    A pickle of a dataset that is not trusted is a part all the same: looking it up raises the error that
+    says how to trust it.
+
     Attributes:
+        refused: The error for each part that was not decoded, because the dataset is not trusted.
         stores: File stores that a cooker may use for the sample. They stay in the process that read the
             sample.
 
@@ -146,6 +151,20 @@ class CrudeSample(dict[str, Any]):
     """
 
     stores: Any = None
+    refused: Mapping[str, Exception] = MappingProxyType({})
+
+    def __missing__(self, key: str) -> Any:
+        raise self.refused.get(key) or KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self.refused
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a part, or the default if there is none."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (dict(self),)
+        return type(self), (dict(self),), {"refused": dict(self.refused)} if self.refused else None

@@ -7,6 +7,7 @@ names, no credentials. It goes through ``torch.save`` and ``torch.load`` with de
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.engine import Rotation
     from energon_stream.state.description import Description
     from energon_stream.worker import WorkerConfig
+
+_log = logging.getLogger(__name__)
 
 DAMAGED = "pass what save_state_rank() returned, or restore an earlier checkpoint"
 _TOPOLOGY = ("world_size", "rank", "num_streams", "seed_offset")
@@ -68,6 +71,7 @@ def make_rank_state(
     description: Description, config: WorkerConfig, rotation: Rotation, streams: Mapping[int, Any]
 ) -> dict[str, Any]:
     """Put a rank's state together."""
+    named = {} if config.conventions == "own" else {"conventions": config.conventions}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -75,6 +79,7 @@ def make_rank_state(
         "options": description.options,
         "leaves": description.leaves,
         "topology": _topology(config),
+        **named,
         "rotation": write_rotation(rotation),
         "streams": {str(stream): state for stream, state in streams.items()},
     }
@@ -180,5 +185,12 @@ def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: i
             f"the state was saved with {_epochs(rotation.pass_length)}, "
             f"this dataset has {_epochs(pass_length)}",
             hint=_length_hint(rotation.pass_length, config),
+        )
+    followed = read.get("conventions", "own")
+    if followed != config.conventions:  # positions mean the same
+        _log.warning(
+            "the state was saved with conventions=%r and goes on with %r: the form of __key__ changes",
+            followed,
+            config.conventions,
         )
     return rotation

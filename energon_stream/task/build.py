@@ -5,26 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from inspect import Parameter, isgeneratorfunction, signature, unwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from energon_stream.errors import ConfigError
+from energon_stream.media import AuxStores, FileStore
 from energon_stream.pipeline import (
     BatchDataset,
+    BlendDataset,
+    ConcatDataset,
     EpochizeDataset,
     GroupBatchDataset,
     LimitDataset,
     MapDataset,
     PackingDataset,
+    RepeatDataset,
     SavableDataset,
 )
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.samples import CrudeSample
-from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, select_cooker
+from energon_stream.task.cooking import (
+    Cooker,
+    check_cookers,
+    cooker_arguments,
+    needs_primary,
+    select_cooker,
+)
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
+
+
+Combine: TypeAlias = Callable[..., SavableDataset[Any]]
+"""Makes one dataset of pairs of a dataset and a weight."""
 
 
 class DatasetBlendMode(Enum):
@@ -55,12 +70,14 @@ class LoadedDataset:
         weight: Relative weight in a blend; None if repetitions decide.
         repetitions: Passes over the samples in one epoch; None if the weight decides.
         subflavors: Subflavors of all samples, if there is one leaf.
+        aux: Stores of auxiliary data by name, if there is one leaf; None without any.
     """
 
     dataset: SavableDataset[Any]
     weight: float | None = 1.0
     repetitions: float | None = None
     subflavors: Mapping[str, Any] | None = None
+    aux: Mapping[str, FileStore[Any]] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.dataset, self.weight))
@@ -117,8 +134,8 @@ class PipelineBuilder:
 
         Args:
             datasets: One dataset with the order of the whole mixture, because its plan already blends,
-                shuffles and repeats. An encoder that overrides this method gets one dataset for each leaf
-                instead.
+                shuffles and repeats. An encoder that overrides this method, or ``build_cook_crude_sample``,
+                gets one dataset for each leaf instead; several are blended by their weights.
             worker_config: The job's configuration.
             batch_size: Samples of a batch; None for single samples.
             batch_drop_last: Drop the last batch of a pass if it is not full.
@@ -132,7 +149,9 @@ class PipelineBuilder:
         Raises:
             ConfigError: The hooks and arguments do not fit together.
         """
-        dataset = _built(self, datasets, worker_config, batch_size, batch_drop_last, packing_buffer_size)
+        endless = repeat and blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
+        parts = (batch_size, batch_drop_last, packing_buffer_size)
+        dataset = _built(self, datasets, worker_config, *parts, _repeated_blend if endless else BlendDataset)
         if virtual_epoch_length:
             dataset = EpochizeDataset(dataset, virtual_epoch_length, worker_config=worker_config)
         return dataset
@@ -148,20 +167,37 @@ class PipelineBuilder:
         limit: int | None = None,
     ) -> SavableDataset[Any]:
         """Compose the validation pipeline; each pass has the same first ``limit`` batches of a rank."""
-        dataset = _built(self, datasets, worker_config, batch_size, batch_drop_last, packing_buffer_size)
+        parts = (batch_size, batch_drop_last, packing_buffer_size)
+        dataset = _built(self, datasets, worker_config, *parts, _concatenated)
         if limit is not None:
             dataset = LimitDataset(dataset, limit, reset_after_epoch=True, worker_config=worker_config)
         return dataset
 
     def build_cook_crude_sample(
-        self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None
+        self,
+        dataset: SavableDataset[Any],
+        *,
+        worker_config: WorkerConfig | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+        get_primary_aux: Callable[[], FileStore[Any]] | None = None,
+        aux: Mapping[str, FileStore[Any]] | None = None,
     ) -> SavableDataset[Any]:
         """Add the cooking of crude samples, if there are cookers.
 
-        Raises ConfigError if a leaf has no cooker, or its auxiliary data is not the one that its cooker asks
-        for.
+        An encoder that overrides this method gets each dataset of a mixture on its own.
+
+        Args:
+            dataset: The samples.
+            worker_config: Must agree with the dataset's, if given.
+            subflavors: Choose the cooker by these, and not by those of each sample.
+            get_primary_aux: Returns the store that cookers get as ``primary``. Default: the sample's own
+                dataset.
+            aux: Stores that cookers get by name. Default: those of the sample's dataset.
+
+        Raises:
+            ConfigError: A leaf has no cooker, or its auxiliary data is not the one that its cooker asks for.
         """
-        if not self._hook_overridden("cook_crude_sample"):
+        if subflavors is None and aux is None and not self._hook_overridden("cook_crude_sample"):
             check_cookers(
                 self.cookers, (leaf for _, reader in find_readers(dataset) for leaf in reader.leaves)
             )
@@ -169,19 +205,34 @@ class PipelineBuilder:
             return dataset
         hook = self._hook_function("cook_crude_sample")
         pure = get_stateless(hook) and all(get_stateless(candidate.cook) for candidate in self.cookers)
+        cook: Callable[[Any], Any] = self._cook_if_crude
+        if subflavors is not None or get_primary_aux is not None or aux is not None:
+            primary = None
+            if get_primary_aux is not None and any(map(needs_primary, self.cookers)):
+                primary = get_primary_aux()
+            cook = partial(self._cook_if_crude, subflavors=subflavors, primary=primary, aux=aux)
         return MapDataset(
             dataset,
-            self._cook_if_crude,
+            cook,
             stateless_map_fn=pure,
             failure_tolerance=_tolerance(self, hook),
             worker_config=worker_config,
         )
 
-    def _cook_if_crude(self, sample: Any) -> Any:
+    def _cook_if_crude(
+        self,
+        sample: Any,
+        subflavors: Mapping[str, Any] | None = None,
+        primary: FileStore[Any] | None = None,
+        aux: Mapping[str, FileStore[Any]] | None = None,
+    ) -> Any:
         """Cook a crude sample with the first cooker that matches; others pass through."""
         if not isinstance(sample, CrudeSample):
             return sample
-        chosen = select_cooker(self.cookers, sample.get("__subflavors__"))
+        if primary is not None or aux is not None:
+            own = sample.stores or AuxStores()
+            sample.stores = AuxStores(own.aux if aux is None else aux, primary or own.primary)
+        chosen = select_cooker(self.cookers, subflavors or sample.get("__subflavors__"))
         return self._hook_function("cook_crude_sample")(sample, chosen, cooker_arguments(chosen, sample))
 
     def build_encode_sample(
@@ -225,9 +276,9 @@ class PipelineBuilder:
                 )
             dataset = GroupBatchDataset(
                 dataset,
+                batch_size,
                 self._hook_function("batch_group_criterion"),
                 batcher,
-                fixed_batch_size=batch_size,
                 batcher_stateless=get_stateless(batcher),
                 drop_last=batch_drop_last,
                 failure_tolerance=_tolerance(self, batcher),
@@ -247,16 +298,11 @@ def _built(
     batch_size: int | None,
     drop_last: bool,
     buffer_size: int | None,
+    combine: Combine,
 ) -> SavableDataset[Any]:
     """Add the steps that pipelines for training and validation share."""
-    if len(datasets) != 1:
-        raise ConfigError(
-            f"build_train_datasets and build_val_datasets take one dataset, not {len(datasets)}",
-            hint="blend them in your own build_train_datasets: BlendDataset(*datasets)",
-        )
-    cooked = encoder.build_cook_crude_sample(datasets[0].dataset, worker_config=config)
     return encoder.build_batch(
-        encoder.build_encode_sample(cooked, worker_config=config),
+        encoder.build_encode_sample(_cooked(encoder, datasets, config, combine), worker_config=config),
         worker_config=config,
         batch_size=batch_size,
         batch_drop_last=drop_last,
@@ -264,17 +310,52 @@ def _built(
     )
 
 
+def _repeated_blend(*datasets: tuple[SavableDataset[Any], float]) -> SavableDataset[Any]:
+    return RepeatDataset(BlendDataset(*datasets))
+
+
+def _concatenated(*datasets: tuple[SavableDataset[Any], float | None]) -> SavableDataset[Any]:
+    return ConcatDataset(*[dataset for dataset, _ in datasets])
+
+
+def _cooked(
+    encoder: PipelineBuilder, datasets: Sequence[LoadedDataset], config: WorkerConfig, combine: Combine
+) -> SavableDataset[Any]:
+    """Cook the samples of each dataset, and make one dataset of all."""
+    if not datasets:
+        raise ConfigError("there is no dataset", hint="pass one dataset or more in datasets=")
+    if not encoder._hook_overridden("build_cook_crude_sample"):
+        cooked = [encoder.build_cook_crude_sample(each.dataset, worker_config=config) for each in datasets]
+    else:
+        cooked = [
+            call_with_accepted(
+                partial(encoder.build_cook_crude_sample, each.dataset),
+                worker_config=config,
+                subflavors=each.subflavors or {},
+                get_primary_aux=getattr(each.dataset, "as_file_store", None),
+                aux=each.aux,
+            )
+            for each in datasets
+        ]
+    if len(cooked) == 1:
+        return cooked[0]
+    return combine(*[(dataset, each.weight) for dataset, each in zip(cooked, datasets, strict=True)])
+
+
 def _packed(
     encoder: PipelineBuilder, dataset: SavableDataset[Any], buffer_size: int, config: WorkerConfig | None
 ) -> SavableDataset[Any]:
-    packer, post = encoder._hook_function("pack_selected_samples"), "postencode_sample"
+    names = ("select_samples_to_pack", "pack_selected_samples", "postencode_sample")
+    selector, packer, post = (encoder._hook_function(name) for name in names)
     return PackingDataset(
         dataset,
         buffer_size,
-        encoder._hook_function("select_samples_to_pack"),
+        selector,
         packer,
-        sample_encoder=None if encoder._hook_does_nothing(post) else encoder._hook_function(post),
-        failure_tolerance=_tolerance(encoder, packer),
+        sample_encoder=None if encoder._hook_does_nothing("postencode_sample") else post,
+        pre_packer_failure_tolerance=_tolerance(encoder, selector),
+        final_packer_failure_tolerance=_tolerance(encoder, packer),
+        sample_encoder_failure_tolerance=_tolerance(encoder, post),
         worker_config=config,
     )
 

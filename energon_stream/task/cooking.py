@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from energon_stream.errors import ConfigError
 from energon_stream.media import AuxStores, PrimaryFileStore, active_pool
@@ -55,12 +55,33 @@ class Cooker(Generic[T_co]):
         return all(name in given and given[name] == value for name, value in self.has_subflavors.items())
 
 
+@overload
 def cooker(
-    *, need_cache: bool = False, need_primary: bool = False, parts: Collection[str] | None = None
-) -> Callable[[F], F]:
+    fn: None = None,
+    *,
+    need_cache: bool = False,
+    need_primary: bool = False,
+    parts: Collection[str] | None = None,
+) -> Callable[[F], F]: ...
+
+
+@overload
+def cooker(
+    fn: F, *, need_cache: bool = False, need_primary: bool = False, parts: Collection[str] | None = None
+) -> F: ...
+
+
+def cooker(
+    fn: F | None = None,
+    *,
+    need_cache: bool = False,
+    need_primary: bool = False,
+    parts: Collection[str] | None = None,
+) -> F | Callable[[F], F]:
     """Mark a cooker function with its further keyword arguments, and with the parts that it reads.
 
     Args:
+        fn: The function, where the decorator stands without parentheses. None returns a decorator.
         need_cache: Pass the loader's cache pool as ``cache``.
         need_primary: Pass the sample's own dataset as ``primary``, a file store. A name that begins with a
             dot is one of the sample's own parts.
@@ -81,7 +102,7 @@ def cooker(
         marked.__cooker_parts__ = None if parts is None else frozenset(parts)
         return function
 
-    return mark
+    return mark if fn is None else mark(fn)
 
 
 def select_cooker(cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any] | None) -> Cooker[Any]:
@@ -177,6 +198,11 @@ def _no_primary(cook: Callable[..., Any], where: str) -> ConfigError:
         where=where,
         hint="prepare the dataset, or remove need_primary=True",
     )
+
+
+def needs_primary(candidate: Cooker[Any]) -> bool:
+    """Return True if a cooker asks for the sample's own dataset."""
+    return _needs(candidate.cook, "primary")
 
 
 def _needs(cook: Callable[..., Any], need: str) -> bool:

@@ -61,7 +61,7 @@ class NumbersDataset(SavableDataset[int]):
         """Return the numbers of one pass of a stream."""
         return range(self.offset + stream, self.offset + self.size, self.worker_config.num_streams)
 
-    def build(self, context: Context, state: State | None) -> Node:
+    def make_node(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
         return _NumbersNode(self, context, state)
 
@@ -263,7 +263,7 @@ def assert_restores_by_key(make: Callable[[], SavableDataset[Any]], steps: int =
     for stream in dataset.worker_config.streams:
         context = Context(dataset.worker_config, stream)
         with dataset.worker_config.activate(stream):
-            node = dataset.build(context, None)
+            node = dataset.make_node(context, None)
             items = [item for item in (node.next() for _ in range(steps)) if isinstance(item, Item)]
             node.close()
             again = other.restore_many(loads(dumps([item.key for item in items])), context)

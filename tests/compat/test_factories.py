@@ -69,8 +69,8 @@ class Raw(CrudeWebdataset):
 class Overriding(Parsing):
     """Relies on a method of the other library."""
 
-    def load_sample(self, sample):
-        return sample
+    def build(self, worker_rotation_offset=0):
+        return self
 
 
 class Typeless(DefaultDecoderWebdatasetFactory):
@@ -156,7 +156,7 @@ def test_classes_are_the_datasets_unless_the_program_has_imported_them(folder, t
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
-        ("Overriding", {}, "overrides load_sample, which is not called here"),
+        ("Overriding", {}, "overrides build, which is not called here"),
         ("Typeless", {"field_map": {"text": "txt"}}, "Typeless.__sample_type__ is None"),
         ("NotOne", {}, "is not a dataset class"),
         ("ChatDataset", {}, "'field_map' must map"),
@@ -184,7 +184,7 @@ def test_decoders_of_classes_can_be_pickled(tmp_path):
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / "dataset.yaml").touch()
     options = {"path": str(tmp_path), "decoder": None, "trust": None, "where": "x"}
-    _, decoder, _ = describe_foreign(__name__, "ChatDataset", {}, **options)
+    _, decoder, *_ = describe_foreign(__name__, "ChatDataset", {}, **options)
     assert pickle.loads(pickle.dumps(decoder)).decode("txt", memoryview(b"a")) == "a"
 
 

@@ -87,7 +87,7 @@ def test_held_samples_are_read_again_by_one_request_an_object(name, captions_url
         state = loader.save_state_rank()["streams"]["0"]["node"]
     dataset = PIPELINES[name](captions_url, options, config)
     s3_server.reset_counters()
-    node = dataset.build(Context(config, 0), state)
+    node = dataset.make_node(Context(config, 0), state)
     read = [entry.key for entry in s3_server.log() if entry.key.endswith(".tar")]
     node.close()
     assert 0 < len(read) == len(set(read)) <= 4

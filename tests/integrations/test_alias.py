@@ -99,6 +99,7 @@ def test_the_version_that_clients_ask_for(alias):
 
     assert importlib.metadata.version("megatron-energon") == ENERGON_VERSION == megatron.energon.__version__
     assert importlib.metadata.version("megatron_energon").startswith("7.4.")
+    assert Path(megatron.energon.__file__).is_file()
 
 
 def test_nothing_is_left_after_it():

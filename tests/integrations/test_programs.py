@@ -40,10 +40,10 @@ def test_they_do_not_name_this_library(program):
 def test_the_quickstart(run, data, place):
     bring, environment = place
     printed = run(*RUN, QUICKSTART, bring(data), **environment)
-    assert printed.startswith("CaptioningSample(__key__='coco-00")
+    assert printed.startswith("CaptioningSample(__key__='0")
     assert "\nbatch of two: 2 (2, 3, 12, 16) 2\n" in printed
-    assert printed.count("\nblend: co") == 3
-    assert printed.count("\nbefore: co") == 10
+    assert printed.count("\nblend: 0") == 3
+    assert printed.count("\nbefore: 0") == 10
     assert printed.endswith("restored as without restoring: True True\n")
 
 

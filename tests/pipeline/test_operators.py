@@ -121,9 +121,9 @@ PIPELINES = {
     "shuffled batches of a blend": lambda: ShuffleBufferDataset(
         BatchDataset(BlendDataset((numbers(9), 1), (numbers(9), 1)), 2, list, batcher_stateless=True), 3
     ),
-    "groups": lambda: GroupBatchDataset(numbers(), parity, list, fixed_batch_size=3, batcher_stateless=True),
+    "groups": lambda: GroupBatchDataset(numbers(), 3, parity, list, batcher_stateless=True),
     "groups, drop last": lambda: GroupBatchDataset(
-        numbers(), lambda x: (x % 3, x % 3 + 2), list, batcher_stateless=True, drop_last=True
+        numbers(), None, lambda x: (x % 3, x % 3 + 2), list, batcher_stateless=True, drop_last=True
     ),
     "packs": lambda: PackingDataset(numbers(), 10, first_fit, tuple, stateless=True),
     "packs of generators": lambda: PackingDataset(
@@ -186,7 +186,7 @@ def test_repeats_blends_and_concatenations_hold_what_they_should():
 def test_what_buffers_give():
     assert sorted(ShuffleBufferDataset(numbers(20), 6)) == list(range(20))
     assert list(ShuffleBufferDataset(numbers(20), 6)) != list(range(20))
-    grouped = list(GroupBatchDataset(numbers(12), parity, list, fixed_batch_size=3))
+    grouped = list(GroupBatchDataset(numbers(12), 3, parity, list))
     assert grouped == [[0, 2, 4], [1, 3, 7], [6, 8, 10], [9, 11]]
     packed = list(PackingDataset(numbers(12), 8, first_fit, tuple))
     assert sorted(x for pack in packed for x in pack) == list(range(12))
@@ -200,10 +200,25 @@ def test_a_stream_function_is_run_again_after_a_restore():
     assert not IterMapDataset(numbers(5), pairs).can_restore_sample()
 
 
-@pytest.mark.parametrize("loses", [lambda v: [v[1:]], lambda v: [v, v[:1]], lambda v: [[*v, 99]]])
-def test_a_packer_that_loses_or_repeats_samples_is_named(loses):
-    with pytest.raises(ConfigError, match=r"lost .* repeated or made up"):
-        list(PackingDataset(numbers(6), 6, loses, tuple))
+@pytest.mark.parametrize("repeats", [lambda v: [v, v[:1]], lambda v: [[*v, 99]]])
+def test_a_packer_that_repeats_or_makes_up_samples_is_named(repeats):
+    repeats.__qualname__ = "repeats"
+    with pytest.raises(ConfigError, match="repeats repeated or made up 1 samples"):
+        list(PackingDataset(numbers(6), 6, repeats, tuple))
+
+
+def test_a_packer_may_leave_samples_out(caplog):
+    def full_pairs(values):
+        return [values[at : at + 2] for at in range(0, len(values) - 1, 2)]
+
+    with caplog.at_level("INFO", "energon_stream"):
+        assert list(PackingDataset(numbers(11), 3, full_pairs, tuple)) == [(0, 1), (3, 4), (6, 7), (9, 10)]
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.partition("full_pairs ")[2] for text in told] == [
+        "left out 1 of 3 samples; samples in no group are dropped",
+        "left out 3 samples",
+    ]
+    assert_exact_resume(lambda: PackingDataset(numbers(11), 3, full_pairs, tuple))
 
 
 def test_a_group_criterion_that_fails_costs_that_sample_only():
@@ -212,9 +227,9 @@ def test_a_group_criterion_that_fails_costs_that_sample_only():
             raise ValueError("no group")
         return 0, None
 
-    assert list(GroupBatchDataset(numbers(6), criterion, list, fixed_batch_size=2)) == [[0, 1], [2, 4], [5]]
+    assert list(GroupBatchDataset(numbers(6), 2, criterion, list)) == [[0, 1], [2, 4], [5]]
     with pytest.raises(ConfigError, match="given twice"):
-        list(GroupBatchDataset(numbers(6), lambda x: (0, 2), list, fixed_batch_size=2))
+        list(GroupBatchDataset(numbers(6), 2, lambda x: (0, 2), list))
 
 
 def test_streams_take_turns_and_an_ended_one_is_left_out():
@@ -267,7 +282,7 @@ def test_a_batcher_that_returns_nothing_is_a_named_error():
         lambda: RepeatDataset(numbers(), 0),
         lambda: ShuffleBufferDataset(numbers(), 0),
         lambda: PackingDataset(numbers(), 0, first_fit, tuple),
-        lambda: GroupBatchDataset(numbers(), parity, list, fixed_batch_size=0),
+        lambda: GroupBatchDataset(numbers(), 0, parity, list),
         lambda: GcDataset(numbers(), every_n_iter=0),
         lambda: MapDataset(numbers()),
         lambda: MapDataset(numbers(), double, worker_config=config(2)),
@@ -285,7 +300,7 @@ def fail(values):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: GroupBatchDataset(numbers(), parity, fail, fixed_batch_size=2, failure_tolerance=3),
+        lambda: GroupBatchDataset(numbers(), 2, parity, fail, failure_tolerance=3),
         lambda: PackingDataset(numbers(), 4, first_fit, fail, failure_tolerance=3),
         lambda: PackingDataset(numbers(), 4, first_fit, list, sample_encoder=fail, failure_tolerance=3),
         lambda: MapDataset(numbers(), lambda x: (fail(x) for _ in range(2)), failure_tolerance=3),

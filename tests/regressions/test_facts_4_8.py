@@ -202,7 +202,7 @@ def test_a_group_criterion_that_raises_costs_that_sample_only(error):
             raise error
         return number % 2, None
 
-    batches = list(GroupBatchDataset(NumbersDataset(10), criterion, list, fixed_batch_size=2))
+    batches = list(GroupBatchDataset(NumbersDataset(10), 2, criterion, list))
     assert sorted(batches) == [[1, 3], [2, 4], [6, 8], [7, 9]]
 
 

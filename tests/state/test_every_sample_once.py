@@ -75,7 +75,7 @@ class Numbers(SavableDataset):
     def __init__(self, worker_config):
         self.worker_config = worker_config
 
-    def build(self, context, state):
+    def make_node(self, context, state):
         return _Node(self, context, state)
 
     def len_stream(self, stream):

@@ -31,8 +31,8 @@ class Samples(NumbersDataset):
         super().__init__(count, CONFIG)
         self.make = make
 
-    def build(self, context, state):
-        return _Made(super().build(context, state), self.make)
+    def make_node(self, context, state):
+        return _Made(super().make_node(context, state), self.make)
 
     def restore_many(self, keys, context):
         return [item._replace(value=self.make(item.value)) for item in super().restore_many(keys, context)]
@@ -311,7 +311,7 @@ class Both(DefaultTaskEncoder):
             lambda: DefaultTaskEncoder().build_train_datasets(
                 datasets=[], worker_config=CONFIG, batch_size=None
             ),
-            "one dataset, not 0",
+            "there is no dataset",
         ),
     ],
 )

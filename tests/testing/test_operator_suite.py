@@ -17,7 +17,7 @@ from energon_stream.testing.operator_suite import NumbersDataset, assert_exact_r
 class _Node(WrapperNode):
     def __init__(self, dataset, context, state):
         saved = state or {"inner": None}
-        self._inner = dataset.dataset.build(context, saved["inner"])
+        self._inner = dataset.dataset.make_node(context, saved["inner"])
 
     def next(self):
         return self._inner.next()

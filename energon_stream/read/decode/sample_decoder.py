@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import numpy as np
 
-from energon_stream.errors import ConfigError, DecodeError, EnergonStreamError
+from energon_stream.errors import ConfigError, DecodeError, EnergonStreamError, UntrustedPickleError
 from energon_stream.imports import LazyModule
 from energon_stream.read.decode.images import IMAGE_EXTENSIONS, IMAGE_MODES, decode_image
 from energon_stream.read.trust import TRUST_VARIABLE, is_trusted
@@ -211,7 +211,7 @@ class SampleDecoder(FileStoreDecoder):
 
     def _unpickle(self, name: str, data: bytes) -> Any:
         if not is_trusted(self.allow_pickle):
-            raise DecodeError(
+            raise UntrustedPickleError(
                 f"part {name!r} is a pickle, which can run any code",
                 hint="if you trust the data, set `decoder = SampleDecoder(allow_pickle=True)` on the task "
                 f"encoder, or {TRUST_VARIABLE}=1",

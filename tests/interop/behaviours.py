@@ -1,0 +1,524 @@
+"""Uses the public behaviour of Megatron-Energon 7.4.1, and prints what it sees as JSON.
+
+It is run twice: by Megatron-Energon, and by this library under the alias. It knows only ``megatron.energon``.
+Nothing that it prints depends on the order of samples, which differs by design.
+
+    python behaviours.py FOLDER     FOLDER is empty, and has the sibling module ``behaviours_classes``
+"""
+
+import collections
+import io
+import itertools
+import json
+import pickle
+import sys
+import tarfile
+import warnings
+from pathlib import Path
+
+import megatron.energon
+import torch
+from megatron.energon import (
+    BatchDataset,
+    BlendDataset,
+    Cooker,
+    CrudeWebdataset,
+    DefaultTaskEncoder,
+    EpochizeDataset,
+    FilterDataset,
+    GroupBatchDataset,
+    IterMapDataset,
+    LogSampleDataset,
+    MapDataset,
+    MixBatchDataset,
+    PackingDataset,
+    RepeatDataset,
+    SkipSample,
+    TextSample,
+    WorkerConfig,
+    basic_sample_keys,
+    cooker,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    load_dataset,
+    prepare_metadataset,
+    stateless,
+)
+from megatron.energon.epathlib import EPath
+from megatron.energon.errors import FatalSampleError
+from megatron.energon.flavors import BaseWebdatasetFactory
+
+warnings.simplefilter("ignore")
+FOLDER = Path(sys.argv[1])
+CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
+SHUFFLING = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+TEXTS = {
+    "sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"},
+    "field_map": {"text": "txt"},
+}
+CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+
+def write_tars(name, dataset_yaml, *, samples=12, first=0, parts=None):
+    """Write and prepare a folder of two tars."""
+    folder = FOLDER / name
+    folder.mkdir()
+    numbers = range(first, first + samples)
+    for shard, chosen in enumerate((numbers[: samples // 2], numbers[samples // 2 :])):
+        with tarfile.open(folder / f"shard-{shard}.tar", "w") as tar:
+            for number in chosen:
+                for extension, data in (parts or {"txt": lambda n: f"text {n}".encode()}).items():
+                    info = tarfile.TarInfo(f"{number:04d}.{extension}")
+                    payload = data(number)
+                    info.size = len(payload)
+                    tar.addfile(info, io.BytesIO(payload))
+    BaseWebdatasetFactory.prepare_dataset(
+        folder, ["shard-{0..1}.tar"], split_parts_ratio=[("train", 1.0)], shuffle_seed=None, workers=1
+    )
+    (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(dataset_yaml))
+    return folder
+
+
+def write_yaml(name, train):
+    path = FOLDER / name
+    splits = {"train": train}
+    path.write_text(
+        json.dumps({"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits})
+    )
+    return path
+
+
+def train(path, encoder=None, batch_size=None, workers=0, **options):
+    config = options.pop("worker_config", None) or WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    if encoder is not None:
+        options["task_encoder"] = encoder
+    return get_train_dataset(path, worker_config=config, batch_size=batch_size, **SHUFFLING, **options)
+
+
+def validate(path, encoder=None, batch_size=None, **options):
+    if encoder is not None:
+        options["task_encoder"] = encoder
+    return get_val_dataset(path, split_part="train", worker_config=CONFIG, batch_size=batch_size, **options)
+
+
+def failure(function):
+    try:
+        function()
+    except Exception as error:
+        return [
+            kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ("FatalSampleError", "KeyError")
+        ]
+    return "no error"
+
+
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+@case
+def keys_are_plain():
+    return sorted(sample.__key__ for sample in get_loader(validate(texts)))
+
+
+@case
+def keys_of_batches_are_plain():
+    return sorted(key for batch in get_loader(validate(texts, batch_size=5)) for key in batch.__key__)
+
+
+@case
+def keys_that_handlers_see():
+    seen = []
+    config = WorkerConfig(
+        rank=0,
+        world_size=1,
+        num_workers=0,
+        global_error_handler=lambda error, sample, *_: seen.append(sample),
+    )
+
+    class Fails(DefaultTaskEncoder):
+        @stateless
+        def encode_sample(self, sample):
+            if sample.text.endswith("3"):
+                raise ValueError(sample.text)
+            return sample
+
+    list(itertools.islice(get_loader(train(texts, Fails(), worker_config=config)), 20))
+    return sorted({sample.__key__ for sample in seen})
+
+
+@case
+def sample_type_is_typing_only():
+    return type(next(iter(get_loader(train(texts, sample_type=TextSample))))).__name__
+
+
+class Packs(DefaultTaskEncoder):
+    def select_samples_to_pack(self, samples):
+        groups = [samples[at : at + 2] for at in range(0, len(samples), 2)]
+        return groups[:-1] if len(samples) > 2 else groups
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return TextSample.derive_from(samples[0], text="+".join(sample.text for sample in samples))
+
+
+@case
+def selection_may_leave_samples_out():
+    packs = [pack.text for pack in get_loader(validate(texts, Packs(), packing_buffer_size=6))]
+    return len(packs), sum(len(pack.split("+")) for pack in packs)
+
+
+def join(name, joiner):
+    parts = {"a": {"path": "./texts"}, "b": {"path": "./more"}}
+    path = write_yaml(name, {"join": parts, "joiner": {"__module__": "behaviours_classes", **joiner}})
+    prepare_metadataset(EPath(path))
+    return sorted((row.__key__, row.left, row.right) for row in get_loader(validate(path)))
+
+
+@case
+def a_joiner_class_of_the_program():
+    return join("class.yaml", {"__class__": "Pair"})
+
+
+@case
+def a_joiner_function_of_the_program():
+    return join("function.yaml", {"__function__": "make_pair"})
+
+
+@case
+def a_pickle_that_nobody_reads():
+    @stateless
+    def cook(crude):
+        return TextSample(**basic_sample_keys(crude), text=crude["txt"])
+
+    class Cooks(DefaultTaskEncoder):
+        cookers = [Cooker(cook)]
+
+    return sorted(sample.text for sample in get_loader(validate(pickles, Cooks())))
+
+
+class BuildsTexts(DefaultTaskEncoder):
+    def build_train_datasets(self, *, datasets, worker_config, batch_size, **options):
+        blend = BlendDataset(
+            *[
+                (
+                    RepeatDataset(each.dataset.build(worker_rotation_offset=1), worker_config=worker_config),
+                    1.0,
+                )
+                for each in datasets
+            ],
+            worker_config=worker_config,
+        )
+        encoded = self.build_encode_sample(blend, worker_config=worker_config)
+        return self.build_batch(encoded, batch_size=batch_size, worker_config=worker_config)
+
+
+@case
+def datasets_are_built_by_an_override():
+    found = set()
+    for batch in itertools.islice(get_loader(train(mixture, BuildsTexts(), batch_size=4)), 60):
+        found.update(batch.text)
+    return sorted(found)
+
+
+@case
+def one_pass_of_a_built_dataset():
+    class OnePass(DefaultTaskEncoder):
+        def build_train_datasets(self, *, datasets, worker_config, **options):
+            return self.build_encode_sample(datasets[0].dataset.build(), worker_config=worker_config)
+
+    return sorted(sample.text for sample in get_loader(train(texts, OnePass())))
+
+
+@case
+def datasets_have_paths_and_subflavors():
+    loaded = load_dataset(mixture).get_datasets(
+        training=True, split_part="train", worker_config=CONFIG, max_samples_per_sequence=None
+    )
+    return [
+        [
+            [path.name for path in each.dataset.paths],
+            each.dataset.subflavors,
+            each.weight,
+            sorted(each.aux or ()),
+        ]
+        for each in loaded.datasets
+    ]
+
+
+@stateless
+@cooker(need_primary=True)
+def cook_with_stores(crude, primary, other):
+    text = (
+        f"{Path(str(primary.get_path())).name} {crude['txt'] == other.get(crude['__key__'] + '.txt', crude)}"
+    )
+    return TextSample(**basic_sample_keys(crude), text=text)
+
+
+class CooksItself(DefaultTaskEncoder):
+    cookers = [Cooker(cook_with_stores)]
+    decoder = None
+    said = ()
+
+    def build_cook_crude_sample(self, dataset, *, worker_config, subflavors, get_primary_aux, aux=None):
+        type(self).said = (dict(subflavors or {}), callable(get_primary_aux), sorted(aux or ()))
+        return super().build_cook_crude_sample(
+            dataset,
+            worker_config=worker_config,
+            subflavors=subflavors,
+            get_primary_aux=get_primary_aux,
+            aux=aux,
+        )
+
+
+@case
+def build_cook_crude_sample_is_called_as_it_is_declared():
+    path = write_yaml(
+        "cooked.yaml", {"path": "./pickles", "subflavors": {"x": 1}, "aux": {"other": "./texts"}}
+    )
+    sample = next(iter(get_loader(train(path, CooksItself()))))
+    return CooksItself.said, sample.text
+
+
+@case
+def wrappers_take_configs_and_marks():
+    double = MapDataset(
+        validate(texts),
+        lambda sample: sample.text * 2,
+        stateless_map_fn=True,
+        map_fn_config={"times": 2},
+        failure_tolerance=3,
+        worker_config=CONFIG,
+    )
+    kept = FilterDataset(
+        double, filter_fn=lambda text: "1" in text, filter_fn_config=lambda: {"has": 1}, worker_config=CONFIG
+    )
+    batched = BatchDataset(
+        kept,
+        2,
+        len,
+        batcher_stateless=True,
+        batcher_config={"what": "length"},
+        drop_last=True,
+        failure_tolerance=5,
+        worker_config=CONFIG,
+    )
+    return list(get_loader(batched)), double.can_restore_sample()
+
+
+def in_pairs(samples):
+    for first in samples:
+        second = next(samples, None)
+        yield first.text if second is None else f"{first.text} {second.text}"
+
+
+@case
+def stream_functions_take_configs_and_marks():
+    paired = IterMapDataset(
+        validate(texts),
+        in_pairs,
+        len_map_fn=lambda length: length // 2,
+        stateless_iter_fn=True,
+        iter_map_fn_config={"by": 2},
+        worker_config=CONFIG,
+    )
+    return len(list(get_loader(paired))), paired.can_restore_sample()
+
+
+@case
+def packing_takes_configs_and_marks():
+    packs = PackingDataset(
+        validate(texts),
+        6,
+        lambda samples: [samples[:2], samples[2:]],
+        lambda samples: [len(samples)],
+        final_packer_stateless=True,
+        sample_encoder=lambda sample: sample,
+        sample_encoder_stateless=True,
+        packer_config={"first": 2},
+        pre_packer_failure_tolerance=1,
+        final_packer_failure_tolerance=2,
+        sample_encoder_failure_tolerance=3,
+        worker_config=CONFIG,
+    )
+    return list(get_loader(packs)), packs.can_restore_sample()
+
+
+@case
+def groups_in_the_order_of_arguments():
+    groups = GroupBatchDataset(
+        validate(texts),
+        3,
+        lambda sample: (int(sample.text.split()[1]) % 2, None),
+        lambda samples: len({int(sample.text.split()[1]) % 2 for sample in samples}),
+        batcher_stateless=True,
+        batcher_config={},
+        drop_last=True,
+        worker_config=CONFIG,
+    )
+    return list(get_loader(groups))
+
+
+@case
+def mixed_batches_are_lists():
+    mixed = MixBatchDataset((train(texts), 1), (train(more), 1), batch_size=4, worker_config=CONFIG)
+    batch = next(iter(get_loader(mixed)))
+    return type(batch).__name__, [type(sample).__name__ for sample in batch]
+
+
+@case
+def epochs_and_logs_by_position():
+    epochs = LogSampleDataset(EpochizeDataset(train(texts), 5, CONFIG), "train", CONFIG)
+    loader = get_loader(epochs)
+    return [len(list(loader)), len(list(loader))]
+
+
+@case
+def a_dataset_class_that_filters_and_loads():
+    return sorted((sample.__key__, sample.text) for sample in get_loader(validate(overridden)))
+
+
+class NamesNothing(DefaultTaskEncoder):
+    @stateless
+    def encode_sample(self, sample):
+        return undefined_name  # noqa: F821
+
+
+@case
+def a_misspelt_name_ends_the_run():
+    return failure(lambda: next(iter(get_loader(train(texts, NamesNothing())))))
+
+
+@case
+def a_missing_import_ends_the_run():
+    class Imports(DefaultTaskEncoder):
+        @stateless
+        def encode_sample(self, sample):
+            import no_such_module  # noqa: F401
+
+    return failure(lambda: next(iter(get_loader(train(texts, Imports())))))
+
+
+@case
+def fatal_errors_of_a_hook_end_the_run():
+    class Gives(DefaultTaskEncoder):
+        @stateless
+        def encode_sample(self, sample):
+            raise FatalSampleError.from_sample(sample, "enough")
+
+    return failure(lambda: next(iter(get_loader(train(texts, Gives())))))
+
+
+@case
+def too_many_failures_end_the_run():
+    class Fails(DefaultTaskEncoder):
+        @stateless(failure_tolerance=3)
+        def encode_sample(self, sample):
+            raise ValueError("no")
+
+    return failure(lambda: next(iter(get_loader(train(texts, Fails())))))
+
+
+@case
+def skipped_samples_are_no_failures():
+    class Skips(DefaultTaskEncoder):
+        @stateless(failure_tolerance=2)
+        def encode_sample(self, sample):
+            if sample.text != "text 7":
+                raise SkipSample
+            return sample
+
+    return [sample.text for sample in get_loader(validate(texts, Skips()))]
+
+
+@case
+def a_bare_cooker_mark_returns_the_function():
+    def cook(crude):
+        return crude
+
+    return cooker(cook)("crude"), cooker(need_cache=True)(cook)("crude")
+
+
+@case
+def the_last_duplicate_of_split_yaml_counts():
+    folder = write_tars("twice", TEXTS)
+    split = folder / ".nv-meta" / "split.yaml"
+    split.write_text("split_parts:\n  train: [shard-0.tar]\n  train: [shard-1.tar]\n  val: []\nexclude: []\n")
+    return sorted(sample.text for sample in get_loader(validate(folder)))
+
+
+@case
+def the_module_says_what_it_is():
+    import importlib.metadata
+
+    return (
+        isinstance(megatron.energon.__file__, str),
+        megatron.energon.__version__,
+        importlib.metadata.version("megatron-energon"),
+    )
+
+
+@case
+def batch_indices_of_restored_batches():
+    class Counts(DefaultTaskEncoder):
+        @stateless(restore_seeds=True)
+        def batch(self, samples):
+            batch = super().batch(samples)
+            batch.text = [f"{self.current_batch_index} {torch.rand(1).item():.6f}"]
+            return batch
+
+    loader = get_savable_loader(train(texts, Counts(), batch_size=3))
+    batches = list(itertools.islice(loader, 4))
+    again = [loader.restore_sample(batch.__restore_key__).text for batch in batches]
+    return [batch.text[0].split()[0] for batch in batches], again == [batch.text for batch in batches]
+
+
+@case
+def restored_samples_of_a_pipeline():
+    loader = get_savable_loader(train(texts, batch_size=3))
+    batches = list(itertools.islice(loader, 4))
+    return all(loader.restore_sample(batch.__restore_key__).text == batch.text for batch in batches)
+
+
+@case
+def datasets_derive_from_named_classes():
+    kinds = [base.__name__ for base in CrudeWebdataset.__mro__]
+    return [name for name in kinds if name in ("DefaultDecoderWebdatasetFactory", "BaseWebdatasetFactory")]
+
+
+@case
+def weights_of_a_blend():
+    blend = BlendDataset((train(texts), 3), (train(more), 1), worker_config=CONFIG)
+    counts = collections.Counter(
+        sample.text.split()[0] for sample in itertools.islice(get_loader(blend), 2000)
+    )
+    return abs(counts["text"] / 2000 - 0.75) < 0.05, sorted(counts)
+
+
+texts = write_tars("texts", TEXTS)
+more = write_tars("more", TEXTS, parts={"txt": lambda number: f"more {number}".encode()})
+pickles = write_tars(
+    "pickles",
+    CRUDE,
+    parts={"txt": lambda n: f"text {n}".encode(), "pickle": lambda n: pickle.dumps({"n": n})},
+)
+overridden = write_tars(
+    "overridden", {"__module__": "behaviours_classes", "__class__": "OddTexts", "field_map": {"text": "txt"}}
+)
+mixture = write_yaml(
+    "mixture.yaml",
+    {"blend": [{"weight": 1, "path": "./texts", "subflavors": {"x": 1}}, {"weight": 3, "path": "./more"}]},
+)
+
+results = {}
+for name, function in CASES.items():
+    try:
+        results[name] = function()
+    except Exception as error:
+        results[name] = f"{type(error).__name__}: {error}"
+sys.stdout.write("RESULT" + json.dumps(results) + "\n")
