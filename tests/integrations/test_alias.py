@@ -6,6 +6,7 @@ import importlib.util
 import io
 import pickle
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -202,6 +203,7 @@ class Encoder(DefaultTaskEncoder):
 """
 PROGRAM = """
 import sys
+from pathlib import Path
 
 if __name__ == "__main__":
     from energon_stream.integrations.megatron import install_alias

@@ -16,6 +16,7 @@ import tarfile
 import warnings
 from pathlib import Path
 
+import behaviours_classes  # noqa: F401 # imported by the program, so that datasets may name its classes
 import megatron.energon
 import torch
 from megatron.energon import (
