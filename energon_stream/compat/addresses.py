@@ -32,13 +32,16 @@ HOMES: Mapping[str, str] = {
         "FieldAccessError collapse deprecated field_access float_pattern load_yaml_json skip_meta_re "
         "split_field_access split_name_re to_json_object url_regex warn_deprecated"
     ),
-    "compat.dataset_config": "JsonParser load_config load_yaml",
+    "compat.dataset_config": (
+        "JsonParser TraversedDatasetReference get_dataset_from_config load_config load_yaml "
+        "traverse_metadataset"
+    ),
     "compat.epath": "DEFAULT_PROFILE_NAME EPath NVDATASET_CACHE_DIR RESERVED_POSIX_PROFILE_NAME",
     "compat.factories": (
         "BaseCoreDatasetFactory BaseWebdatasetFactory CaptioningWebdataset CrudeJsonlDatasetFactory "
         "CrudeWebdataset DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdatasetFactory "
         "DefaultGenericWebdatasetFactory ImageClassificationWebdataset ImageWebdataset "
-        "InterleavedWebdataset MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset "
+        "InterleavedWebdataset JoinedWebdatasetFactory MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset "
         "StandardWebdatasetFactory TextWebdataset VQAOCRWebdataset VQAWebdataset VidQAWebdataset"
     ),
     "compat.placeholders": (

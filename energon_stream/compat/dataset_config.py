@@ -1,20 +1,24 @@
-"""``load_config``: reads a ``dataset.yaml`` to an object of its dataset class, for programs that check the
-file."""
+"""Reads ``dataset.yaml`` to objects of dataset classes, and metadatasets to references with ``EPath``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
+from energon_stream import recipe
 from energon_stream.compat import factories
+from energon_stream.compat.epath import EPath
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index import yaml_io
+from energon_stream.index.metadata import DATASET_CONFIG, META_FOLDER
 from energon_stream.recipe.named_code import import_class, is_own_module, nearest, read_class
 from energon_stream.recipe.sample_types import resolve_sample_type
 
 if TYPE_CHECKING:
-    from energon_stream.compat.epath import EPath
+    import os
+
+    from energon_stream.worker import WorkerConfig
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,92 @@ def load_config(
         return found(**{**(default_kwargs or {}), **keys})
     except TypeError as error:
         raise MetadataError(f"{found.__name__} does not take these keys: {error}", where=where) from error
+
+
+def get_dataset_from_config(
+    path: EPath | os.PathLike[str] | str,
+    *,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    split_part: str | None = None,
+    training: bool = True,
+    subflavors: Mapping[str, Any] | None = None,
+    worker_config: WorkerConfig | None = None,
+    sample_type: type[Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Create the object that the ``dataset.yaml`` of a prepared dataset describes; its ``build()`` opens it.
+
+    Args:
+        path: The folder, or a ``.jsonl`` file.
+        dataset_config: File in ``.nv-meta``. Default ``dataset.yaml``.
+        split_config: File in ``.nv-meta``. Default ``split.yaml``.
+        split_part: Part of the split. Default: ``train`` in training, else ``val``.
+        training: Whether samples are shuffled.
+        subflavors: Put on each sample; they override those of the file.
+        worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
+        sample_type: For type checkers only.
+        **kwargs: Further arguments of the class, such as ``max_samples_per_sequence``.
+
+    Raises what :func:`load_config` raises.
+
+    Example:
+        >>> from energon_stream import WorkerConfig
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> made = get_dataset_from_config("captions", split_part="val", training=False, worker_config=config)
+        >>> type(made).__name__, len(list(made.build()))
+        ('StandardWebdatasetFactory', 8)
+    """
+    given = {
+        "split_config": split_config,
+        "split_part": split_part,
+        "training": training,
+        "subflavors": subflavors,
+        "worker_config": worker_config,
+        **kwargs,
+    }
+    arguments = {"path": EPath(path), **{name: value for name, value in given.items() if value is not None}}
+    if str(path).endswith(".jsonl"):
+        return factories.DefaultCrudeJsonlDatasetFactory(**arguments)
+    file = EPath(path) / META_FOLDER / (dataset_config or DATASET_CONFIG)
+    return load_config(file, default_type=factories.StandardWebdatasetFactory, default_kwargs=arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class TraversedDatasetReference:
+    """A dataset that a metadataset names.
+
+    Attributes:
+        path: The dataset.
+        split_part: Part of its split.
+        aux: Folders of auxiliary data by name.
+        subflavors: Put on each sample.
+    """
+
+    path: EPath
+    split_part: str
+    aux: Mapping[str, EPath] = field(default_factory=dict)
+    subflavors: Mapping[str, Any] = field(default_factory=dict)
+
+
+def traverse_metadataset(
+    path: EPath | os.PathLike[str] | str, *, split_part: str, **options: Any
+) -> list[TraversedDatasetReference]:
+    """List all datasets that a split of a metadataset names, as ``energon_stream.traverse_metadataset`` does.
+
+    Example:
+        >>> [(ref.path.name, ref.split_part) for ref in traverse_metadataset("mix.yaml", split_part="train")]
+        [('captions', 'train'), ('texts', 'train')]
+    """
+    return [
+        TraversedDatasetReference(
+            EPath(ref.path),
+            ref.split_part,
+            {name: EPath(aux.spec.url) for name, aux in ref.aux.items()},
+            dict(ref.subflavors),
+        )
+        for ref in recipe.traverse_metadataset(path, split_part=split_part, **options)
+    ]
 
 
 def _class(document: Mapping[str, Any], where: str) -> Any:

@@ -8,20 +8,27 @@ had named them. Of its methods, ``sample_filter`` and ``load_sample`` are called
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tarfile
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from energon_stream.compat.building import open_joined, open_object
 from energon_stream.compat.epath import EPath
 from energon_stream.errors import ConfigError
 from energon_stream.index.jsonl import prepare_jsonl
+from energon_stream.index.media_tables import prepare_media
 from energon_stream.index.metadata import SPLIT_CONFIG
 from energon_stream.index.prepare import prepare_dataset
+from energon_stream.index.tar_format import split_name
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.recipe.sample_types import DATASET_CLASSES
 from energon_stream.samples import CrudeSample, Sample
 
 if TYPE_CHECKING:
     from energon_stream.index.media import MediaFilter
+    from energon_stream.media import FileStore
+    from energon_stream.recipe.leaf_dataset import LeafDataset
+    from energon_stream.worker import WorkerConfig
 
 __all__ = [
     "BaseCoreDatasetFactory",
@@ -31,6 +38,7 @@ __all__ = [
     "DefaultCrudeJsonlDatasetFactory",
     "DefaultDecoderWebdatasetFactory",
     "DefaultGenericWebdatasetFactory",
+    "JoinedWebdatasetFactory",
     "StandardWebdatasetFactory",
 ]
 
@@ -50,15 +58,58 @@ class BaseCoreDatasetFactory(Generic[T_sample]):
     __sample_type__: ClassVar[Any] = None
     """Type of the samples; derived classes set it."""
 
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        training: bool = True,
+        worker_config: WorkerConfig | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+        part_filter: Any = None,
+        **options: Any,
+    ) -> None:
+        self.path = EPath(path)
+        self.paths = [self.path]
+        self.training = training
+        self.worker_config = worker_config
+        self.subflavors = subflavors
+        self.part_filter = part_filter
+        self.options = options
+
+    def build(self, worker_rotation_offset: int = 0) -> LeafDataset:
+        """Open the dataset: one pass over its samples, shuffled in training.
+
+        Args:
+            worker_rotation_offset: Any number; the plan deals samples to workers evenly by itself.
+        """
+        return open_object(self).dataset
+
+    def as_file_store(self) -> FileStore[Any]:
+        """Open the dataset as a file store, in which cookers look up parts by name."""
+        return self.build().as_file_store()
+
+    def config(self) -> dict[str, Any]:
+        """Describe the dataset in plain values."""
+        return {
+            "type": type(self).__name__,
+            "training": self.training,
+            "_path": str(self.path),
+            "subflavors": dict(self.subflavors or {}),
+            **{name: value if value is None else str(value) for name, value in self.options.items()},
+        }
+
 
 class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
     """A folder of tars.
 
     Args:
         path: The folder.
+        training: Whether samples are shuffled, and the split part is ``train`` by default.
+        worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
+        subflavors: Put on each sample.
         part_filter: Parts that are used: names, or a function of a name; None for all.
-        **options: Other options of ``dataset.yaml``: ``split_config``, ``max_samples_per_sequence`` and so
-            on.
+        **options: Other options: ``split_part``, ``split_config``, ``subset``, ``max_samples_per_sequence``,
+            ``shuffle_over_epochs``, ``parallel_shard_iters``.
 
     Example:
         >>> ratio = [("train", 0.8), ("val", 0.2)]
@@ -66,11 +117,8 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         ['jpg', 'txt']
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, part_filter: Any = None, **options: Any) -> None:
-        self.path = EPath(path)
-        self.part_filter = part_filter
-        self.options = options
-        self.build_sample: Callable[..., Any] | None = None
+    build_sample: Callable[..., Any] | None = None
+    """Makes a sample of its parts, while the dataset is read."""
 
     def sample_filter(self, key: str) -> bool:
         """Return False to leave a sample out; ``key`` has its shard. Derived classes may override this."""
@@ -91,6 +139,58 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         source, restore_key = sample["__sources__"][0], sample["__restore_key__"]
         key = sample["__key__"]
         return self.build_sample(key, parts, restore_key=restore_key, subflavors=None, source=source)
+
+    @staticmethod
+    def iter_dataset_content(
+        path: str | os.PathLike[str], extract_keys: Container[str] = ()
+    ) -> Iterator[dict[str, bytes | None]]:
+        """Yield a dict of the parts of each sample of a tar, in their order.
+
+        Args:
+            path: The tar.
+            extract_keys: Parts whose bytes are read; None stands for the bytes of others.
+        """
+        with EPath(path).open("rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
+            parts: dict[str, bytes | None] = {}
+            last = None
+            for member in tar:
+                split = split_name(member.name) if member.isfile() else None
+                if split is None:
+                    continue
+                key, part = split
+                if parts and key != last:
+                    yield parts
+                    parts = {}
+                last = key
+                stream = tar.extractfile(member) if part in extract_keys else None
+                parts[part] = None if stream is None else stream.read()
+            if parts:
+                yield parts
+
+    @classmethod
+    def add_media_metadata(
+        cls,
+        parent_path: str | os.PathLike[str],
+        *,
+        media_filter: MediaFilter,
+        workers: int = 32,
+        progress_fn: ProgressFn | None = None,
+        index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+    ) -> int:
+        """Add the metadata of media to the index of a prepared dataset, and return their number.
+
+        Args:
+            parent_path: The folder, local or remote.
+            media_filter: The parts that are media.
+            workers: Batches of parts that are read at the same time.
+            progress_fn: Wraps an iterator over the media files that were found.
+            index_sqlite_tmp_path: Any value; the system's temporary folder is used.
+        """
+        report = prepare_media(os.fspath(parent_path), media_filter, workers=workers)
+        if progress_fn is not None:
+            for _ in progress_fn(iter(range(report.stored)), report.stored):
+                pass
+        return report.stored
 
     @classmethod
     def prepare_dataset(
@@ -191,8 +291,7 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
         part_filter: str | Sequence[str] | Callable[[str], bool] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(path, part_filter=part_filter, **kwargs)
-        self.subflavors = subflavors
+        super().__init__(path, subflavors=subflavors, part_filter=part_filter, **kwargs)
         self.field_map = field_map
         self.sample_loader = sample_loader
 
@@ -237,19 +336,46 @@ class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
     __sample_type__ = CrudeSample
 
 
+class JoinedWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
+    """A join of folders of tars by sample keys, through an index that ``prepare_metadataset`` wrote.
+
+    Args:
+        inner_datasets: Objects of dataset classes, by name where the joiner takes keywords.
+        join_index: The index.
+        joiner: A class with ``from_joined``, or a function that makes one sample of a row.
+        **options: As for :class:`BaseWebdatasetFactory`.
+    """
+
+    def __init__(
+        self,
+        inner_datasets: Sequence[BaseWebdatasetFactory[Any]] | Mapping[str, BaseWebdatasetFactory[Any]],
+        *,
+        join_index: str | os.PathLike[str],
+        joiner: type[T_sample] | Callable[..., T_sample],
+        **options: Any,
+    ) -> None:
+        by_name = dict(inner_datasets) if isinstance(inner_datasets, Mapping) else None
+        self.inner_datasets: list[BaseWebdatasetFactory[Any]] = [
+            *(inner_datasets if by_name is None else by_name.values())
+        ]
+        self.names = None if by_name is None else tuple(by_name)
+        super().__init__(self.inner_datasets[0].path, **options)
+        self.paths = [inner.path for inner in self.inner_datasets]
+        self.join_index = EPath(join_index)
+        self.joiner = joiner
+
+    def build(self, worker_rotation_offset: int = 0) -> LeafDataset:
+        """Open the join: one pass over its rows."""
+        return open_joined(self).dataset
+
+
 class CrudeJsonlDatasetFactory(BaseCoreDatasetFactory[CrudeSample]):
     """A file of JSON lines.
 
-    Args:
-        path: The file.
-        subflavors: Put on each sample.
+    The arguments are those of :class:`BaseWebdatasetFactory`.
     """
 
     __sample_type__ = CrudeSample
-
-    def __init__(self, path: str | os.PathLike[str], *, subflavors: Mapping[str, Any] | None = None) -> None:
-        self.path = EPath(path)
-        self.subflavors = subflavors
 
     @classmethod
     def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:

@@ -109,15 +109,27 @@ def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> Jo
         EmptyDatasetError: The index has no rows.
     """
     spec = _index_spec(metadataset, members)
-    store, width = spec.open(), 3 * len(members)
     try:
-        body = store.get_range("", ByteRange(0, _HEADER))
+        return read_join_index(spec, [member.index for member in members])
     except ObjectNotFoundError as error:
         raise NotPreparedError(
             "the join has no index, or a dataset was prepared again after the join",
             where=spec.url,
             hint=f"run `energon-stream prepare {metadataset.url}`",
         ) from error
+
+
+def read_join_index(spec: StoreSpec, members: Sequence[WebDatasetIndex]) -> JoinIndex:
+    """Open the file of a join's index.
+
+    Raises:
+        ObjectNotFoundError: There is no such file.
+        MetadataError: The file is not an index of a join of so many datasets.
+        EmptyDatasetError: The index has no rows.
+    """
+    store, width = spec.open(), 3 * len(members)
+    try:
+        body = store.get_range("", ByteRange(0, _HEADER))
     except RangeError as error:
         raise MetadataError("the file is not a join index", where=spec.url) from error
     size = store.head("").size if body.total_size is None else body.total_size
@@ -126,13 +138,12 @@ def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> Jo
         raise MetadataError(f"the file is not an index of a join of {len(members)} datasets", where=spec.url)
     if not rows:
         raise EmptyDatasetError("the join has no rows", where=spec.url)
-    indices = tuple(member.index for member in members)
     return JoinIndex(
         spec,
-        indices[0].split_part,
-        tuple(path for index in indices for path in index.shard_paths),
+        members[0].split_part,
+        tuple(path for index in members for path in index.shard_paths),
         np.array([rows], dtype=np.int64),
-        members=indices,
+        members=tuple(members),
         rows=RowFile(spec, _HEADER, width, rows),
     )
 

@@ -66,8 +66,9 @@ class DatasetLocation:
 
     def _reference(self, files: MetadatasetFiles) -> Reference:
         names = self.split_config, self.dataset_config
+        declared = self.declared is not None and not self.declared.typing_only
         if self.is_metadataset and (
-            names != (SPLIT_CONFIG, DATASET_CONFIG) or self.subset.in_samples or self.declared is not None
+            names != (SPLIT_CONFIG, DATASET_CONFIG) or self.subset.in_samples or declared
         ):
             raise ConfigError(
                 "split_config, dataset_config, sample_type and sample numbers are for single datasets",

@@ -218,6 +218,8 @@ def basic_sample_keys(
 ) -> dict[str, Any]:
     """Return the metadata of a crude sample, to pass on: ``MySample(**basic_sample_keys(crude), …)``.
 
+    Metadata that the sample does not have is left out.
+
     Args:
         crude_sample: The sample.
         additional_source_info: Further sources of the sample's data.
@@ -228,6 +230,7 @@ def basic_sample_keys(
         >>> TextSample(**basic_sample_keys(crude), text="hi").__key__
         'a.tar/7'
     """
-    keys = {name: crude_sample[name] for name in METADATA_FIELDS}
-    keys["__sources__"] = (*(keys["__sources__"] or ()), *additional_source_info)
+    keys = {name: crude_sample[name] for name in METADATA_FIELDS if name in crude_sample}
+    if additional_source_info:
+        keys["__sources__"] = (*(keys.get("__sources__") or ()), *additional_source_info)
     return keys

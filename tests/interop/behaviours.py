@@ -16,7 +16,7 @@ import tarfile
 import warnings
 from pathlib import Path
 
-import behaviours_classes  # noqa: F401 # imported by the program, so that datasets may name its classes
+import behaviours_classes  # imported by the program, so that datasets may name its classes
 import megatron.energon
 import torch
 from megatron.energon import (
@@ -29,12 +29,14 @@ from megatron.energon import (
     FilterDataset,
     GroupBatchDataset,
     IterMapDataset,
+    JoinedWebdatasetFactory,
     LogSampleDataset,
     MapDataset,
     MixBatchDataset,
     PackingDataset,
     RepeatDataset,
     SkipSample,
+    StandardWebdatasetFactory,
     TextSample,
     WorkerConfig,
     basic_sample_keys,
@@ -46,7 +48,9 @@ from megatron.energon import (
     load_dataset,
     prepare_metadataset,
     stateless,
+    traverse_metadataset,
 )
+from megatron.energon.dataset_config import get_dataset_from_config
 from megatron.energon.epathlib import EPath
 from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors import BaseWebdatasetFactory
@@ -484,6 +488,73 @@ def restored_samples_of_a_pipeline():
     loader = get_savable_loader(train(texts, batch_size=3))
     batches = list(itertools.islice(loader, 4))
     return all(loader.restore_sample(batch.__restore_key__).text == batch.text for batch in batches)
+
+
+@case
+def a_dataset_of_a_configuration():
+    made = get_dataset_from_config(EPath(texts), split_part="train", training=False, worker_config=CONFIG)
+    samples = list(get_loader(made.build()))
+    return type(made).__name__, made.path.name, sorted((sample.__key__, sample.text) for sample in samples)
+
+
+@case
+def a_dataset_of_a_class():
+    made = StandardWebdatasetFactory(
+        EPath(texts),
+        sample_type=TextSample,
+        field_map={"text": "txt"},
+        split_part="train",
+        training=True,
+        worker_config=CONFIG,
+        subflavors={"x": 2},
+    )
+    samples = list(get_loader(made.build()))
+    return sorted((sample.text, sample.__subflavors__["x"]) for sample in samples)
+
+
+@case
+def a_join_of_dataset_objects():
+    join("objects.yaml", {"__class__": "Pair"})
+    (index,) = FOLDER.glob("objects.yaml.cache/join_index_*.bin")
+    inner = [
+        get_dataset_from_config(EPath(path), split_part="train", training=False, worker_config=CONFIG)
+        for path in (texts, more)
+    ]
+    joined = JoinedWebdatasetFactory(
+        inner,
+        training=False,
+        worker_config=CONFIG,
+        join_index=EPath(index),
+        joiner=behaviours_classes.Pair,
+    )
+    return sorted((row.left, row.right) for row in get_loader(joined.build()))
+
+
+@case
+def parts_of_a_tar():
+    content = list(BaseWebdatasetFactory.iter_dataset_content(EPath(pickles / "shard-0.tar"), ("txt",)))
+    return len(content), sorted(content[0]), content[0]["txt"].decode(), content[0]["pickle"] is None
+
+
+@case
+def references_of_a_metadataset():
+    path = write_yaml(
+        "refs.yaml", {"path": "./texts", "subflavors": {"x": 1}, "aux": {"files": "filesystem://."}}
+    )
+    (ref,) = traverse_metadataset(path, split_part="train")
+    return (
+        type(ref.path).__name__,
+        ref.path.name,
+        ref.split_part,
+        ref.subflavors,
+        str(ref.aux["files"]) == str(FOLDER),
+    )
+
+
+@case
+def metadata_of_a_crude_sample():
+    crude = {"__key__": "a", "__restore_key__": (), "txt": "b"}
+    return basic_sample_keys(crude), basic_sample_keys({**crude, "__sources__": None})
 
 
 @case

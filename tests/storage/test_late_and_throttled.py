@@ -64,8 +64,8 @@ def test_a_slow_tail_is_requested_twice_within_the_budget(s3_server, store, fetc
 
 
 def test_a_healthy_store_gets_no_second_requests(s3_server, store, fetcher, counters):
-    s3_server.shape(first_byte_latency=0.2)  # longer than the pauses of a busy machine
-    read(fetcher, store, 200)
+    s3_server.shape(first_byte_latency=0.8)  # longer than the pauses of a busy machine
+    read(fetcher, store, 96)
     assert counters.snapshot().hedges <= 3
 
 
