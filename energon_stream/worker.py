@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from energon_stream.conventions import Conventions, checked, conventions
-from energon_stream.errors import ConfigError
+from energon_stream.debug_log import check_path, path_of, write_line
+from energon_stream.errors import ConfigError, WorkerError
 
 
 class DataParallelGroup(Protocol):
@@ -32,7 +33,7 @@ class _Active:
 
     Attributes:
         sample_index: Counter of the hook's calls.
-        batch_index: Counter of the batches; None for that of the enclosing block.
+        batch_index: Counter of the batches; where it is None, entering takes that of the enclosing block.
         outer: The enclosing block.
     """
 
@@ -48,6 +49,8 @@ class _Active:
 
     def __enter__(self) -> None:
         self.outer = outer = _here.active
+        if self.batch_index is None and outer is not None:
+            self.batch_index = outer.batch_index
         _here.active = self
         if outer is None or outer.config is not self.config:
             WorkerConfig.active_worker_config = self.config
@@ -56,6 +59,27 @@ class _Active:
         _here.active = outer = self.outer
         if outer is None or outer.config is not self.config:
             WorkerConfig.active_worker_config = None if outer is None else outer.config
+
+
+class _Opened(_Active):
+    """A block that a program enters and leaves by calls of its own, without ``with``.
+
+    Attributes:
+        cache_pool: Pool that hooks fetch with; None for that of the enclosing block.
+    """
+
+    __slots__ = ("cache_pool",)
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        stream: int,
+        sample_index: int,
+        batch_index: int | None = None,
+        cache_pool: Any = None,
+    ) -> None:
+        super().__init__(config, stream, sample_index, batch_index)
+        self.cache_pool = cache_pool
 
 
 class _Here(threading.local):
@@ -79,6 +103,16 @@ def active_config() -> Any:
     return named
 
 
+def activated_pool() -> Any:
+    """Return the pool that the program passed to ``WorkerConfig.worker_activate``; None if there is none."""
+    active = _here.active
+    while active is not None:
+        if isinstance(active, _Opened) and active.cache_pool is not None:
+            return active.cache_pool
+        active = active.outer
+    return None
+
+
 @dataclass(frozen=True, eq=False)
 class WorkerConfig:
     """The rank of this process, and its workers, streams and seed.
@@ -95,8 +129,11 @@ class WorkerConfig:
             Default: ``world_size * max(1, num_workers)``.
         conventions: ``"own"``, or ``"energon"`` for those of Megatron-Energon, where they differ. Default:
             those of the process, which are Megatron-Energon's under its alias.
-        worker_debug_path: Format string with ``{worker_id}`` and ``{pid}`` for debug logs.
-        worker_log_level: 0 to 3.
+        worker_debug_path: Path of the debug logs, a format string with ``{worker_id}`` and ``{pid}``, so
+            that each process has its own. The number of a rank's main process is ``rank * (num_workers +
+            1)``; those of its workers follow.
+        worker_log_level: What is written to them. 0: only what the program passes to :meth:`worker_log`; 1:
+            the samples and batches of training; 2: those of validation, and the ends of passes.
         global_error_handler: Called as ``handler(error, sample, sources)`` for samples that fail. None logs
             the error and skips the sample.
         restore_error_handler: The same for samples that are restored. None raises the error.
@@ -135,6 +172,8 @@ class WorkerConfig:
         if self.num_workers < 0:
             raise ConfigError(f"num_workers is {self.num_workers}", hint="use 0 to load in the main process")
         checked(self.conventions, "conventions")
+        if self.worker_debug_path is not None:
+            check_path(self.worker_debug_path)
         if self.num_streams == 0:
             object.__setattr__(self, "num_streams", self.world_size * max(1, self.num_workers))
         elif self.num_streams < 0 or self.num_streams % self.world_size:
@@ -205,11 +244,13 @@ class WorkerConfig:
         digest = hashlib.sha1(f"{stream},{self.seed_offset}".encode()).digest()
         return int.from_bytes(digest[-4:], "big")
 
-    def worker_seed(self, override_global_rank: int | None = None) -> int:
-        """Return the seed of the current stream; outside of a pipeline, of the rank's first stream."""
-        if override_global_rank is not None:
-            return self.stream_seed(override_global_rank)
-        return self.stream_seed(self.global_worker_id())
+    def worker_seed(self, override_local_worker_id: int | None = None) -> int:
+        """Return the seed of the current stream; outside of a pipeline, of the rank's first stream.
+
+        Args:
+            override_local_worker_id: Number of a stream among those of this rank, to get that stream's seed.
+        """
+        return self.stream_seed(self.global_worker_id(override_local_worker_id))
 
     def global_rank(self) -> int:
         """Return the data-parallel rank."""
@@ -233,14 +274,133 @@ class WorkerConfig:
     @property
     def active_worker_batch_index(self) -> int:
         """Counter of the batches of the current stream."""
-        active = _here.active
-        while active is not None and active.batch_index is None:
-            active = active.outer
-        return 0 if active is None or active.batch_index is None else active.batch_index
+        return 0 if _here.active is None else _here.active.batch_index or 0
 
     def activate(self, stream: int, sample_index: int = 0, batch_index: int | None = None) -> _Active:
         """Make this configuration visible to hooks for the length of a ``with`` block."""
         return _Active(self, stream, sample_index, batch_index)
+
+    def worker_activate(
+        self, sample_index: int, override_global_rank: int | None = None, cache_pool: Any = None
+    ) -> None:
+        """Make this configuration visible to hooks that the program calls itself, outside of a loader.
+
+        Hooks then see ``sample_index`` as the counter of their calls and of the batches, and the seeds that
+        follow from it. It holds for the calling thread, until :meth:`worker_deactivate`.
+
+        Args:
+            sample_index: The counter.
+            override_global_rank: Number of the stream among all streams of the job, whose seeds hooks see;
+                default: the rank's first stream.
+            cache_pool: Pool that hooks fetch auxiliary data with; None for one that keeps nothing.
+
+        Raises:
+            WorkerError: A configuration is active, as while a loader calls a hook.
+
+        Example:
+            >>> import random
+            >>> from energon_stream import WorkerConfig, stateless
+            >>> crop = stateless(restore_seeds=True)(lambda text: text[random.randrange(9) :])
+            >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+            >>> def cropped(call):
+            ...     config.worker_activate(call)
+            ...     try:
+            ...         return crop("a caption of some length")
+            ...     finally:
+            ...         config.worker_deactivate()
+            >>> cropped(3) == cropped(3)
+            True
+        """
+        if _here.active is not None:
+            raise WorkerError(
+                "a configuration is active in this thread",
+                hint="call worker_deactivate first; inside a hook, the loader's configuration is active",
+            )
+        stream = self.rank if override_global_rank is None else override_global_rank
+        _Opened(self, stream, sample_index, sample_index, cache_pool).__enter__()
+
+    def worker_deactivate(self) -> None:
+        """End what :meth:`worker_activate` began; nothing happens if nothing is active.
+
+        Raises:
+            WorkerError: A pushed sample index is left, or a loader calls a hook.
+        """
+        active = _here.active
+        if active is None:
+            return
+        if not isinstance(active, _Opened) or active.outer is not None:
+            raise WorkerError(
+                f"the sample index {active.sample_index} is in use",
+                hint="call worker_pop_sample_index after each worker_push_sample_index, and let hooks return",
+            )
+        active.__exit__()
+
+    def worker_push_sample_index(self, sample_index: int) -> None:
+        """Show another counter of calls to hooks, until :meth:`worker_pop_sample_index`.
+
+        Raises:
+            WorkerError: No configuration is active.
+        """
+        if _here.active is None:
+            raise WorkerError("no configuration is active", hint="call worker_activate first")
+        _Opened(self, self.global_worker_id(), sample_index).__enter__()
+
+    def worker_pop_sample_index(self) -> int:
+        """End the last :meth:`worker_push_sample_index`, and return its counter.
+
+        Raises:
+            WorkerError: No pushed counter is left.
+        """
+        active = _here.active
+        if not isinstance(active, _Opened) or active.outer is None:
+            raise WorkerError(
+                "worker_pop_sample_index without worker_push_sample_index", hint="call them in pairs"
+            )
+        active.__exit__()
+        return active.sample_index
+
+    def should_log(self, level: int) -> bool:
+        """Return True if lines of a level belong into the debug log: ``level <= worker_log_level``."""
+        return level <= self.worker_log_level
+
+    def worker_log(self, data: Mapping[str, Any]) -> None:
+        """Write a line to the debug log of this process, whatever its level.
+
+        Without ``worker_debug_path``, the line is a message of the logger ``energon_stream``, at level INFO.
+
+        Args:
+            data: Values for JSON; ``"t"`` is the line's type. Other values are written as text.
+
+        Example:
+            >>> from energon_stream import WorkerConfig
+            >>> path = "debug/{worker_id}.jsonl"
+            >>> config = WorkerConfig(0, 1, 0, worker_debug_path=path, worker_log_level=1)
+            >>> if config.should_log(1):
+            ...     config.worker_log({"t": "my_step", "r": config.rank, "loss": 0.5})
+            >>> print(open("debug/0.jsonl").readline())
+            {"t": "my_step", "r": 0, "loss": 0.5}
+        """
+        pattern = self.worker_debug_path
+        write_line(None if pattern is None else path_of(pattern, self._log_id()), data)
+
+    def _log_id(self) -> int:
+        """Return the number of this process: each rank has its main process, then its workers."""
+        main = self.rank * (self.num_workers + 1)
+        if self.num_workers == 0 or _here.active is None:
+            return main
+        return main + 1 + self.rank_worker_id() % self.num_workers
+
+    def assert_worker(self) -> None:
+        """Check that hooks may run here: in a worker, where this configuration has workers.
+
+        Raises:
+            WorkerError: The configuration has workers, and this is outside of them.
+        """
+        if self.num_workers and _here.active is None:
+            raise WorkerError(
+                "this runs outside of the workers",
+                hint="call it in a hook, or after worker_activate",
+            )
 
     def config(self) -> dict[str, Any]:
         """Return the fields that decide the order of samples, as plain values."""

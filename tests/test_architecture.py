@@ -18,6 +18,7 @@ LAYERS = [
         "rng",
         "edataclass",
         "logs",
+        "debug_log",
         "imports",
         "progress",
     },

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from energon_stream.worker import activated_pool
+
 if TYPE_CHECKING:
     from energon_stream.media.file_store import FileStore
 
@@ -150,8 +152,8 @@ _active: CachePool = _NONE
 
 
 def active_pool() -> CachePool:
-    """Return the pool of the running loader."""
-    return _active
+    """Return the pool that ``WorkerConfig.worker_activate`` was given, else that of the running loader."""
+    return activated_pool() or _active
 
 
 @contextmanager

@@ -114,7 +114,7 @@ class Engine:
             saved = (states or {}).get(stream)
             self._batches[stream] = 0 if saved is None else int(saved["batches"])
             context = Context(self._config, stream, readers, allowances=allowances)
-            with self._config.activate(stream):
+            with self._config.activate(stream, batch_index=self._batches[stream]):
                 self._nodes[stream] = dataset.make_node(context, None if saved is None else saved["node"])
 
     def step_any(self) -> Step:

@@ -77,6 +77,9 @@ class FailureGuard:
         context: Where its node runs; hooks see its configuration and stream, and it has the error handler.
         tolerance: Failures in a row that end the run; 0 tolerates any number.
         describe: Makes the sample that handlers see from the value that the function was called with.
+
+    Attributes:
+        active: What hooks see during a call; it keeps the counters of the last one.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class FailureGuard:
         self._tolerance = tolerance
         self._describe = describe
         self._wraps_fatal = context.config.conventions == "energon"
-        self._active = context.config.activate(context.stream)
+        self.active = context.config.activate(context.stream)
         self.in_a_row = 0  # failures since the last success
 
     def call(self, function: Callable[[Any], Any], value: Any, number: int, batch: int | None = None) -> Any:
@@ -100,7 +103,7 @@ class FailureGuard:
             FatalSampleError: Too many failures in a row.
             Exception: The function's error, where it is not about this sample or the handler raises.
         """
-        active = self._active
+        active = self.active
         active.sample_index = number
         active.batch_index = batch
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +31,31 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 
-def nth_element(generator: Any, place: int, dataset: SavableDataset[Any], key: RestoreKey) -> Any:
-    """Return the element of a user's generator that a restore key names.
+def call_again(
+    dataset: SavableDataset[Any],
+    function: Callable[[Any], Any],
+    value: Any,
+    key: RestoreKey,
+    context: Context,
+) -> Any:
+    """Call a user's function with the counters in a restore key; of a generator, return the element it names.
+
+    The key's entries after the third are the place in the generator (None if the function is none), and the
+    batch indices at the call and at that place. Keys of earlier versions have no indices.
 
     Raises StateMismatchError if the generator returns fewer elements.
     """
-    for number, made in enumerate(generator):
-        if number == place:
+    place, first, last = (*key[3:], None, None, None)[:3]
+    activate = context.config.activate
+    with activate(context.stream, key[1], first):
+        made = function(value)
+        if place is None:
             return made
+        for _ in islice(made, place):
+            pass
+    with activate(context.stream, key[1], last):
+        for element in made:
+            return element
     raise foreign_key(dataset, key)
 
 
@@ -47,16 +65,20 @@ class RunningGenerator:
     Args:
         generator: The generator.
         guard: The guard of the function.
-        key: Key of the element, whose second entry is the counter of the call; the place of each element is
-            added.
+        key: Key of the element, whose second entry is the counter of the call; for each element, its place
+            and the batch indices are added.
+        batch: The batch index at the call; None if an earlier version saved it.
         sample: The sample that handlers see if the generator fails.
     """
 
-    def __init__(self, generator: Iterator[Any], guard: FailureGuard, key: RestoreKey, sample: Any) -> None:
+    def __init__(
+        self, generator: Iterator[Any], guard: FailureGuard, key: RestoreKey, batch: int | None, sample: Any
+    ) -> None:
         self._generator = generator
         self._guard = guard
         self._sample = sample
         self.key = key
+        self.batch = batch
         self.place = 0  # number of elements that were returned
 
     def _advance(self, _: Any) -> Any:
@@ -68,11 +90,17 @@ class RunningGenerator:
         if made is SKIPPED:
             return None
         self.place += 1
-        return Item(made, (*self.key, self.place - 1))
+        return Item(made, (*self.key, self.place - 1, self.batch, self._guard.active.batch_index))
+
+    def skip(self, number: int) -> RunningGenerator:
+        """Leave out the first elements, which were returned before the state was saved."""
+        for _ in range(number):
+            self.next()
+        return self
 
 
 class _MapNode(WrapperNode):
-    """State: ``in``, ``n`` (calls), ``open`` (key, call and place of a running generator, or None)."""
+    """State: ``in``, ``n`` (calls), ``open`` (key, call, place and batch of a running generator, or None)."""
 
     def __init__(self, dataset: MapDataset, context: Context, state: State | None) -> None:
         self._fn = dataset.fn
@@ -81,17 +109,15 @@ class _MapNode(WrapperNode):
         self._calls: int = saved["n"]
         self._running: RunningGenerator | None = None
         if saved["open"] is not None:
-            key, call, place = saved["open"]
+            key, call, place, batch = (*saved["open"], None)[:4]
             inner = dataset.dataset.restore_many([key], context)[0]
-            with context.config.activate(context.stream, call):
-                generator = self._fn(inner.value)
-            self._running = self._start(generator, call, inner)
-            for _ in range(place):
-                self._running.next()
+            with context.config.activate(context.stream, call, batch):
+                self._running = self._start(self._fn(inner.value), call, batch, inner).skip(place)
         self._inner = dataset.dataset.make_node(context, saved["in"])
 
-    def _start(self, generator: Iterator[Any], call: int, inner: Item) -> RunningGenerator:
-        return RunningGenerator(generator, self._guard, (MapDataset.kind, call, inner.key), inner.value)
+    def _start(self, generator: Iterator[Any], call: int, batch: int | None, inner: Item) -> RunningGenerator:
+        key = (MapDataset.kind, call, inner.key)
+        return RunningGenerator(generator, self._guard, key, batch, inner.value)
 
     def next(self) -> Item | End:
         while True:
@@ -107,16 +133,17 @@ class _MapNode(WrapperNode):
             self._calls = call + 1
             value = self._guard.call(self._fn, item.value, call)
             if isinstance(value, GeneratorType):
-                self._running = self._start(value, call, item)
+                self._running = self._start(value, call, self._guard.active.batch_index, item)
             elif value is not SKIPPED:
-                return new_item((value, (MapDataset.kind, call, item.key)))
+                batch = self._guard.active.batch_index
+                return new_item((value, (MapDataset.kind, call, item.key, None, batch)))
 
     def state(self) -> State:
         running = self._running
         return {
             "in": self._inner.state(),
             "n": self._calls,
-            "open": None if running is None else [running.key[2], running.key[1], running.place],
+            "open": running and [running.key[2], running.key[1], running.place, running.batch],
         }
 
 
@@ -179,9 +206,6 @@ class MapDataset(Wrapper[Any]):
         inner_items = self.dataset.restore_many([key[2] for key in keys], context)
         restored = []
         for key, inner in zip(keys, inner_items, strict=True):
-            with context.config.activate(context.stream, key[1]):
-                value = self.fn(inner.value)
-                if len(key) > 3:
-                    value = nth_element(value, key[3], self, key)
+            value = call_again(self, self.fn, inner.value, key, context)
             restored.append(Item(value, (self.kind, key[1], inner.key, *key[3:])))
         return restored

@@ -17,7 +17,7 @@ from energon_stream.pipeline.dataset import (
     is_stateless,
 )
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
-from energon_stream.pipeline.map import RunningGenerator, nth_element
+from energon_stream.pipeline.map import RunningGenerator, call_again
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode
 
 if TYPE_CHECKING:
@@ -58,10 +58,11 @@ class _PackingNode(WrapperNode):
         self._groups = deque([next(items) for _ in range(size)] for size in sizes)
         self._running: RunningGenerator | None = None
         if saved["open"] is not None:
-            key, place = _as_key(saved["open"][0]), saved["open"][1]
-            self._running = RunningGenerator(dataset.pack_again(key, context), self._packer, key, ())
-            for _ in range(place):
-                self._running.next()
+            open_key, place, batch = (*saved["open"], None)[:3]
+            key, encoded = _as_key(open_key), dataset.encode_again(open_key, context)
+            with context.config.activate(context.stream, key[1], batch):
+                generator = dataset.final_packer(encoded)
+                self._running = RunningGenerator(generator, self._packer, key, batch, ()).skip(place)
         self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def next(self) -> Item | End:
@@ -112,14 +113,14 @@ class _PackingNode(WrapperNode):
 
     def _pack(self, items: list[Item]) -> Item | None:
         encoded: list[Any] = []
-        keys: list[tuple[RestoreKey, int]] = []
+        keys: list[tuple[RestoreKey, int, int | None]] = []
         for item in items:
             call = self._encodings
             self._encodings += 1
             value = self._encoder.call(self._dataset.encode, item.value, call)
             if value is not SKIPPED:
                 encoded.append(value)
-                keys.append((item.key, call))
+                keys.append((item.key, call, self._encoder.active.batch_index))
         if not encoded:
             return None
         call = self._packs
@@ -128,9 +129,10 @@ class _PackingNode(WrapperNode):
         value = self._packer.call(self._dataset.final_packer, encoded, call)
         if value is SKIPPED:
             return None
+        batch = self._packer.active.batch_index
         if not isgenerator(value):
-            return Item(value, key)
-        self._running = RunningGenerator(value, self._packer, key, ())
+            return Item(value, (*key, None, batch))
+        self._running = RunningGenerator(value, self._packer, key, batch, ())
         return None
 
     def state(self) -> State:
@@ -139,7 +141,7 @@ class _PackingNode(WrapperNode):
             "in": self._inner.state(),
             "n": [self._packs, self._selections, self._encodings],
             "groups": [[item.key for item in group] for group in self._groups],
-            "open": None if running is None else (running.key, running.place),
+            "open": running and (running.key, running.place, running.batch),
             "end": self._ended,
         }
 
@@ -253,24 +255,20 @@ class PackingDataset(Wrapper[Any]):
             )
         return encoded
 
-    def pack_again(self, key: RestoreKey, context: Context) -> Any:
-        """Make the elements of a pack again, and encode and pack them with the counters in the key."""
-        items = self.dataset.restore_many([inner for inner, _ in key[2]], context)
+    def encode_again(self, key: RestoreKey, context: Context) -> list[Any]:
+        """Make the elements of a pack again, and encode them with the counters in the pack's key."""
+        items = self.dataset.restore_many([inner for inner, *_ in key[2]], context)
         encoded = []
-        for item, (_, call) in zip(items, key[2], strict=True):
-            with context.config.activate(context.stream, call):
+        for item, (_, *counters) in zip(items, key[2], strict=True):
+            with context.config.activate(context.stream, *counters):
                 encoded.append(self.encode(item.value))
-        with context.config.activate(context.stream, key[1]):
-            return self.final_packer(encoded)
+        return encoded
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Make packs again."""
         self.check_keys(keys)
         restored = []
         for key in keys:
-            value = self.pack_again(key, context)
-            if len(key) > 3:
-                with context.config.activate(context.stream, key[1]):
-                    value = nth_element(value, key[3], self, key)
+            value = call_again(self, self.final_packer, self.encode_again(key, context), key, context)
             restored.append(Item(value, _as_key(key)))
         return restored

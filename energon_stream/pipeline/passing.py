@@ -228,8 +228,11 @@ class _IterMapNode(WrapperNode):
         for value in self._stream:
             self._returned += 1
             self._of_keys += 1
-            made_of = (tuple(self._keys), self._of_keys - 1) if self._dataset.stateless else ()
-            return Item(value, (IterMapDataset.kind, self._returned - 1, *made_of))
+            key: RestoreKey = (IterMapDataset.kind, self._returned - 1)
+            if self._dataset.stateless:
+                batch = self._dataset.worker_config.active_worker_batch_index
+                key = (*key, tuple(self._keys), self._of_keys - 1, batch)
+            return Item(value, key)
         self._begin()
         return END
 
@@ -283,13 +286,14 @@ class IterMapDataset(Wrapper[Any]):
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Make the elements that the function took again, and call it with them."""
         self.check_keys(keys)
-        if any(len(key) != 4 for key in keys):
-            raise foreign_key(self, next(key for key in keys if len(key) != 4))
+        if any(len(key) < 4 for key in keys):
+            raise foreign_key(self, next(key for key in keys if len(key) < 4))
         inner = iter(self.dataset.restore_many([taken for key in keys for taken in key[2]], context))
         restored = []
         for key in keys:
             values = [next(inner).value for _ in key[2]]
-            made = list(islice(self.iter_map_fn(iter(values)), key[3], key[3] + 1))
+            with context.config.activate(context.stream, 0, *key[4:]):
+                made = list(islice(self.iter_map_fn(iter(values)), key[3], key[3] + 1))
             if not made:
                 raise foreign_key(self, key)
             restored.append(Item(made[0], key))

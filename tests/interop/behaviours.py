@@ -484,6 +484,32 @@ def batch_indices_of_restored_batches():
 
 
 @case
+def hooks_of_the_program_outside_of_a_loader():
+    class Draws(DefaultTaskEncoder):
+        @stateless(restore_seeds=True)
+        def encode_sample(self, sample):
+            drawn.append(int(torch.randint(10**6, ())))
+            return self.current_batch_index, self.current_sample_index
+
+    drawn = []
+    draws = Draws()
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2, seed_offset=7, worker_log_level=2)
+    seen = [[config.should_log(level) for level in range(4)], config.worker_seed(0), config.worker_seed(1)]
+    config.worker_activate(5, override_global_rank=1, cache_pool=(pool := object()))
+    seen += [draws.encode_sample(None), draws.cache is pool, config.worker_seed(), config.global_worker_id()]
+    config.worker_push_sample_index(9)
+    seen += [draws.encode_sample(None), config.worker_pop_sample_index(), draws.encode_sample(None)]
+    config.worker_deactivate()
+    config.worker_deactivate()
+    seen.append(WorkerConfig.active_worker_config is None)
+    try:
+        config.assert_worker()
+    except Exception:
+        seen.append("no worker")
+    return seen, drawn[0] == drawn[2] != drawn[1]
+
+
+@case
 def restored_samples_of_a_pipeline():
     loader = get_savable_loader(train(texts, batch_size=3))
     batches = list(itertools.islice(loader, 4))

@@ -185,7 +185,7 @@ def test_restore_sample_makes_a_batch_again_in_another_loader():
     # Lists of dicts have no place for a key: take it from the node of the second stream.
     other = dataset(2)
     with other.worker_config.activate(1, batch_index=0):
-        node = other.build(Context(other.worker_config, 1), None)
+        node = other.make_node(Context(other.worker_config, 1), None)
         item = node.next()
         node.close()
     again = get_loader(dataset(2)).restore_sample(loads(dumps(("Stream", 1, item.key))))
