@@ -105,7 +105,7 @@ def home(address: str, name: str) -> tuple[str, str] | None:
         return None
     if name in _homes():
         return _homes()[name]
-    for module in ("energon_stream", "energon_stream.errors"):
+    for module in ("energon_stream", "energon_stream.errors", "energon_stream.compat.factories"):
         if name in importlib.import_module(module).__all__:
             return module, name
     return None

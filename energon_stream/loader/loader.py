@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from energon_stream.errors import ConfigError
 from energon_stream.loader.session import LoaderOptions, Session, open_session
-from energon_stream.pipeline.engine import Rotation, with_restore_key
-from energon_stream.pipeline.node import Context, RestoreKey, State
+from energon_stream.pipeline.engine import Rotation
 from energon_stream.samples.tensors import map_tensors
 from energon_stream.storage import CounterSnapshot, run_isolated
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
+    from energon_stream.pipeline.node import RestoreKey, State
 
 T = TypeVar("T")
 
@@ -151,24 +150,8 @@ class BasicDataLoader(Generic[T]):
             ConfigError: Some function is not stateless, or the key did not come from a loader.
         """
         self.dataset.assert_can_restore()
-        if not restore_key or restore_key[0] != "Stream":
-            raise ConfigError(
-                f"{restore_key!r} is not a restore key",
-                hint="pass the __restore_key__ of a batch",
-            )
-        stream, key = restore_key[1], restore_key[2]
         # Before it forks workers, this process must not open a client of its own.
         before_fork = self.worker_config.num_workers > 0 and self._session is None
-        made: T = (run_isolated if before_fork else _call)(_restore, self.dataset, stream, key)
-        return made
-
-
-def _call(function: Any, *args: Any) -> Any:
-    return function(*args)
-
-
-def _restore(dataset: SavableDataset[Any], stream: int, key: RestoreKey) -> Any:
-    config = dataset.worker_config
-    with config.activate(stream):
-        item = dataset.restore_many([key], Context(config, stream))[0]
-    return with_restore_key(item.value, ("Stream", stream, item.key))
+        if before_fork:
+            return run_isolated(self.dataset.restore_sample, restore_key)
+        return self.dataset.restore_sample(restore_key)

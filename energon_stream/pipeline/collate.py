@@ -21,7 +21,7 @@ Join = Callable[[str | None, list[Any]], Any]
 """Joins the values of one field, called with the field's name (None if it has none) and the values."""
 
 
-def batch_stack(result: Sequence[torch.Tensor]) -> torch.Tensor:
+def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     """Stack ``n`` tensors of one shape ``(d1, …)`` to ``(n, d1, …)``.
 
     Raises:
@@ -33,15 +33,15 @@ def batch_stack(result: Sequence[torch.Tensor]) -> torch.Tensor:
         >>> batch_stack([torch.zeros(3), torch.ones(3)]).shape
         torch.Size([2, 3])
     """
-    if len({tensor.shape for tensor in result}) != 1:
+    if len({tensor.shape for tensor in batch}) != 1:
         raise SampleError(
-            f"tensors of shapes {[(*tensor.shape,) for tensor in result]} cannot be stacked",
+            f"tensors of shapes {[(*tensor.shape,) for tensor in batch]} cannot be stacked",
             hint="use batch_pad_stack to pad them, or batch_list to return a list",
         )
-    return torch.stack(list(result))
+    return torch.stack(list(batch))
 
 
-def batch_pad_stack(result: Sequence[torch.Tensor]) -> torch.Tensor:
+def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     """Stack ``n`` tensors of shapes ``(d1, …)`` to ``(n, max d1, …)``, padded with zeros at the ends.
 
     Raises:
@@ -54,10 +54,10 @@ def batch_pad_stack(result: Sequence[torch.Tensor]) -> torch.Tensor:
         tensor([[1, 2, 3],
                 [4, 0, 0]])
     """
-    return pad_stack(result)
+    return pad_stack(batch)
 
 
-def batch_list(result: Sequence[Any]) -> list[Any]:
+def batch_list(batch: Sequence[Any]) -> list[Any]:
     """Return the values in a list, without joining them.
 
     Example:
@@ -65,7 +65,7 @@ def batch_list(result: Sequence[Any]) -> list[Any]:
         >>> batch_list(("a cat", "a dog"))
         ['a cat', 'a dog']
     """
-    return list(result)
+    return list(batch)
 
 
 def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from energon_stream.errors import ConfigError, StateMismatchError
-from energon_stream.pipeline.engine import Engine
+from energon_stream.pipeline.engine import Engine, with_restore_key
 from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State
 
 if TYPE_CHECKING:
@@ -104,9 +104,35 @@ class SavableDataset(ABC, Generic[T_co]):
                 hint="mark the functions of the task encoder with @stateless",
             )
 
-    def len_worker(self, worker: int = 0) -> int:
+    @property
+    def datasets(self) -> tuple[SavableDataset[Any], ...]:
+        """The datasets that this one reads from, as ``inputs``."""
+        return self.inputs
+
+    def restore_sample(self, restore_key: RestoreKey) -> T_co:
+        """Make one element again, in this process, from the ``__restore_key__`` that a loader gave it.
+
+        Raises:
+            ConfigError: Some function is not stateless, or the key did not come from a loader.
+        """
+        self.assert_can_restore()
+        if not restore_key or restore_key[0] != "Stream":
+            raise ConfigError(
+                f"{restore_key!r} is not a restore key", hint="pass the __restore_key__ of a batch"
+            )
+        _, stream, key = restore_key
+        with self.worker_config.activate(stream):
+            item = self.restore_many([key], Context(self.worker_config, stream))[0]
+        made: T_co = with_restore_key(item.value, ("Stream", stream, item.key))
+        return made
+
+    def worker_has_samples(self, worker_idx: int = 0) -> bool:
+        """Return True if some stream of a worker has an element."""
+        return any(self.len_stream(stream) != 0 for stream in self.worker_config.worker_streams(worker_idx))
+
+    def len_worker(self, worker_idx: int = 0) -> int:
         """Return the elements of one pass of all streams of one worker."""
-        return self._sum(self.worker_config.worker_streams(worker))
+        return self._sum(self.worker_config.worker_streams(worker_idx))
 
     def len_rank(self) -> int:
         """Return the elements of one pass of this rank."""

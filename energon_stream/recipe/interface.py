@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+from energon_stream.errors import ConfigError
 from energon_stream.recipe.location import DatasetLocation, PathOption, root_of
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.mixture import open_mixture
 from energon_stream.recipe.options import DatasetOptions, DatasetRequest, Shuffling
+from energon_stream.recipe.prepare import prepare_metadataset
 from energon_stream.recipe.tree import JoinRef, LeafRef
 
 if TYPE_CHECKING:
+    from energon_stream.pipeline import SavableDataset
     from energon_stream.recipe.sample_types import SampleType
     from energon_stream.storage import Transport
     from energon_stream.task import DatasetBlendMode, LoadedDataset
@@ -87,6 +90,33 @@ class DatasetLoaderInterface:
         datasets = mixture.train_datasets() if training else mixture.val_datasets()
         return LoadedDatasetList(datasets, mixture.blend_mode)
 
+    def post_initialize(self, mds_path: PathOption | None = None) -> None:
+        """Do nothing. Programs for Megatron-Energon call it; here an object is whole when it is made."""
+
+    def prepare(self, split_part: str | None = None) -> list[str]:
+        """Build the join indices of a metadataset, and return the places of those that are new.
+
+        Args:
+            split_part: Any value; the joins of all splits are prepared.
+
+        Raises what :func:`prepare_metadataset` raises.
+        """
+        root = root_of(self.path)
+        if not DatasetLocation(root, "").is_metadataset:
+            return []
+        if not isinstance(root, str):
+            raise ConfigError(
+                "a metadataset that is a dict has no place for indices", hint="write it to a file"
+            )
+        reports = prepare_metadataset(root, storage_options=self.storage_options, transport=self.transport)
+        return [report.url for report in reports]
+
+    def traverse(self, *, split_part: str) -> list[LeafRef]:
+        """List all datasets that a split names; see :func:`traverse_metadataset`."""
+        return traverse_metadataset(
+            self.path, split_part=split_part, storage_options=self.storage_options, transport=self.transport
+        )
+
 
 @dataclass(kw_only=True)
 class DatasetLoader(DatasetLoaderInterface):
@@ -104,6 +134,13 @@ class DatasetLoader(DatasetLoaderInterface):
     dataset_config: str = "dataset.yaml"
     sample_type: SampleType | None = None
     field_map: Mapping[str, str] | None = None
+    subflavors: Mapping[str, Any] | None = None
+
+    def get_dataset(
+        self, *, training: bool, split_part: str | None = None, **options: Any
+    ) -> SavableDataset[Any]:
+        """Open the dataset; the arguments are those of :meth:`get_datasets`."""
+        return self.get_datasets(training=training, split_part=split_part, **options).datasets[0].dataset
 
 
 class Metadataset(DatasetLoaderInterface):

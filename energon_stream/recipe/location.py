@@ -39,6 +39,7 @@ class DatasetLocation:
     multiplier: int | None = 1  # ``shuffle_over_epochs_multiplier`` of all datasets
     through: StoreLayer | None = None  # layer between the readers and remote stores, such as the disk cache
     declared: DeclaredSamples | None = None  # the user's declaration of the samples; single datasets only
+    subflavors: Mapping[str, Any] = field(default_factory=dict)  # put on each sample
 
     @property
     def is_metadataset(self) -> bool:
@@ -75,17 +76,22 @@ class DatasetLocation:
                 hint="set them in the metadataset, where the dataset is named",
             )
         if not isinstance(self.root, str):
-            return inherit(files.document(self.root).split(self.split_part), {}, self.subset, self.multiplier)
+            content = files.document(self.root).split(self.split_part)
+            return inherit(content, self.subflavors, self.subset, self.multiplier)
+        inherited: dict[str, Any] = {
+            "subflavors": self.subflavors,
+            "subset": self.subset,
+            "multiplier": self.multiplier,
+        }
         if self.is_metadataset:
             spec = files.spec(self.root)
-            return MetadatasetRef(spec, self.split_part, subset=self.subset, multiplier=self.multiplier)
+            return MetadatasetRef(spec, self.split_part, **inherited)
         return LeafRef(
             StoreSpec(self.root, self.storage_options, self.transport, self.through),
             self.split_part,
             *names,
-            subset=self.subset,
-            multiplier=self.multiplier,
             declared=self.declared,
+            **inherited,
         )
 
 

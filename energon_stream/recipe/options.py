@@ -60,6 +60,7 @@ class SharedOptions(DecodingOptions, total=False):
     Attributes:
         subset: Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a
             metadataset the percentages apply to each dataset. Default: all samples.
+        subflavors: Labels that are put on each sample; they override those of the metadata.
         parts: Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that
             saves bytes. Default: all parts that ``dataset.yaml`` names.
         sample_type: Type of the samples of a dataset without ``dataset.yaml``: a class derived from
@@ -80,6 +81,7 @@ class SharedOptions(DecodingOptions, total=False):
     """
 
     subset: SubsetOption
+    subflavors: Mapping[str, Any] | None
     parts: Sequence[str] | None
     sample_type: SampleType | None
     field_map: Mapping[str, str] | None
@@ -166,6 +168,7 @@ class DatasetRequest:
             multiplier,
             cache_layer(options.get("cache")),
             _declared(options.get("sample_type"), options.get("field_map"), config),
+            dict(options.get("subflavors") or {}),
         )
         return cls(
             location,

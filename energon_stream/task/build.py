@@ -29,7 +29,6 @@ from energon_stream.task.cooking import (
     Cooker,
     check_cookers,
     cooker_arguments,
-    needs_primary,
     select_cooker,
 )
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
@@ -208,7 +207,7 @@ class PipelineBuilder:
         cook: Callable[[Any], Any] = self._cook_if_crude
         if subflavors is not None or get_primary_aux is not None or aux is not None:
             primary = None
-            if get_primary_aux is not None and any(map(needs_primary, self.cookers)):
+            if get_primary_aux is not None and any(each.need_primary for each in self.cookers):
                 primary = get_primary_aux()
             cook = partial(self._cook_if_crude, subflavors=subflavors, primary=primary, aux=aux)
         return MapDataset(

@@ -47,6 +47,16 @@ class Cooker(Generic[T_co]):
     cook: Callable[..., T_co]
     has_subflavors: Mapping[str, Any] | None = None
 
+    @property
+    def need_cache(self) -> bool:
+        """True if the function is called with the loader's cache pool."""
+        return _needs(self.cook, "cache")
+
+    @property
+    def need_primary(self) -> bool:
+        """True if the function is called with the sample's own dataset."""
+        return _needs(self.cook, "primary")
+
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
         """Return True if samples with these subflavors are for this cooker."""
         if not self.has_subflavors:
@@ -198,11 +208,6 @@ def _no_primary(cook: Callable[..., Any], where: str) -> ConfigError:
         where=where,
         hint="prepare the dataset, or remove need_primary=True",
     )
-
-
-def needs_primary(candidate: Cooker[Any]) -> bool:
-    """Return True if a cooker asks for the sample's own dataset."""
-    return _needs(candidate.cook, "primary")
 
 
 def _needs(cook: Callable[..., Any], need: str) -> bool:

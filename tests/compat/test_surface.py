@@ -1,0 +1,119 @@
+"""Methods of 7.4.1's public classes that programs call beside the ways that the pages show."""
+
+import json
+
+import pytest
+
+from energon_stream import (
+    BlendDataset,
+    Cooker,
+    WorkerConfig,
+    batch_list,
+    cooker,
+    get_savable_loader,
+    get_train_dataset,
+    load_dataset,
+)
+from energon_stream.errors import ConfigError
+from energon_stream.testing.datasets import prepared_captioning_dataset
+
+CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+@pytest.fixture(scope="module")
+def captions(tmp_path_factory):
+    """A prepared dataset of 20 samples in 10 shards, split 8,1,1."""
+    folder = tmp_path_factory.mktemp("captions") / "data"
+    prepared_captioning_dataset(folder, shards=10, samples_per_shard=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def metadataset(captions):
+    """A metadataset with a join."""
+    path = captions.parent / "joined.yaml"
+    joined = {"join": [{"path": "./data"}, {"path": "./data"}], "joiner": {"__module__": "energon_stream"}}
+    joined["joiner"]["__class__"] = "CaptioningSample"
+    splits = {"train": joined}
+    path.write_text(
+        json.dumps({"__module__": "energon_stream", "__class__": "MetadatasetV2", "splits": splits})
+    )
+    return path
+
+
+def train(path, **options):
+    shuffling = {"shuffle_buffer_size": 4, "max_samples_per_sequence": None}
+    return get_train_dataset(path, batch_size=2, worker_config=CONFIG, **shuffling, **options)
+
+
+@pytest.mark.energon("SavableDataset.restore_sample", "SavableDataset.can_restore_sample")
+def test_a_dataset_makes_a_sample_again(captions):
+    dataset = train(captions)
+    batch = next(iter(get_savable_loader(dataset)))
+    again = dataset.restore_sample(batch.__restore_key__)
+    assert (again.caption, again.__restore_key__) == (batch.caption, batch.__restore_key__)
+    with pytest.raises(ConfigError, match="is not a restore key"):
+        dataset.restore_sample(("Batch", 0, ()))
+
+
+@pytest.mark.energon(
+    "SavableDataset.worker_has_samples", "SavableDataset.len_worker", "SavableDataset.len_rank"
+)
+def test_lengths_of_workers(captions):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=3)
+    dataset = load_dataset(captions).get_datasets(training=False, split_part="val", worker_config=config)
+    only = dataset.datasets[0].dataset
+    assert [only.worker_has_samples(worker) for worker in range(3)] == [True, True, False]
+    assert [only.len_worker(worker_idx=worker) for worker in range(3)] == [1, 1, 0]
+    assert only.len_rank() == 2
+
+
+@pytest.mark.energon("BlendDataset.datasets")
+def test_datasets_of_a_dataset(captions):
+    first, second = train(captions), train(captions)
+    assert BlendDataset((first, 1), (second, 1)).datasets == (first, second)
+
+
+@pytest.mark.energon("Cooker.need_cache", "Cooker.need_primary", "Cooker.is_match")
+def test_a_cooker_says_what_it_needs():
+    plain = Cooker(lambda crude: crude, has_subflavors={"x": 1})
+    asking = Cooker(cooker(need_cache=True, need_primary=True)(lambda crude, cache, primary: crude))
+    assert (plain.need_cache, plain.need_primary) == (False, False)
+    assert (asking.need_cache, asking.need_primary) == (True, True)
+    assert plain.is_match({"x": 1, "y": 2})
+    assert not plain.is_match({})
+
+
+@pytest.mark.energon("get_train_dataset(subflavors)", "DatasetLoader(subflavors)")
+def test_subflavors_of_the_caller(captions, metadataset):
+    batch = next(iter(train(captions, subflavors={"from": "caller"})))
+    assert batch.__subflavors__ == [{"from": "caller"}] * 2
+    loader = load_dataset(captions, subflavors={"from": "loader"})
+    dataset = loader.get_dataset(training=True, worker_config=CONFIG, max_samples_per_sequence=None)
+    assert dataset.subflavors == {"from": "loader"}
+    assert next(iter(dataset)).__subflavors__ == {"from": "loader"}
+
+
+@pytest.mark.energon(
+    "DatasetLoader.post_initialize",
+    "DatasetLoader.prepare",
+    "DatasetLoader.traverse",
+    "DatasetLoader.get_dataset",
+    "MetadatasetV2.prepare",
+    "MetadatasetV2.traverse",
+)
+def test_loader_objects(captions, metadataset):
+    single, joined = load_dataset(captions), load_dataset(metadataset)
+    single.post_initialize()
+    assert single.prepare() == []
+    (index,) = joined.prepare()
+    assert index.startswith(f"{metadataset}.cache/join_index_")
+    assert [ref.path for ref in joined.traverse(split_part="train")] == [str(captions)] * 2
+    assert [ref.path for ref in single.traverse(split_part="train")] == [str(captions)]
+    with pytest.raises(ConfigError, match="write it to a file"):
+        type(joined)(json.loads(metadataset.read_text())).prepare()
+
+
+@pytest.mark.energon("batch_list")
+def test_arguments_by_their_names():
+    assert batch_list(batch=(1, 2)) == [1, 2]
