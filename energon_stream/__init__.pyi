@@ -9,7 +9,14 @@ from .errors import (
     IgnoreSample as IgnoreSample,
     SkipSample as SkipSample,
 )
-from .index.media import ImageMetadata as ImageMetadata
+from .index.media_metadata import (
+    AVMetadata as AVMetadata,
+    ImageMetadata as ImageMetadata,
+    MediaMetadataBase as MediaMetadataBase,
+    MediaMetadataType as MediaMetadataType,
+    deserialize_media_metadata as deserialize_media_metadata,
+    serialize_media_metadata as serialize_media_metadata,
+)
 from .loader import (
     BasicDataLoader as BasicDataLoader,
     SavableDataLoader as SavableDataLoader,
@@ -27,7 +34,6 @@ from .media import (
     MockLazy as MockLazy,
     NoCachePool as NoCachePool,
     PrimaryFileStore as PrimaryFileStore,
-    SystemFileStore as SystemFileStore,
 )
 from .pipeline import (
     BatchDataset as BatchDataset,
@@ -68,6 +74,7 @@ from .read.decode import (
     FileStoreDecoder as FileStoreDecoder,
     SampleDecoder as SampleDecoder,
 )
+from .read.file_stores import SystemFileStore as SystemFileStore
 from .read.options import ReadOptions as ReadOptions
 from .recipe import (
     DatasetLoader as DatasetLoader,

@@ -44,6 +44,7 @@ HOMES: Mapping[str, str] = {
         "InterleavedWebdataset JoinedWebdatasetFactory MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset "
         "StandardWebdatasetFactory TextWebdataset VQAOCRWebdataset VQAWebdataset VidQAWebdataset"
     ),
+    "compat.media_filters": "MediaFilterConfig MediaFilterStrategy SourceData prepare_filesystem_dataset",
     "compat.placeholders": (
         "AVData AVDecoder AVDecoderType DEBUG_SHARD_PRINT DEFAULT_DECODER FlexState GC_DEFAULT_EVERY_N_ITER "
         "GcFreezeError IJSONL_SUFFIX INDEX_BATCH_SIZE INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME "

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import io
-import json
 import posixpath
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
 
-from energon_stream.errors import ConfigError, MetadataError, StorageError
+from energon_stream.errors import ConfigError, StorageError
 from energon_stream.imports import LazyModule
+from energon_stream.index.media_metadata import ImageMetadata
 from energon_stream.storage import ByteRange, Store, plan_fetches, shared_fetcher
 
 if TYPE_CHECKING:
@@ -29,45 +29,6 @@ _FORMATS = ("BMP", "GIF", "ICO", "JPEG", "JPEG2000", "PNG", "TIFF", "WEBP")
 _HEAD_BYTES = 64 << 10
 _MAX_GAP = 64 << 10  # one request fetches small adjacent files; large files are never read whole
 _MAX_FETCH = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ImageMetadata:
-    """Size and format of an image.
-
-    Attributes:
-        width: Width in pixels.
-        height: Height in pixels.
-        format: Pillow's name of the file format, such as ``"PNG"``.
-        mode: Pillow's name of the pixel format, such as ``"RGB"``.
-
-    Example:
-        >>> from energon_stream import ImageMetadata
-        >>> ImageMetadata(640, 480, "JPEG", "RGB").to_json()
-        '{"width":640,"height":480,"format":"JPEG","mode":"RGB"}'
-    """
-
-    width: int
-    height: int
-    format: str
-    mode: str
-
-    def to_json(self) -> str:
-        """Return the JSON text that ``index.sqlite`` stores."""
-        return json.dumps(asdict(self), separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str, where: str) -> ImageMetadata:
-        """Parse the JSON text of ``index.sqlite``; ``where`` is its location, for messages.
-
-        Raises:
-            MetadataError: The text is something else.
-        """
-        try:
-            fields: dict[str, Any] = json.loads(text)
-            return cls(fields["width"], fields["height"], fields["format"], fields["mode"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise MetadataError(f"the image metadata cannot be parsed: {text!r}", where=where) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +81,11 @@ class MediaFile(NamedTuple):
         return _extension(self.name) in _AV
 
 
+def read_image(data: bytes) -> ImageMetadata | None:
+    """Read the header of an image; return None for data that is no image."""
+    return _header(io.BytesIO(data))
+
+
 def read_images(store: Store, files: Sequence[MediaFile]) -> list[ImageMetadata | None]:
     """Read the headers of images; return None for files that are not images.
 
@@ -146,13 +112,13 @@ def read_images(store: Store, files: Sequence[MediaFile]) -> list[ImageMetadata 
             continue
         first = int(plan.starts[fetch])
         head = bodies[fetch].result().data[file.start - first : int(stop) - first]
-        found.append(_read_header(_Payload(store, file, head)))
+        found.append(_header(cast("BinaryIO", _Payload(store, file, head))))
     return found
 
 
-def _read_header(payload: _Payload) -> ImageMetadata | None:
+def _header(file: BinaryIO) -> ImageMetadata | None:
     try:
-        with Image.open(cast("BinaryIO", payload), formats=_FORMATS) as image:
+        with Image.open(file, formats=_FORMATS) as image:
             return ImageMetadata(image.width, image.height, str(image.format), image.mode)
     except StorageError:
         raise  # an OSError too, but Pillow has not failed

@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from energon_stream.errors import ConfigError, MetadataError, NotPreparedError, ObjectNotFoundError
 from energon_stream.index.in_order import ordered_map
-from energon_stream.index.media import ImageMetadata, MediaFile, MediaFilter, read_images
+from energon_stream.index.media import MediaFile, MediaFilter, read_images
+from energon_stream.index.media_metadata import ImageMetadata
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, parse_info
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.storage import ObjectMeta, Store, StoreSpec

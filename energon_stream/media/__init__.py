@@ -6,8 +6,8 @@ from energon_stream.media.file_store import (
     DecodeFileStore,
     Decoder,
     FileStore,
+    FolderFileStore,
     PrimaryFileStore,
-    SystemFileStore,
     open_once,
 )
 from energon_stream.media.pool import (
@@ -28,12 +28,12 @@ __all__ = [
     "FileCacheLazy",
     "FileStore",
     "FileStoreCachePool",
+    "FolderFileStore",
     "Lazy",
     "AuxStores",
     "MockLazy",
     "NoCachePool",
     "PrimaryFileStore",
-    "SystemFileStore",
     "active_pool",
     "open_once",
     "use_pool",

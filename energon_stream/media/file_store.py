@@ -114,36 +114,34 @@ def missing_file(key: str, store: FileStore[Any]) -> FieldError:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class SystemFileStore(FileStore[bytes]):
+class FolderFileStore(FileStore[bytes]):
     """A folder of files, looked up by relative path. Each lookup is one request.
 
     Args:
-        base_dir: Path or URL of the folder.
+        base_dir: Path or URL of the folder; None for the whole local file system, with absolute paths.
         storage_options: Credentials and the like, for URLs.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
-
-    Example:
-        >>> from energon_stream import SystemFileStore
-        >>> SystemFileStore("s3://data")["mix.yaml"][0][:10]
-        b'__module__'
     """
 
     spec: StoreSpec
 
     def __init__(
         self,
-        base_dir: str | os.PathLike[str] | StoreSpec,
+        base_dir: str | os.PathLike[str] | StoreSpec | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,
         transport: Transport = "auto",
     ) -> None:
         if not isinstance(base_dir, StoreSpec):
-            base_dir = StoreSpec(os.fspath(base_dir), storage_options, transport)
+            path = "/" if base_dir is None else os.fspath(base_dir)
+            base_dir = StoreSpec(path, storage_options, transport)
         object.__setattr__(self, "spec", base_dir)
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
         """Read a file; see :class:`FileStore`."""
         path = posixpath.normpath(key)
+        if self.spec.url == "/":
+            path = path.lstrip("/")
         # Names come from data. They must not reach files outside the folder that the user named.
         if path.startswith(("/", "..")) or path == ".":
             raise SampleError(f"{key!r} is not a path within this folder", where=self.get_path())

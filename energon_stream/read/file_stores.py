@@ -8,10 +8,10 @@ from typing import NamedTuple
 import apsw
 
 from energon_stream.errors import MetadataError, NotPreparedError, ObjectNotFoundError, UnsupportedStoreError
-from energon_stream.index.media import ImageMetadata
+from energon_stream.index.media_metadata import MediaMetadataBase, deserialize_media_metadata
 from energon_stream.index.metadata import INFO_JSON, read_info
 from energon_stream.index.tar_format import split_name
-from energon_stream.media import FileStore, SystemFileStore, open_once
+from energon_stream.media import FileStore, FolderFileStore, open_once
 from energon_stream.media.file_store import missing_file
 from energon_stream.read.index_database import index_database
 from energon_stream.read.objects import VersionGuard
@@ -24,7 +24,7 @@ _FIND = """
 SELECT tar_file_id, sample_index, content_byte_offset, content_byte_size
 FROM samples JOIN sample_parts USING (tar_file_id, sample_index) WHERE sample_key = ? AND part_name = ?
 """
-_FIND_IMAGE = "SELECT metadata_json FROM media_metadata WHERE entry_key = ? AND metadata_type = 'image'"
+_FIND_MEDIA = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
 
 
 class _Place(NamedTuple):
@@ -43,18 +43,21 @@ class _Index:
         except ObjectNotFoundError as error:
             raise _not_prepared(self.store, "index.sqlite") from error
 
-    def image(self, key: str, store: FileStore[bytes]) -> ImageMetadata:
-        """Return the metadata of an image; ``store`` is for messages."""
+    def media(self, key: str, store: FileStore[bytes]) -> MediaMetadataBase:
+        """Return the metadata of a media file; ``store`` is for messages."""
         where = self._database.url
         try:
-            found = self._database.rows(_FIND_IMAGE, (key,))
+            found = self._database.rows(_FIND_MEDIA, (key,))
         except apsw.SQLError as error:
             raise _no_media(self.store.url) from error
         except apsw.Error as error:
             raise MetadataError(f"the index cannot be used: {error}", where=where) from error
         if not found:
             raise missing_file(key, store)
-        return ImageMetadata.from_json(found[0][0], f"{where}: {key}")
+        try:
+            return deserialize_media_metadata(*found[0])
+        except MetadataError as error:
+            raise MetadataError(error.what, where=f"{where}: {key}", hint=error.hint) from error
 
 
 class _Opened(_Index):
@@ -113,13 +116,13 @@ class WebdatasetFileStore(FileStore[bytes]):
         versions.observe(place.shard, body.etag)
         return as_bytes(body.data), SourceInfo(self.get_path(), place.sample, place.shard, (key,))
 
-    def get_media_metadata(self, key: str) -> ImageMetadata:
-        """Return the size and format of an image.
+    def get_media_metadata(self, key: str) -> MediaMetadataBase:
+        """Return the indexed size and format of an image, or length and format of video and audio.
 
         Raises UnsupportedStoreError if the dataset was prepared without media metadata, and FieldError if the
-        index has no image of this name.
+        index has no such name.
         """
-        return _dataset(self.spec).image(key, self)
+        return _dataset(self.spec).media(key, self)
 
     def get_path(self) -> str:
         """Return the path or URL of the dataset."""
@@ -127,11 +130,24 @@ class WebdatasetFileStore(FileStore[bytes]):
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class FolderFileStore(SystemFileStore):
-    """A plain folder of files, with the metadata that ``prepare-media`` has indexed."""
+class SystemFileStore(FolderFileStore):
+    """A folder of files, looked up by relative path, with the metadata that ``prepare-media`` has indexed.
 
-    def get_media_metadata(self, key: str) -> ImageMetadata:
-        """Return the size and format of an image.
+    Each lookup is one request.
+
+    Args:
+        base_dir: Path or URL of the folder; None for the whole local file system, with absolute paths.
+        storage_options: Credentials and the like, for URLs.
+        transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
+
+    Example:
+        >>> from energon_stream import SystemFileStore
+        >>> SystemFileStore("s3://data")["mix.yaml"][0][:10]
+        b'__module__'
+    """
+
+    def get_media_metadata(self, key: str) -> MediaMetadataBase:
+        """Return the indexed size and format of an image, or length and format of video and audio.
 
         Raises UnsupportedStoreError if the folder has no media metadata, and FieldError if the index has no
         image of this name.
@@ -140,7 +156,7 @@ class FolderFileStore(SystemFileStore):
             index = _folders.map(self.spec, lambda: _Index(self.spec))
         except NotPreparedError as error:
             raise _no_media(self.get_path()) from error
-        return index.image(key, self)
+        return index.media(key, self)
 
 
 def _no_media(where: str) -> UnsupportedStoreError:

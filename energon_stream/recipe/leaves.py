@@ -11,7 +11,7 @@ from energon_stream.index.join_index import JoinIndex
 from energon_stream.media import AuxStores, DecodeFileStore, FileStore
 from energon_stream.pipeline.leaf import DatasetLeaf, Leaf
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
-from energon_stream.read.file_stores import FolderFileStore, WebdatasetFileStore
+from energon_stream.read.file_stores import SystemFileStore, WebdatasetFileStore
 from energon_stream.recipe.dataset_yaml import DatasetYamlOptions, make_sample_factory
 from energon_stream.recipe.join import join_leaf
 from energon_stream.recipe.sample_factory import SampleFactory
@@ -88,5 +88,5 @@ def _stores(ref: LeafRef, primary: AuxRef | None, decoder: FileStoreDecoder | No
 
 def _file_store(ref: AuxRef, decoder: FileStoreDecoder | None) -> FileStore[Any]:
     files = ref.kind == "filesystem"
-    store: FileStore[Any] = FolderFileStore(ref.spec) if files else WebdatasetFileStore(ref.spec)
+    store: FileStore[Any] = SystemFileStore(ref.spec) if files else WebdatasetFileStore(ref.spec)
     return store if decoder is None else DecodeFileStore(store, decoder=decoder)

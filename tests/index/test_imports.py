@@ -24,7 +24,7 @@ from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.jsonl import open_jsonl, prepare_jsonl
 from energon_stream.index.plain import list_tars, open_plain
 from energon_stream.index.prepare import prepare_dataset
-from energon_stream.media import SystemFileStore
+from energon_stream.media import FolderFileStore
 from energon_stream.storage import StoreSpec
 folder = sys.argv[1]
 plain = open_plain(StoreSpec(folder), list_tars(StoreSpec(folder)), split_part="train")
@@ -32,7 +32,7 @@ report = prepare_dataset(folder, split_ratio=(1, 1, 0))
 index = open_webdataset(StoreSpec(folder), split_part="val")
 records = prepare_jsonl(folder + "/x.jsonl")
 assert open_jsonl(StoreSpec(folder + "/x.jsonl")).num_samples == records
-assert SystemFileStore(folder)["x.jsonl"][0] == b"{}\\n"
+assert FolderFileStore(folder)["x.jsonl"][0] == b"{}\\n"
 print(json.dumps([plain.num_samples, report.num_samples, index.num_samples, records]))
 """
 NO_LINUX = """

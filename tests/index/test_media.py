@@ -22,7 +22,7 @@ from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.media import MediaFile, MediaFilter, read_images
 from energon_stream.index.media_tables import MediaReport, prepare_media
 from energon_stream.index.prepare import prepare_dataset
-from energon_stream.read.file_stores import FolderFileStore, WebdatasetFileStore
+from energon_stream.read.file_stores import SystemFileStore, WebdatasetFileStore
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import random_bytes, write_shards
 
@@ -117,13 +117,13 @@ def test_filters_store_the_same_in_all_three_ways(tars, plain, media_filter, kin
         assert os.listdir(plain / ".nv-meta") == ["index.sqlite"]
     assert open_webdataset(StoreSpec(str(tars)), split_part="train").num_samples == SAMPLES
 
-    for store in (WebdatasetFileStore(StoreSpec(str(tars))), FolderFileStore(str(plain))):
+    for store in (WebdatasetFileStore(StoreSpec(str(tars))), SystemFileStore(str(plain))):
         if "jpg" in kinds:
             assert store.get_media_metadata("in/0002.jpg") == ImageMetadata(12, 5, "JPEG", "RGB")
         with pytest.raises(FieldError, match=r"in/0002\.txt"):
             store.get_media_metadata("in/0002.txt")
     with pytest.raises(UnsupportedStoreError, match="media metadata was not indexed"):
-        FolderFileStore(str(plain / "in")).get_media_metadata("0002.jpg")
+        SystemFileStore(str(plain / "in")).get_media_metadata("0002.jpg")
 
 
 def test_another_filter_adds_to_the_first(plain):

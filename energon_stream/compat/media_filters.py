@@ -1,0 +1,132 @@
+"""Filters of media files, and the preparing of plain folders, under Megatron-Energon's names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias, Union
+
+from energon_stream.compat.epath import EPath
+from energon_stream.errors import ConfigError
+from energon_stream.index.media import MediaFilter, read_image
+from energon_stream.index.media_tables import prepare_media
+from energon_stream.progress import Progress
+
+if TYPE_CHECKING:
+    from energon_stream.index.media_metadata import MediaMetadataBase
+
+SourceData: TypeAlias = Union[bytes, EPath, BinaryIO]  # noqa: UP007 # evaluated
+"""A media file: its bytes, its path, or an open file."""
+
+
+class MediaFilterStrategy(str, Enum):
+    """Rule by which media files are selected.
+
+    Example:
+        >>> MediaFilterStrategy("GLOB").name
+        'GLOB'
+    """
+
+    EXTENSION = "EXTENSION"
+    HEADER = "HEADER"
+    GLOB = "GLOB"
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class MediaFilterConfig(MediaFilter):
+    """Selects media files.
+
+    Args:
+        strategy: By extension, by the first bytes, or by name.
+        patterns: Patterns of names, for the strategy ``GLOB``.
+
+    Raises:
+        ConfigError: Patterns are missing, or the strategy has none.
+
+    Example:
+        >>> MediaFilterConfig.parse("*.jpg,*.png", header=False, extension=False).patterns
+        ('*.jpg', '*.png')
+    """
+
+    def __init__(self, strategy: MediaFilterStrategy | str, patterns: Sequence[str] = ()) -> None:
+        object.__setattr__(self, "strategy", MediaFilterStrategy(strategy).value)
+        object.__setattr__(self, "patterns", tuple(patterns))
+        MediaFilter.__post_init__(self)
+
+    @classmethod
+    def parse(cls, glob: str | None, header: bool, extension: bool) -> MediaFilterConfig:
+        """Make a filter from the options of a command.
+
+        Args:
+            glob: Patterns with commas between them.
+            header: Whether the first bytes decide.
+            extension: Whether the extension decides.
+
+        Raises:
+            ConfigError: Not exactly one of the three is given.
+        """
+        if (glob is not None) + header + extension != 1:
+            raise ConfigError("a media filter is needed", hint="use one of glob, header and extension")
+        if glob is not None:
+            return cls(MediaFilterStrategy.GLOB, glob.split(","))
+        return cls(MediaFilterStrategy.HEADER if header else MediaFilterStrategy.EXTENSION)
+
+    def should_consider_all(self) -> bool:
+        """Return True if all files are looked at."""
+        return self.strategy == "HEADER"
+
+    def should_consider_media(self, name: str) -> bool:
+        """Return True if a file of this name is looked at."""
+        return self.matches(name)
+
+    def extract_metadata(self, source: SourceData, filename: str | None = None) -> MediaMetadataBase | None:
+        """Read the metadata of an image; return None for other files and names that do not match.
+
+        Args:
+            source: Bytes, an open file, or a path.
+            filename: Name of the file; it may be left out for a path.
+
+        Raises:
+            ConfigError: Bytes or an open file have no name.
+        """
+        if isinstance(source, EPath):
+            filename = source.name if filename is None else filename
+        if filename is None:
+            raise ConfigError("the media file has no name", hint="pass filename=")
+        if not self.matches(filename):
+            return None
+        if isinstance(source, bytes):
+            return read_image(source)
+        return read_image(source.read_bytes() if isinstance(source, EPath) else source.read())
+
+
+def prepare_filesystem_dataset(
+    root_path: EPath,
+    media_filter: MediaFilterConfig,
+    *,
+    progress: bool,
+    workers: int = 16,
+    index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+) -> int:
+    """Index the metadata of the media files of a plain folder, and return their number.
+
+    Args:
+        root_path: The folder.
+        media_filter: Selects the media files.
+        progress: Whether a bar shows how many files were checked.
+        workers: Number of batches of files that are read at the same time.
+        index_sqlite_tmp_path: Not needed; the system's temporary folder is used.
+
+    Raises:
+        EnergonStreamError: What ``energon_stream.index.media_tables.prepare_media`` raises.
+
+    Example:
+        >>> from energon_stream.compat.epath import EPath
+        >>> prepare_filesystem_dataset(EPath("captions"), MediaFilterConfig("EXTENSION"), progress=False)
+        64
+    """
+    with Progress(unit="file", enabled=progress) as shown:
+        path = os.fspath(root_path)
+        return prepare_media(path, media_filter, workers=workers, progress=shown.advance).stored
