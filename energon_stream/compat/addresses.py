@@ -36,6 +36,30 @@ HOMES: Mapping[str, str] = {
         "JsonParser TraversedDatasetReference get_dataset_from_config load_config load_yaml "
         "traverse_metadataset"
     ),
+    "compat.dataset_info": (
+        "DatasetSubset EnergonDatasetType FilteredSample ShardInfo WebdatasetInfo WebdatasetMeta "
+        "WebdatasetSplits check_dataset_info_present get_dataset_info get_dataset_type get_info_shard_files"
+    ),
+    "compat.file_indices": (
+        "CachedIJsonlOffsetReader CachedItarOffsetReader IJsonlFile IJsonlIndexReader IJsonlIndexWriter "
+        "IJsonlSamplePointer ITarFile ITarRawSamplePartPointer ITarSamplePointer RetryReadStream "
+        "SubFileReader TarIndexReader TarIndexWriter get_itar_byte_offset open_itar"
+    ),
+    "compat.local_copies": (
+        "ConfigEntry LOCAL_COPY_TMP_DIR ensure_local_copy find_executable_path get_rclone_config_path "
+        "read_rclone_config read_rclone_config_at_path"
+    ),
+    "compat.readers": (
+        "IJsonlReader ITarReader JoinIndexFileITarReader JsonlFileStore ShardInfosITarReader "
+        "SqliteITarEntryReader"
+    ),
+    "compat.sqlite_indices": (
+        "IndexAggregatable IndexMediaMetadata IndexSample IndexSamplePart IndexShardInfo JoinIndexReader "
+        "JoinIndexWriter SqliteIndexReader SqliteIndexWriter"
+    ),
+    "compat.draws": "Savable SystemRng WorkerRng",
+    "compat.watch": "Watchdog WatchdogDataset repr_short",
+    "pipeline.dataset": "BaseWrapperDataset=Operator",
     "compat.epath": "DEFAULT_PROFILE_NAME EPath NVDATASET_CACHE_DIR RESERVED_POSIX_PROFILE_NAME",
     "compat.factories": (
         "BaseCoreDatasetFactory BaseWebdatasetFactory CaptioningWebdataset CrudeJsonlDatasetFactory "
@@ -70,6 +94,8 @@ HOMES: Mapping[str, str] = {
 
 PLACES: Mapping[str, Mapping[str, str]] = {
     "cli.main": {"main": "cli.main:main"},
+    "flavors.jsonl.ijsonl": {"CacheEntry": "compat.file_indices:IJsonlCacheEntry"},
+    "flavors.webdataset.itar": {"CacheEntry": "compat.file_indices:TarCacheEntry"},
     "tools.checkpoint": {
         "command": "cli.checkpoint:checkpoint",
         "command_info": "cli.checkpoint:info",

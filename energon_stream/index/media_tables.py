@@ -21,7 +21,7 @@ from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, par
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.storage import ObjectMeta, Store, StoreSpec
 
-_TABLES = """
+MEDIA_TABLES = """
 CREATE TABLE IF NOT EXISTS media_metadata (
   entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, metadata_json TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS media_filters (
@@ -75,7 +75,7 @@ class MediaTables:
     def __init__(self, database: sqlite3.Connection, media_filter: MediaFilter) -> None:
         self._database = database
         self.report = MediaReport()  # outcome so far
-        for statement in _TABLES.split(";"):  # executescript() would commit the caller's transaction
+        for statement in MEDIA_TABLES.split(";"):  # executescript() would commit the caller's transaction
             database.execute(statement)
         database.execute(
             "INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 INDEX_SQLITE = f"{META_FOLDER}/index.sqlite"
 
-_TABLES = """
+SAMPLE_TABLES = """
 CREATE TABLE samples (
   tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
   byte_offset INTEGER, byte_size INTEGER);
@@ -30,7 +30,7 @@ CREATE TABLE sample_parts (
   tar_file_id INTEGER, sample_index INTEGER, part_name TEXT,
   content_byte_offset INTEGER, content_byte_size INTEGER);
 """
-_INDICES = """
+SAMPLE_INDICES = """
 CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
 CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset);
 CREATE INDEX idx_sample_parts_full ON sample_parts(
@@ -45,7 +45,7 @@ class SqliteWriter:
         self._shards = shards  # their positions are the ``tar_file_id``
         self.database = sqlite3.connect(path, isolation_level=None)  # the open file, for further tables
         # Nobody reads the file before it is complete, so it needs no journal and no syncing.
-        self.database.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + _TABLES)
+        self.database.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + SAMPLE_TABLES)
 
     def add(self, tar_id: int, scan: ShardScan) -> None:
         """Add the samples of a shard. Raises DuplicateKeyError if the index has a sample of the same key."""
@@ -82,7 +82,7 @@ class SqliteWriter:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with closing(self.database):
             if kind is None:
-                self.database.executescript(_INDICES)  # commits the rows first
+                self.database.executescript(SAMPLE_INDICES)  # commits the rows first
 
 
 @contextmanager

@@ -1,0 +1,375 @@
+"""``index.sqlite`` and join indices, under Megatron-Energon's names."""
+
+from __future__ import annotations
+
+import posixpath
+import sqlite3
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import astuple, dataclass
+from typing import Any, Self
+
+import apsw
+import numpy as np
+
+from energon_stream.compat.dataset_info import ShardInfo
+from energon_stream.compat.epath import EPath
+from energon_stream.compat.file_indices import ITarRawSamplePartPointer, ITarSamplePointer
+from energon_stream.errors import ConfigError, DuplicateKeyError, IndexMismatchError, MetadataError
+from energon_stream.imports import LazyModule
+from energon_stream.index.media_tables import MEDIA_TABLES
+from energon_stream.index.sqlite_index import SAMPLE_INDICES, SAMPLE_TABLES
+from energon_stream.media.file_store import unknown_name
+from energon_stream.read.sqlite_ranges import RemoteDatabase, RemoteFile, connect_local
+from energon_stream.storage import StoreSpec
+
+torch: Any = LazyModule("torch")
+
+_PART = "sample_key || '.' || part_name, content_byte_size, tar_file_id"
+
+
+class SqliteIndexReader:
+    """An ``index.sqlite``. A remote one is read in ranges.
+
+    Args:
+        sqlite_path: The file.
+
+    Example:
+        >>> with SqliteIndexReader(EPath("captions/.nv-meta/index.sqlite")) as index:
+        ...     index.get_sample_count()
+        64
+    """
+
+    def __init__(self, sqlite_path: EPath) -> None:
+        self.sqlite_path = sqlite_path
+        if sqlite_path.is_local():
+            self._connection = connect_local(str(sqlite_path.local_path()))
+        else:
+            folder, name = posixpath.split(sqlite_path.url)
+            self._connection = RemoteDatabase(RemoteFile(StoreSpec(folder).open(), name)).connect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def _rows(self, query: str, *values: Any) -> Iterator[Any]:
+        try:
+            yield from self._connection.execute(query, values)
+        except apsw.Error as error:
+            raise MetadataError(f"the index cannot be used: {error}", where=str(self.sqlite_path)) from error
+
+    def _one(self, name: str, query: str, *values: Any) -> Any:
+        for row in self._rows(query, *values):
+            return row
+        raise unknown_name(name, str(self.sqlite_path))
+
+    def _has(self, table: str) -> bool:
+        found = self._rows("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", table)
+        return bool(next(found)[0])
+
+    def db_has_sample_parts(self) -> bool:
+        """Return True if the index has the places of parts."""
+        return self._has("sample_parts")
+
+    def db_has_media_metadata(self) -> bool:
+        """Return True if the index has media metadata."""
+        return self._has("media_metadata")
+
+    def get_sample_count(self) -> int:
+        """Return the number of samples."""
+        return int(next(self._rows("SELECT count(*) FROM samples"))[0])
+
+    def get_total_size(self) -> int:
+        """Return the size of all samples in bytes, with the headers of their members."""
+        return int(next(self._rows("SELECT coalesce(sum(byte_size), 0) FROM samples"))[0])
+
+    def list_all_samples(self) -> Iterator[tuple[str, int, int]]:
+        """Iterate over key, size and number of the tar of all samples."""
+        return self._rows("SELECT sample_key, byte_size, tar_file_id FROM samples ORDER BY rowid")
+
+    def list_all_sample_parts(self) -> Iterator[tuple[str, int, int]]:
+        """Iterate over name, size and number of the tar of all parts."""
+        return self._rows(
+            f"SELECT {_PART} FROM sample_parts JOIN samples USING (tar_file_id, sample_index) "
+            "ORDER BY tar_file_id, sample_index, content_byte_offset"
+        )
+
+    def list_sample_parts(self, sample_key: str) -> Iterator[tuple[str, int, int]]:
+        """Iterate over name, size and number of the tar of a sample's parts."""
+        return self._rows(
+            "SELECT part_name, content_byte_size, tar_file_id FROM samples JOIN sample_parts "
+            "USING (tar_file_id, sample_index) WHERE sample_key = ? ORDER BY content_byte_offset",
+            sample_key,
+        )
+
+    def get_sample_pointer_by_key(self, key: str) -> ITarSamplePointer:
+        """Return the place of a sample.
+
+        Raises:
+            FieldError: The index has no such sample.
+        """
+        query = "SELECT tar_file_id, byte_offset, byte_size FROM samples WHERE sample_key = ?"
+        tar, offset, size = self._one(key, query, key)
+        return ITarSamplePointer(tar_file_id=tar, byte_offset=offset, byte_size=size)
+
+    def get_sample_part(self, key: str, part_name: str) -> ITarRawSamplePartPointer:
+        """Return the place of a part's bytes.
+
+        Raises:
+            FieldError: The index has no such part.
+        """
+        tar, offset, size = self._one(
+            f"{key}.{part_name}",
+            "SELECT tar_file_id, content_byte_offset, content_byte_size FROM samples JOIN sample_parts "
+            "USING (tar_file_id, sample_index) WHERE sample_key = ? AND part_name = ?",
+            key,
+            part_name,
+        )
+        return ITarRawSamplePartPointer(tar_file_id=tar, raw_byte_offset=offset, raw_byte_size=size)
+
+    def get_media_metadata(self, entry_key: str) -> tuple[str, str] | None:
+        """Return kind and JSON text of a file's media metadata; None if the index has none of it."""
+        query = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
+        return next(self._rows(query, entry_key), None)
+
+
+@dataclass(kw_only=True, slots=True)
+class IndexAggregatable:
+    """Base of the rows of an ``index.sqlite``."""
+
+
+@dataclass(kw_only=True, slots=True)
+class IndexSample(IndexAggregatable):
+    """A row of the table of samples."""
+
+    tar_file_id: int
+    sample_key: str
+    sample_index: int
+    byte_offset: int
+    byte_size: int
+
+
+@dataclass(kw_only=True, slots=True)
+class IndexSamplePart(IndexAggregatable):
+    """A row of the table of parts."""
+
+    tar_file_id: int
+    sample_index: int
+    part_name: str
+    content_byte_offset: int
+    content_byte_size: int
+
+
+@dataclass(kw_only=True, slots=True)
+class IndexMediaMetadata(IndexAggregatable):
+    """A row of the table of media metadata."""
+
+    entry_key: str
+    metadata_type: str
+    metadata_json: str
+
+
+@dataclass(kw_only=True, slots=True)
+class IndexShardInfo(IndexAggregatable):
+    """A shard that was indexed, and the names of its parts."""
+
+    shard_info: ShardInfo
+    parts: set[str]
+
+
+class SqliteIndexWriter:
+    """Writes a local ``index.sqlite``.
+
+    Args:
+        sqlite_path: The file.
+        enable_sample_tables: Whether it has the tables of samples and parts.
+        enable_media_metadata: Whether it has the tables of media metadata.
+        reset_tables: Whether the tables are made anew; otherwise rows are added.
+
+    Raises:
+        ConfigError: The path is remote.
+
+    Example:
+        >>> with SqliteIndexWriter(EPath("new.sqlite")) as index:
+        ...     index.append_samples(
+        ...         [IndexSample(tar_file_id=0, sample_key="a", sample_index=0, byte_offset=0, byte_size=9)]
+        ...     )
+        >>> SqliteIndexReader(EPath("new.sqlite")).get_sample_count()
+        1
+    """
+
+    def __init__(
+        self,
+        sqlite_path: EPath,
+        *,
+        enable_sample_tables: bool = True,
+        enable_media_metadata: bool = False,
+        reset_tables: bool = True,
+    ) -> None:
+        if not sqlite_path.is_local():
+            hint = "write it to local disk, and copy it: EPath.copy()"
+            raise ConfigError("an index can be written locally only", where=str(sqlite_path), hint=hint)
+        self._samples, self._reset = enable_sample_tables, reset_tables
+        path = sqlite_path.local_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._database = sqlite3.connect(path)
+        if enable_sample_tables:
+            self._make(("samples", "sample_parts"), SAMPLE_TABLES)
+        if enable_media_metadata:
+            self._make(("media_metadata", "media_filters"), MEDIA_TABLES)
+
+    def _make(self, tables: Sequence[str], script: str) -> None:
+        if self._reset:
+            for table in tables:
+                self._database.execute(f"DROP TABLE IF EXISTS {table}")
+        have = self._database.execute("SELECT name FROM sqlite_master").fetchall()
+        if (tables[0],) not in have:
+            self._database.executescript(script)
+
+    def _append(self, table: str, rows: Sequence[IndexAggregatable]) -> None:
+        if rows:
+            marks = ", ".join("?" * len(astuple(rows[0])))
+            self._database.executemany(f"INSERT INTO {table} VALUES ({marks})", map(astuple, rows))
+
+    def append_samples(self, rows: Sequence[IndexSample]) -> None:
+        """Add samples.
+
+        Raises:
+            DuplicateKeyError: Two samples share a key.
+        """
+        try:
+            self._append("samples", rows)
+        except sqlite3.IntegrityError as error:
+            keys = [row.sample_key for row in rows]
+            raise DuplicateKeyError("a sample key appears twice", where=f"{keys[0]} … {keys[-1]}") from error
+
+    def append_parts(self, rows: Sequence[IndexSamplePart]) -> None:
+        """Add parts."""
+        self._append("sample_parts", rows)
+
+    def append_media_metadata_batch(self, rows: Sequence[IndexMediaMetadata]) -> None:
+        """Add media metadata; it replaces that of the same files."""
+        self._append("media_metadata", rows)
+
+    def append_media_filter(self, *, strategy: str, patterns: str | None) -> None:
+        """Add a media filter."""
+        values = (strategy, patterns)
+        self._database.execute("INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)", values)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what was added, and close the file."""
+        with closing(self._database):
+            self._database.commit()
+            if self._samples and self._reset:
+                self._database.executescript(SAMPLE_INDICES)
+
+
+_MAGIC = b"JIDX0001"
+_HEADER = 16
+
+
+class JoinIndexWriter:
+    """Writes the index of a join.
+
+    Args:
+        join_index_path: The file.
+
+    Example:
+        >>> with JoinIndexWriter(EPath("join_index.bin")) as index:
+        ...     index.append((0, 0, 512), (-1, -1, -1))
+        >>> JoinIndexReader(EPath("join_index.bin"))[0]
+        [(0, 0, 512), (-1, -1, -1)]
+    """
+
+    def __init__(self, join_index_path: EPath) -> None:
+        self._path, self._rows = join_index_path, bytearray()
+        self._columns = 0
+
+    def append(self, *columns: tuple[int, int, int]) -> None:
+        """Add a row: number of the shard, first byte and size for each dataset.
+
+        Raises:
+            ConfigError: Another row has another number of datasets.
+        """
+        if self._columns not in (0, len(columns)):
+            raise ConfigError(f"a row has {len(columns)} datasets, and others have {self._columns}")
+        self._columns = len(columns)
+        for column in columns:
+            self._rows += struct.pack("<3q", *column)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        if kind is None:
+            self.close()
+
+    def close(self) -> None:
+        """Write the file."""
+        self._path.write_bytes(_MAGIC + self._columns.to_bytes(8, "little") + bytes(self._rows))
+
+
+class JoinIndexReader:
+    """The index of a join. It is read whole.
+
+    Args:
+        join_index_path: The file.
+        column: Number of the dataset whose places are wanted; None for those of all datasets.
+
+    Raises:
+        IndexMismatchError: The file is not such an index.
+    """
+
+    def __init__(self, join_index_path: EPath, column: int | None = None) -> None:
+        data = join_index_path.read_bytes()
+        columns = int.from_bytes(data[8:_HEADER], "little")
+        if data[:8] != _MAGIC or not columns or (len(data) - _HEADER) % (24 * columns):
+            raise IndexMismatchError("the file is not the index of a join", where=str(join_index_path))
+        rows = np.frombuffer(data, dtype="<i8", offset=_HEADER).reshape(-1, columns, 3)
+        self._rows = rows if column is None else rows[:, column : column + 1]
+        self._row = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, idx: int) -> list[tuple[int, int, int]]:
+        return [tuple(place) for place in self._rows[idx].tolist()]
+
+    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
+        return self
+
+    def __next__(self) -> list[tuple[int, int, int]]:
+        if self._row >= len(self):
+            raise StopIteration
+        self._row += 1
+        return self[self._row - 1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Do nothing: the file is closed already."""
+
+    def tell_row(self) -> int:
+        """Return the number of the row that comes next."""
+        return self._row
+
+    def get_as_tensor(self) -> Any:
+        """Return all rows as an integer tensor of shape ``[rows, datasets, 3]``."""
+        return torch.from_numpy(self._rows.astype(np.int64))
