@@ -27,7 +27,7 @@
     ├── SampleError (ValueError)            one sample could not be used; handlers may skip it
     │   ├── DecodeError                     a part's bytes do not have the format of its extension
     │   │   └── UntrustedPickleError        a part is a pickle, and the user did not trust the dataset
-    │   ├── FieldError                      a part or field that the sample type needs is missing
+    │   ├── FieldError (KeyError)           a part or field that the sample type needs is missing
     │   └── FatalSampleError (RuntimeError)  too many samples failed in a row; always ends the run
     ├── StateError (ValueError)             a saved state cannot be used
     │   ├── StateVersionError               another version of the format wrote it
@@ -245,8 +245,10 @@ class UntrustedPickleError(DecodeError):
     """A part is a pickle, which can run any code, and the user did not trust the dataset."""
 
 
-class FieldError(SampleError):
-    """A part or field that the sample type needs is missing."""
+class FieldError(SampleError, KeyError):
+    """A part or field that the sample type needs is missing, or a file store has no such name."""
+
+    __str__ = ValueError.__str__  # that of KeyError would be in quotation marks
 
 
 class FatalSampleError(SampleError, RuntimeError):

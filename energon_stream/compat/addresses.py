@@ -26,7 +26,7 @@ HOMES: Mapping[str, str] = {
     "compat.sample_helpers": (
         "ExtendableDataclassMixin PinMemoryMixin State add_sample_restore_key add_source_info "
         "default_get_batch_keys format_sample_compact format_sample_detailed get_sample_restore_key "
-        "get_source_info set_sample_restore_key"
+        "get_cooker_need_cache get_cooker_need_primary get_source_info set_sample_restore_key"
     ),
     "compat.text_forms": (
         "FieldAccessError collapse deprecated field_access float_pattern load_yaml_json skip_meta_re "
@@ -65,8 +65,10 @@ HOMES: Mapping[str, str] = {
         "BaseCoreDatasetFactory BaseWebdatasetFactory CaptioningWebdataset CrudeJsonlDatasetFactory "
         "CrudeWebdataset DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdatasetFactory "
         "DefaultGenericWebdatasetFactory ImageClassificationWebdataset ImageWebdataset "
-        "InterleavedWebdataset JoinedWebdatasetFactory MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset "
-        "StandardWebdatasetFactory TextWebdataset VQAOCRWebdataset VQAWebdataset VidQAWebdataset"
+        "InterleavedWebdataset JoinedWebdatasetFactory JsonlPreparator=CrudeJsonlDatasetFactory "
+        "MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset StandardWebdatasetFactory "
+        "TextWebdataset VQAOCRWebdataset VQAWebdataset VidQAWebdataset "
+        "WebdatasetPreparator=BaseWebdatasetFactory"
     ),
     "compat.media_filters": "MediaFilterConfig MediaFilterStrategy SourceData prepare_filesystem_dataset",
     "compat.placeholders": (

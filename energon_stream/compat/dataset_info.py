@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from energon_stream.compat.epath import EPath
+from energon_stream.compat.epath import EPath  # noqa: TC001 # for examples
 from energon_stream.errors import ConfigError, ObjectNotFoundError
 from energon_stream.index.dataset import DatasetKind, dataset_kind, read_metadata
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, SPLIT_CONFIG, load_document

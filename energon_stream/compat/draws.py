@@ -44,7 +44,7 @@ class Savable(ABC):
         """Go on from a state."""
 
 
-Savable.register(SavableDataset)
+Savable.register(SavableDataset)  # type: ignore[type-abstract]
 
 
 class SystemRng:
@@ -124,15 +124,15 @@ class WorkerRng(Savable):
         ends = torch.cumsum(probs, dim=0)
         return int(torch.searchsorted(ends, torch.rand(1, generator=self.rng) * ends[-1]))
 
-    def choice(self, l: Sequence[T], probs: Any = None) -> T:
+    def choice(self, l: Sequence[T], probs: Any = None) -> T:  # noqa: E741
         """Draw an element, by probabilities if they are given."""
         return l[self.randbelow(len(l)) if probs is None else self.choice_idx(probs)]
 
-    def shuffle(self, l: Sequence[T]) -> list[T]:
+    def shuffle(self, l: Sequence[T]) -> list[T]:  # noqa: E741
         """Return the elements in a random order."""
         return [l[position] for position in torch.randperm(len(l), generator=self.rng).tolist()]
 
-    def rand_pop(self, l: MutableSequence[T]) -> T:
+    def rand_pop(self, l: MutableSequence[T]) -> T:  # noqa: E741
         """Draw an element, and remove it."""
         return l.pop(self.randbelow(len(l)))
 

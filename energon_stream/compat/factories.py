@@ -382,6 +382,13 @@ class CrudeJsonlDatasetFactory(BaseCoreDatasetFactory[CrudeSample]):
         """Write the index beside the file, and return the number of samples."""
         return prepare_jsonl(os.fspath(path))
 
+    @staticmethod
+    def iter_dataset_content(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+        """Yield each line of a file as the bytes of the part ``json``."""
+        with EPath(path).open("rb") as lines:
+            for line in lines:
+                yield {"json": line}
+
 
 class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
     """A file of JSON lines; the same as :class:`CrudeJsonlDatasetFactory`."""

@@ -33,6 +33,11 @@ def _fatal(sample: Any, what: str) -> FatalSampleError:
     return FatalSampleError(what, where=f"sample {format_sample_compact(sample)}")
 
 
+def _cause(error: BaseException) -> BaseException | None:
+    # contextlib takes a RuntimeError whose cause is a StopIteration for that StopIteration.
+    return None if isinstance(error, StopIteration) else error
+
+
 class ErrorContext:
     """Hands the errors of a step to a handler, and counts those in a row.
 
@@ -70,7 +75,9 @@ class ErrorContext:
         except SkipSample:
             pass
         except SYSTEM_EXCEPTIONS as error:
-            raise _fatal(sample, f"{self.name} failed with {type(error).__name__}: {error}") from error
+            raise _fatal(sample, f"{self.name} failed with {type(error).__name__}: {error}") from _cause(
+                error
+            )
         except Exception as error:
             self.handler(error, sample, get_source_info(sample))
             self._in_a_row += 1
@@ -101,7 +108,7 @@ def handle_restore_errors(error_handler: Handler, sample: Any) -> Iterator[None]
         skipped = ValueError(f"a sample was skipped that was not when it was made: {sample!r:.80}")
         error_handler(skipped, sample, get_source_info(sample))
     except SYSTEM_EXCEPTIONS as error:
-        raise _fatal(sample, f"{type(error).__name__}: {error}") from error
+        raise _fatal(sample, f"{type(error).__name__}: {error}") from _cause(error)
     except Exception as error:
         error_handler(error, sample, get_source_info(sample))
 

@@ -102,7 +102,9 @@ def read_rclone_config_at_path(config_path: Path) -> dict[str, ConfigEntry]:
     parser.read(config_path)
     fields = ("provider", "access_key_id", "secret_access_key", "region", "endpoint")
     return {
-        name: ConfigEntry(name=name, type=parser[name].get("type", ""), **{f: parser[name].get(f) for f in fields})
+        name: ConfigEntry(
+            name=name, type=parser[name].get("type", ""), **{f: parser[name].get(f) for f in fields}
+        )
         for name in parser.sections()
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias, Union
 
 from energon_stream.compat.epath import EPath
@@ -21,7 +21,7 @@ SourceData: TypeAlias = Union[bytes, EPath, BinaryIO]  # noqa: UP007 # evaluated
 """A media file: its bytes, its path, or an open file."""
 
 
-class MediaFilterStrategy(str, Enum):
+class MediaFilterStrategy(StrEnum):
     """Rule by which media files are selected.
 
     Example:

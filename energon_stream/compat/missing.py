@@ -12,6 +12,7 @@ _ORDER = "the order of samples, and their dealing to workers, is this library's 
 _OUTPUT = "a helper of the command's own output"
 _DOCUMENT = "a node of a parsed metadataset; write the metadataset as YAML, or pass it as a dict"
 _JOINS = "a part of how Megatron-Energon joins; run `energon prepare` on the metadataset"
+_WRAPPERS = "a part of wrapper datasets of one's own; derive from energon_stream.pipeline.dataset.Wrapper"
 _CODE = "code that lies beside data runs only from dataset.yaml, and only if the data is trusted"
 
 MISSING_MODULES: Mapping[str, str] = {
@@ -46,6 +47,7 @@ MISSING_NAMES: Mapping[str, Mapping[str, str]] = {
         "MetadatasetJoin Subset SubsetRatioMixin": _DOCUMENT
     },
     "savable_loader": {"SavableDatasetWrapper SimpleSavableDatasetWrapper": _PROCESSES},
+    "cli.main": {"print_version": _OUTPUT},
     "tools.analyze_debug": {
         "AutosizingHeatmapWriter LOADER_LOG_LINE_TYPES_T LoaderInfo LoaderInitLogLine LoaderIterLogLine "
         "LoaderLines LoaderLogIter LoaderStopLogLine LoaderYieldLogLine SampleLoaderYieldLogLine "
@@ -57,5 +59,9 @@ MISSING_NAMES: Mapping[str, Mapping[str, str]] = {
     "tools.mount": {"EnergonFS MULTI_WARN": _OUTPUT},
     "tools.prepare": {"printify_json sample_loader_template type_str": _OUTPUT},
     "tools.preview": {"pprint to_str": _OUTPUT},
+    "wrappers.base": {"SampleIndex": _WRAPPERS},
+    "wrappers.buffer": {"SavableSampleBuffer": _WRAPPERS},
+    "wrappers.gc_dataset": {"gc_init_worker": _PROCESSES},
+    "wrappers.group_batch_dataset": {"Bucket": _WRAPPERS},
 }
 """Address, to names, to the reason why they are missing there."""

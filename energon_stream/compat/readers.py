@@ -10,7 +10,11 @@ from typing import Any, Generic, Self, TypeVar
 
 from energon_stream.compat.dataset_info import FilteredSample, ShardInfo, get_info_shard_files
 from energon_stream.compat.epath import EPath
-from energon_stream.compat.file_indices import CachedIJsonlOffsetReader, CachedItarOffsetReader, ITarSamplePointer
+from energon_stream.compat.file_indices import (
+    CachedIJsonlOffsetReader,
+    CachedItarOffsetReader,
+    ITarSamplePointer,
+)
 from energon_stream.compat.sqlite_indices import JoinIndexReader, SqliteIndexReader
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.tar_format import sample_parts, split_name
@@ -90,9 +94,7 @@ class ITarReader(ABC, Generic[T_index]):
         """Release what is held."""
 
 
-def _sample(
-    key: str, shard: str, index: Any, source: SourceInfo, parts: dict[str, bytes]
-) -> FilteredSample:
+def _sample(key: str, shard: str, index: Any, source: SourceInfo, parts: dict[str, bytes]) -> FilteredSample:
     metadata = {"__key__": key, "__shard__": shard, "__restore_key__": ("Webdataset", index)}
     return FilteredSample(**metadata, __sources__=(source,), **parts)
 

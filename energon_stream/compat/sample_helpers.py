@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
 import yaml
@@ -15,6 +15,7 @@ from energon_stream.media.file_store import add_source
 from energon_stream.samples import Batch, Sample, SourceInfo
 from energon_stream.samples.base import fields_of
 from energon_stream.samples.tensors import map_tensors
+from energon_stream.task import Cooker
 
 torch: Any = LazyModule("torch")
 T = TypeVar("T")
@@ -30,6 +31,27 @@ def add_source_info(sample: T, *source_infos: SourceInfo) -> T:
     for source in source_infos:
         add_source(sample, source)
     return sample
+
+
+def get_cooker_need_cache(fn: Callable[..., Any]) -> bool:
+    """Return True if a cooker function is called with the loader's cache pool.
+
+    Example:
+        >>> from energon_stream import cooker
+        >>> get_cooker_need_cache(cooker(need_cache=True)(lambda crude, cache: crude))
+        True
+    """
+    return Cooker(fn).need_cache
+
+
+def get_cooker_need_primary(fn: Callable[..., Any]) -> bool:
+    """Return True if a cooker function is called with the sample's own dataset.
+
+    Example:
+        >>> get_cooker_need_primary(lambda crude: crude)
+        False
+    """
+    return Cooker(fn).need_primary
 
 
 def get_source_info(sample: Any) -> list[SourceInfo] | None:

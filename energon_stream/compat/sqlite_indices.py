@@ -13,8 +13,8 @@ from typing import Any, Self
 import apsw
 import numpy as np
 
-from energon_stream.compat.dataset_info import ShardInfo
-from energon_stream.compat.epath import EPath
+from energon_stream.compat.dataset_info import ShardInfo  # noqa: TC001 # of a dataclass
+from energon_stream.compat.epath import EPath  # noqa: TC001 # for examples
 from energon_stream.compat.file_indices import ITarRawSamplePartPointer, ITarSamplePointer
 from energon_stream.errors import ConfigError, DuplicateKeyError, IndexMismatchError, MetadataError
 from energon_stream.imports import LazyModule
@@ -261,7 +261,9 @@ class SqliteIndexWriter:
     def append_media_filter(self, *, strategy: str, patterns: str | None) -> None:
         """Add a media filter."""
         values = (strategy, patterns)
-        self._database.execute("INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)", values)
+        self._database.execute(
+            "INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)", values
+        )
 
     def __enter__(self) -> Self:
         return self

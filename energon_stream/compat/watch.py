@@ -94,7 +94,7 @@ class Watchdog:
             self._deadline = None
 
     def finish(self) -> None:
-        """Stop the time for ever."""
+        """End the watch; the time cannot begin again."""
         with self._changed:
             self._finished = True
             self._changed.notify()
@@ -149,7 +149,7 @@ class _WatchdogNode(WrapperNode):
     """State: ``in``."""
 
     def __init__(self, dataset: WatchdogDataset, context: Context, state: State | None) -> None:
-        self._inner = dataset.dataset.build(context, None if state is None else state["in"])
+        self._inner = dataset.dataset.make_node(context, None if state is None else state["in"])
         self._watchdog = dataset.watchdog(context.stream)
 
     def next(self) -> Item | End:
@@ -215,7 +215,9 @@ class WatchdogDataset(Wrapper[Any]):
             return None
 
         def tell() -> None:
-            _log.warning("no element of stream %d for %s s; the stacks are on stderr", stream, self.timeout_seconds)
+            _log.warning(
+                "no element of stream %d for %s s; the stacks are on stderr", stream, self.timeout_seconds
+            )
             if self.fail_on_timeout:
                 os._exit(_EXIT_CODE)  # the thread that hangs cannot be interrupted
 

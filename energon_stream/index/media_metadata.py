@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import Enum
+from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 from energon_stream.errors import MetadataError
 
 
-class MediaMetadataType(str, Enum):
+class MediaMetadataType(StrEnum):
     """Kind of media.
 
     Example:

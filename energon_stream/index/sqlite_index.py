@@ -45,7 +45,9 @@ class SqliteWriter:
         self._shards = shards  # their positions are the ``tar_file_id``
         self.database = sqlite3.connect(path, isolation_level=None)  # the open file, for further tables
         # Nobody reads the file before it is complete, so it needs no journal and no syncing.
-        self.database.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + SAMPLE_TABLES)
+        self.database.executescript(
+            "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + SAMPLE_TABLES
+        )
 
     def add(self, tar_id: int, scan: ShardScan) -> None:
         """Add the samples of a shard. Raises DuplicateKeyError if the index has a sample of the same key."""

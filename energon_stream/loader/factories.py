@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from energon_stream.errors import ConfigError
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.savable import SavableDataLoader
-from energon_stream.loader.session import LoaderOptions
 
 if TYPE_CHECKING:
     from energon_stream.media import CachePool
@@ -68,15 +67,16 @@ def get_loader(
         torch.Size([4, 3, 8, 8])
     """
     _check_config(dataset, worker_config)
-    options = LoaderOptions(
+    return BasicDataLoader(
+        dataset,
         prefetch_factor=prefetch_factor,
         start_method=start_method,
         watchdog_timeout_seconds=watchdog_timeout_seconds,
         watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
         fail_on_timeout=fail_on_timeout,
         cache_pool=cache_pool,
+        pin_memory=pin_memory,
     )
-    return BasicDataLoader(dataset, options, pin_memory=pin_memory)
 
 
 def get_savable_loader(
@@ -118,12 +118,13 @@ def get_savable_loader(
         True
     """
     _check_config(dataset, worker_config)
-    options = LoaderOptions(
+    return SavableDataLoader(
+        dataset,
         prefetch_factor=prefetch_factor,
         start_method=start_method,
         watchdog_timeout_seconds=watchdog_timeout_seconds,
         watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
         fail_on_timeout=fail_on_timeout,
         cache_pool=cache_pool,
+        pin_memory=pin_memory,
     )
-    return SavableDataLoader(dataset, options, pin_memory=pin_memory)

@@ -15,6 +15,7 @@ from energon_stream.samples.tensors import map_tensors
 from energon_stream.storage import CounterSnapshot, run_isolated
 
 if TYPE_CHECKING:
+    from energon_stream.media import CachePool
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import RestoreKey, State
 
@@ -30,8 +31,15 @@ class BasicDataLoader(Generic[T]):
 
     Args:
         dataset: The dataset to iterate.
-        options: Options of workers and watchdog.
+        gc_collect_every_n_steps: Not needed: workers make no reference cycles per batch.
+        gc_freeze_at_start: Not needed, for the same reason.
+        prefetch_factor: As for ``get_loader``, like the rest.
+        cache_pool: Pool that cookers and hooks fetch auxiliary data with.
+        watchdog_timeout_seconds: Seconds without a batch after which the workers write their stacks.
+        watchdog_initial_timeout_seconds: The same for the first batch.
+        fail_on_timeout: True if the watchdog ends the run.
         pin_memory: True to pin the memory of batches; None pins where CUDA is available.
+        start_method: How workers start.
 
     Example:
         >>> from energon_stream import BasicDataLoader
@@ -46,13 +54,27 @@ class BasicDataLoader(Generic[T]):
     def __init__(
         self,
         dataset: SavableDataset[T],
-        options: LoaderOptions | None = None,
+        gc_collect_every_n_steps: int = 10,
+        gc_freeze_at_start: bool = True,
+        prefetch_factor: int = 2,
+        cache_pool: CachePool | None = None,
+        watchdog_timeout_seconds: float | None = 60,
+        watchdog_initial_timeout_seconds: float | None = None,
+        fail_on_timeout: bool = False,
         *,
         pin_memory: bool | None = None,
+        start_method: str = "fork",
     ) -> None:
         self.dataset = dataset
         self.worker_config = dataset.worker_config
-        self._options = options or LoaderOptions()
+        self._options = LoaderOptions(
+            prefetch_factor=prefetch_factor,
+            start_method=start_method,
+            watchdog_timeout_seconds=watchdog_timeout_seconds,
+            watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
+            fail_on_timeout=fail_on_timeout,
+            cache_pool=cache_pool,
+        )
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._session: Session | None = None
         self._rotation = Rotation.start(dataset, self.worker_config.streams)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import marshal
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
@@ -24,6 +25,7 @@ from energon_stream.state.change import continue_state
 from energon_stream.state.description import Description, describe
 
 if TYPE_CHECKING:
+    from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
 
 T = TypeVar("T")
@@ -40,6 +42,13 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     The class implements ``torch.distributed.checkpoint.stateful.Stateful`` with one entry a stream, so that
     ``torch.distributed.checkpoint`` deals the states to any number of ranks that divides the streams.
+
+    Args:
+        dataset: The dataset to iterate.
+        checkpoint_every_sec: Not needed, like the next two: nothing is replayed by a restore.
+        checkpoint_every_min_n_samples: Not needed.
+        n_checkpoints: Not needed.
+        **options: Those of :class:`BasicDataLoader`.
 
     Attributes:
         on_change: Default of the argument of the same name of :meth:`restore_state_rank`.
@@ -61,6 +70,17 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     on_change: OnChange = "error"
     restore_report: ChangeReport | None = None
+
+    def __init__(
+        self,
+        dataset: SavableDataset[T],
+        *,
+        checkpoint_every_sec: float = 60,
+        checkpoint_every_min_n_samples: int | None = None,
+        n_checkpoints: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, **options)
 
     @cached_property
     def _description(self) -> Description:
@@ -163,6 +183,16 @@ class SavableDataLoader(BasicDataLoader[T]):
         state = None if states is None else deal_state(states, config.rank, config.world_size)
         self.restore_state_rank(state, on_change=on_change)
 
+    def save_state(self, dst_rank: int) -> list[dict[str, Any]] | None:
+        """Gather the states of all ranks; the older name of :meth:`save_state_global`."""
+        _warn_older("save_state", "save_state_global")
+        return self.save_state_global(dst_rank)
+
+    def restore_state(self, state: Sequence[Any] | None) -> None:
+        """Continue from the states of all ranks; the older name of :meth:`restore_state_global`."""
+        _warn_older("restore_state", "restore_state_global")
+        self.restore_state_global(state)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this rank, with one entry (of bytes) for each of its streams."""
         return split_streams(self.save_state_rank())
@@ -183,6 +213,10 @@ class SavableDataLoader(BasicDataLoader[T]):
         config = self.worker_config
         state = join_streams(state_dict, config.rank, config.world_size, config.num_streams)
         self.restore_state_rank(state)
+
+
+def _warn_older(name: str, newer: str) -> None:
+    warnings.warn(f"{name} is the older name of {newer}", FutureWarning, stacklevel=3)
 
 
 def _copied(states: dict[int, State]) -> dict[int, State]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -95,11 +96,20 @@ def _dataset(spec: StoreSpec) -> _Opened:
     return _datasets.map(spec, lambda: _Opened(spec))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class WebdatasetFileStore(FileStore[bytes]):
-    """Parts of a prepared dataset, by sample key and part name: ``store["folder/000012.jpg"]``."""
+    """Parts of a prepared dataset, by sample key and part name: ``store["folder/000012.jpg"]``.
 
-    spec: StoreSpec  # the dataset. It must have ``index.sqlite``.
+    Args:
+        dataset_path: Path or URL of the dataset. It must have ``index.sqlite``.
+    """
+
+    spec: StoreSpec
+
+    def __init__(self, dataset_path: str | os.PathLike[str] | StoreSpec) -> None:
+        if not isinstance(dataset_path, StoreSpec):
+            dataset_path = StoreSpec(os.fspath(dataset_path))
+        object.__setattr__(self, "spec", dataset_path)
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
         """Read one part with one request; see ``FileStore``.

@@ -12,7 +12,7 @@ from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.mixture import open_mixture
 from energon_stream.recipe.options import DatasetOptions, DatasetRequest, Shuffling
 from energon_stream.recipe.prepare import prepare_metadataset
-from energon_stream.recipe.tree import JoinRef, LeafRef
+from energon_stream.recipe.tree import JoinRef, LeafRef, multiplied
 
 if TYPE_CHECKING:
     from energon_stream.pipeline import SavableDataset
@@ -70,7 +70,7 @@ class DatasetLoaderInterface:
 
         Args:
             training: Whether samples are shuffled and repeated.
-            split_part: Default: ``train`` or ``val``.
+            split_part: Default: that of this object, else ``train`` or ``val``.
             **options: See :class:`~energon_stream.recipe.options.DatasetOptions`; they override those of this
                 object. Of the task encoder the decoder is used, and nothing else.
 
@@ -78,11 +78,12 @@ class DatasetLoaderInterface:
             EnergonStreamError: What :func:`get_train_dataset` raises.
         """
         own: dict[str, Any] = {**vars(self), **options}
+        own_part, own_multiplier = own.pop("split_part", None), own.pop("shuffle_over_epochs_multiplier", 1)
         request = DatasetRequest.of(
             own.pop("path"),
-            split_part or ("train" if training else "val"),
+            split_part or own_part or ("train" if training else "val"),
             cast("DatasetOptions", own),
-            multiplier=shuffle_over_epochs_multiplier,
+            multiplier=multiplied(shuffle_over_epochs_multiplier, own_multiplier),
             with_cookers=False,  # the datasets may be for another task
         )
         shuffling = Shuffling(shuffle_buffer_size, max_samples_per_sequence, parallel_shard_iters)
@@ -122,14 +123,20 @@ class DatasetLoaderInterface:
 class DatasetLoader(DatasetLoaderInterface):
     """A single dataset: a folder, a ``.jsonl`` file, or tars.
 
-    :class:`~energon_stream.recipe.options.DatasetOptions` describes the attributes.
+    :class:`~energon_stream.recipe.options.DatasetOptions` describes the other attributes.
+
+    Attributes:
+        split_part: Split part that :meth:`get_datasets` opens unless it is told another one.
+        shuffle_over_epochs_multiplier: Multiplies that of :meth:`get_datasets`.
 
     Example:
-        >>> loaded = DatasetLoader("captions").get_datasets(training=False, split_part="train")
+        >>> loaded = DatasetLoader("captions", split_part="train").get_datasets(training=False)
         >>> len(loaded.datasets)
         1
     """
 
+    split_part: str | None = None
+    shuffle_over_epochs_multiplier: int | None = 1
     split_config: str = "split.yaml"
     dataset_config: str = "dataset.yaml"
     sample_type: SampleType | None = None

@@ -148,11 +148,12 @@ def inherit(
         node,
         subflavors={**node.subflavors, **subflavors},
         subset=subset.of(node.subset),
-        multiplier=_multiply(node.multiplier, multiplier),
+        multiplier=multiplied(node.multiplier, multiplier),
     )
 
 
-def _multiply(inner: int | None, outer: int | None) -> int | None:
+def multiplied(inner: int | None, outer: int | None) -> int | None:
+    """Return the product of two multipliers; see :func:`inherit`."""
     if inner is None or outer is None:
         return None
     return -1 if -1 in (inner, outer) else inner * outer

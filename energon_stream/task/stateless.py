@@ -145,6 +145,6 @@ def get_stateless(fn: Callable[..., Any]) -> bool:
     return bool(getattr(fn, "__stateless__", False))
 
 
-def get_failure_tolerance(fn: Callable[..., Any], default: int) -> int:
-    """Return the failure tolerance that a function is marked with, else ``default``."""
-    return int(getattr(fn, "__failure_tolerance__", default))
+def get_failure_tolerance(fn: Callable[..., Any], default_failure_tolerance: int = 100) -> int:
+    """Return the failure tolerance that a function is marked with, else the default."""
+    return int(getattr(fn, "__failure_tolerance__", default_failure_tolerance))

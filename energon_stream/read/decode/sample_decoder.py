@@ -183,6 +183,15 @@ class SampleDecoder(FileStoreDecoder):
                 hint="check whether the part is damaged or has the wrong extension",
             ) from error
 
+    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Decode all parts of a sample; names that begin with two underscores are no parts."""
+        return {k: v if k.startswith("__") else self.decode(k, v) for k, v in sample.items()}
+
+    def config(self) -> dict[str, Any]:
+        """Return the options by name, as plain values."""
+        names = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
+        return {name: getattr(self, name) for name in names}
+
     def _decode(self, name: str, data: bytes) -> Any:
         stem, _, extension = name.lower().rpartition(".")
         if extension == "gz":
