@@ -229,6 +229,9 @@ class Wrapper(Operator[T_co]):
         worker_config: Must agree with the inner dataset's, if given.
     """
 
+    dataset: SavableDataset[Any]
+    """The inner dataset."""
+
     def __init__(self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None) -> None:
         self.dataset = dataset
         self.inputs = (dataset,)

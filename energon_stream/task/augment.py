@@ -114,6 +114,6 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
         """Call the inner encoder's hook."""
         return self._task_encoder.batch(samples)
 
-    def encode_batch(self, batch: Any) -> Any:
+    def encode_batch(self, batch_data: Any) -> Any:
         """Call the inner encoder's hook."""
-        return self._task_encoder.encode_batch(batch)
+        return self._task_encoder.encode_batch(batch_data)

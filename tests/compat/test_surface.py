@@ -6,13 +6,22 @@ import pytest
 
 from energon_stream import (
     BlendDataset,
+    ConcatDataset,
     Cooker,
+    DatasetLoader,
+    MetadatasetV2,
     WorkerConfig,
     batch_list,
     cooker,
     get_savable_loader,
     get_train_dataset,
     load_dataset,
+    reraise_exception,
+)
+from energon_stream.compat.factories import (
+    BaseWebdatasetFactory,
+    CrudeJsonlDatasetFactory,
+    JoinedWebdatasetFactory,
 )
 from energon_stream.errors import ConfigError
 from energon_stream.testing.datasets import prepared_captioning_dataset
@@ -112,6 +121,85 @@ def test_loader_objects(captions, metadataset):
     assert [ref.path for ref in single.traverse(split_part="train")] == [str(captions)]
     with pytest.raises(ConfigError, match="write it to a file"):
         type(joined)(json.loads(metadataset.read_text())).prepare()
+
+
+@pytest.mark.energon("DatasetLoader(split_part)", "DatasetLoader(shuffle_over_epochs_multiplier)")
+def test_options_of_a_loader_object(captions):
+    loader = DatasetLoader(captions, split_part="val", shuffle_over_epochs_multiplier=3)
+    (loaded,) = loader.get_datasets(training=True, worker_config=CONFIG).datasets
+    assert len(list(loaded.dataset.build())) == 3 * 2
+    (loaded,) = loader.get_datasets(training=False, split_part="train", worker_config=CONFIG).datasets
+    assert len(list(loaded.dataset)) == 16
+
+
+@pytest.mark.energon(
+    "BaseWebdatasetFactory.shard_workers",
+    "BaseWebdatasetFactory.slice_workers",
+    "BaseWebdatasetFactory.split_samples_to_workers",
+    "CrudeJsonlDatasetFactory.shard_workers",
+    "CrudeJsonlDatasetFactory.slice_workers",
+    "CrudeJsonlDatasetFactory.split_samples_to_workers",
+    "JoinedWebdatasetFactory.shard_workers",
+    "JoinedWebdatasetFactory.slice_workers",
+    "JoinedWebdatasetFactory.split_samples_to_workers",
+    differs="this library deals samples to workers by its own plan; see concepts/order.md",
+)
+def test_how_samples_are_dealt_is_not_offered():
+    for kind in (BaseWebdatasetFactory, CrudeJsonlDatasetFactory, JoinedWebdatasetFactory):
+        assert not hasattr(kind, "shard_workers")
+
+
+@pytest.mark.energon(
+    "SavableDataset.save_state",
+    "SavableDataset.restore_state",
+    "SavableDataset.reset_state_deep",
+    "SavableDataset.reset_state_own",
+    "SavableDataset(worker_config)",
+    differs="a dataset has no position; loaders save and restore states",
+)
+def test_datasets_have_no_position(captions):
+    dataset = train(captions)
+    assert [sample.__key__ for sample, _ in zip(dataset, range(2), strict=False)] == [
+        sample.__key__ for sample, _ in zip(dataset, range(2), strict=False)
+    ]
+
+
+@pytest.mark.energon(
+    "BlendDataset.dataset",
+    "ConcatDataset.dataset",
+    differs="several datasets have `datasets`",
+)
+def test_several_datasets_are_not_one(captions):
+    assert not hasattr(ConcatDataset(train(captions)), "dataset")
+
+
+@pytest.mark.energon(
+    "JoinedWebdatasetFactory.load_sample", differs="the joiner makes the samples; datasets have load_sample"
+)
+@pytest.mark.energon(
+    "CrudeJsonlDatasetFactory.iter_dataset_content", differs="the file has one JSON document a line"
+)
+def test_joins_and_lines_have_no_parts():
+    assert not hasattr(JoinedWebdatasetFactory, "load_sample")
+    assert not hasattr(CrudeJsonlDatasetFactory, "iter_dataset_content")
+
+
+@pytest.mark.energon(
+    "Metadataset(splits)", "MetadatasetV2(splits)", differs="pass a path, or the parsed document"
+)
+def test_metadatasets_from_documents(captions):
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    document["splits"] = {"train": {"path": str(captions)}}
+    (ref,) = MetadatasetV2(document).traverse(split_part="train")
+    assert ref.path == str(captions)
+
+
+@pytest.mark.energon(
+    "log_exception(e)", "reraise_exception(e)", differs="the first parameter is called error"
+)
+def test_handlers_take_an_error():
+    with pytest.raises(ValueError, match="broken"):
+        reraise_exception(error=ValueError("broken"), sample=None)
 
 
 @pytest.mark.energon("batch_list")

@@ -1,13 +1,16 @@
 """The public behaviour of Megatron-Energon 7.4.1, and of this library under the alias: one program, the same
 results.
 
-``behaviours.json`` has the results of 7.4.1. Where ``make interop`` has installed it, the file is checked as
-well. To add a case, add it to ``behaviours.py``, run that with 7.4.1, and copy its result to the file.
+``behaviours.json`` and ``behaviours_more.json`` have the results of 7.4.1. Where ``make interop`` has
+installed it, the file is checked as well. To add a case, add it to ``behaviours_more.py``, run that with
+7.4.1, and copy its result to the file.
 """
 
+import functools
 import json
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import children
@@ -16,9 +19,8 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ENERGON = Path(os.environ.get("ENERGON_STREAM_INTEROP_PYTHON", ROOT / ".venv-energon" / "bin" / "python"))
-EXPECTED = json.loads((HERE / "behaviours.json").read_text())
-
-
+PROGRAMS = ("behaviours", "behaviours_more")
+EXPECTED = {program: json.loads((HERE / f"{program}.json").read_text()) for program in PROGRAMS}
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -31,24 +33,30 @@ def results(ended):
     return json.loads(ended.stdout.rpartition("RESULT")[2])
 
 
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory):
-    """The results under the alias."""
-    program = ("-m", "energon_stream.run_megatron", HERE / "behaviours.py")
-    return results(children.run(*program, tmp_path_factory.mktemp("ours"), env=ENVIRONMENT))
+@functools.cache
+def under_the_alias(program):
+    """Return the results of a program under the alias."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = ("-m", "energon_stream.run_megatron", HERE / f"{program}.py", folder)
+        return results(children.run(*run, env=ENVIRONMENT))
 
 
-@pytest.mark.parametrize("case", EXPECTED)
-def test_under_the_alias(ours, case):
-    assert ours[case] == EXPECTED[case]
+@pytest.mark.parametrize(
+    "case", [(program, name) for program in PROGRAMS for name in EXPECTED[program]], ids="-".join
+)
+def test_under_the_alias(case):
+    program, name = case
+    assert under_the_alias(program)[name] == EXPECTED[program][name]
 
 
-def test_all_cases_have_a_result(ours):
-    assert list(ours) == list(EXPECTED)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_all_cases_have_a_result(program):
+    assert list(under_the_alias(program)) == list(EXPECTED[program])
 
 
 @pytest.mark.skipif(not ENERGON.exists(), reason="no Python with megatron-energon")
-def test_megatron_energon_itself(tmp_path):
-    command = [ENERGON, HERE / "behaviours.py", tmp_path]
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_megatron_energon_itself(tmp_path, program):
+    command = [ENERGON, HERE / f"{program}.py", tmp_path]
     ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert results(ended) == EXPECTED
+    assert results(ended) == EXPECTED[program]
