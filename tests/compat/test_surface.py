@@ -176,12 +176,8 @@ def test_several_datasets_are_not_one(captions):
 @pytest.mark.energon(
     "JoinedWebdatasetFactory.load_sample", differs="the joiner makes the samples; datasets have load_sample"
 )
-@pytest.mark.energon(
-    "CrudeJsonlDatasetFactory.iter_dataset_content", differs="the file has one JSON document a line"
-)
-def test_joins_and_lines_have_no_parts():
+def test_joins_make_no_samples_of_parts():
     assert not hasattr(JoinedWebdatasetFactory, "load_sample")
-    assert not hasattr(CrudeJsonlDatasetFactory, "iter_dataset_content")
 
 
 @pytest.mark.energon(
