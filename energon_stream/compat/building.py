@@ -28,9 +28,9 @@ class _CalledDecoder(FileStoreDecoder):
 
     function: Callable[[dict[str, Any]], Mapping[str, Any]]
 
-    def decode(self, name: str, data: bytes | memoryview) -> Any:
+    def decode(self, fname: str, raw: bytes | memoryview) -> Any:
         """Decode one part; see ``FileStoreDecoder``."""
-        return self.function({"__key__": "", name: bytes(data)})[name]
+        return self.function({"__key__": "", fname: bytes(raw)})[fname]
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,9 @@ class BaseCoreDatasetFactory(Generic[T_sample]):
     __sample_type__: ClassVar[Any] = None
     """Type of the samples; derived classes set it."""
 
+    paths: list[EPath]
+    """Paths of the dataset, or of the joined datasets."""
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -69,7 +72,7 @@ class BaseCoreDatasetFactory(Generic[T_sample]):
         **options: Any,
     ) -> None:
         self.path = EPath(path)
-        self.paths = [self.path]
+        self.paths: list[EPath] = [self.path]
         self.training = training
         self.worker_config = worker_config
         self.subflavors = subflavors
@@ -124,7 +127,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         """Return False to leave a sample out; ``key`` has its shard. Derived classes may override this."""
         return True
 
-    def load_sample(self, sample: dict[str, Any]) -> Any:
+    def load_sample(self, raw_data: dict[str, Any]) -> Any:
         """Make a sample of a dict with ``__key__``, ``__shard__``, ``__restore_key__``, ``__sources__`` and
         the bytes of all parts. Derived classes may override this, and call it.
 
@@ -135,9 +138,9 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             raise ConfigError(
                 "load_sample works while a dataset is read", hint="call it from an override of load_sample"
             )
-        parts = {name: data for name, data in sample.items() if not name.startswith("__")}
-        source, restore_key = sample["__sources__"][0], sample["__restore_key__"]
-        key = sample["__key__"]
+        parts = {name: data for name, data in raw_data.items() if not name.startswith("__")}
+        source, restore_key = raw_data["__sources__"][0], raw_data["__restore_key__"]
+        key = raw_data["__key__"]
         return self.build_sample(key, parts, restore_key=restore_key, subflavors=None, source=source)
 
     @staticmethod

@@ -119,9 +119,9 @@ class DevicePrefetcher(PullingLoader[T]):
         """Return the states of all ranks on one of them; see :meth:`SavableDataLoader.save_state_global`."""
         return gather_states(self.save_state_rank(), self.worker_config, global_dst_rank)
 
-    def restore_state_global(self, states: Sequence[Any] | None, *, src_rank: int | None = None) -> None:
+    def restore_state_global(self, state: Sequence[Any] | None, *, src_rank: int | None = None) -> None:
         """Go on at the position of all ranks; see :meth:`SavableDataLoader.restore_state_global`."""
-        self._puller.stop().restore_state_global(states, src_rank=src_rank)
+        self._puller.stop().restore_state_global(state, src_rank=src_rank)
         self._begin_here()
 
     def state_dict(self) -> dict[str, Any]:

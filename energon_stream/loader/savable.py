@@ -158,7 +158,7 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def restore_state_global(
         self,
-        states: Sequence[Any] | None,
+        state: Sequence[Any] | None,
         *,
         src_rank: int | None = None,
         on_change: OnChange | None = None,
@@ -166,7 +166,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         """Continue from the states of all ranks, with any number of ranks that divides the streams.
 
         Args:
-            states: The list that :meth:`save_state_global` returned, or the states of all ranks in a list;
+            state: The list that :meth:`save_state_global` returned, or the states of all ranks in a list;
                 None for the start.
             src_rank: The rank of the data-parallel group that has the states, if the others pass None; all
                 ranks must then call this. None if every rank passes the list.
@@ -179,9 +179,9 @@ class SavableDataLoader(BasicDataLoader[T]):
         """
         config = self.worker_config
         if src_rank is not None:
-            states = broadcast_states(states, config, src_rank)
-        state = None if states is None else deal_state(states, config.rank, config.world_size)
-        self.restore_state_rank(state, on_change=on_change)
+            state = broadcast_states(state, config, src_rank)
+        own = None if state is None else deal_state(state, config.rank, config.world_size)
+        self.restore_state_rank(own, on_change=on_change)
 
     def save_state(self, dst_rank: int) -> list[dict[str, Any]] | None:
         """Gather the states of all ranks; the older name of :meth:`save_state_global`."""

@@ -87,9 +87,9 @@ class FileStoreCachePool(CachePool):
         self._files = PerProcess(make, drop_inherited=True)
         Finalize(self, shutil.rmtree, (self._root, True), exitpriority=_AFTER_CHILDREN)
 
-    def get_lazy(self, store: FileStore[Any], fname: str) -> FileCacheLazy[Any]:
+    def get_lazy(self, ds: FileStore[Any], fname: str) -> FileCacheLazy[Any]:
         """Begin to fetch a file in the background; ``get()`` waits for it."""
-        return FileCacheLazy(store, fname, self._files.get().fetch(store, fname))
+        return FileCacheLazy(ds, fname, self._files.get().fetch(ds, fname))
 
     def to_cache(self, data: Any, name: str) -> Lazy[Any]:
         """Write a pickle of the data to disk, or keep the data in memory if the disk has no room."""

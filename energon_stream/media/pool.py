@@ -104,12 +104,12 @@ class CachePool(ABC):
         b'__module__'
     """
 
-    def get(self, store: FileStore[Any], fname: str, sample: Any = None) -> Any:
+    def get(self, ds: FileStore[Any], fname: str, sample: Any = None) -> Any:
         """Return the data of a name, and add its source to ``sample``."""
-        return self.get_lazy(store, fname).get(sample)
+        return self.get_lazy(ds, fname).get(sample)
 
     @abstractmethod
-    def get_lazy(self, store: FileStore[Any], fname: str) -> Lazy[Any]:
+    def get_lazy(self, ds: FileStore[Any], fname: str) -> Lazy[Any]:
         """Return a handle of the data of a name."""
 
     @abstractmethod
@@ -135,9 +135,9 @@ class NoCachePool(CachePool):
         b'__module__'
     """
 
-    def get_lazy(self, store: FileStore[Any], fname: str) -> DirectLazy[Any]:
+    def get_lazy(self, ds: FileStore[Any], fname: str) -> DirectLazy[Any]:
         """Return a handle that reads at ``get()``."""
-        return DirectLazy(store, fname)
+        return DirectLazy(ds, fname)
 
     def to_cache(self, data: Any, name: str) -> DataLazy[Any]:
         """Keep the data in memory."""

@@ -9,7 +9,9 @@ from energon_stream import (
     ConcatDataset,
     Cooker,
     DatasetLoader,
+    Lazy,
     MetadatasetV2,
+    NoCachePool,
     WorkerConfig,
     batch_list,
     cooker,
@@ -196,6 +198,34 @@ def test_metadatasets_from_documents(captions):
 def test_handlers_take_an_error():
     with pytest.raises(ValueError, match="broken"):
         reraise_exception(error=ValueError("broken"), sample=None)
+
+
+@pytest.mark.energon(
+    "Lazy(ds)",
+    "Lazy(fname)",
+    "Lazy(pool)",
+    "DirectLazy(ds)",
+    "DirectLazy(pool)",
+    "FileCacheLazy(ds)",
+    "FileCacheLazy(pool)",
+    "FileCacheLazy(entry)",
+    differs="pools make them: call get_lazy or to_cache",
+)
+def test_pools_make_lazy_values():
+    lazy = NoCachePool().to_cache([1], "name")
+    assert isinstance(lazy, Lazy)
+    assert lazy.get() == [1]
+
+
+@pytest.mark.energon("DatasetLoaderInterface.traverse(mds_path)", differs="an object knows its path")
+def test_a_loader_object_knows_its_path(captions):
+    with pytest.raises(TypeError, match="mds_path"):
+        load_dataset(captions).traverse(mds_path=captions, split_part="train")
+
+
+@pytest.mark.energon("SavableDataLoader.next_id", differs="a counter of 7.4.1's messages to its workers")
+def test_loaders_count_no_messages(captions):
+    assert not hasattr(get_savable_loader(train(captions)), "next_id")
 
 
 @pytest.mark.energon("batch_list")

@@ -20,7 +20,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from energon_stream.compat.address_names import NAMES
 from energon_stream.compat.addresses import find, home, missing_reason
@@ -148,7 +148,7 @@ def name_rows(proofs: dict[str, Proof]) -> list[Row]:
         accepted = _accepted(found)
         rows += _option_rows(name, described["options"], accepted, proofs)
         for method, options in described.get("methods", {}).items():
-            present = hasattr(found, method) or method in get_type_hints_of(found)
+            present = hasattr(found, method) or method in _annotated(found)
             rows.append(_status(f"{name}.{method}", proofs, present))
             taken = _accepted(getattr(found, method, None)) if present else None
             rows += _option_rows(f"{name}.{method}", options if present else [], taken, proofs)
@@ -163,12 +163,10 @@ def _option_rows(
     ]
 
 
-def get_type_hints_of(found: Any) -> set[str]:
-    """Return the attributes that a class sets in its constructor or declares."""
-    try:
-        return set(get_type_hints(found))
-    except (NameError, TypeError):
-        return set(getattr(found, "__annotations__", {}))
+def _annotated(found: Any) -> set[str]:
+    """Return the attributes that a class declares."""
+    bases = found.__mro__ if isinstance(found, type) else ()
+    return {name for base in bases for name in vars(base).get("__annotations__", {})}
 
 
 def address_rows() -> list[Row]:

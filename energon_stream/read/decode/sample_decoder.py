@@ -37,18 +37,18 @@ class FileStoreDecoder(ABC):
     Example:
         >>> from energon_stream import FileStoreDecoder
         >>> class Upper(FileStoreDecoder):
-        ...     def decode(self, name, data):
-        ...         return bytes(data).decode().upper() if name.endswith("txt") else data
+        ...     def decode(self, fname, data):
+        ...         return bytes(data).decode().upper() if fname.endswith("txt") else data
         >>> Upper().decode("txt", b"a dog")
         'A DOG'
     """
 
     @abstractmethod
-    def decode(self, name: str, data: bytes | memoryview) -> Any:
+    def decode(self, fname: str, data: bytes | memoryview) -> Any:
         """Decode one part.
 
         Args:
-            name: Part name (``jpg``, ``left.jpg``) or file name.
+            fname: Part name (``jpg``, ``left.jpg``) or file name.
             data: The bytes. The result must not refer to them.
 
         Raises:
@@ -158,12 +158,12 @@ class SampleDecoder(FileStoreDecoder):
         if self.guess_content:
             _optional("filetype", "guess_content=True")
 
-    def decode(self, name: str, data: bytes | memoryview) -> Any:
+    def decode(self, fname: str, raw: bytes | memoryview) -> Any:
         """Decode one part.
 
         Args:
-            name: Part name (``jpg``, ``left.jpg``) or file name.
-            data: The bytes. The result does not refer to them.
+            fname: Part name (``jpg``, ``left.jpg``) or file name.
+            raw: The bytes. The result does not refer to them.
 
         Returns:
             The decoded value; see the class.
@@ -172,14 +172,14 @@ class SampleDecoder(FileStoreDecoder):
             DecodeError: The bytes do not fit the name, or the part is a pickle.
             ConfigError: Parts of this kind cannot be decoded.
         """
-        copied = as_bytes(data)
+        copied = as_bytes(raw)
         try:
-            return self._decode(name, copied)
+            return self._decode(fname, copied)
         except (EnergonStreamError, MemoryError):
             raise
         except Exception as error:
             raise DecodeError(
-                f"part {name!r} of {len(copied)} bytes cannot be decoded: {type(error).__name__}: {error}",
+                f"part {fname!r} of {len(copied)} bytes cannot be decoded: {type(error).__name__}: {error}",
                 hint="check whether the part is damaged or has the wrong extension",
             ) from error
 
