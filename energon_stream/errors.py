@@ -28,6 +28,7 @@
     │   ├── DecodeError                     a part's bytes do not have the format of its extension
     │   │   └── UntrustedPickleError        a part is a pickle, and the user did not trust the dataset
     │   ├── FieldError (KeyError)           a part or field that the sample type needs is missing
+    │   │   └── MissingFileError (FileNotFoundError)  a sample refers to a file that does not exist
     │   └── FatalSampleError (RuntimeError)  too many samples failed in a row; always ends the run
     ├── StateError (ValueError)             a saved state cannot be used
     │   ├── StateVersionError               another version of the format wrote it
@@ -60,6 +61,7 @@ __all__ = [
     "IgnoreSample",
     "IndexMismatchError",
     "MetadataError",
+    "MissingFileError",
     "MissingNameError",
     "MissingPackageError",
     "NotPreparedError",
@@ -249,6 +251,10 @@ class FieldError(SampleError, KeyError):
     """A part or field that the sample type needs is missing, or a file store has no such name."""
 
     __str__ = ValueError.__str__  # that of KeyError would be in quotation marks
+
+
+class MissingFileError(FieldError, FileNotFoundError):
+    """A sample refers to a file that its folder does not have."""
 
 
 class FatalSampleError(SampleError, RuntimeError):

@@ -26,7 +26,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from energon_stream.errors import ConfigError, StorageError
+from energon_stream.errors import ConfigError, EnergonStreamError, StorageError
 from energon_stream.media.file_store import FileStore, add_source
 from energon_stream.media.pool import CachePool, DataLazy, DirectLazy, Lazy
 from energon_stream.storage import Fetcher
@@ -166,7 +166,7 @@ class _File:
             source = self.fetch.result()
             packed = Path(self.path).read_bytes()
         except (CancelledError, FileNotFoundError) as error:
-            if isinstance(error, StorageError):  # the store's own error
+            if isinstance(error, EnergonStreamError):  # the store's own error
                 raise
             return store[fname]  # the file made room for others
         self.files.was_read((store, fname))

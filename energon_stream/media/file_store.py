@@ -13,7 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from energon_stream.errors import FieldError, ObjectNotFoundError, SampleError, UnsupportedStoreError
+from energon_stream.errors import (
+    FieldError,
+    MissingFileError,
+    ObjectNotFoundError,
+    SampleError,
+    UnsupportedStoreError,
+)
 from energon_stream.samples import SourceInfo
 from energon_stream.storage import Store, StoreSpec, Transport, strip_credentials
 from energon_stream.storage.buffers import as_bytes
@@ -151,7 +157,8 @@ class FolderFileStore(FileStore[bytes]):
         try:
             data = as_bytes(open_once(self.spec).get(path).data)
         except ObjectNotFoundError as error:
-            raise missing_file(key, self) from error
+            hint = "check the name that the sample refers to"
+            raise MissingFileError(f"there is no {key!r}", where=self.get_path(), hint=hint) from error
         return data, SourceInfo(self.get_path(), key, None, (key,))
 
     def get_path(self) -> str:

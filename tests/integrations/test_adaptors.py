@@ -390,6 +390,8 @@ def test_file_stores(coco):
     assert isinstance(store, FileStore)
     with pytest.raises(KeyError):
         store["nothing.txt"]
+    with pytest.raises(FileNotFoundError, match=r"^there is no 'nothing.txt' \["):
+        SystemFileStore(coco)["nothing.txt"]
     everywhere = SystemFileStore()
     assert everywhere.get(f"{coco}/.nv-meta/split.yaml") == SystemFileStore(coco).get(".nv-meta/split.yaml")
 
