@@ -11,6 +11,7 @@ import click
 from energon_stream.errors import EnergonStreamError
 
 _COMMANDS = {
+    "analyze-debug": "Picture the order of samples in debug logs.",
     "cache": "Inspect, verify and clear a node's cache.",
     "checkpoint": "Inspect saved states; deal them to other ranks.",
     "info": "Show what a dataset contains.",

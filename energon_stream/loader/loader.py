@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from energon_stream.loader.debug_log import LoaderLog
 from energon_stream.loader.session import LoaderOptions, Session, open_session
 from energon_stream.pipeline.engine import Rotation
 from energon_stream.samples.tensors import map_tensors
@@ -51,6 +52,8 @@ class BasicDataLoader(Generic[T]):
         BasicDataLoader(NumbersDataset(size=3), rank=0, world_size=1, num_workers=0, passes=1, position=0)
     """
 
+    _log_names = ("BasicDataLoader", "BasicDataLoader")
+
     def __init__(
         self,
         dataset: SavableDataset[T],
@@ -79,9 +82,23 @@ class BasicDataLoader(Generic[T]):
         self._session: Session | None = None
         self._rotation = Rotation.start(dataset, self.worker_config.streams)
         self._states: dict[int, State] = dict.fromkeys(self._rotation.streams)
+        logs = self.worker_config.should_log(1)
+        self._log = LoaderLog(dataset, *self._log_names) if logs else None
 
     def __iter__(self) -> Iterator[T]:
         """Iterate to the end of the pass."""
+        if self._log is None:
+            return self._batches(None)
+        return self._logged(self._log)
+
+    def _logged(self, log: LoaderLog) -> Iterator[T]:
+        log.begin()
+        try:
+            yield from self._batches(log)
+        finally:
+            log.end()
+
+    def _batches(self, log: LoaderLog | None) -> Iterator[T]:
         if self._session is None:
             rotation = replace(self._rotation)
             self._session = open_session(self.dataset, self._states, rotation, self._options)
@@ -99,6 +116,8 @@ class BasicDataLoader(Generic[T]):
                     return
                 continue
             self._rotation.advance()
+            if log is not None:
+                log.batch(stream, step.state["batches"] - 1, step.value)
             batch = [self._pinned(step.value)]
             del step
             yield batch.pop()  # so that nothing here keeps it alive while the next one is read

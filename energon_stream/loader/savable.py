@@ -68,6 +68,8 @@ class SavableDataLoader(BasicDataLoader[T]):
         [2, 3, 4]
     """
 
+    _log_names = ("SavableDataLoader", "SavableLoader")
+
     on_change: OnChange = "error"
     restore_report: ChangeReport | None = None
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper, common_config
-from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode
+from energon_stream.pipeline.debug_lines import LoggingEpochs
+from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, WrapperNode
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -125,6 +126,12 @@ class EpochizeDataset(_Bounded):
                 "EpochizeDataset needs either length or num_epochs", hint="pass exactly one of the two"
             )
         super().__init__(dataset, global_length, worker_config)
+
+    def make_node(self, context: Context, state: State | None) -> Node:
+        """Make the node of one stream."""
+        node = super().make_node(context, state)
+        length = self.global_length // self.worker_config.world_size
+        return LoggingEpochs(node, context, length) if self.worker_config.should_log(2) else node
 
     @property
     def pass_length(self) -> int:

@@ -35,6 +35,7 @@ class SavableDataset(ABC, Generic[T_co]):
     Attributes:
         worker_config: The configuration of the job.
         inputs: The datasets that this one reads from.
+        training: False if the dataset was opened for validation, which debug logs tell.
 
     Example:
         >>> from energon_stream import MapDataset, SavableDataset
@@ -46,6 +47,7 @@ class SavableDataset(ABC, Generic[T_co]):
 
     worker_config: WorkerConfig
     inputs: tuple[SavableDataset[Any], ...] = ()
+    training: bool = True
 
     @property
     def pass_length(self) -> int:

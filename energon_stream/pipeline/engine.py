@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.pipeline.debug_lines import BatchLog
 from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class Engine:
         self.rotation = rotation or Rotation.start(dataset, streams)
         self._nodes: dict[int, Node] = {}
         self._batches: dict[int, int] = {}
+        self._log = BatchLog.of(dataset)
         readers = len(streams) * dataset.count_readers()
         allowances: dict[int, Allowance] = {}
         for stream in streams:
@@ -129,6 +131,8 @@ class Engine:
         self._batches[stream] = batches + 1
         self.rotation.advance()
         value = with_restore_key(item.value, ("Stream", stream, item.key))
+        if self._log is not None:
+            self._log.write(stream, batches, value)
         return Step(stream, value, False, {"batches": batches + 1, "node": node.state()})
 
     def step(self) -> Step | None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import gc
-import json
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, Wrapper, foreign_key
+from energon_stream.pipeline.debug_lines import keys_of, log_line
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, WrapperNode
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
-
-_log = logging.getLogger(__name__)
 
 
 class _PassThroughNode(WrapperNode):
@@ -153,9 +150,11 @@ class GcDataset(PassThrough):
 
 
 class LogSampleDataset(PassThrough):
-    """Logs the keys of elements as JSON lines, at level INFO of the ``energon_stream`` logger.
+    """Logs the keys of elements, as lines of type ``yield_batch`` in the debug log.
 
-    A line has ``t`` (the mode), ``r`` (the rank), ``stream``, ``n`` (the element's number in the stream) and
+    Lines need ``worker_log_level=1``. Without ``worker_debug_path``, they are messages of the logger
+    ``energon_stream``, at level INFO, whatever the level of the debug log. A line has ``r`` (the rank), ``w``
+    (the stream's number on the rank), ``m`` (the mode), ``idx`` (the element's number in the stream) and
     ``keys``.
 
     Args:
@@ -186,12 +185,11 @@ class LogSampleDataset(PassThrough):
 
     def look(self, value: Any, number: int) -> bool:
         """Log the element's keys."""
-        if self.get_keys_fn is not None:
-            keys = self.get_keys_fn(value)
-        else:
-            keys = value.get("__key__") if isinstance(value, dict) else getattr(value, "__key__", None)
-        line = {"t": self.mode, "r": self.worker_config.rank, "stream": self.worker_config.global_worker_id()}
-        _log.info("%s", json.dumps({**line, "n": number, "keys": keys}, default=str))
+        config = self.worker_config
+        if config.worker_debug_path is None or config.should_log(1):
+            found = None if self.get_keys_fn is None else self.get_keys_fn(value)
+            keys = keys_of(value) if found is None else {"keys": found}
+            log_line(config, "yield_batch", m=self.mode, idx=number, **keys)
         return True
 
 

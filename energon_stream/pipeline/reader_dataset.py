@@ -10,6 +10,7 @@ import numpy as np
 
 from energon_stream.errors import EmptyStreamError, SkipSample, StateMismatchError, StorageError
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
+from energon_stream.pipeline.debug_lines import LoggingReader
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.leaf import key_of
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
@@ -202,7 +203,8 @@ class ReaderDataset(SavableDataset[Any]):
 
     def make_node(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
-        return _ReaderNode(self, context, state)
+        node = _ReaderNode(self, context, state)
+        return LoggingReader(node, context) if self.worker_config.should_log(1) else node
 
     def make(self, raw: RawSample) -> Item:
         """Convert a raw sample into an item."""

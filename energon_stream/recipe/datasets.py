@@ -229,4 +229,5 @@ def _batched(
         packing_buffer_size=request.packing_buffer_size,
         limit=limit,
     )
+    dataset.training = False
     return with_ends(dataset, ends, even=False)

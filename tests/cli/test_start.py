@@ -60,7 +60,7 @@ def test_commands_need_neither_torch_nor_s3fs(folder, tmp_path):
         ["cache", "path", "--cache-dir", str(tmp_path / "cache")],
         *(
             [*name.split(), "--help"]
-            for name in ("prepare", "prepare-media", "prewarm", "lint", "cache clear")
+            for name in ("prepare", "prepare-media", "prewarm", "lint", "cache clear", "analyze-debug")
         ),
     ]
     children = [

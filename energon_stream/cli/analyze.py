@@ -1,0 +1,132 @@
+"""``energon-stream analyze-debug``: how the samples of debug logs are visited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from energon_stream.compat.debug_analysis import (
+    DebugLogs,
+    LoggedLoader,
+    Visit,
+    VisitTable,
+    find_logs,
+    heatmap,
+    modes_of,
+    read_logs,
+    write_heatmap,
+)
+from energon_stream.errors import ConfigError
+
+
+@click.command("analyze-debug")
+@click.argument("log_paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--heatmap-path",
+    default="heatmap.png",
+    show_default=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Picture to write.",
+)
+@click.option(
+    "--heatmap-steps",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Largest width; where there are more steps, a column stands for several.",
+)
+@click.option(
+    "--heatmap-samples",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Largest height; where there are more samples, a row stands for several.",
+)
+@click.option(
+    "--heatmap-gain",
+    default=10.0,
+    show_default=True,
+    help="Factor of the brightness; with 1, the most visited place has full brightness.",
+)
+@click.option(
+    "--force-loading-order",
+    is_flag=True,
+    help="Show the samples as readers yielded them, before packing, grouping and batching.",
+)
+@click.option(
+    "--include-modality",
+    default="train",
+    show_default=True,
+    help="Loaders to choose from: train, val, or train,val.",
+)
+@click.option(
+    "--skip", default=0, show_default=True, type=click.IntRange(0), help="Steps to leave out at the start."
+)
+@click.option("--no-colors", is_flag=True, help="Draw all ranks in white.")
+def analyze_debug(
+    log_paths: tuple[Path, ...],
+    heatmap_path: Path,
+    heatmap_steps: int,
+    heatmap_samples: int,
+    heatmap_gain: float,
+    force_loading_order: bool,
+    include_modality: str,
+    skip: int,
+    no_colors: bool,
+) -> None:
+    """Show in which order samples were loaded.
+
+    LOG_PATHS are debug logs (WorkerConfig(worker_debug_path=…, worker_log_level=1)), or folders with them.
+    The picture has a column for each step and a row for each sample, in the order of their first visits,
+    with a color for each rank. Random order shows as noise, and repeated order as lines.
+    """
+    modes = modes_of(include_modality)
+    files = find_logs(log_paths)
+    logs = read_logs(files)
+    click.echo(f"{len(files)} logs" + (f", {logs.broken} lines cannot be read" if logs.broken else ""))
+    visits = (
+        _read_order(logs, modes) if force_loading_order else _of_loader(_choose(logs, modes), logs, modes)
+    )
+    table = VisitTable.of(visits, skip)
+    several, shared = table.repeated()
+    click.echo(f"Found {table.num_samples} unique sample keys, {table.num_steps} steps")
+    click.echo(f"{several} samples came more than once, {shared} of them on more than one rank")
+    image = heatmap(
+        table,
+        steps=heatmap_steps,
+        samples=heatmap_samples,
+        gain=heatmap_gain,
+        colors=not no_colors,
+    )
+    write_heatmap(heatmap_path, image)
+    height, width, _ = image.shape
+    click.echo(f"Wrote heatmap to {heatmap_path}")
+    click.echo(f"x-axis: {table.num_steps} steps, {table.num_steps / width:g} for each column")
+    click.echo(f"y-axis: {table.num_samples} samples, {table.num_samples / height:g} for each row")
+
+
+def _choose(logs: DebugLogs, modes: list[str]) -> LoggedLoader:
+    """Return the loader to show; ask if there are several."""
+    loaders = {number: loader for number, loader in logs.loaders.items() if loader.mode in modes}
+    for number, loader in sorted(logs.loaders.items()):
+        click.echo(f"  loader {number}: {loader}")
+    if not loaders:
+        raise ConfigError(
+            f"the logs have no loader of {' or '.join(modes)}", hint="choose others with --include-modality"
+        )
+    if len(loaders) == 1:
+        return next(iter(loaders.values()))
+    names = click.Choice([str(number) for number in sorted(loaders)])
+    return loaders[int(click.prompt("Loader to show", type=names))]
+
+
+def _of_loader(loader: LoggedLoader, logs: DebugLogs, modes: list[str]) -> list[Visit]:
+    if loader.visits or not logs.reads:
+        return loader.visits
+    click.echo("The batches have no keys; the picture shows the order of reading.")
+    return _read_order(logs, modes)
+
+
+def _read_order(logs: DebugLogs, modes: list[str]) -> list[Visit]:
+    return [visit for mode, visit in logs.reads if mode is None or mode in modes]
