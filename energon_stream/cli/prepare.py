@@ -24,13 +24,19 @@ from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.index.media import MediaFilter
 from energon_stream.index.media_tables import MediaReport
 from energon_stream.index.media_tables import prepare_media as add_media
-from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER
+from energon_stream.index.metadata import DATASET_CONFIG, INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.prepare import PrepareReport, find_shards, prepare_dataset
 from energon_stream.index.scan import peek_parts
 from energon_stream.progress import Progress
 from energon_stream.storage import Store, StoreSpec
 
 _SHOWN = 2
+
+_tmp_path_option = click.option(
+    "--tmp-path",
+    metavar="DIRECTORY",
+    help="Local directory in which files are built before they are uploaded. [default: the system's]",
+)
 
 
 def _media_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,16 +77,29 @@ def _media_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--tar-index-only", is_flag=True, help="Write the .tar.idx files only.")
 @click.option("--shuffle-tars", is_flag=True, help="Shuffle the tars before they are split.")
 @_media_options
+@click.option(
+    "--fix-duplicates",
+    is_flag=True,
+    help="If tars share sample keys, write all tars anew, with names such as a.tar/x.jpg.",
+)
 @click.option("--non-interactive", is_flag=True, help="Ask nothing; a missing option is an error.")
 @click.option("--split-ratio", metavar="TRAIN,VAL,TEST", help="Shares of the shards, for example 8,1,1.")
 @click.option("--force-overwrite", is_flag=True, help="Replace an existing preparation without asking.")
 @click.option("--skip-dataset-yaml", is_flag=True, help="Write no dataset.yaml.")
+@click.option(
+    "--dataset-yaml-name",
+    default=DATASET_CONFIG,
+    show_default=True,
+    metavar="NAME",
+    help="Name of the file in .nv-meta that says what samples are.",
+)
 @click.option("--sample-type", help="Type of the samples, such as CaptioningSample or CrudeWebdataset.")
 @click.option(
     "--field-map",
     metavar="JSON",
     help="""Part for each field, such as '{"image": "jpg", "caption": "json[text]"}'.""",
 )
+@_tmp_path_option
 def prepare(
     path: str,
     storage_options: dict[str, Any] | None,
@@ -90,12 +109,15 @@ def prepare(
     num_workers: int,
     tar_index_only: bool,
     shuffle_tars: bool,
+    fix_duplicates: bool,
     non_interactive: bool,
     split_ratio: str | None,
     force_overwrite: bool,
     skip_dataset_yaml: bool,
+    dataset_yaml_name: str,
     sample_type: str | None,
     field_map: str | None,
+    tmp_path: str | None,
     **media_metadata: Any,
 ) -> None:
     """Index a folder of tars, a .jsonl file, or the joins of a metadataset.
@@ -135,9 +157,12 @@ def prepare(
             split_patterns=split_parts or None,
             exclude=exclude,
             dataset_yaml=document,
+            dataset_config=dataset_yaml_name,
             shuffle_tars=shuffle_tars,
             tar_index_only=tar_index_only,
+            fix_duplicates=fix_duplicates,
             media_filter=media,
+            tmp_path=tmp_path,
             workers=num_workers,
             storage_options=storage_options,
             progress=shown.reach,
@@ -158,8 +183,14 @@ def prepare(
     "--num-workers", default=16, show_default=True, help="Number of batches of files that are read at once."
 )
 @_media_options
+@_tmp_path_option
 def prepare_media(
-    path: str, storage_options: dict[str, Any] | None, progress: bool | None, num_workers: int, **media: Any
+    path: str,
+    storage_options: dict[str, Any] | None,
+    progress: bool | None,
+    num_workers: int,
+    tmp_path: str | None,
+    **media: Any,
 ) -> None:
     """Index the size of images in a prepared dataset or a plain folder.
 
@@ -171,7 +202,12 @@ def prepare_media(
         raise ConfigError("no --media-metadata-by-… option is given", hint="Give one of them.")
     with Progress(unit="file", enabled=progress) as shown:
         report = add_media(
-            path, chosen, workers=num_workers, storage_options=storage_options, progress=shown.advance
+            path,
+            chosen,
+            workers=num_workers,
+            tmp_path=tmp_path,
+            storage_options=storage_options,
+            progress=shown.advance,
         )
     _show_media(report)
 

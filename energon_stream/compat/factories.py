@@ -219,14 +219,15 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             paths: Names, globs or brace patterns of the tars, relative to the folder.
             split_parts_ratio: Pairs of a split part and its share.
             split_parts_patterns: Pairs of a split part and a pattern of its tars.
-            split_config: Must be the default.
+            split_config: Name of the file in ``.nv-meta`` that has the split parts.
             shuffle_seed: Seed for shuffling the tars before they are split; None keeps their order.
             progress_fn: Wraps an iterator over the tars; it gets the iterator and the number of tars.
             workers: Tars that are read at the same time.
             tar_index_only: Whether only the ``.tar.idx`` files are written.
             media_filter: Parts that are images whose size is indexed.
-            fix_duplicates: Must be False.
-            index_sqlite_tmp_path: Must be None; the system's temporary folder is used.
+            fix_duplicates: Whether the members of all tars are renamed if tars share sample keys: ``x.jpg``
+                of ``a.tar`` becomes ``a.tar/x.jpg``.
+            index_sqlite_tmp_path: Local folder in which the index is built; None for the system's.
 
         Returns:
             Names of all parts in the dataset.
@@ -235,19 +236,17 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             ConfigError: An option cannot be honoured.
             EnergonStreamError: What ``energon_stream.index.prepare.prepare_dataset`` raises.
         """
-        if split_config != SPLIT_CONFIG or fix_duplicates or index_sqlite_tmp_path is not None:
-            raise ConfigError(
-                "split_config, fix_duplicates and index_sqlite_tmp_path are not supported",
-                hint=f"leave them out; the split is written to {SPLIT_CONFIG}",
-            )
         report = prepare_dataset(
             os.fspath(parent_path),
             shards=paths,
             split_ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
             split_patterns=[f"{name}:{pattern}" for name, pattern in split_parts_patterns or ()] or None,
+            split_config=split_config,
             shuffle_tars=shuffle_seed is not None,
             shuffle_seed=shuffle_seed or 0,
             tar_index_only=tar_index_only,
+            fix_duplicates=fix_duplicates,
+            tmp_path=index_sqlite_tmp_path,
             media_filter=media_filter,
             workers=workers,
             progress=None if progress_fn is None else _Progress(progress_fn),

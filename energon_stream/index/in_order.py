@@ -38,17 +38,20 @@ def ordered_map(function: Callable[[_T], _R], items: Iterable[_T], workers: int)
         pool.shutdown(cancel_futures=True)
 
 
-def stream_object(store: Store, path: str, piece: int = PIECE_BYTES) -> Iterator[memoryview]:
+def stream_object(
+    store: Store, path: str, piece: int = PIECE_BYTES, *, etag: str | None = None
+) -> Iterator[memoryview]:
     """Yield an object in pieces of so many bytes, all of one version. Up to 8 pieces of a remote one are
-    requested ahead.
+    requested ahead. ``etag`` is the version; None for the one at the first request.
 
     Raises ObjectNotFoundError if there is no such object, and ObjectChangedError if the object was replaced
     while it was read.
     """
     meta = store.head(path)
+    version = etag or meta.etag
     fetcher = shared_fetcher()
     requests = (
-        fetcher.submit(store, path, ByteRange(start, min(start + piece, meta.size)), etag=meta.etag)
+        fetcher.submit(store, path, ByteRange(start, min(start + piece, meta.size)), etag=version)
         for start in range(0, meta.size, piece)
     )
     for body in _in_order(requests, 1 if store.is_local else _AHEAD):

@@ -6,7 +6,6 @@ import operator
 import os
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import astuple, dataclass
@@ -18,7 +17,7 @@ from energon_stream.index.in_order import ordered_map
 from energon_stream.index.media import MediaFile, MediaFilter, read_images
 from energon_stream.index.media_metadata import ImageMetadata
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, parse_info
-from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
+from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file, temporary_folder
 from energon_stream.storage import ObjectMeta, Store, StoreSpec
 
 MEDIA_TABLES = """
@@ -97,6 +96,7 @@ def prepare_media(
     media_filter: MediaFilter,
     *,
     workers: int = 16,
+    tmp_path: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, object] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> MediaReport:
@@ -108,6 +108,8 @@ def prepare_media(
         url_or_path: Local folder or any fsspec URL.
         media_filter: Selects the media files.
         workers: Number of batches of files that are read at the same time.
+        tmp_path: Local folder for a temporary folder, made if missing, in which the index is built; None for
+            the system's.
         storage_options: Credentials and the like for the URL's file system.
         progress: Called with the number of files checked since the last call.
 
@@ -127,7 +129,7 @@ def prepare_media(
     entries = {entry.path: entry.meta for entry in store.list()}
     info = next((path for path in (INFO_JSON, INFO_YAML) if path in entries), None)
     _check_kind(store, entries, info)
-    with tempfile.TemporaryDirectory(prefix="energon-prepare-") as folder:
+    with temporary_folder(tmp_path) as folder:
         path = os.path.join(folder, "index.sqlite")
         if info is not None or INDEX_SQLITE in entries:
             with sqlite_file(store) as existing:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 import re
-import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError, ObjectNotFoundError
+from energon_stream.index.duplicates import separate_tars
 from energon_stream.index.in_order import ordered_map
 from energon_stream.index.index_files import encode_offsets, index_path
 from energon_stream.index.media import MediaFile, MediaFilter
@@ -28,9 +28,12 @@ from energon_stream.index.metadata import (
 )
 from energon_stream.index.scan import ShardScan, scan_shard
 from energon_stream.index.shard_names import match_names, only_tars, split_by_patterns, split_by_ratio
-from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter
+from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter, temporary_folder
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.storage import ListEntry, Store, StoreSpec
+
+if TYPE_CHECKING:
+    import os
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,15 @@ def prepare_dataset(
     split_ratio: Sequence[float] | Mapping[str, float] | None = None,
     split_patterns: Sequence[str] | None = None,
     exclude: str | None = None,
+    split_config: str = SPLIT_CONFIG,
     dataset_yaml: Mapping[str, Any] | None = None,
+    dataset_config: str = DATASET_CONFIG,
     shuffle_tars: bool = False,
     shuffle_seed: int = 42,
     tar_index_only: bool = False,
+    fix_duplicates: bool = False,
     media_filter: MediaFilter | None = None,
+    tmp_path: str | os.PathLike[str] | None = None,
     workers: int = 16,
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -87,11 +94,18 @@ def prepare_dataset(
             ``split_patterns``.
         split_patterns: ``NAME:PATTERN`` with a regular expression, glob or brace pattern.
         exclude: Regular expression; tars with a match anywhere in their path are left out.
+        split_config: Name of the file in ``.nv-meta`` that has the split parts.
         dataset_yaml: Content of ``dataset.yaml``; None to write no such file.
+        dataset_config: Name of the file in ``.nv-meta`` that ``dataset_yaml`` is written to.
         shuffle_tars: Shuffle the shards before they are split.
         shuffle_seed: Seed of the shuffle. Megatron-Energon has the same default.
         tar_index_only: Write the ``.tar.idx`` files only.
+        fix_duplicates: If tars share sample keys, rename the members of all tars first, which writes the tars
+            anew: ``x.jpg`` of ``a.tar`` becomes ``a.tar/x.jpg``.
         media_filter: Images whose size is written to the index; None for none.
+        tmp_path: Local folder for a temporary folder, made if missing, in which files are built before they
+            are uploaded; None for the system's. It takes the index, and with ``fix_duplicates`` a tar for
+            each worker.
         workers: Number of shards that are read at the same time.
         storage_options: Credentials and the like for the URL's file system.
         progress: Called with the number of shards that are done, and of all shards.
@@ -116,6 +130,11 @@ def prepare_dataset(
         raise ConfigError(
             "tar_index_only excludes media_filter, because media metadata is written to index.sqlite"
         )
+    if tar_index_only and fix_duplicates:
+        raise ConfigError(
+            "tar_index_only excludes fix_duplicates, because new keys are written to index.sqlite"
+        )
+    check_file_names(split_config=split_config, dataset_config=dataset_config)
     if not tar_index_only and (split_ratio is None) == (split_patterns is None):
         raise ConfigError("give either split_ratio or split_patterns")
     store = StoreSpec(url_or_path, storage_options).open()
@@ -133,30 +152,35 @@ def prepare_dataset(
         random.Random(shuffle_seed).shuffle(order)
     split = split_by_patterns(order, split_patterns) if split_patterns else {}
     split = split_by_ratio(order, split_ratio) if split_ratio is not None else split
-    index = partial(_index, store, entries, workers, media_filter, progress)
+    index = partial(_index, store, workers, media_filter, progress)
     files = tuple(map(index_path, paths))
     if tar_index_only:
-        counts, parts, media = index(None)
+        counts, parts, media = index(entries, None)
         return PrepareReport(counts, split, parts, files, media)
-    with tempfile.TemporaryDirectory(prefix="energon-prepare-") as folder:
+    with temporary_folder(tmp_path) as folder:
         database = str(Path(folder) / "index.sqlite")
         # The folder counts as not prepared from here to the end. With an index alone it would be a plain
         # folder.
         for path in (INDEX_SQLITE, INFO_JSON, INFO_YAML):
             if path in existing:
                 store.delete(path)
+        if fix_duplicates and separate_tars(store, entries, workers, folder):
+            entries = find_shards(store, shards=shards, exclude=exclude)
         with SqliteWriter(database, paths) as writer:
-            counts, parts, media = index(writer)
-        files += _write_metadata(store, database, counts, split, dataset_yaml, INFO_YAML in existing)
+            counts, parts, media = index(entries, writer)
+        documents = {split_config: encode_split(split)}
+        if dataset_yaml is not None:
+            documents[dataset_config] = dump_yaml(dict(dataset_yaml))
+        files += _write_metadata(store, database, counts, documents, INFO_YAML in existing)
     return PrepareReport(counts, split, parts, files, media)
 
 
 def _index(
     store: Store,
-    entries: Sequence[ListEntry],
     workers: int,
     media_filter: MediaFilter | None,
     progress: Callable[[int, int], None] | None,
+    entries: Sequence[ListEntry],
     writer: SqliteWriter | None,
 ) -> tuple[dict[str, int], tuple[str, ...], MediaReport | None]:
     """Scan tars concurrently, and write a ``.tar.idx`` file for each and the database.
@@ -200,13 +224,10 @@ def _write_metadata(
     store: Store,
     database: str,
     counts: Mapping[str, int],
-    split: Mapping[str, tuple[str, ...]],
-    dataset_yaml: Mapping[str, Any] | None,
+    named: Mapping[str, bytes],
     with_info_yaml: bool,
 ) -> tuple[str, ...]:
-    documents = {f"{META_FOLDER}/{SPLIT_CONFIG}": encode_split(split)}
-    if dataset_yaml is not None:
-        documents[f"{META_FOLDER}/{DATASET_CONFIG}"] = dump_yaml(dict(dataset_yaml))
+    documents = {f"{META_FOLDER}/{name}": content for name, content in named.items()}
     documents[f"{META_FOLDER}/index.uuid"] = str(uuid.uuid4()).encode()
     infos = {INFO_YAML: encode_info(counts, as_yaml=True)} if with_info_yaml else {}
     infos[INFO_JSON] = encode_info(counts)
@@ -216,6 +237,13 @@ def _write_metadata(
     for path, content in infos.items():
         store.put(path, content)
     return (*documents, INDEX_SQLITE, *infos)
+
+
+def check_file_names(**names: str) -> None:
+    """Raise ConfigError if a name of a file in ``.nv-meta`` is not one; ``names`` is by argument."""
+    for argument, name in names.items():
+        if not name.endswith((".yaml", ".yml")) or "/" in name:
+            raise ConfigError(f"{argument} is {name!r}", hint="give a file name such as other.yaml")
 
 
 def find_shards(

@@ -74,7 +74,7 @@ class SqliteWriter:
                 return DuplicateKeyError(
                     f"the sample key {key!r} appears twice: sample {row[1]} of {self._shards[row[0]]} "
                     f"and sample {index} of {scan.path}",
-                    hint="give each sample of the dataset a key of its own",
+                    hint="give each sample of the dataset a key of its own, or pass fix_duplicates=True",
                 )
         return DuplicateKeyError("a sample key appears twice", where=scan.path)
 
@@ -85,6 +85,15 @@ class SqliteWriter:
         with closing(self.database):
             if kind is None:
                 self.database.executescript(SAMPLE_INDICES)  # commits the rows first
+
+
+@contextmanager
+def temporary_folder(parent: str | os.PathLike[str] | None) -> Iterator[str]:
+    """Yield a new local folder, in ``parent`` or where the system has such; it is removed at the end."""
+    if parent is not None:
+        os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="energon-prepare-", dir=parent) as folder:
+        yield folder
 
 
 @contextmanager
