@@ -88,6 +88,7 @@ def _media_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--skip-dataset-yaml", is_flag=True, help="Write no dataset.yaml.")
 @click.option(
     "--dataset-yaml-name",
+    "dataset_config",
     default=DATASET_CONFIG,
     show_default=True,
     metavar="NAME",
@@ -114,7 +115,7 @@ def prepare(
     split_ratio: str | None,
     force_overwrite: bool,
     skip_dataset_yaml: bool,
-    dataset_yaml_name: str,
+    dataset_config: str,
     sample_type: str | None,
     field_map: str | None,
     tmp_path: str | None,
@@ -157,7 +158,7 @@ def prepare(
             split_patterns=split_parts or None,
             exclude=exclude,
             dataset_yaml=document,
-            dataset_config=dataset_yaml_name,
+            dataset_config=dataset_config,
             shuffle_tars=shuffle_tars,
             tar_index_only=tar_index_only,
             fix_duplicates=fix_duplicates,

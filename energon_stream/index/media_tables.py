@@ -132,7 +132,7 @@ def prepare_media(
     with temporary_folder(tmp_path) as folder:
         path = os.path.join(folder, "index.sqlite")
         if info is not None or INDEX_SQLITE in entries:
-            with sqlite_file(store) as existing:
+            with sqlite_file(store, folder) as existing:
                 shutil.copyfile(existing, path)
         try:
             with closing(sqlite3.connect(path, isolation_level=None)) as database:

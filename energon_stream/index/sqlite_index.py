@@ -97,12 +97,13 @@ def temporary_folder(parent: str | os.PathLike[str] | None) -> Iterator[str]:
 
 
 @contextmanager
-def sqlite_file(store: Store) -> Iterator[str]:
-    """Yield the local path of a dataset's index. A remote index is downloaded for the length of the block.
+def sqlite_file(store: Store, tmp_path: str | os.PathLike[str] | None = None) -> Iterator[str]:
+    """Yield the local path of a dataset's index. A remote index is downloaded for the length of the block, to
+    a new folder in ``tmp_path``, or where the system has such.
 
     Raises NotPreparedError if the dataset has no index.
     """
-    with tempfile.TemporaryDirectory(prefix="energon-index-") as folder:
+    with temporary_folder(tmp_path) as folder:
         try:
             if store.is_local:
                 store.head(INDEX_SQLITE)

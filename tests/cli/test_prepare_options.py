@@ -174,7 +174,7 @@ def test_files_are_built_in_the_given_folder(tmp_path, monkeypatch):
 def test_the_class_method_takes_all_options(shared_keys, tmp_path):
     parts = BaseWebdatasetFactory.prepare_dataset(
         shared_keys,
-        ["**/*.tar"],
+        ["*.tar", "deep/c.tar"],
         split_parts_ratio=[("train", 1.0)],
         split_config="halves.yaml",
         fix_duplicates=True,
