@@ -16,6 +16,7 @@ from energon_stream import (
     DefaultTaskEncoder,
     EpochizeDataset,
     MetadatasetV2,
+    RepeatDataset,
     WorkerConfig,
     get_loader,
     get_train_dataset,
@@ -172,7 +173,31 @@ class ThePage(DefaultTaskEncoder):
         return dataset
 
 
-@pytest.mark.parametrize("encoder", [VersionSeven, ThePage], ids=["item_20", "item_21"])
+class BuildsEach(DefaultTaskEncoder):
+    """The same as programs of version 7 write it: each dataset is built, repeated and cooked on its own."""
+
+    def build_train_datasets(self, *, datasets, worker_config, batch_size, virtual_epoch_length=0, **options):
+        each, offset = [], 0
+        for loaded in datasets:
+            dataset = loaded.dataset.build(worker_rotation_offset=offset)
+            offset += len(dataset)
+            dataset = RepeatDataset(dataset, worker_config=worker_config)
+            dataset = self.build_cook_crude_sample(
+                dataset,
+                worker_config=worker_config,
+                subflavors=loaded.dataset.subflavors,
+                get_primary_aux=loaded.dataset.as_file_store,
+                aux=loaded.aux,
+            )
+            each.append((self.build_encode_sample(dataset, worker_config=worker_config), loaded.weight))
+        dataset = BlendDataset(*each, worker_config=worker_config)
+        dataset = self.build_batch(dataset, batch_size=batch_size, worker_config=worker_config)
+        return EpochizeDataset(dataset, virtual_epoch_length, worker_config)
+
+
+@pytest.mark.parametrize(
+    "encoder", [VersionSeven, ThePage, BuildsEach], ids=["item_20", "item_21", "item_20_built"]
+)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_items_20_and_21_customized_blending(demo, encoder, workers):
     ds = get_train_dataset(
