@@ -98,6 +98,7 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "cli.main": {"main": "cli.main:main"},
     "flavors.jsonl.ijsonl": {"CacheEntry": "compat.file_indices:IJsonlCacheEntry"},
     "flavors.webdataset.itar": {"CacheEntry": "compat.file_indices:TarCacheEntry"},
+    "tools.analyze_debug": {"command": "cli.analyze:analyze_debug"},
     "tools.checkpoint": {
         "command": "cli.checkpoint:checkpoint",
         "command_info": "cli.checkpoint:info",

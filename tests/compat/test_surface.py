@@ -9,12 +9,17 @@ from energon_stream import (
     ConcatDataset,
     Cooker,
     DatasetLoader,
+    EpochizeDataset,
     Lazy,
+    LimitDataset,
     MetadatasetV2,
     NoCachePool,
+    RepeatDataset,
     WorkerConfig,
     batch_list,
     cooker,
+    generic_concat,
+    get_loader,
     get_savable_loader,
     get_train_dataset,
     load_dataset,
@@ -27,6 +32,7 @@ from energon_stream.compat.factories import (
 )
 from energon_stream.errors import ConfigError
 from energon_stream.testing.datasets import prepared_captioning_dataset
+from energon_stream.testing.operator_suite import NumbersDataset
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
@@ -231,3 +237,28 @@ def test_loaders_count_no_messages(captions):
 @pytest.mark.energon("batch_list")
 def test_arguments_by_their_names():
     assert batch_list(batch=(1, 2)) == [1, 2]
+
+
+@pytest.mark.energon(
+    "homogeneous_concat_mix: lists", "generic_concat: lists", differs="lists are joined; 7.4.1 nests them"
+)
+def test_lists_of_batches_are_joined():
+    assert generic_concat([["a"], ["b"]]) == ["a", "b"]
+
+
+@pytest.mark.energon(
+    "LimitDataset without reset_after_epoch",
+    differs="the inner dataset goes on where it was; in 7.4.1 a RepeatDataset begins anew",
+)
+def test_a_limit_goes_on():
+    limited = get_loader(LimitDataset(RepeatDataset(NumbersDataset(4)), 3))
+    assert [list(limited) for _ in range(2)] == [[0, 1, 2], [3, 0, 1]]
+
+
+@pytest.mark.energon(
+    "EpochizeDataset of a finite dataset",
+    differs="the next pass follows within the epoch; in 7.4.1 it is short",
+)
+def test_epochs_have_one_length():
+    epochs = get_loader(EpochizeDataset(NumbersDataset(4), 3))
+    assert [list(epochs) for _ in range(2)] == [[0, 1, 2], [3, 0, 1]]

@@ -27,7 +27,7 @@ PYTHON = Path(__file__).resolve().parents[2] / ".venv-energon" / "bin" / "python
 pytestmark = pytest.mark.usefixtures("alias")
 
 
-COMMANDS = [(f"tools.{name}", "command") for name in ("analyze_debug", "mount", "preview")]
+COMMANDS = [(f"tools.{name}", "command") for name in ("mount", "preview")]
 """Commands that are not there yet."""
 
 
