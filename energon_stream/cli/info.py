@@ -7,12 +7,16 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.options import path_argument, storage_option
+from energon_stream.cli.options import (
+    dataset_config_option,
+    path_argument,
+    split_config_option,
+    storage_option,
+)
 from energon_stream.errors import IndexMismatchError, NotPreparedError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, read_metadata
 from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.kept_index import PlainTars
-from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import find_tars, list_tars
 from energon_stream.index.scan import peek_parts
 from energon_stream.storage import ListEntry, StoreSpec
@@ -21,8 +25,8 @@ from energon_stream.storage import ListEntry, StoreSpec
 @click.command()
 @path_argument
 @storage_option
-@click.option("--split-config", default=SPLIT_CONFIG, show_default=True, help="File of the split parts.")
-@click.option("--dataset-config", default=DATASET_CONFIG, show_default=True, help="File of the sample type.")
+@split_config_option
+@dataset_config_option
 def info(path: str, storage_options: dict[str, Any] | None, split_config: str, dataset_config: str) -> None:
     """Show what a dataset contains.
 

@@ -2,63 +2,101 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from energon_stream.cli.options import path_argument, progress_option, storage_option
-from energon_stream.errors import DatasetError, FatalSampleError, IndexMismatchError
+from energon_stream.cli.options import (
+    dataset_config_option,
+    find_split_parts,
+    path_argument,
+    progress_option,
+    split_config_option,
+    split_parts_option,
+    storage_option,
+)
+from energon_stream.conventions import conventions
+from energon_stream.errors import ConfigError, DatasetError, FatalSampleError, IndexMismatchError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, read_metadata
+from energon_stream.index.in_order import ordered_map
 from energon_stream.index.index_files import index_path, read_offsets
+from energon_stream.index.metadata import DATASET_CONFIG
 from energon_stream.index.prepare import find_shards
 from energon_stream.index.scan import scan_shard
 from energon_stream.progress import Progress
 from energon_stream.storage import ListEntry, Store, StoreSpec
+
+if TYPE_CHECKING:
+    from energon_stream.recipe import SharedOptions
 
 
 @click.command()
 @path_argument
 @storage_option
 @progress_option
+@split_parts_option
+@dataset_config_option
+@split_config_option
+@click.option(
+    "--parallel",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of tars that are read at once, and of processes that make samples.",
+)
 @click.option("--decode/--no-decode", default=True, show_default=True, help="Also make all samples.")
-def lint(path: str, storage_options: dict[str, Any] | None, progress: bool | None, decode: bool) -> None:
+def lint(
+    path: str,
+    storage_options: dict[str, Any] | None,
+    progress: bool | None,
+    split_parts: str | None,
+    dataset_config: str,
+    split_config: str,
+    parallel: int,
+    decode: bool,
+) -> None:
     """Check tars against their indices, and make the samples of all split parts.
 
     PATH is a dataset or a metadataset; the tars of a metadataset are not checked. The exit status is 1 if
     anything is wrong.
     """
-    kind = dataset_kind(path)
-    errors = 0
-    splits = ["train"]
-    if kind == "webdataset":
+    if conventions() == "energon":
+        click.echo("Checking the index files...")
+    metadata, errors = None, 0
+    if dataset_kind(path) == "webdataset":
         spec = StoreSpec(path, storage_options)
-        metadata = read_metadata(spec)
-        errors = _check_shards(spec, metadata, progress)
-        splits = [name for name, shards in metadata.split.split_parts.items() if shards]
+        metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config)
+        if metadata.dataset_yaml is None and dataset_config != DATASET_CONFIG:
+            raise ConfigError(f"the dataset has no {dataset_config}", where=metadata.url)
+        errors = _check_shards(spec, metadata, parallel, progress)
         decode = decode and metadata.dataset_yaml is not None
-    elif kind == "metadataset":
-        from energon_stream.recipe.metadataset_files import MetadatasetFiles
-
-        splits = list(MetadatasetFiles(storage_options).document(path).splits)
     if decode and not errors:
-        errors = sum(_check_samples(path, split, storage_options, progress) for split in splits)
+        options: SharedOptions = {
+            "storage_options": storage_options,
+            "split_config": split_config,
+            "dataset_config": dataset_config,
+        }
+        splits = find_split_parts(path, split_parts, storage_options, metadata)
+        errors = sum(_check_samples(path, split, options, parallel, progress) for split in splits)
     if errors:
         raise click.exceptions.Exit(1)
 
 
-def _check_shards(spec: StoreSpec, metadata: DatasetMetadata, progress: bool | None) -> int:
+def _check_shards(spec: StoreSpec, metadata: DatasetMetadata, parallel: int, progress: bool | None) -> int:
     """Walk all tars, and return the number of damaged ones."""
     counts = metadata.shard_counts
     store = spec.open()
     listed = {entry.path: entry for entry in find_shards(store)}
     errors = 0
     with Progress(len(counts), unit="tar", enabled=progress) as shown:
-        for shard, count in counts.items():
-            try:
-                _check_shard(store, listed, shard, count)
-            except DatasetError as error:
+        for error in ordered_map(partial(_shard_error, store, listed, counts), counts, parallel):
+            if error is not None:
                 errors += 1
                 click.echo(f"{error}", err=True)
             shown.advance()
@@ -66,34 +104,58 @@ def _check_shards(spec: StoreSpec, metadata: DatasetMetadata, progress: bool | N
     return errors
 
 
+@dataclass(frozen=True, slots=True)
+class _Failures:
+    """Handler of samples that fail, in any process. It shows errors, and counts them as bytes of a file."""
+
+    path: str
+
+    def __call__(self, error: Exception, sample: Any, sources: Any = None) -> None:
+        with open(self.path, "ab") as file:
+            file.write(b".")
+        click.echo(f"{error}", err=True)
+
+    def count(self) -> int:
+        """Return the number of failures in all processes."""
+        return os.path.getsize(self.path)
+
+
 def _check_samples(
-    path: str, split: str, storage_options: dict[str, Any] | None, progress: bool | None
+    path: str, split: str, options: SharedOptions, parallel: int, progress: bool | None
 ) -> int:
     """Make the samples of a split, and return the number of failures. Too many in a row end the check."""
+    from energon_stream.loader import get_loader
     from energon_stream.recipe import get_val_dataset
     from energon_stream.worker import WorkerConfig
 
-    errors = samples = 0
-
-    def note(error: Exception, sample: Any, sources: Any = None) -> None:
-        nonlocal errors
-        errors += 1
-        click.echo(f"{error}", err=True)
-
-    config = WorkerConfig(0, 1, 0, global_error_handler=note)
-    try:
-        dataset = get_val_dataset(
-            path, batch_size=None, split_part=split, worker_config=config, storage_options=storage_options
-        )
-        with Progress(unit="sample", enabled=progress) as shown:
-            for _ in dataset:
-                samples += 1
-                shown.advance()
-    except (DatasetError, FatalSampleError) as error:
-        errors += 1
-        click.echo(f"{error}", err=True)
+    samples = 0
+    with tempfile.NamedTemporaryFile(prefix="energon-lint-") as counted:
+        note = _Failures(counted.name)
+        config = WorkerConfig(0, 1, parallel if parallel > 1 else 0, global_error_handler=note)
+        try:
+            dataset = get_val_dataset(
+                path, batch_size=None, split_part=split, worker_config=config, **options
+            )
+            with Progress(unit="sample", enabled=progress) as shown:
+                for _ in dataset if parallel == 1 else get_loader(dataset):
+                    samples += 1
+                    shown.advance()
+        except (DatasetError, FatalSampleError) as error:
+            note(error, None)
+        errors = note.count()
     click.echo(f"{split}: {samples} samples made, {errors} errors")
     return errors
+
+
+def _shard_error(
+    store: Store, listed: Mapping[str, ListEntry], counts: Mapping[str, int], shard: str
+) -> DatasetError | None:
+    """Return what is wrong with a tar or its index; None if nothing is."""
+    try:
+        _check_shard(store, listed, shard, counts[shard])
+    except DatasetError as error:
+        return error
+    return None
 
 
 def _check_shard(store: Store, listed: Mapping[str, ListEntry], shard: str, count: int) -> None:

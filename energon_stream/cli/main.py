@@ -1,26 +1,33 @@
-"""The group of all commands: imports them when they are used, and words errors for the command line."""
+"""The groups of commands: they import commands when they are used, and word errors for the command line."""
 
 from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import click
 
+from energon_stream import conventions
 from energon_stream.errors import EnergonStreamError
 
-_COMMANDS = {
+_OF_ENERGON = {
     "analyze-debug": "Picture the order of samples in debug logs.",
-    "cache": "Inspect, verify and clear a node's cache.",
     "checkpoint": "Inspect saved states; deal them to other ranks.",
     "info": "Show what a dataset contains.",
     "lint": "Check tars, indices and samples.",
     "prepare": "Index a folder of tars.",
     "prepare-media": "Index the size of images.",
+    "preview": "Print samples, one after another.",
+}
+"""Help texts of Megatron-Energon's commands, so that ``--help`` imports none of them."""
+
+_ALL = _OF_ENERGON | {
+    "cache": "Inspect, verify and clear a node's cache.",
     "prewarm": "Fill a node's cache before training.",
 }
-"""Help texts of the commands, so that ``--help`` imports none of them."""
 
 _FLAGS = {
     "cache": "--cache-dir",
@@ -42,11 +49,15 @@ _GO_ON = {
 class _Group(click.Group):
     """Shows the library's errors as one line, in terms of flags. Any other exception keeps its traceback."""
 
+    def __init__(self, *args: Any, table: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.table = dict(sorted(table.items()))  # help texts by command
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in self.table:
             return None
         module = importlib.import_module(f"energon_stream.cli.{cmd_name.partition('-')[0]}")
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
@@ -54,7 +65,7 @@ class _Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl(list(self.table.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -89,9 +100,26 @@ def in_flags(text: str, flags: dict[str, str]) -> str:
     return re.sub(whole, lambda match: flags[match[1]] if "_" in match[1] else match[1], text)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(
-    None, "-V", "--version", package_name="energon-stream", message="%(package)s %(version)s"
-)
+_HELP = {"help_option_names": ["-h", "--help"]}
+_version_option = partial(click.version_option, None, "-V", "--version", package_name="energon-stream")
+
+
+@click.group(cls=_Group, table=_ALL, context_settings=_HELP)
+@_version_option(message="%(package)s %(version)s")
 def main() -> None:
     """Prepare and inspect datasets in folders or on object storage."""
+
+
+@click.group(cls=_Group, table=_OF_ENERGON, context_settings=_HELP, invoke_without_command=True)
+@_version_option(message="%(package)s %(version)s, with the commands of megatron-energon 7.4.1")
+@click.pass_context
+def energon(ctx: click.Context) -> None:
+    """Megatron-Energon's commands, for datasets in folders or on object storage.
+
+    They follow its conventions. energon-stream has the same commands, and more.
+    """
+    before = conventions.conventions()
+    conventions.set_default("energon")
+    ctx.call_on_close(partial(conventions.set_default, before))
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

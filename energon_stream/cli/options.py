@@ -10,6 +10,8 @@ import click
 
 from energon_stream.cache import CacheConfig
 from energon_stream.errors import ConfigError
+from energon_stream.index.dataset import DatasetMetadata, dataset_kind
+from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 
 path_argument = click.argument("path")
 
@@ -35,6 +37,38 @@ storage_option = click.option(
     metavar="KEY=VALUE",
     help="Option of the file system, such as endpoint_url=http://…; JSON values are parsed. Repeatable.",
 )
+
+split_config_option = click.option(
+    "--split-config", default=SPLIT_CONFIG, show_default=True, help="File of the split parts."
+)
+
+dataset_config_option = click.option(
+    "--dataset-config", default=DATASET_CONFIG, show_default=True, help="File of the sample type."
+)
+
+split_parts_option = click.option(
+    "--split-parts",
+    metavar="NAME,…",
+    help="Split parts, or splits of a metadataset. [default: all that have samples]",
+)
+
+
+def find_split_parts(
+    path: str, given: str | None, storage_options: dict[str, Any] | None, metadata: DatasetMetadata | None
+) -> list[str]:
+    """Return the split parts that the user gave; without any, those of a dataset or metadataset that have
+    samples. ``metadata`` is that of a prepared dataset.
+    """
+    if given is not None:
+        return [name.strip() for name in given.split(",")]
+    if metadata is not None:
+        return [name for name, shards in metadata.split.split_parts.items() if shards]
+    if dataset_kind(path) == "metadataset":
+        from energon_stream.recipe.metadataset_files import MetadatasetFiles
+
+        return list(MetadatasetFiles(storage_options).document(path).splits)
+    return ["train"]
+
 
 progress_option = click.option(
     "--progress/--no-progress",

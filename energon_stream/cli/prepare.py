@@ -18,6 +18,7 @@ from energon_stream.cli.dataset_yaml import (
 )
 from energon_stream.cli.options import path_argument, progress_option, storage_option
 from energon_stream.cli.wizard import Wizard, parse_ratio
+from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.jsonl import prepare_jsonl
@@ -135,6 +136,7 @@ def prepare(
             hint = "Leave out the --media-metadata-by-… options."
             raise ConfigError("media metadata needs a folder", where=path, hint=hint)
         (_prepare_jsonl if kind == "jsonl" else _prepare_joins)(path, storage_options)
+        _show_done()
         return
     if split_parts and split_ratio:
         raise ConfigError("both --split-parts and --split-ratio are given", hint="Give one of them.")
@@ -174,6 +176,7 @@ def prepare(
     _show(report)
     if report.media is not None:
         _show_media(report.media)
+    _show_done()
 
 
 @click.command()
@@ -211,6 +214,7 @@ def prepare_media(
             progress=shown.advance,
         )
     _show_media(report)
+    _show_done()
 
 
 def _media_filter(
@@ -223,6 +227,12 @@ def _media_filter(
     if media_metadata_by_header:
         return MediaFilter("HEADER")
     return MediaFilter("EXTENSION") if media_metadata_by_extension else None
+
+
+def _show_done() -> None:
+    """Print the last line that Megatron-Energon's command prints."""
+    if conventions() == "energon":
+        click.echo("Done")
 
 
 def _show_media(report: MediaReport) -> None:

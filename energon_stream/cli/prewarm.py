@@ -10,15 +10,16 @@ import click
 
 from energon_stream.cli.options import (
     cache_option,
+    dataset_config_option,
     find_cache,
     path_argument,
     progress_option,
     require_cache,
     show_size,
+    split_config_option,
     storage_option,
 )
 from energon_stream.errors import ConfigError
-from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.prewarming import PrewarmResult
 from energon_stream.prewarming import prewarm as fill_cache
 from energon_stream.prewarming.report import PRICE_PER_1000_GET, PRICE_PER_GB
@@ -60,8 +61,8 @@ from energon_stream.worker import WorkerConfig
 @click.option("--prefetch-factor", default=2, show_default=True, help="Batches that each worker holds ready.")
 @click.option("--parts", metavar="NAME,…", help="Parts that training reads, if it names them.")
 @click.option("--subset", metavar="FIRST,LAST", help="Share of the data: 10%,50% or 0,1000 or 1000,end.")
-@click.option("--split-config", default=SPLIT_CONFIG, show_default=True, help="File of the split parts.")
-@click.option("--dataset-config", default=DATASET_CONFIG, show_default=True, help="File of the sample type.")
+@split_config_option
+@dataset_config_option
 @click.option("--verify", is_flag=True, help="Read everything back and compare hashes.")
 @click.option("--dry-run", is_flag=True, help="Fetch no samples; show what would be fetched, and the cost.")
 @click.option(
