@@ -75,7 +75,7 @@ def _together(files: list[StateFile]) -> str:
 @checkpoint.command()
 @_FILES
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--new-world-size", type=int, required=True, help="Number of ranks to deal to.")
+@click.option("--new-world-size", type=int, prompt="New number of ranks", help="Number of ranks to deal to.")
 def redist(files: tuple[Path, ...], out: Path, new_world_size: int) -> None:
     """Deal the states of all ranks in FILES to another number of ranks, into the folder OUT.
 

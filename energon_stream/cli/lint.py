@@ -33,7 +33,7 @@ from energon_stream.progress import Progress
 from energon_stream.storage import ListEntry, Store, StoreSpec
 
 if TYPE_CHECKING:
-    from energon_stream.recipe import SharedOptions
+    from energon_stream.recipe.options import SharedOptions
 
 
 @click.command()

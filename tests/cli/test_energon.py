@@ -239,3 +239,6 @@ def test_checkpoints_are_shown_and_dealt(folder, tmp_path):
     result = run("checkpoint", "redist", *files, tmp_path / "out", "--new-world-size", "1")
     assert result.exit_code == 0, result.output
     assert [Path(path).name for path in (tmp_path / "out").iterdir()] == ["state_rank0.bin"]
+    result = run("checkpoint", "redist", *files, tmp_path / "asked", answers="2\n")
+    assert result.exit_code == 0, result.output
+    assert len(list((tmp_path / "asked").iterdir())) == 2
