@@ -18,6 +18,7 @@ _OF_ENERGON = {
     "checkpoint": "Inspect saved states; deal them to other ranks.",
     "info": "Show what a dataset contains.",
     "lint": "Check tars, indices and samples.",
+    "mount": "Show a dataset as a folder of files.",
     "prepare": "Index a folder of tars.",
     "prepare-media": "Index the size of images.",
     "preview": "Print samples, one after another.",
@@ -31,6 +32,7 @@ _ALL = _OF_ENERGON | {
 
 _FLAGS = {
     "cache": "--cache-dir",
+    "allow_slow": "--allow-slow",
     "force": "--force-overwrite",
     "media_filter": "--media-metadata-by-…",
     "split_patterns": "--split-parts",

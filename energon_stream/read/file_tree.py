@@ -1,0 +1,192 @@
+"""A prepared dataset as a read-only tree of files: what a folder lists, what a path names, and its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import apsw
+
+from energon_stream.errors import MetadataError, NotPreparedError, ObjectNotFoundError
+from energon_stream.index.metadata import INFO_JSON, read_info
+from energon_stream.index.sqlite_index import INDEX_SQLITE
+from energon_stream.index.tar_format import sample_parts, split_name
+from energon_stream.media import open_once
+from energon_stream.read.index_database import index_database
+from energon_stream.read.objects import VersionGuard
+from energon_stream.storage import ByteRange, StoreSpec
+
+_KEYS = "SELECT sample_key FROM samples WHERE sample_key >= ? AND sample_key < ? ORDER BY sample_key LIMIT ?"
+_KEYS_AND_PARTS = """
+SELECT sample_key, (SELECT group_concat(part_name, '/') FROM sample_parts AS part
+  WHERE part.tar_file_id = sample.tar_file_id AND part.sample_index = sample.sample_index)
+FROM samples AS sample WHERE sample_key >= ? AND sample_key < ? ORDER BY sample_key LIMIT ?
+"""
+_PARTS = """
+SELECT part_name, tar_file_id, content_byte_offset, content_byte_size
+FROM samples JOIN sample_parts USING (tar_file_id, sample_index) WHERE sample_key = ?
+"""
+_SAMPLE = "SELECT tar_file_id, byte_offset, byte_size FROM samples WHERE sample_key = ?"
+_HAS_PARTS = "SELECT 1 FROM sqlite_master WHERE name = 'sample_parts'"
+
+_LAST = "\U0010ffff"
+_MOST_ROWS = 4096
+_KEPT_SAMPLES = 4096
+_BLOCK = 4 << 20
+"""Bytes of a request; the kernel asks for 128 KiB at a time."""
+_KEPT_BLOCKS = 16
+
+
+class _Part(NamedTuple):
+    """Place of a part of a sample."""
+
+    shard: str
+    bytes: ByteRange
+
+
+class FileTree:
+    """The parts of all samples as files, by paths without a leading slash; ``""`` is the root.
+
+    Folders are those of the sample keys. Keys with an empty component, ``.`` or ``..`` have no path.
+
+    Args:
+        spec: The dataset, which must be prepared.
+        sample_folders: True for a folder for each sample: ``key/part`` instead of ``key.part``.
+        allow_slow: Accept an index without the places of parts, as older versions wrote. The headers of each
+            sample are read from the tar then.
+
+    Raises:
+        NotPreparedError: The dataset has no index, or one without places of parts.
+        StorageError: The store did not deliver.
+
+    Example:
+        >>> from energon_stream.storage import StoreSpec
+        >>> tree = FileTree(StoreSpec("captions"))
+        >>> sorted(tree.names(""))[:2]
+        ['00000000.jpg', '00000000.txt']
+        >>> tree.size("00000000.txt"), tree.read("00000000.txt", 0, 7)
+        (9, b'caption')
+    """
+
+    def __init__(self, spec: StoreSpec, *, sample_folders: bool = False, allow_slow: bool = False) -> None:
+        self._store, self._sample_folders = open_once(spec), sample_folders
+        try:
+            self._shards = list(read_info(self._store))
+            self._database = index_database(spec)
+        except ObjectNotFoundError as error:
+            raise NotPreparedError(
+                f"{INFO_JSON} or {INDEX_SQLITE} not found; only prepared datasets have files",
+                where=self._store.url,
+                hint=f"run `energon-stream prepare {self._store.url}`",
+            ) from error
+        self._has_parts = bool(self._rows(_HAS_PARTS))
+        if not self._has_parts and not allow_slow:
+            raise NotPreparedError(
+                "the index has no places of parts: an older version prepared the dataset",
+                where=self._database.url,
+                hint="prepare the dataset again, or pass allow_slow=True",
+            )
+        self._versions = VersionGuard(self._store.url)
+        self._parts = lru_cache(_KEPT_SAMPLES)(self._find_parts)
+        self._block = lru_cache(_KEPT_BLOCKS)(self._read_block)
+
+    def is_folder(self, path: str) -> bool:
+        """Return whether a path names a folder."""
+        if not path or self._rows(_KEYS, f"{path}/", _end(f"{path}/"), 1):
+            return True
+        return self._is_sample_folder(path)
+
+    def _is_sample_folder(self, path: str) -> bool:
+        return self._sample_folders and bool(self._rows(_SAMPLE, path))
+
+    def size(self, path: str) -> int | None:
+        """Return the bytes of a file, or None if there is no such file."""
+        part = self._part(path)
+        return None if part is None else len(part.bytes)
+
+    def names(self, path: str) -> Iterator[str]:
+        """Yield the names in a folder, each once."""
+        if self._sample_folders:
+            yield from self._parts(path)
+        folder = f"{path}/" if path else ""
+        position, end, limit = folder, _end(folder), _MOST_ROWS
+        query = _KEYS_AND_PARTS if self._has_parts and not self._sample_folders else _KEYS
+        while rows := self._rows(query, position, end, limit):
+            limit = min(4 * limit, _MOST_ROWS)
+            for key, *parts in rows:
+                name, slash, _ = key[len(folder) :].partition("/")
+                position = f"{key}\1"
+                if name in ("", ".", ".."):
+                    continue
+                if slash:
+                    # Go on behind this folder, which may have any number of samples.
+                    position, limit = _end(f"{folder}{name}/"), 1
+                    if not self._is_sample_folder(f"{folder}{name}"):
+                        yield name
+                    break
+                if self._sample_folders:
+                    yield name
+                    continue
+                for part in parts[0].split("/") if parts else self._parts(key):
+                    yield f"{name}.{part}"
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """Return bytes of a file, fewer at its end.
+
+        Raises:
+            ObjectNotFoundError: There is no such file.
+            ObjectChangedError: The tar was replaced since it was first read.
+        """
+        part = self._part(path)
+        if part is None:
+            raise ObjectNotFoundError("no such file", where=f"{self._store.url}: {path}")
+        stop = min(offset + size, len(part.bytes))
+        pieces = []
+        for number in range(offset // _BLOCK, -(-stop // _BLOCK)):
+            first = number * _BLOCK
+            pieces.append(self._block(part, number)[max(0, offset - first) : stop - first])
+        return b"".join(pieces)
+
+    def _part(self, path: str) -> _Part | None:
+        if self._sample_folders:
+            key, _, name = path.rpartition("/")
+            return self._parts(key).get(name)
+        split = split_name(path)
+        return None if split is None else self._parts(split[0]).get(split[1])
+
+    def _find_parts(self, key: str) -> dict[str, _Part]:
+        """Return the parts of a sample by name; none if there is no such sample."""
+        if self._has_parts:
+            return {
+                name: _Part(self._shards[shard], ByteRange(start, start + size))
+                for name, shard, start, size in self._rows(_PARTS, key)
+            }
+        for shard, start, size in self._rows(_SAMPLE, key):
+            path = self._shards[shard]
+            found = sample_parts(memoryview(self._range(path, start, start + size)), 0, size)
+            places = zip(found.names, found.starts, found.stops, strict=True)
+            return {name: _Part(path, ByteRange(start + a, start + b)) for name, a, b in places}
+        return {}
+
+    def _read_block(self, part: _Part, number: int) -> bytes:
+        start = part.bytes.start + number * _BLOCK
+        return self._range(part.shard, start, min(start + _BLOCK, part.bytes.stop))
+
+    def _range(self, shard: str, start: int, stop: int) -> bytes:
+        body = self._store.get_range(shard, ByteRange(start, stop), etag=self._versions.etag(shard))
+        self._versions.observe(shard, body.etag)
+        return bytes(body.data)
+
+    def _rows(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
+        try:
+            return self._database.rows(query, values)
+        except UnicodeEncodeError:  # no key has such characters
+            return []
+        except apsw.Error as error:
+            raise MetadataError(f"the index cannot be used: {error}", where=self._database.url) from error
+
+
+def _end(folder: str) -> str:
+    """Return the first text behind all paths in a folder, which ends in a slash or is the root."""
+    return f"{folder[:-1]}0" if folder else _LAST  # "0" follows "/"
