@@ -26,11 +26,14 @@ TRAIN = Path(__file__).with_name("train_ddp.py")
 STEPS, KILL_AFTER, STEPS_OF_TWO = 24, 5, 3
 
 
-def start(folder: Path, name: str, ranks: int, steps: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
+def start(
+    folder: Path, name: str, ranks: int, steps: int, env: dict[str, str], step_seconds: float = 0
+) -> subprocess.Popen[bytes]:
     (folder / name).mkdir(exist_ok=True)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     arguments = ["--data", "s3://demo/captions", "--checkpoint", str(folder / name)]
     arguments += ["--record", str(log_of(folder, name)), "--steps", str(steps)]
+    arguments += ["--step-seconds", str(step_seconds)]
     return subprocess.Popen([sys.executable, *launcher, str(TRAIN), *arguments], env=env)
 
 
@@ -74,7 +77,8 @@ def main() -> int:
         if start(folder, "whole", 1, STEPS, env).wait() != 0:
             raise SystemExit("the run of one rank failed")
 
-        job = start(folder, "job", 3, STEPS, env)
+        # Slow enough that steps are left when the rank is killed.
+        job = start(folder, "job", 3, STEPS, env, step_seconds=0.3)
         while job.poll() is None and len(read_steps(folder, "job")) < KILL_AFTER:
             time.sleep(0.02)
         victims = ranks_of(job.pid)

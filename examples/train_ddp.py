@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--save-every", type=int, default=2)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--step-seconds", type=float, default=0, help="pause after each step")
     args = parser.parse_args()
 
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -95,6 +97,7 @@ def main() -> None:
             seen.append((number * ranks + rank, digest(batch), loss.item()))
         optimizer.step()
         progress.steps += 1
+        time.sleep(args.step_seconds)
         log_step(args.record, progress.steps, seen)
         if progress.steps % args.save_every == 0:
             save(everything, args.checkpoint, progress.steps)

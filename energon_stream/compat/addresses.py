@@ -95,7 +95,7 @@ HOMES: Mapping[str, str] = {
 """Modules of this library, to names; ``theirs=ours`` where the names differ."""
 
 PLACES: Mapping[str, Mapping[str, str]] = {
-    "cli.main": {"main": "cli.main:main"},
+    "cli.main": {"main": "cli.main:energon"},
     "flavors.jsonl.ijsonl": {"CacheEntry": "compat.file_indices:IJsonlCacheEntry"},
     "flavors.webdataset.itar": {"CacheEntry": "compat.file_indices:TarCacheEntry"},
     "tools.analyze_debug": {"command": "cli.analyze:analyze_debug"},
@@ -106,8 +106,10 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     },
     "tools.info": {"command": "cli.info:info"},
     "tools.lint": {"command": "cli.lint:lint"},
+    "tools.mount": {"command": "cli.mount:mount"},
     "tools.prepare": {"command": "cli.prepare:prepare"},
     "tools.prepare_media": {"command": "cli.prepare:prepare_media"},
+    "tools.preview": {"command": "cli.preview:preview"},
 }
 """Names that mean something else at one address: address, to name, to ``module:name`` in this library."""
 

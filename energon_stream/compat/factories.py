@@ -187,9 +187,11 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             media_filter: The parts that are media.
             workers: Batches of parts that are read at the same time.
             progress_fn: Wraps an iterator over the media files that were found.
-            index_sqlite_tmp_path: Any value; the system's temporary folder is used.
+            index_sqlite_tmp_path: Local folder in which the index is built; None for the system's.
         """
-        report = prepare_media(os.fspath(parent_path), media_filter, workers=workers)
+        report = prepare_media(
+            os.fspath(parent_path), media_filter, workers=workers, tmp_path=index_sqlite_tmp_path
+        )
         if progress_fn is not None:
             for _ in progress_fn(iter(range(report.stored)), report.stored):
                 pass

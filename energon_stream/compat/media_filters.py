@@ -117,7 +117,7 @@ def prepare_filesystem_dataset(
         media_filter: Selects the media files.
         progress: Whether a bar shows how many files were checked.
         workers: Number of batches of files that are read at the same time.
-        index_sqlite_tmp_path: Not needed; the system's temporary folder is used.
+        index_sqlite_tmp_path: Local folder in which the index is built; None for the system's.
 
     Raises:
         EnergonStreamError: What ``energon_stream.index.media_tables.prepare_media`` raises.
@@ -128,5 +128,11 @@ def prepare_filesystem_dataset(
         64
     """
     with Progress(unit="file", enabled=progress) as shown:
-        path = os.fspath(root_path)
-        return prepare_media(path, media_filter, workers=workers, progress=shown.advance).stored
+        report = prepare_media(
+            os.fspath(root_path),
+            media_filter,
+            workers=workers,
+            progress=shown.advance,
+            tmp_path=index_sqlite_tmp_path,
+        )
+    return report.stored

@@ -93,7 +93,7 @@ def test_rows_are_samples_and_columns_are_steps(two_ranks, analyze):
     assert "loader 0: train /data/0, 3 steps" in output
 
 
-@pytest.mark.energon("cli: analyze-debug LOG_PATHS")
+@pytest.mark.energon("cli: analyze-debug")
 def test_files_may_be_named_and_others_in_a_folder_are_left_out(two_ranks, analyze):
     (two_ranks / "notes.txt").write_text("no log")
     assert "4 logs" in analyze(two_ranks)[0]

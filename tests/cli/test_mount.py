@@ -73,7 +73,7 @@ def expected(separator):
     }  # fmt: skip
 
 
-@pytest.mark.energon("cli: mount --sample-folders", "cli: mount -s")
+@pytest.mark.energon("cli: mount --sample-folders/-s")
 @pytest.mark.parametrize(("sample_folders", "separator"), [(False, "."), (True, "/")])
 def test_all_parts_are_files(folder, sample_folders, separator):
     tree = FileTree(StoreSpec(str(folder)), sample_folders=sample_folders)
@@ -82,7 +82,7 @@ def test_all_parts_are_files(folder, sample_folders, separator):
     assert len(names) == len(set(names))
 
 
-@pytest.mark.energon("cli: mount --allow-slow", "cli: mount -w", differs="works without --sample-folders too")
+@pytest.mark.energon("cli: mount --allow-slow/-w", differs="works without --sample-folders too")
 @pytest.mark.parametrize(("sample_folders", "separator"), [(False, "."), (True, "/")])
 def test_an_older_index_is_slow(older, sample_folders, separator):
     spec = StoreSpec(str(older))
@@ -155,7 +155,7 @@ def can_mount():
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs mfusepy, libfuse and /dev/fuse")
-@pytest.mark.energon("cli: mount", "cli: mount --detach", "cli: mount -d")
+@pytest.mark.energon("cli: mount", "cli: mount --detach/-d")
 def test_a_mounted_folder(folder, tmp_path):
     at = tmp_path / "at"
     command = [sys.executable, "-c", RUN, "mount", "--detach", str(folder), str(at)]

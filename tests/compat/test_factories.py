@@ -1,7 +1,6 @@
 """Dataset classes: own ones named by a ``dataset.yaml``, and preparing by them."""
 
 import pickle
-import re
 from dataclasses import dataclass
 
 import pytest
@@ -19,7 +18,7 @@ from energon_stream.compat.factories import (
     StandardWebdatasetFactory,
 )
 from energon_stream.compat.foreign import describe_foreign
-from energon_stream.errors import ConfigError, MetadataError, UntrustedCodeError
+from energon_stream.errors import MetadataError, UntrustedCodeError
 from energon_stream.samples import CaptioningSample, CrudeSample, Sample, TextSample
 from energon_stream.testing.datasets import captioning_dataset
 
@@ -223,13 +222,6 @@ def test_preparing(folder):
         orders.add((seed, str(split_of(folder)["train"])))
     assert len(orders) == 3
     assert len({order for _, order in orders}) > 1
-    for option in (
-        {"split_config": "other.yaml"},
-        {"fix_duplicates": True},
-        {"index_sqlite_tmp_path": "/tmp"},
-    ):
-        with pytest.raises(ConfigError, match=re.escape(next(iter(option)))):
-            CrudeWebdataset.prepare_dataset(folder, ["*.tar"], split_parts_ratio=[("train", 1)], **option)
 
 
 def test_preparing_json_lines(tmp_path):
