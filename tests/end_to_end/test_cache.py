@@ -11,7 +11,7 @@ import pytest
 import energon_stream as es
 from energon_stream.cache import shared_cache
 from energon_stream.errors import ConfigError, MetadataError, ObjectChangedError
-from energon_stream.storage import StoreSpec
+from energon_stream.storage import StoreSpec, default_counters
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.testing.s3server import S3Server
 
@@ -81,10 +81,12 @@ def asked(server, ending=""):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_read_once_is_not_asked_for_again(server, cache, workers):
     plain = train(server, False, 2 * SAMPLES)
+    before = default_counters().snapshot()
     assert train(server, cache, 2 * SAMPLES) == plain
-    received = server.counters().bytes_sent
+    counted = default_counters().snapshot() - before
     whole = SAMPLES * (PAYLOAD + 2048)
-    assert received < 1.1 * whole  # the second epoch was in the cache
+    # The second epoch was in the cache. A busy machine lets requests look late, which are sent again.
+    assert counted.bytes_received - counted.hedged_bytes < 1.1 * whole
     assert train(server, cache, 2 * SAMPLES, workers=workers) == plain
     assert asked(server, ".tar") == asked(server, ".idx") == asked(server, ".yaml") == []
     assert len(server.log()) <= 1  # a listing: whether objects have changed

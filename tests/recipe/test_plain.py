@@ -549,4 +549,4 @@ def test_a_failure_ends_what_is_under_way(s3_server, bucket, options, tmp_path):
     s3_server.reset_counters()
     with pytest.raises(CorruptTarError, match=r"byte 0: .*data-000000\.tar"):
         val(bucket, storage_options=options)
-    assert len(asked(s3_server, "data-000001.tar")) == 1
+    assert len(asked(s3_server, "data-000001.tar")) <= 1  # none, if its thread started after the failure
