@@ -11,7 +11,7 @@ from energon_stream.pipeline.debug_lines import BatchLog
 from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
 
 if TYPE_CHECKING:
-    from energon_stream.read.allowance import Allowance
+    from energon_stream.read.consume import ReaderGroup
 
 
 @dataclass(slots=True)
@@ -111,11 +111,11 @@ class Engine:
         self._batches: dict[int, int] = {}
         self._log = BatchLog.of(dataset)
         readers = len(streams) * dataset.count_readers()
-        allowances: dict[int, Allowance] = {}
+        reader_groups: dict[int, ReaderGroup] = {}
         for stream in streams:
             saved = (states or {}).get(stream)
             self._batches[stream] = 0 if saved is None else int(saved["batches"])
-            context = Context(self._config, stream, readers, allowances=allowances)
+            context = Context(self._config, stream, readers, len(streams), reader_groups=reader_groups)
             with self._config.activate(stream, batch_index=self._batches[stream]):
                 self._nodes[stream] = dataset.make_node(context, None if saved is None else saved["node"])
 

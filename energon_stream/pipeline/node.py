@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from energon_stream.rng import derive_key
 
 if TYPE_CHECKING:
-    from energon_stream.read.allowance import Allowance
+    from energon_stream.read.consume import ReaderGroup
     from energon_stream.worker import WorkerConfig
 
 State = Any
@@ -56,10 +56,11 @@ class Context:
     config: WorkerConfig  # the job's configuration
     stream: int  # number of the stream, among all streams of the job
     readers: int = 1  # reader nodes in this process; they share its byte budget
+    streams: int = 1  # streams in this process
     # Place of the node among the inputs of datasets with several inputs; part of its random keys.
     path: str = ""
-    # Look-ahead of each dataset, by ``id``; the reader nodes of all streams of this process share it.
-    allowances: dict[int, Allowance] = field(default_factory=dict, compare=False)
+    # Look-ahead of each dataset, by ``id``; its reader nodes of all streams of this process share it.
+    reader_groups: dict[int, ReaderGroup] = field(default_factory=dict, compare=False)
 
     def child(self, number: int) -> Context:
         """Return the context for one of several inputs."""

@@ -14,11 +14,10 @@ from energon_stream.pipeline.debug_lines import LoggingReader
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.leaf import key_of
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
-from energon_stream.read.allowance import Allowance
+from energon_stream.read.consume import ReaderGroup, SampleReader, fetch_samples
 from energon_stream.read.index_entries import OffsetCache
 from energon_stream.read.open import open_locator
 from energon_stream.read.options import ReadOptions
-from energon_stream.read.reader import SampleReader, fetch_samples
 from energon_stream.rng import derive_key
 from energon_stream.samples import CrudeSample
 from energon_stream.schedule import (
@@ -75,23 +74,17 @@ class _ReaderNode:
 
     def __init__(self, dataset: ReaderDataset, context: Context, state: State | None) -> None:
         self._dataset = dataset
-        self._resources = dataset.resources()
-        self._options = dataset.options.share(context.readers)
-        self._allowance = context.allowances.setdefault(
-            id(dataset), Allowance(self._options, self._resources.fetcher)
+        resources = dataset.resources()
+        group = context.reader_groups.setdefault(
+            id(dataset),
+            ReaderGroup(dataset.options.share(context.readers), resources.fetcher, context.streams),
         )
         self._schedule: Schedule = dataset.schedule(context.stream, context.path)
         self._epoch: int = 0 if state is None else state["epoch"]
         self._cursors = CursorCodec(self._schedule)
         cursor = self._schedule.begin() if state is None else self._cursors.unpack(state["at"])
         self._guard = FailureGuard("reading samples", context, dataset.failure_tolerance)
-        self._reader = self._open(cursor)
-
-    def _open(self, cursor: Any) -> SampleReader:
-        resources = self._resources
-        return SampleReader(
-            self._schedule, cursor, resources.locators, resources.fetcher, self._options, self._allowance
-        )
+        self._reader = SampleReader(self._schedule, cursor, resources.locators, group)
 
     def next(self) -> Item | End:
         while True:
@@ -101,9 +94,8 @@ class _ReaderNode:
                 self._guard.failed(error, None)
                 continue
             if raw is None:
-                self._reader.close()
                 self._epoch += 1
-                self._reader = self._open(self._schedule.begin(self._epoch))
+                self._reader.restart(self._schedule.begin(self._epoch))
                 return END
             try:
                 item = self._dataset.make(raw)

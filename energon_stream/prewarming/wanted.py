@@ -1,36 +1,32 @@
-"""The bytes that training steps will read, window by window.
+"""The bytes that training steps will request, window by window.
 
-Samples come in the order of training, and the indices tell their byte ranges.
+Each stream's samples are located and planned as a reader does it, by the same planner, but not consumed.
 
-Datasets that are read by parts need bytes beyond that. A process that is to read some parts of the samples
-queries ``index.sqlite`` for a page of them, and then knows if reading parts saves anything. If only a field
-map says which parts are needed, the process first reads whole samples and inspects the headers of one (see
-:mod:`energon_stream.read.parts`). Which samples these are depends on the order, and on which streams of a
-rank share the process; :class:`Opening` has the samples of all possibilities.
+Training may spread the streams of a rank over any number of processes. A stream that has a process for itself
+reads furthest ahead, so this follows its plan. Of several streams in a process, the first one that is read
+may read its first samples whole before it is known that parts are enough; see
+:mod:`energon_stream.read.parts`.
 """
 
 from __future__ import annotations
 
-import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from energon_stream.prewarming.spans import Spans
+from energon_stream.read.consume import plan_limits
 from energon_stream.read.index_entries import OffsetCache
+from energon_stream.read.located import Located
+from energon_stream.read.locating import Locating
 from energon_stream.read.open import open_locator
-from energon_stream.read.options import CHUNK, ReadOptions, cut_generation
-from energon_stream.read.parts import PartLocator
-from energon_stream.read.window import Window
-from energon_stream.schedule import Cursor, Refs, Schedule
+from energon_stream.read.options import CHUNK, LOADING
+from energon_stream.read.plan import Planner
+from energon_stream.read.read_plan import LargeSample, ReadPlan
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from energon_stream.arrays import Int64Array
     from energon_stream.pipeline.reader_dataset import ReaderDataset
     from energon_stream.storage import Fetcher, Store
@@ -44,8 +40,8 @@ _WINDOW_BUDGETS = 8
 _CHUNKS_AHEAD = 8
 """Chunks, over all streams, to load before they are needed, because each takes a round trip."""
 
-_FIRST_CHUNKS_AHEAD = 2
-"""Chunks of each stream to load before anything is fetched."""
+_LOADED_TOGETHER = 4096
+"""References whose index entries are loaded together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,72 +56,32 @@ class Wanted:
 
 @dataclass(slots=True, eq=False)
 class StreamWalk:
-    """Progress through the references of one stream."""
+    """Progress through the plan of one stream."""
 
-    schedule: Schedule
-    cursor: Cursor
+    locating: Locating
+    planner: Planner
     lane: int  # place of the stream in the rotation
     samples: int  # that training consumes
     made: int  # samples that may be made: workers prefetch some
-    end: int  # references to look at, at most
-    taken: int = 0  # references taken from the schedule
-    # The last of these by chunks, with the loads of their index entries. Never empty while there are more.
-    loading: deque[tuple[Refs, list[Future[object]]]] = field(default_factory=deque)
-    window: Window = field(default_factory=Window)  # located references that are not wanted yet
-    done: int = 0  # references before the window
-    ahead_bytes: int = 0  # wanted so far of references that no samples are made of
-    is_done: bool = False  # no more references are wanted
+    planned: int = 0  # samples planned so far
+    ahead_bytes: int = 0  # bytes planned so far of samples that are not made
+    ahead_ranges: int = 0  # their ranges
+    is_done: bool = False  # no more samples are wanted
 
-    def take(self, most: int) -> Refs:
-        """Take the next references; none at the end."""
-        count = min(most, self.end - self.taken)
-        if not self.taken:  # the first chunk becomes requests before the next one is located
-            refs, _ = self.schedule.take(self.cursor, min(2 * most, self.end))
-            count = min(count, cut_generation(refs.leaf.astype(np.int64), refs.index, refs.index + 1, most))
-        refs, self.cursor = self.schedule.take(self.cursor, count)
-        self.taken += len(refs)
-        return refs
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Opening:
-    """Samples of one dataset that a stream may read before the process knows that parts are enough."""
-
-    located: Int64Array  # their entries of .tar.idx may be loaded
-    queried: Int64Array  # their pages of index.sqlite may be queried
-    whole: Int64Array  # places in the stream of samples that may be read whole although parts are enough
-
-    @classmethod
-    def of(cls, refs: Refs, locator: PartLocator, options: ReadOptions, alone: bool) -> Opening:
-        """Return the samples that the opening of a stream reads of one dataset.
-
-        ``refs`` are the stream's first references. ``alone`` is True if the rank has no other stream.
-        """
-        places = np.flatnonzero(refs.leaf == locator.whole.leaf)
-        samples, first = refs.index[places], options.exact_samples
-        second = first + options.second_take
-        # References are located by chunks: three of a process's first stream, and one of its others.
-        bounds = [(0, first), (first, second), (second, second + CHUNK), (0, CHUNK)]
-        chunks = [places[(begin <= places) & (places < end)] for begin, end in bounds]
-        # Pages of the first chunk are queried at the same time; of a later chunk, its first page goes first.
-        queried = [
-            refs.index[chunks[0]],
-            *(refs.index[chunk].min(keepdims=True) for chunk in chunks[1:] if len(chunk)),
-        ]
-        whole = [np.zeros(0, np.int64)]
-        if not locator.selection.declared:
-            whole += [chunks[0] if len(chunks[0]) else chunks[1], *(chunk[:1] for chunk in chunks[1:])]
-            if not alone:  # the other streams read whole samples until the first stream has inspected one
-                whole.append(chunks[-1])
-        return cls(samples, np.concatenate(queried), np.unique(np.concatenate(whole)))
+    def count(self, plan: ReadPlan) -> None:
+        """Count the samples of a plan; and the bytes, from the first sample that is not made."""
+        self.planned += len(plan.samples)
+        if self.planned > self.made:
+            beyond = min(len(plan.samples), self.planned - self.made)
+            self.ahead_ranges += plan.ranges * beyond // len(plan.samples)
+            self.ahead_bytes += plan.bytes * beyond // len(plan.samples)
 
 
 class WantedBytes:
     """Finds the byte ranges of training steps.
 
     These are all bytes that readers may request until the steps are done: with the batches that workers
-    prefetch and the samples that readers look ahead to, up to their limits, whichever processes the streams
-    are in.
+    prefetch and the samples that readers look ahead to, whichever processes the streams are in.
 
     Args:
         dataset: The dataset, opened in this process.
@@ -135,7 +91,6 @@ class WantedBytes:
         fetcher: Loads index entries, and nothing else. If it fetched samples as well, the loads would wait
             for fetches, and these for the next window.
         chosen: Returns True for a store whose objects are wanted.
-        loaded_together: References whose index entries are loaded together.
     """
 
     def __init__(
@@ -146,7 +101,6 @@ class WantedBytes:
         prefetch: int,
         fetcher: Fetcher,
         chosen: Callable[[Store], bool],
-        loaded_together: int = 4096,
     ) -> None:
         options = self._options = dataset.options
         offsets = OffsetCache(_INDEX_BYTES)
@@ -155,16 +109,20 @@ class WantedBytes:
             for number, leaf in enumerate(dataset.leaves)
         ]
         self._step = step_samples
-        self._fetcher = fetcher
         self._chosen = chosen
-        self._loaded_together = loaded_together
         config = dataset.worker_config
-        self._alone = config.num_streams == config.world_size
-        self._walks = []
+        is_alone = config.num_streams == config.world_size
+        opening = options.exact_samples
+        planner = Planner(plan_limits(options, self._locators))
+        self._walks: list[StreamWalk] = []
+        self._openings: list[StreamWalk] = []  # streams that may be the first of a process, or not
         for lane, (stream, count) in enumerate(samples.items()):
             schedule, made = dataset.schedule(stream), count + prefetch * step_samples
-            end = made + options.most_ahead
-            self._walks.append(StreamWalk(schedule, schedule.begin(), lane, count, made, end))
+            for walks, first in ((self._walks, opening if is_alone else 0), (self._openings, opening)):
+                locating = Locating(schedule, schedule.begin(), self._locators, fetcher, first)
+                walks.append(StreamWalk(locating, planner, lane, count, made))
+        if is_alone or all(locator.opening is locator for locator in self._locators):
+            self._openings = []
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: list[tuple[Store, str]] = []
 
@@ -174,85 +132,109 @@ class WantedBytes:
 
     def windows(self) -> Iterator[Wanted]:
         """Yield the ranges, one window of each stream in turn."""
-        yield from self._openings()
-        # First one chunk of each stream, as soon as it is located; then more, so that requests are large.
-        budget, streams = self._options.fetch_bytes, max(1, len(self._walks))
-        size, chunks = max(2 * self._options.generation, budget // streams), 1
-        ahead = max(1, min(_FIRST_CHUNKS_AHEAD, _CHUNKS_AHEAD // streams))
-        for number in range(ahead):
-            for walk in self._walks:
-                self._load(walk, number + 1)
+        ahead = max(1, _CHUNKS_AHEAD // max(1, len(self._walks)))
+        for walk in self._walks:
+            self._take(walk, 1)
+        # First the first samples of each stream, as soon as they are located; then more, so that requests
+        # are large.
+        for walk in self._walks:
+            yield self._next(walk, 0, ahead)
+            self._take(walk, ahead)
+        for walk in self._openings:
+            yield self._opening(walk)
         while walks := [walk for walk in self._walks if not walk.is_done]:
-            later = max(1, _CHUNKS_AHEAD // len(walks))
             for walk in walks:
-                yield self._next(walk, size, chunks, ahead)
-                self._load(walk, later)  # entries arrive while the window is fetched
-            chunks, ahead = sys.maxsize, later
-            size = max(size, _WINDOW_BUDGETS * budget // len(walks))
+                yield self._next(walk, _WINDOW_BUDGETS * self._options.fetch_bytes // len(walks), ahead)
+                self._take(walk, ahead)  # entries arrive while the window is fetched
         for walk in self._walks:  # readers load index entries further ahead than samples
-            while walk.loading:
-                _wait(walk.loading.popleft()[1])
-                self._load(walk, ahead)
+            end = walk.planned + self._options.max_ahead + LOADING * CHUNK
+            while walk.locating.taken < end and not walk.locating.is_exhausted:
+                walk.locating.take(min(_LOADED_TOGETHER, end - walk.locating.taken))
+            _rest(walk.locating)
 
-    def _load(self, walk: StreamWalk, chunks: int) -> None:
-        """Take references of a stream and load their index entries, until so many chunks are loading."""
-        while len(walk.loading) < chunks and len(refs := walk.take(self._loaded_together)):
-            loads = [
-                self._fetcher.call(load)
-                for leaf in np.unique(refs.leaf).tolist()
-                for load in self._locators[leaf].claim_loads(refs.index[refs.leaf == leaf])
+    def _take(self, walk: StreamWalk, chunks: int) -> None:
+        """Load the index entries of a stream's next references, until so many chunks are loading."""
+        while walk.locating.pending < chunks and not walk.locating.is_exhausted:
+            walk.locating.take(_LOADED_TOGETHER if walk.locating.taken else self._options.exact_samples)
+
+    def _next(self, walk: StreamWalk, size: int, ahead: int) -> Wanted:
+        """Return what a stream's next generations request: the next one, and more up to ``size`` bytes."""
+        limits, before = walk.planner.limits, walk.planned
+        found: list[tuple[Spans, Int64Array]] = []
+        planned = 0
+        while not walk.is_done and (not found or planned < size):
+            plan = self._plan(walk, ahead)
+            if plan is not None:
+                found.append(self._requested(walk, plan))
+                planned += plan.bytes
+                walk.count(plan)
+            walk.is_done = (
+                plan is None
+                or walk.ahead_ranges >= limits.max_ahead
+                or walk.ahead_bytes >= self._options.fetch_bytes + 2 * limits.plan_bytes
+            )
+        spans = Spans.concatenate([spans for spans, _ in found])
+        positions = np.concatenate([np.zeros(0, np.int64), *(each for _, each in found)])
+        samples = min(walk.planned, walk.samples) - min(before, walk.samples)
+        return self._choose(spans, positions, samples, walk.planned - before - samples)
+
+    def _plan(self, walk: StreamWalk, ahead: int) -> ReadPlan | None:
+        """Plan a stream's next generation; None at the end of the pass."""
+        locating = walk.locating
+        while not walk.planner.has_enough(locating.is_all):
+            if locating.is_all:
+                return None
+            self._take(walk, ahead if walk.planner.generation else 1)
+            located = locating.next(wait=True)
+            if located is not None:
+                walk.planner = walk.planner.add(located)
+        made = walk.planner.plan(locating.is_all)
+        if made is None:
+            return None
+        plan, walk.planner = made
+        return plan
+
+    def _requested(self, walk: StreamWalk, plan: ReadPlan) -> tuple[Spans, Int64Array]:
+        """Return the byte ranges that a plan requests, by leaf and object, and the position of each."""
+        if isinstance(plan.samples[0], LargeSample):
+            leaf, _, ranges = plan.samples[0]
+            columns = [(leaf << 32 | number, start, stop, 0) for number, start, stop in ranges]
+        else:
+            columns = [
+                (
+                    each.leaf << 32 | each.object,
+                    each.start,
+                    each.start + each.size,
+                    each.deadline - plan.first_range,
+                )
+                for each in plan.requests
             ]
-            walk.loading.append((refs, loads))
+        keys, starts, stops, at = np.array(columns, dtype=np.int64).reshape(-1, 4).T
+        places = walk.planned + plan.sample_of_range[at]
+        return Spans(keys, starts, stops), self._positions(walk, places)
 
-    def _next(self, walk: StreamWalk, size: int, chunks: int, ahead: int) -> Wanted:
-        """Return the ranges of a stream's next references, without those further ahead than readers read.
-
-        They have about ``size`` bytes, because the window ends where it separates few neighbours. At most
-        ``chunks`` chunks are waited for, and ``ahead`` keep loading.
-        """
-        window = walk.window
-        self._load(walk, ahead)
-        while walk.loading and chunks and window.sizes().sum() <= size:
-            chunks -= 1
-            refs, loads = walk.loading.popleft()
-            _wait(loads)
-            window.append(self._locators, refs)
-            self._load(walk, ahead)
-        count = len(window)
-        if walk.loading:
-            keys = window.leaf << 32 | window.objects
-            count = window.whole(cut_generation(keys, window.starts, window.stops, size))
-        of = np.cumsum(window.begins[:count]) - 1
-        places = walk.done + np.arange(int(of[-1]) + 1 if count else 0)  # of the references in the stream
-        sizes = np.bincount(of, window.sizes()[:count], len(places)).astype(np.int64)
-        beyond = places >= walk.made
-        before = walk.ahead_bytes + np.cumsum(np.where(beyond, sizes, 0)) - sizes
-        read = ~beyond | (before < self._options.most_ahead_bytes)
-        walk.done += len(places)
-        walk.ahead_bytes += int(sizes[beyond].sum())
-        walk.is_done = not read.all() or (not walk.loading and count == len(window))
-        samples = int((places < walk.samples).sum())
-        positions = self._positions(walk, places)[of]
-        found = self._wanted(window, read[of], positions, samples, int(read.sum()) - samples)
-        window.forget(count)
-        return found
+    def _opening(self, walk: StreamWalk) -> Wanted:
+        """Return the first samples of a stream as they are read before it is known that parts are enough."""
+        walk.locating.take(walk.locating.opening)
+        located = _rest(walk.locating)
+        parts = [number for number, locator in enumerate(self._locators) if locator.skips_bytes]
+        rows = np.flatnonzero(np.isin(located.leaf, parts))
+        places = np.cumsum(located.begins)[rows] - 1
+        spans = Spans(located.keys, located.starts, located.stops)[rows]
+        return self._choose(spans, self._positions(walk, places), 0, 0)
 
     def _positions(self, walk: StreamWalk, places: Int64Array) -> Int64Array:
         """Return the number of samples before each place of a stream, in the rotation of all streams."""
         step, within = np.divmod(places, self._step)
         return (step * len(self._walks) + walk.lane) * self._step + within
 
-    def _wanted(
-        self, window: Window, chosen: npt.NDArray[np.bool_], positions: Int64Array, samples: int, ahead: int
-    ) -> Wanted:
-        """Return the chosen ones of a window's first ranges, without those of stores that are not wanted."""
-        keys = (window.leaf << 32 | window.objects)[: len(chosen)]
-        names, which = np.unique(keys, return_inverse=True)
+    def _choose(self, spans: Spans, positions: Int64Array, samples: int, ahead: int) -> Wanted:
+        """Return the ranges in chosen stores, with the numbers of their objects."""
+        names, which = np.unique(spans.objects, return_inverse=True)
         numbers = np.array([self._number(name >> 32, name & 0xFFFFFFFF) for name in names.tolist()], np.int64)
-        objects = numbers[which]
-        chosen = chosen & (objects >= 0)
-        spans = Spans(objects, window.starts[: len(chosen)], window.stops[: len(chosen)])
-        return Wanted(spans[chosen], positions[chosen], samples, ahead)
+        found = Spans(numbers[which], spans.starts, spans.stops)
+        chosen = found.objects >= 0
+        return Wanted(found[chosen], positions[chosen], samples, ahead)
 
     def _number(self, leaf: int, object_number: int) -> int:
         """Return the number of an object, the same for all its locators; -1 if its store is not wanted."""
@@ -265,37 +247,12 @@ class WantedBytes:
             self._places.append((store, path))
         return number
 
-    def _openings(self) -> Iterator[Wanted]:
-        """Yield the bytes read before a process knows that parts are enough, and let the locators decide."""
-        options = self._options
-        parts = {n: locator for n, locator in enumerate(self._locators) if isinstance(locator, PartLocator)}
-        if not parts:
-            return
-        whole = [locator.whole if isinstance(locator, PartLocator) else locator for locator in self._locators]
-        length = options.exact_samples + options.second_take + CHUNK
-        for walk in self._walks:
-            refs, _ = walk.schedule.take(walk.schedule.begin(), length)
-            found = []
-            for locator in (parts[leaf] for leaf in np.unique(refs.leaf).tolist() if leaf in parts):
-                opening = Opening.of(refs, locator, options, self._alone)
-                for _ in range(2):  # the first call inspects nothing
-                    self._run_all(locator.claim_loads(opening.located[:1]))
-                self._run_all(locator.whole.claim_loads(opening.located))
-                first, *others = locator.index_reads(opening.queried)
-                if self._fetcher.call(first).result() is not None:  # there is an index
-                    self._run_all(others)
-                if locator.reads_parts:
-                    found.append(opening.whole)
-            if found:
-                places, window = np.sort(np.concatenate(found)), Window()
-                window.append(whole, Refs(refs.leaf[places], refs.index[places]))
-                chosen = np.ones(len(window), dtype=bool)
-                yield self._wanted(window, chosen, self._positions(walk, places), 0, 0)
 
-    def _run_all(self, loads: Sequence[Callable[[], object]]) -> None:
-        _wait([self._fetcher.call(load) for load in loads])
-
-
-def _wait(loads: Sequence[Future[object]]) -> None:
-    for load in loads:
-        load.result()
+def _rest(locating: Locating) -> Located:
+    """Wait for all references that are being located, and return their ranges."""
+    found = Located.none()
+    while locating.pending:
+        located = locating.next(wait=True)
+        if located is not None:
+            found += located
+    return found

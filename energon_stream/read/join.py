@@ -56,6 +56,16 @@ class JoinLocator:
         """True if the join's index is read at memory speed."""
         return self._rows.store.is_local
 
+    @property
+    def skips_bytes(self) -> bool:
+        """False: all bytes of a sample are read."""
+        return False
+
+    @property
+    def opening(self) -> JoinLocator:
+        """The locator itself."""
+        return self
+
     def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
         """Return loads of pages of the index."""
         return self._rows.claim_loads(samples)

@@ -61,6 +61,16 @@ class JsonlLocator:
         """True if the index is read at memory speed."""
         return self._rows.store.is_local
 
+    @property
+    def skips_bytes(self) -> bool:
+        """False: all bytes of a sample are read."""
+        return False
+
+    @property
+    def opening(self) -> JsonlLocator:
+        """The locator itself."""
+        return self
+
     def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
         """Return loads of pages of the index."""
         return self._rows.claim_loads(np.concatenate([samples, samples + 1]))

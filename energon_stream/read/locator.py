@@ -63,6 +63,14 @@ class Locator(Protocol):
     def index_is_local(self) -> bool:
         """True if the loads of :meth:`claim_loads` run at memory speed."""
 
+    @property
+    def skips_bytes(self) -> bool:
+        """True if :meth:`locate` leaves out parts of samples."""
+
+    @property
+    def opening(self) -> Locator:
+        """Locator of a reader's first samples: itself, unless it takes long to find out what to read."""
+
     def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
         """Return loads of index entries that are missing. The caller runs each, because nobody else gets it.
 

@@ -1,16 +1,10 @@
-"""Limits of reading ahead, and the size of generations. No I/O."""
+"""Limits of reading ahead. No I/O."""
 
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, replace
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from energon_stream.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
 
 CHUNK = 1024
 """References that a reader locates at a time. Bounds the work between two samples."""
@@ -21,7 +15,6 @@ LOADING = 4
 _MIN_AHEAD = 512  # references of one of many readers
 CONNECTION_BYTES = 1 << 20  # memory of a request in flight beside its body, as measured with obstore
 _FIRST_SAMPLES = 32
-_FAST_LINE = 1.25e9  # bytes per second: ten gigabits
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +80,6 @@ class ReadOptions:
         return _FIRST_SAMPLES if self.first_samples is None else self.first_samples
 
     @property
-    def generation(self) -> int:
-        """Bytes that are planned together: a quarter of :attr:`fetch_bytes`.
-
-        A plan may take in as much again of later samples, and two plans have to fit.
-        """
-        return max(1, self.fetch_bytes // 4)
-
-    @property
     def fetch_bytes(self) -> int:
         """Bytes that all fetches may hold together."""
         return self.byte_budget * 3 // 4
@@ -113,62 +98,3 @@ class ReadOptions:
     def second_take(self) -> int:
         """References that are located while the first samples are in flight."""
         return min(self.max_ahead, max(CHUNK, self.max_ahead // 4))
-
-    @property
-    def most_ahead(self) -> int:
-        """Largest number of references after the consumed ones that a reader looks at.
-
-        A reader plans half of ``max_ahead`` while fewer than ``max_ahead`` are planned, and locates more
-        after these.
-        """
-        located = max(self.exact_samples + self.second_take, self.max_ahead + LOADING * CHUNK)
-        return self.max_ahead + self.max_ahead // 2 + located
-
-    @property
-    def most_ahead_bytes(self) -> int:
-        """Upper bound, in bytes, on how far ahead of the consumer a reader may fetch.
-
-        It is the bytes of all fetches, of a plan, and of the later samples that the plan may take in.
-        """
-        return self.fetch_bytes + 2 * self.generation + self.largest_shared
-
-    def slow_start_bytes(self, latency: float) -> int:
-        """Return the bytes that may be in flight at first: the content of a fast line of this latency."""
-        return max(16 << 20, int(latency * _FAST_LINE))
-
-
-def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, wanted: int) -> int:
-    """Choose how many of the next references form a generation.
-
-    Requests are merged within a generation, so a cut between neighbours of an object costs requests. Among
-    the places with a quarter to all of the wanted bytes before them, this chooses the one that separates the
-    fewest neighbours for its length. In a shuffled order that is where a group of slices ends.
-
-    Args:
-        objects: ``int64``, object of each reference, in the order of use.
-        starts: ``int64``, first byte of each.
-        stops: ``int64``, one past the last byte of each.
-        wanted: Bytes of a generation.
-
-    Returns:
-        Number of references, at least 1.
-    """
-    within = np.cumsum(stops - starts)
-    most = int(np.searchsorted(within, wanted, side="right"))
-    if most >= len(within) or most < 2:
-        return max(1, most)
-    # Where passes meet, a range occurs twice; its neighbour is the one of the same pass.
-    order = np.lexsort((starts, objects))
-    again = (objects[order][1:] == objects[order][:-1]) & (starts[order][1:] == starts[order][:-1])
-    place = np.arange(len(order))
-    new = np.concatenate([[True], ~again])
-    order = order[np.lexsort((starts[order], objects[order], place - np.maximum.accumulate(place * new)))]
-    touching = (objects[order][1:] == objects[order][:-1]) & (starts[order][1:] == stops[order][:-1])
-    one, other = order[1:][touching], order[:-1][touching]
-    first, last = np.minimum(one, other), np.maximum(one, other)
-    separated = np.cumsum(
-        np.bincount(first + 1, minlength=len(within) + 1) - np.bincount(last + 1, minlength=len(within) + 1)
-    )
-    least = max(1, int(np.searchsorted(within, wanted // 4, side="left")) + 1)
-    cuts = np.arange(min(least, most), most + 1)
-    return int(cuts[np.argmin((separated[cuts] + 1) / cuts)])

@@ -1,11 +1,13 @@
 """The locator that reads only some parts of samples, if that saves bytes.
 
 ``index.sqlite`` has the place of each part. It is queried for pages of samples, but only if that may save
-bytes: if the user selected parts, or if the headers of one sample show that a field map leaves large parts
-out. These headers are read while the first samples, whole ones, are in flight; deciding before the first
-batch would delay it by two round trips. The first page of the index decides: if at most ``max_gap`` bytes a
-sample can be skipped, which the planner would read over anyway, or if the index is unusable, whole samples
-are read.
+bytes. A dataset's first samples settle this, once for all readers: if the user selected parts, or if the
+headers of the first sample show that a field map leaves large parts out, the first page of the index tells
+how much can be skipped. If it is at most ``max_gap`` bytes a sample, which the planner would read over
+anyway, or if the index is unusable, whole samples are read.
+
+Selected parts are settled before the first samples are located. If only a field map leaves parts out, the
+first samples of a reader are read whole meanwhile, because settling takes several round trips.
 
 The decision affects traffic only. Samples, order and states are the same either way.
 """
@@ -16,7 +18,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from energon_stream.storage import ByteRange
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
-    from energon_stream.read.locator import Cutter, RawSample
+    from energon_stream.read.locator import Cutter, Locator, RawSample
     from energon_stream.read.objects import ShardObject
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.read.tar import TarLocator
@@ -51,18 +52,6 @@ WHERE tar_file_id = ? AND sample_index >= ? AND sample_index < ?
 """
 
 
-class _NothingSavedError(Exception):
-    """Too few bytes can be skipped; whole samples are read."""
-
-
-class _Mode(Enum):
-    """Ways to read samples. ``TRY`` lasts until the first page of the index is read."""
-
-    TRY = "query the index, which decides"
-    PARTS = "read parts"
-    WHOLE = "read whole samples"
-
-
 @dataclass(slots=True)
 class PartLocator:
     """Locator of some parts of a prepared WebDataset; see :class:`Locator`."""
@@ -72,8 +61,7 @@ class PartLocator:
     max_gap: int
     _ids: Int64Array = field(init=False)
     _first_page: Int64Array = field(init=False)
-    _mode: _Mode = field(init=False)
-    _claims_until_inspection: int = field(init=False)
+    _skips: bool | None = field(init=False, default=None)  # whether parts are read; None until it is settled
     _asked: dict[str, bool] = field(init=False, default_factory=dict)
     _database: IndexDatabase | None = field(init=False, default=None)
     _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
@@ -85,9 +73,6 @@ class PartLocator:
         self._ids = index.shard_ids
         pages = -(-index.shard_counts // _PAGE_SAMPLES)
         self._first_page = np.concatenate([[0], np.cumsum(pages)]).astype(np.int64)
-        declared = self.selection.declared
-        self._mode = _Mode.TRY if declared else _Mode.WHOLE
-        self._claims_until_inspection = 0 if declared else 2  # the first samples do not wait for a decision
 
     @property
     def width(self) -> int:
@@ -100,36 +85,41 @@ class PartLocator:
         return self.whole.index_is_local
 
     @property
-    def reads_parts(self) -> bool:
-        """True if parts are read, finally."""
-        return self._mode is _Mode.PARTS
+    def skips_bytes(self) -> bool:
+        """True if it is settled that parts are read."""
+        return bool(self._skips)
+
+    @property
+    def opening(self) -> Locator:
+        """Locator of a reader's first samples."""
+        return self if self.selection.declared or self._skips is not None else self.whole
 
     def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
         """Return loads of pages of the index, or of ``.tar.idx`` if whole samples are read."""
-        if self._claims_until_inspection:
-            self._claims_until_inspection -= 1
-            inspect = [] if self._claims_until_inspection else [partial(self._inspect, samples)]
-            return [*self.whole.claim_loads(samples), *inspect]
-        if self._mode is _Mode.WHOLE:
+        if self._skips is False:
             return self.whole.claim_loads(samples)
         pages = self._page_of(samples)
-        return [
+        loads: list[Callable[[], object]] = [
             partial(self._load, page, samples[pages == page])
             for page in np.unique(pages).tolist()
             if self.whole.offsets.claim(*self._place(page))
         ]
+        if self._skips or self.selection.declared:
+            return loads
+        # Most datasets turn out to be read whole, so nothing waits for the headers.
+        return [*self.whole.claim_loads(samples), *loads]
 
-    def index_reads(self, samples: Int64Array) -> list[Callable[[], object]]:
-        """Return loads of the index pages of some samples, also if whole samples are read.
-
-        Every process queries one page to decide; prewarming fetches it.
-        """
-        return [partial(self._fetch, page) for page in np.unique(self._page_of(samples)).tolist()]
+    def settle(self) -> bool:
+        """Find out, once, whether reading parts saves bytes. This may take several requests."""
+        with self._lock:
+            if self._skips is None:
+                self._skips = (self.selection.declared or self._first_saves()) and self._page_saves()
+        return self._skips
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return shard, first byte, and one past the last byte of each range; -1 if a sample has fewer."""
         found = np.full((2, len(samples), self.width), -1, dtype=np.int64)
-        if self._mode is _Mode.WHOLE or not self._locate_parts(samples, found):
+        if not self.settle() or not self._locate_parts(samples, found):
             found[:] = -1
             _, found[0, :, :1], found[1, :, :1] = self.whole.locate(samples)
         objects = np.where(found[0] < 0, -1, self.whole.shard_of(samples)[:, None])
@@ -140,7 +130,7 @@ class PartLocator:
         pages = self._page_of(samples)
         for page in np.unique(pages).tolist():
             mine = pages == page
-            # Other leaves may have pushed the page out, or another reader has decided meanwhile.
+            # Other leaves may have pushed the page out.
             window = self._cached(page) or self._load(page, samples[mine])
             if window is None:
                 return False
@@ -168,17 +158,15 @@ class PartLocator:
         before = (page - int(self._first_page[shard])) * _PAGE_SAMPLES
         return shard, int(self.whole.index.shard_starts[shard]) + before, before
 
-    def _inspect(self, samples: Int64Array) -> None:
-        """Inspect the headers of a sample; query the index if much of the sample is not needed."""
+    def _first_saves(self) -> bool:
+        """Return whether the headers of the first sample show bytes that can be skipped."""
+        first = np.zeros(1, dtype=np.int64)
         try:
-            if not self._saves_bytes(samples[:1]):
-                return
+            for load in self.whole.claim_loads(first):
+                load()
+            return self._saves_bytes(first)
         except EnergonStreamError:  # reading the sample raises it again
-            return
-        self._mode = _Mode.TRY
-        pages = self._page_of(samples)
-        for page in np.unique(pages).tolist():
-            self._load(page, samples[pages == page])
+            return False
 
     def _saves_bytes(self, sample: Int64Array) -> bool:
         """Return whether a sample has more than half of ``max_gap`` unneeded bytes; others may have more."""
@@ -204,44 +192,49 @@ class PartLocator:
                     break
         return unneeded > limit
 
+    def _page_saves(self) -> bool:
+        """Return whether the first page of the index is usable, and tells of bytes that can be skipped."""
+        try:
+            found = self._ranges_of(0)
+            self.whole.offsets.load(*self._place(0), partial(self._window, 0, found))
+        except (EnergonStreamError, apsw.Error) as error:
+            self._warn(error)
+            return False
+        return found.skipped > self.max_gap * len(found.starts)
+
     def _load(self, page: int, samples: Int64Array) -> OffsetWindow | None:
         """Load a page. Return None if whole samples are to be read; their index entries are loaded then."""
-        if self._mode is _Mode.TRY:
-            with self._lock:  # the first thread decides for all
-                if self._mode is _Mode.TRY:
-                    window = self._fetch(page)
-                    self._mode = _Mode.WHOLE if window is None else _Mode.PARTS
-        window = self._cached(page)
-        if window is None and self._mode is _Mode.PARTS:
-            window = self._fetch(page)
-            if window is None:
-                self._mode = _Mode.WHOLE
+        window = (self._cached(page) or self._fetch(page)) if self.settle() else None
         if window is None:
             for load in self.whole.claim_loads(samples):
                 load()
         return window
 
     def _fetch(self, page: int) -> OffsetWindow | None:
-        """Read a page of the index and keep it. Return None if that is impossible or saves nothing."""
+        """Read a page of the index and keep it. If that is impossible, whole samples are read from now on."""
         try:
-            return self.whole.offsets.load(*self._place(page), partial(self._read, page))
-        except _NothingSavedError:
-            return None
-        except (EnergonStreamError, apsw.Error) as error:
-            _log.warning(
-                "%s: whole samples are read, because the index cannot be used: %s",
-                self.whole.index.spec.url,
-                error,
+            return self.whole.offsets.load(
+                *self._place(page), lambda: self._window(page, self._ranges_of(page))
             )
+        except (EnergonStreamError, apsw.Error) as error:
+            self._skips = False
+            self._warn(error)
             return None
 
-    def _read(self, page: int) -> OffsetWindow:
-        shard, first, before = self._samples_of(page)
+    def _warn(self, error: Exception) -> None:
+        _log.warning(
+            "%s: whole samples are read, because the index cannot be used: %s",
+            self.whole.index.spec.url,
+            error,
+        )
+
+    def _ranges_of(self, page: int) -> PartRanges:
+        shard, _, before = self._samples_of(page)
         count = min(_PAGE_SAMPLES, int(self.whole.index.shard_counts[shard]) - before)
-        found = self._ranges(int(self._ids[shard]), before, count)
-        if self._mode is _Mode.TRY and found.skipped <= self.max_gap * count:
-            raise _NothingSavedError
-        return OffsetWindow(first, np.concatenate([found.starts, found.stops], axis=1))
+        return self._ranges(int(self._ids[shard]), before, count)
+
+    def _window(self, page: int, found: PartRanges) -> OffsetWindow:
+        return OffsetWindow(self._samples_of(page)[1], np.concatenate([found.starts, found.stops], axis=1))
 
     def _ranges(self, shard_id: int, before: int, count: int) -> PartRanges:
         """Return the ranges of the wanted parts of ``count`` samples of a shard, after ``before`` others."""

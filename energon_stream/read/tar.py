@@ -105,6 +105,16 @@ class TarLocator:
         """Return the shard number of each sample, ``int64``."""
         return np.searchsorted(self.index.shard_starts, samples, side="right") - 1
 
+    @property
+    def skips_bytes(self) -> bool:
+        """False: all bytes of a sample are read."""
+        return False
+
+    @property
+    def opening(self) -> TarLocator:
+        """The locator itself."""
+        return self
+
     def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
         """Return one load for each shard whose entries are missing."""
         return [

@@ -20,6 +20,8 @@ class FetchPlan:
     starts: _Int64s  # int64 [k], first byte of each fetch; fetches are ordered by (object, start)
     stops: _Int64s  # int64 [k], byte after the last one
     fetch_of: _Int64s  # int64 [m], for each input range the fetch that contains all of it, or -1
+    # bool [k], whether a fetch ends because of ``max_bytes``: the next range lies within ``max_gap``.
+    ends_by_size: NDArray[np.bool_]
 
 
 def plan_fetches(
@@ -66,7 +68,7 @@ def plan_fetches(
     fetch_of = np.full(len(objects), -1, dtype=np.int64)
     if not np.any(required):
         none = np.empty(0, dtype=np.int64)
-        return FetchPlan(none, none, none, fetch_of)
+        return FetchPlan(none, none, none, fetch_of, np.empty(0, dtype=np.bool_))
 
     # One number line for all objects: object after object, far enough apart never to merge.
     names, rank = np.unique(objects, return_inverse=True)
@@ -84,6 +86,7 @@ def plan_fetches(
     reach_needed = np.maximum.accumulate(last_needed)
     by_size = np.searchsorted(reach_needed, np.maximum(first_needed + max_bytes, last_needed), side="right")
     by_gap = np.searchsorted(island[needed], island[needed], side="right")
+    is_by_size = by_size < by_gap
     following = np.minimum(by_size, by_gap).tolist()
     heads = []
     head = 0
@@ -101,4 +104,5 @@ def plan_fetches(
     fetch_of[order] = np.where(served, serving, -1)
 
     origin = order[needed[heads]]
-    return FetchPlan(names[rank[origin]], fetch_first - shift[origin], fetch_last - shift[origin], fetch_of)
+    starts, stops = fetch_first - shift[origin], fetch_last - shift[origin]
+    return FetchPlan(names[rank[origin]], starts, stops, fetch_of, is_by_size[heads])

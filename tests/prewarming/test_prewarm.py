@@ -68,7 +68,7 @@ def test_just_what_is_needed_is_fetched_once(server, cache):
     # Slices of 40 samples are read side by side: a step reads some of each, and more of them are fetched
     # together.
     assert plan.requests < (plan.samples + plan.ahead_samples) / 5
-    sizes = ORDER["read_options"].most_ahead_bytes
+    sizes = 2 * ORDER["read_options"].fetch_bytes
     assert plan.bytes <= (plan.samples + 3 * BATCH) * SAMPLE + sizes + SAMPLE + 6 * 1024
 
 
@@ -79,8 +79,8 @@ def test_a_second_call_finds_all_of_it(server, cache):
     assert again.is_complete
     assert (again.fetched_bytes, again.requests, again.plan.requests) == (0, 0, 0)
     assert again.plan.cached_bytes == again.plan.bytes == first.plan.bytes
-    more = warm(server, "s3://bucket/mixed.yaml", cache, steps=STEPS + 2)
-    assert 0 < more.fetched_bytes < 0.2 * first.fetched_bytes
+    more = warm(server, "s3://bucket/mixed.yaml", cache, steps=STEPS + 6)
+    assert 0 < more.fetched_bytes < 0.4 * first.fetched_bytes
 
 
 def test_a_pass_goes_on_into_the_next_one(server, cache):
@@ -209,7 +209,8 @@ def test_verifying_finds_a_flipped_byte(server, cache):
     assert (done.verified_bytes, done.damaged_bytes) == (done.plan.bytes, 0)
     largest = max(Path(cache.directory).rglob("*.*"), key=lambda path: path.stat().st_size)
     with largest.open("r+b") as file:
-        file.seek(done.plan.bytes // 20)
+        written = [at for at, byte in enumerate(file.read()) if byte]  # the file has holes
+        file.seek(written[len(written) // 2])
         byte = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 1]))

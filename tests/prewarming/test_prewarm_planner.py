@@ -44,7 +44,7 @@ class Loads:
     def __init__(self):
         self.count = 0
 
-    def call(self, function):
+    def call(self, function, **_options):
         self.count += 1
         future = Future()
         future.set_result(function())
@@ -60,9 +60,7 @@ def test_ranges_are_wanted_as_soon_as_the_first_are_located(server):
         (dataset,) = dataset.inputs
     loads = Loads()
     # A slice has 40 samples, and is of one shard, so that its index is enough.
-    wanted = WantedBytes(
-        dataset, {0: 1800}, 8, 2, loads, lambda store: not store.is_local, loaded_together=40
-    )
+    wanted = WantedBytes(dataset, {0: 1800}, 8, 2, loads, lambda store: not store.is_local)
     found = wanted.windows()
     first = next(found)
     assert first.spans.bytes

@@ -17,10 +17,10 @@ from webdataset import tenbin
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.jsonl import open_jsonl, prepare_jsonl
+from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.decode import SampleDecoder
 from energon_stream.read.jsonl import JsonlLocator
 from energon_stream.read.options import ReadOptions
-from energon_stream.read.reader import SampleReader
 from energon_stream.read.tar import TarLocator
 from energon_stream.recipe.sample_factory import SampleFactory
 from energon_stream.rng import derive_key
@@ -81,7 +81,9 @@ def built(source, factory, **options):
     """Everything that one pass makes, after the reader is gone."""
     plan = RepeatPlan(LeafPlan(0, source.index.shard_starts, OrderSpec(10, 20, 2, 1)), 1)
     schedule = build_schedule(plan, num_streams=1, stream=0, key=derive_key(3))
-    reader = SampleReader(schedule, schedule.begin(), [source], Fetcher(4), ReadOptions(**options))
+    reader = SampleReader(
+        schedule, schedule.begin(), [source], ReaderGroup(ReadOptions(**options), Fetcher(4))
+    )
     samples = [
         factory.build(
             raw.key,

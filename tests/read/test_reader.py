@@ -19,9 +19,10 @@ from energon_stream.errors import (
     TransientStorageError,
 )
 from energon_stream.index.dataset import open_webdataset
-from energon_stream.read.allowance import Allowance
-from energon_stream.read.options import ReadOptions, cut_generation
-from energon_stream.read.reader import SampleReader, fetch_samples
+from energon_stream.read import budget as budgets
+from energon_stream.read.consume import ReaderGroup, SampleReader, fetch_samples
+from energon_stream.read.generation import cut_generation
+from energon_stream.read.options import ReadOptions
 from energon_stream.read.tar import TarLocator
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, Refs, RepeatPlan, build_schedule
@@ -59,11 +60,11 @@ def make_reader(locators, schedule, cursor=None, in_flight=8, **options):
 
 
 def make_counted_reader(locators, schedule, cursor=None, in_flight=8, **options):
-    """A reader, and the allowance that counts its bytes."""
+    """A reader, and the budget that counts its bytes."""
     cursor = schedule.begin() if cursor is None else cursor
     limits, fetcher = ReadOptions(**options), Fetcher(in_flight)
-    allowance = Allowance(limits, fetcher)
-    return SampleReader(schedule, cursor, locators, fetcher, limits, allowance), allowance
+    group = ReaderGroup(limits, fetcher)
+    return SampleReader(schedule, cursor, locators, group), group.budget
 
 
 def read(reader, count):
@@ -128,7 +129,7 @@ def test_the_byte_budget_holds(folder, budget, request, first, gap):
     """Requested and unconsumed bytes stay within the budget; only what must be larger alone may exceed it."""
     locators = open_sources(folder)
     schedule = schedule_of(locators[0], OrderSpec(10, 40, 5, 1), repeat=1)
-    reader, allowance = make_counted_reader(
+    reader, budget_of = make_counted_reader(
         locators, schedule, byte_budget=budget, max_request=request, first_samples=first, max_gap=gap
     )
     first_batch = (
@@ -141,8 +142,8 @@ def test_the_byte_budget_holds(folder, budget, request, first, gap):
     )
     one = 13 * 1024
     while reader.next() is not None:
-        assert 0 <= allowance.outstanding_bytes <= max(budget, one) + first_batch + one
-    assert allowance.outstanding_bytes == 0
+        assert 0 <= budget_of.outstanding_bytes <= max(budget, one) + first_batch + one
+    assert budget_of.outstanding_bytes == 0
 
 
 def test_a_replaced_shard_is_an_error_not_a_wrong_sample(remote):
@@ -176,10 +177,10 @@ class GatedSource(TarLocator):
 
 def test_a_late_index_is_not_planned_for_in_vain_and_holds_up_no_other(remote, monkeypatch):
     plans = []
-    for module in ("reader", "options"):
+    for module in ("consume", "options"):
         monkeypatch.setattr(f"energon_stream.read.{module}.CHUNK", PER_SHARD)
     monkeypatch.setattr(
-        "energon_stream.read.reader.cut_generation", lambda *a: plans.append(1) or cut_generation(*a)
+        "energon_stream.read.plan.cut_generation", lambda *a: plans.append(1) or cut_generation(*a)
     )
     source = GatedSource(0, open_sources("s3://bucket/data", remote.storage_options)[0].index)
     schedule = schedule_of(source, OrderSpec(None, 0, 1, None), repeat=1)
@@ -215,30 +216,22 @@ class HeldFetcher(Fetcher):
         return size
 
 
-class SlowLine(ReadOptions):
-    """Limits for a line that is taken to hold few bytes."""
-
-    holds = 64_000
-
-    def slow_start_bytes(self, latency):
-        return self.holds
-
-
-def test_few_requests_are_under_way_until_the_line_is_known(folder, remote):
+def test_few_requests_are_under_way_until_the_line_is_known(folder, remote, monkeypatch):
     """A slow start: as much as a fast line holds, and what has arrived besides. Then the budget alone
     counts.
     """
-    first = SlowLine.holds
+    first = 64_000
+    monkeypatch.setattr(budgets, "slow_start_bytes", lambda latency: first)
     locators = open_sources("s3://bucket/data", remote.storage_options)
     schedule = schedule_of(locators[0], OrderSpec(10, 20, 4, 1), repeat=2)
-    fetcher, options = HeldFetcher(8), SlowLine(byte_budget=1_000_000, max_request=16_000, first_samples=2)
-    allowance = Allowance(options, fetcher)
-    reader = SampleReader(schedule, schedule.begin(), locators, fetcher, options, allowance)
+    fetcher, options = HeldFetcher(8), ReadOptions(byte_budget=1_000_000, max_request=16_000, first_samples=2)
+    group = ReaderGroup(options, fetcher)
+    reader = SampleReader(schedule, schedule.begin(), locators, group)
     read(reader, 2)
     fetcher.held, count, arrived, most = [], 2, 0, 0
     assert fetcher.early <= 2 * first
     while count < 2 * SHARDS * PER_SHARD:
-        allowance.look_ahead(reader)
+        group.look_ahead(reader)
         under_way = sum(size for size, _, _ in fetcher.held)
         most = max(most, under_way)
         assert under_way <= first + fetcher.early + arrived

@@ -6,9 +6,8 @@ from reference_writer import write_reference_dataset
 
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.dataset import open_webdataset
-from energon_stream.read.allowance import Allowance
+from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.options import ReadOptions
-from energon_stream.read.reader import SampleReader
 from energon_stream.read.tar import TarLocator
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, RepeatPlan, build_schedule
@@ -34,21 +33,18 @@ def folder(tmp_path_factory):
 
 
 def open_readers(url, options, storage_options=None, repeat=None):
-    """Locator and readers of all streams, with one allowance."""
+    """Locator and readers of all streams, with one budget."""
     source = TarLocator(0, open_webdataset(StoreSpec(str(url), storage_options), split_part="train"))
     fetcher = Fetcher(8)
     share = options.share(STREAMS)
-    allowance = Allowance(share, fetcher)
+    group = ReaderGroup(share, fetcher, STREAMS)
     plan = RepeatPlan(LeafPlan(0, source.index.shard_starts, OrderSpec(20, 20, 4, 1)), repeat)
     schedules = [
         build_schedule(plan, num_streams=STREAMS, stream=stream, key=derive_key(5, stream))
         for stream in range(STREAMS)
     ]
-    readers = [
-        SampleReader(schedule, schedule.begin(), [source], fetcher, share, allowance)
-        for schedule in schedules
-    ]
-    return allowance, schedules, readers
+    readers = [SampleReader(schedule, schedule.begin(), [source], group) for schedule in schedules]
+    return group.budget, schedules, readers
 
 
 def rotate(readers, count, look=lambda: None):
@@ -67,18 +63,18 @@ def rotate(readers, count, look=lambda: None):
 @pytest.mark.parametrize("budget", [4 << 20, 1 << 20, 500_000])
 def test_each_gives_its_samples_within_one_budget(remote, budget):
     options = ReadOptions(byte_budget=budget, first_samples=4)
-    allowance, schedules, readers = open_readers("s3://bucket/data", options, remote.storage_options)
+    budget_of, schedules, readers = open_readers("s3://bucket/data", options, remote.storage_options)
     larger = 5 * 10_000  # the first samples, and one that is larger
     most = options.share(STREAMS).fetch_bytes * STREAMS + larger
     seen = []
     count = 2 * SAMPLES // STREAMS
-    found = rotate(readers, count, lambda: seen.append(allowance.outstanding_bytes))
+    found = rotate(readers, count, lambda: seen.append(budget_of.outstanding_bytes))
     assert 0 < max(seen) <= most
     for schedule, mine in zip(schedules, found, strict=True):
         assert mine == schedule.take(schedule.begin(), count)[0].index.tolist()
     for reader in readers:
         reader.close()
-    assert allowance.outstanding_bytes == 0
+    assert budget_of.outstanding_bytes == 0
 
 
 def test_what_fits_together_is_asked_for_in_few_requests(remote):

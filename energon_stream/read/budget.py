@@ -1,0 +1,189 @@
+"""The byte budget of one process: decides which planned request is made next.
+
+The budget knows requests by their size and deadline, not who planned them. Each reader has a *lane*: its
+planned requests, and the number of ranges that it has consumed. Streams of a process rotate, so all lanes
+use their *n*-th next range at about the same time, and the request with the nearest deadline goes first.
+
+Requests are admitted as far ahead as the budget allows. Bytes count from the request until the last sample
+of the request is consumed. Of many lanes, each has a small share, so their answers are taken apart when they
+arrive: each sample counts until it is consumed, and later requests move in as earlier ones are used up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+_FAST_LINE = 1.25e9  # bytes per second: ten gigabits
+_LEAST_START = 16 << 20
+"""Bytes that may be in flight at first, on any line."""
+_QUANTA = 64
+"""Many lanes look ahead again whenever this fraction of the budget, 1/64, is freed."""
+
+
+class Admissible(Protocol):
+    """A planned request, as the budget sees it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the request."""
+
+    @property
+    def deadline(self) -> int:
+        """Number of ranges that its lane consumes before the request is needed."""
+
+    @property
+    def has_arrived(self) -> bool:
+        """True if the answer has arrived."""
+
+    @property
+    def is_local(self) -> bool:
+        """True if the bytes are views of a local file, which arrive at once and take no memory."""
+
+    def take_apart(self) -> int:
+        """Copy the wanted samples out of the answer; return how many bytes this releases."""
+
+
+R = TypeVar("R", bound=Admissible)
+
+
+def slow_start_bytes(latency: float) -> int:
+    """Return the bytes that may be in flight at first: what a fast line of this latency (seconds) holds."""
+    return max(_LEAST_START, int(latency * _FAST_LINE))
+
+
+@dataclass(slots=True, eq=False)
+class Lane(Generic[R]):
+    """Planned requests of one reader, most urgent first, and the reader's place."""
+
+    queue: deque[R] = field(default_factory=deque)
+    consumed: int = 0  # number of consumed ranges, from which deadlines count
+
+    @property
+    def slack(self) -> int:
+        """Number of ranges that are consumed before the next request is needed."""
+        return self.queue[0].deadline - self.consumed
+
+
+class Budget(Generic[R]):
+    """Admits planned requests within a number of bytes.
+
+    Args:
+        size: Bytes that all requests may hold together.
+        is_shared: Whether several readers have lanes.
+        clock: Returns seconds, to measure the latency of the first answers.
+
+    Attributes:
+        outstanding_bytes: Bytes of requests that are made and not yet consumed.
+    """
+
+    def __init__(self, size: int, *, is_shared: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.size = size
+        self.outstanding_bytes = 0
+        self._is_shared = is_shared
+        self._clock = clock
+        self._lanes: list[Lane[R]] = []
+        self._freed = 0  # bytes freed since the last look ahead
+        self._under_way: deque[R] = deque()  # requests whose arrival still counts
+        self._first: list[R] = []  # requests of the first samples; all others wait for them
+        self._first_made = 0.0  # when they were made
+        self._arrived = 0  # bytes that have arrived since
+        self._start_bytes: int | None = None  # bytes that may be in flight at first; None if that is over
+
+    def open_lane(self) -> Lane[R]:
+        """Add a lane."""
+        lane = Lane[R]()
+        self._lanes.append(lane)
+        return lane
+
+    def close_lane(self, lane: Lane[R], held: int) -> None:
+        """Remove a lane, whose requests hold ``held`` bytes."""
+        self._lanes.remove(lane)
+        self.outstanding_bytes -= held
+
+    @property
+    def is_starting(self) -> bool:
+        """True if arrivals, not only consumption, admit further requests."""
+        starting = self._start_bytes is not None and any(lane.queue for lane in self._lanes)
+        return bool(self._first) or starting
+
+    def free(self, size: int) -> bool:
+        """Note that bytes were consumed. Return whether there is enough room to look ahead again."""
+        self.outstanding_bytes -= size
+        self._freed += size
+        return not self._is_shared or self._freed * _QUANTA >= self.size
+
+    def look(self) -> None:
+        """Note that all readers look ahead now: take answers apart that have arrived."""
+        self._freed = 0
+        if not self._is_shared:
+            return
+        waiting: deque[R] = deque()
+        for request in self._under_way:
+            if request.has_arrived:
+                self._arrived += request.size
+                self.outstanding_bytes -= request.take_apart()
+            else:
+                waiting.append(request)
+        self._under_way = waiting
+
+    def first(self, requests: Iterable[R]) -> None:
+        """Note that these requests of the first samples were made. All others wait for their answers."""
+        self._first_made, self._arrived = self._clock(), 0
+        self._first = list(requests)
+
+    def admit(self) -> Iterator[R]:
+        """Yield the requests to make now, most urgent first. A larger one than the budget goes out alone.
+
+        Later requests wait until the first samples have arrived. After that comes a slow start: no more bytes
+        are in flight than the line holds, and one more for each that has arrived. Otherwise all would arrive
+        together, the most urgent with the last.
+        """
+        if self._first:
+            if not all(request.has_arrived for request in self._first):
+                return
+            self._start_bytes = slow_start_bytes(self._clock() - self._first_made)
+            self._first = []
+        while (lane := self._most_urgent()) is not None:
+            size = lane.queue[0].size
+            if self.outstanding_bytes and self.outstanding_bytes + size > self.size:
+                return
+            if self._start_bytes is not None and not self._may_start(size):
+                return
+            if self._is_shared and self._bytes_under_way() + size > self.size // 3:
+                return  # the client keeps its memory for requests in flight
+            yield self.pop(lane)
+
+    def pop(self, lane: Lane[R]) -> R:
+        """Admit the next request of a lane, whatever the budget: the reader needs it now."""
+        request = lane.queue.popleft()
+        self.outstanding_bytes += request.size
+        if self._start_bytes is not None or (self._is_shared and not request.is_local):
+            self._under_way.append(request)
+        return request
+
+    def _most_urgent(self) -> Lane[R] | None:
+        waiting = [lane for lane in self._lanes if lane.queue]
+        if len(waiting) < 2:
+            return waiting[0] if waiting else None
+        return min(waiting, key=lambda lane: lane.slack)
+
+    def _bytes_under_way(self) -> int:
+        return sum(request.size for request in self._under_way)
+
+    def _may_start(self, size: int) -> bool:
+        """Return whether the slow start allows more bytes. It ends when only the budget limits."""
+        waiting = [request for request in self._under_way if not request.has_arrived]
+        in_flight = sum(request.size for request in waiting)
+        if not self._is_shared:
+            self._arrived += self._bytes_under_way() - in_flight
+            self._under_way = deque(waiting)
+        allowed = (self._start_bytes or 0) + self._arrived
+        if allowed >= self.size:
+            self._start_bytes = None
+            if not self._is_shared:
+                self._under_way.clear()
+        return not waiting or in_flight + size <= allowed

@@ -1,0 +1,400 @@
+"""Reads raw samples in the order of a schedule, ahead of the consumer.
+
+A :class:`SampleReader` locates references, has them planned, and cuts samples out of the answers. The
+readers of a process share a :class:`ReaderGroup` with one byte budget. The consumer's calls drive everything;
+the fetcher's threads run the requests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.errors import StorageError
+from energon_stream.read.budget import Budget, Lane
+from energon_stream.read.fetch import RangeFetch
+from energon_stream.read.large import read_large_sample
+from energon_stream.read.located import Located
+from energon_stream.read.locating import Locating, load_entries
+from energon_stream.read.options import CHUNK, LOADING, ReadOptions
+from energon_stream.read.plan import PlanLimits, Planner
+from energon_stream.read.read_plan import LargeSample, PlannedSample
+
+if TYPE_CHECKING:
+    from energon_stream.read.locator import Locator, RawSample
+    from energon_stream.schedule import Cursor, Refs, Schedule
+    from energon_stream.storage import Fetcher
+
+
+def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int = 1) -> PlanLimits:
+    """Return the limits of the plans of one of several readers.
+
+    Args:
+        options: The reader's share of the limits.
+        locators: Locators by leaf number.
+        readers: Number of readers that share the budget.
+    """
+    # Samples of local files are views, whatever their size.
+    local = frozenset(number for number, locator in enumerate(locators) if locator.index_is_local)
+    return PlanLimits.of(options, readers, local)
+
+
+class ReaderGroup:
+    """The readers of a process that share a byte budget, and what they share.
+
+    Args:
+        options: Limits of each reader.
+        fetcher: Runs the requests.
+        readers: Number of readers.
+
+    Attributes:
+        budget: The budget.
+        look_again: Whether something has changed that may let a reader plan or request.
+    """
+
+    def __init__(self, options: ReadOptions, fetcher: Fetcher, readers: int = 1) -> None:
+        size = options.fetch_bytes * readers
+        self.options = options
+        self.fetcher = fetcher
+        self.readers = readers
+        self.budget: Budget[RangeFetch] = Budget(
+            size * 15 // 16 if readers > 1 else size,  # single samples leave gaps in memory
+            is_shared=readers > 1,
+        )
+        self.look_again = True
+        self._open: list[SampleReader] = []
+
+    @property
+    def is_shared(self) -> bool:
+        """True if several readers share the budget."""
+        return self.readers > 1
+
+    def join(self, reader: SampleReader) -> Lane[RangeFetch]:
+        """Add a reader; return its lane."""
+        self._open.append(reader)
+        self.look_again = True
+        return self.budget.open_lane()
+
+    def leave(self, reader: SampleReader, lane: Lane[RangeFetch], held: int) -> None:
+        """Remove a closed reader, whose requests hold ``held`` bytes."""
+        if reader in self._open:
+            self._open.remove(reader)
+            self.budget.close_lane(lane, held)
+
+    def look_ahead(self, reader: SampleReader) -> None:
+        """Locate, plan and request within the limits. Wait only if ``reader`` has no sample ready."""
+        self.look_again = False  # from here on, other threads may set it again
+        reader.begin()
+        self.budget.look()
+        others = [other for other in self._open if other is not reader]
+        while True:
+            self.request()
+            planned = reader.fill(wait=True)
+            for other in others:
+                with suppress(StorageError):  # the other reader raises it when it is read
+                    planned |= other.fill(wait=False)
+            if not planned:
+                break
+        # Without freed bytes no other request has room, but index entries may arrive soon.
+        # (Each reader is asked, because it may begin to wait for its entries.)
+        soon = [reader.may_plan_soon() for reader in self._open]
+        if self.budget.is_starting or any(soon):
+            self.look_again = True
+
+    def request(self) -> None:
+        """Make all requests that the budget admits."""
+        for fetch in self.budget.admit():
+            self.send(fetch)
+
+    def send(self, fetch: RangeFetch) -> None:
+        """Make an admitted request."""
+        fetch.send(self.fetcher)
+        if self.is_shared and not fetch.is_local:
+            fetch.answer.add_done_callback(self.wake)
+
+    def wake(self, _done: object) -> None:
+        """Look again at the next sample: a callback in the fetcher's threads. Polling would cost more."""
+        self.look_again = True
+
+
+@dataclass(slots=True)
+class _Position:
+    """The consumer's place in one pass of a schedule."""
+
+    schedule: Schedule
+    cursor: Cursor
+    since: int = 0  # samples consumed after the cursor
+    begun: bool = False  # whether the pass was planned
+
+    def settle(self) -> Cursor:
+        """Return the cursor after the last consumed sample."""
+        if self.since:
+            self.cursor = self.schedule.advance(self.cursor, self.since)
+            self.since = 0
+        return self.cursor
+
+
+class SampleReader:
+    """Reads the samples of one schedule in order, from a cursor on.
+
+    Args:
+        schedule: The schedule.
+        cursor: The first sample's place in it.
+        locators: Locators by leaf number.
+        group: Readers that share a budget with this one.
+    """
+
+    # Private attributes, in the order of a reference's way:
+    # _position  the consumer's place in the schedule
+    # _locating  references whose index entries are being loaded
+    # _planner   located ranges that are not planned yet
+    # _lane      planned requests that are not made yet, and the number of consumed ranges
+    # _ready     planned samples, in order
+    # _fetches   planned requests, by number, until their last sample is consumed
+    # _locators  locators by leaf number, which cut samples
+    # _group     readers that share the budget
+
+    def __init__(
+        self, schedule: Schedule, cursor: Cursor, locators: Sequence[Locator], group: ReaderGroup
+    ) -> None:
+        self._group = group
+        self._locators = locators
+        self._position = _Position(schedule, cursor)
+        self._locating = Locating(schedule, cursor, locators, group.fetcher)
+        self._planner = Planner(plan_limits(group.options, locators, group.readers))
+        self._ready: deque[PlannedSample | LargeSample] = deque()
+        self._fetches: dict[int, RangeFetch] = {}
+        self._lane = group.join(self)
+
+    def next(self) -> RawSample | None:
+        """Return the next sample; None at the end of the pass.
+
+        Raises:
+            StorageError: The bytes could not be read. The next call continues with the next sample.
+            IndexMismatchError: The shard is not what its index says.
+        """
+        group, ready = self._group, self._ready
+        while True:
+            if group.look_again or not ready:
+                group.look_ahead(self)
+                if not ready:
+                    return None
+            planned = ready.popleft()
+            self._position.since += 1
+            sample = self._read_alone(planned) if isinstance(planned, LargeSample) else self._cut(planned)
+            if sample is not None:
+                return sample
+
+    def restart(self, cursor: Cursor) -> None:
+        """Begin another pass at a cursor, after the end of this one. Answers that are kept serve it, too."""
+        self._position = _Position(self._position.schedule, cursor)
+        self._locating.restart(cursor)
+        self._planner = self._planner.restart()
+        self._group.look_again = True
+
+    def cursor(self) -> Cursor:
+        """Return the cursor after the last consumed sample."""
+        return self._position.settle()
+
+    @property
+    def is_awaited(self) -> bool:
+        """True if the next sample is planned, and its bytes have not arrived."""
+        first = self._ready[0] if self._ready else None
+        return isinstance(first, PlannedSample) and not self._fetches[first.request].has_arrived
+
+    def close(self) -> None:
+        """Cancel queued requests and release all buffers."""
+        self._group.leave(self, self._lane, sum(fetch.drop() for fetch in self._fetches.values()))
+        self._fetches.clear()
+        self._ready.clear()
+        self._lane.queue.clear()
+        self._locating.close()
+
+    # Consuming
+
+    def _cut(self, planned: PlannedSample) -> RawSample | None:
+        leaf, sample, request, place, more = planned
+        fetch = self._leave(request, place)
+        locator = self._locators[leaf]
+        if locator.width == 1:
+            return fetch.cut(sample, place)
+        ranges = [(fetch, place), *((self._leave(number, at), at) for number, at in more)]
+        return locator.merge(sample, [(each.request.object, each.cut(sample, at)) for each, at in ranges])
+
+    def _leave(self, request: int, place: int) -> RangeFetch:
+        """Mark one range of a request as consumed."""
+        fetch, group, lane = self._fetches[request], self._group, self._lane
+        lane.consumed += 1
+        while not fetch.is_requested:  # the budget has no room for a request that is needed now
+            group.send(group.budget.pop(lane))
+        freed = fetch.leave(place)
+        if freed:
+            if fetch.is_done:
+                del self._fetches[request]
+            if group.budget.free(freed):
+                group.look_again = True
+        return fetch
+
+    def _read_alone(self, planned: LargeSample) -> RawSample | None:
+        group = self._group
+        self._lane.consumed += len(planned.ranges)
+        group.look_again = True
+        return read_large_sample(
+            self._locators[planned.leaf],
+            planned.sample,
+            planned.ranges,
+            fetcher=group.fetcher,
+            options=group.options,
+        )
+
+    # Looking ahead
+
+    def begin(self) -> None:
+        """Request the first samples of a pass as exact ranges, and locate later ones meanwhile.
+
+        The first answers take a round trip, which leaves time to plan. This waits no longer for the index
+        entries of later samples.
+        """
+        if self._position.begun:
+            return
+        self._position.begun = True
+        options, group, locating = self._group.options, self._group, self._locating
+        if not locating.taken:
+            locating.opening = options.exact_samples
+        locating.take(options.exact_samples)
+        self._add_located(wait=True)
+        if self._planner.starts_large or not self._plan():
+            return
+        group.request()
+        first = [fetch for fetch in self._fetches.values() if fetch.is_requested and not fetch.has_arrived]
+        group.budget.first(first)
+        locating.take(options.second_take)
+        while first and not first[0].has_arrived and not self._add_located(wait=False):
+            awaited: list[Future[Any]] = [first[0].answer, *locating.awaited()]
+            wait(awaited, return_when=FIRST_COMPLETED)
+
+    def fill(self, wait: bool) -> bool:
+        """Plan one generation if no planned request waits and the limits allow.
+
+        Args:
+            wait: Whether to wait for index entries if no sample is ready.
+
+        Returns:
+            Whether one was planned.
+        """
+        if not self._position.begun:  # the first samples of another reader are exact ranges
+            self._position.begun = True
+            self._planner = self._planner.without_exact()
+        planned, ready = self._planner.ranges - self._lane.consumed, self._ready
+        if self._lane.queue or planned >= self._group.options.max_ahead or self._is_held_back:
+            return False
+        if ready and isinstance(ready[-1], LargeSample):
+            return False
+        self._locate(wait and not ready)
+        return not (ready and self._planner.starts_large) and self._plan()
+
+    def may_plan_soon(self) -> bool:
+        """Return whether planning may be possible before bytes are freed."""
+        if self._is_held_back:
+            return True
+        if self._lane.queue or not self._locating.pending:
+            return False
+        awaited = self._locating.awaited()
+        if awaited:
+            awaited[0].add_done_callback(self._group.wake)
+        return not awaited
+
+    @property
+    def _is_held_back(self) -> bool:
+        """True if later generations wait until the first samples are consumed."""
+        return self._planner.generation == 2 and self._lane.consumed < self._planner.exact_end
+
+    def _add_located(self, wait: bool) -> bool:
+        """Add located references to the planner. Return False if index entries of some have not arrived."""
+        while self._locating.pending:
+            located = self._locating.next(wait)
+            if located is None:
+                return False
+            self._planner = self._planner.add(located)
+            wait = False
+        return True
+
+    def _locate(self, wait: bool) -> None:
+        """Locate references until the next generation is determined."""
+        locating, options = self._locating, self._group.options
+        most = (
+            LOADING if self._planner.generation > 1 else 1
+        )  # few loads share the line with the first samples
+        while True:
+            self._add_located(wait)
+            if self._planner.has_enough(locating.is_all) or locating.is_all:
+                return
+            pending = locating.pending
+            if pending < most and not locating.is_exhausted:
+                locating.take(min(CHUNK, options.max_ahead))
+            elif not wait:
+                return
+            if pending and not wait:  # the next call takes more
+                return
+
+    def _plan(self) -> bool:
+        """Plan the next generation. Return False if it must wait for references."""
+        made = self._planner.plan(self._locating.is_all)
+        if made is None:
+            return False
+        plan, self._planner = made
+        for request in plan.requests:
+            fetch = RangeFetch(
+                request, self._locators[request.leaf], keeps=plan.keeps, is_shared=self._group.is_shared
+            )
+            self._fetches[request.number] = fetch
+            self._lane.queue.append(fetch)
+        for number, place in plan.reused:
+            self._fetches[number].reuse(place)
+        if not plan.keeps:
+            self._stop_keeping()
+        self._ready.extend(plan.samples)
+        return True
+
+    def _stop_keeping(self) -> None:
+        """Release kept answers whose samples are consumed."""
+        kept = [fetch for fetch in self._fetches.values() if fetch.keeps]
+        freed = sum(fetch.stop_keeping() for fetch in kept)
+        if freed:
+            self._group.budget.free(freed)
+        for fetch in kept:
+            if fetch.is_done:
+                del self._fetches[fetch.request.number]
+
+
+def fetch_samples(
+    locators: Sequence[Locator], refs: Refs, fetcher: Fetcher, options: ReadOptions
+) -> list[RawSample | None]:
+    """Read one raw sample per reference, in order, at once and with as few requests as possible; None for an
+    excluded one.
+    """
+    openers = [locator.opening for locator in locators]
+    for load in load_entries(openers, refs, fetcher, deadline=0):
+        load.result()
+    most = sys.maxsize // 4
+    limits = PlanLimits(0, 0, most, most, options.max_request, options.max_gap, most)
+    made = Planner(limits, generation=2).add(Located.of(openers, refs)).plan(is_all=True)
+    if made is None:
+        return []
+    fetches = [RangeFetch(request, locators[request.leaf], keeps=True) for request in made[0].requests]
+    for fetch in fetches:
+        fetch.send(fetcher)
+    samples = []
+    for planned in made[0].samples:
+        if isinstance(planned, LargeSample):  # there is no limit
+            raise TypeError("a sample was planned alone; please report this bug")
+        leaf, sample, request, place, more = planned
+        ranges = [(fetches[number], at) for number, at in ((request, place), *more)]
+        found = [(fetch.request.object, fetch.cut(sample, at)) for fetch, at in ranges]
+        samples.append(found[0][1] if locators[leaf].width == 1 else locators[leaf].merge(sample, found))
+    return samples

@@ -1,0 +1,195 @@
+"""Requests under way: their answers, the bytes that they hold, and the samples cut out of them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
+from energon_stream.storage import Body, ByteRange, Fetcher
+
+if TYPE_CHECKING:
+    from energon_stream.read.locator import Cutter, Locator, RawSample
+    from energon_stream.read.read_plan import Request
+
+
+class RangeFetch:
+    """A planned request on its way, until its last sample is consumed.
+
+    It holds its whole answer, or, after :meth:`take_apart`, a copy of each sample that is still wanted.
+
+    Attributes:
+        request: The planned request.
+        keeps: Whether the answer is kept when no planned sample needs it any more.
+
+    ``is_shared`` tells that other readers share the budget, so that the answer may be taken apart.
+    """
+
+    __slots__ = ("_answer", "_apart", "_cutter", "_left", "_locator", "_sizes", "_uses", "keeps", "request")
+
+    def __init__(self, request: Request, locator: Locator, *, keeps: bool, is_shared: bool = False) -> None:
+        self.request = request
+        self.keeps = keeps
+        self._locator = locator
+        self._uses = len(request.starts)  # planned ranges that are not consumed yet
+        self._answer: Future[Body] | None = None
+        self._cutter: Cutter | None = None
+        # Uses of each range, if the answer may be taken apart.
+        self._left = [1] * self._uses if is_shared and not self.is_local else None
+        # Copied samples of an answer that was taken apart; an error if one cannot be cut.
+        self._apart: list[RawSample | None | IndexMismatchError] | None = None
+        self._sizes: list[int] = []  # bytes of each copied sample
+
+    @property
+    def size(self) -> int:
+        """Bytes of the request."""
+        return self.request.size
+
+    @property
+    def deadline(self) -> int:
+        """Number of ranges that the reader consumes before this is needed."""
+        return self.request.deadline
+
+    @property
+    def is_requested(self) -> bool:
+        """True if the request was made."""
+        return self._answer is not None
+
+    @property
+    def has_arrived(self) -> bool:
+        """True if the answer has arrived."""
+        return self._answer is not None and self._answer.done()
+
+    @property
+    def is_local(self) -> bool:
+        """True if the bytes are views of a local file."""
+        return self._locator.index_is_local
+
+    @property
+    def answer(self) -> Future[Body]:
+        """The future answer. Raises RuntimeError if the request was not made; a bug of this library."""
+        if self._answer is None:
+            raise RuntimeError("a fetch was used before it was requested; please report this bug")
+        return self._answer
+
+    def send(self, fetcher: Fetcher) -> None:
+        """Make the request."""
+        request = self.request
+        shard = self._locator.object(request.object)
+        self._answer = fetcher.submit(
+            shard.store,
+            shard.path,
+            ByteRange(request.start, request.start + request.size),
+            etag=shard.etag,
+            deadline=request.deadline,
+        )
+
+    def reuse(self, place: int) -> None:
+        """Note that a range is planned once more, and served by the kept answer."""
+        self._uses += 1
+        if self._left is not None:
+            self._left[place] += 1
+
+    def leave(self, place: int) -> int:
+        """Mark a range as consumed; return how many bytes this releases."""
+        self._uses -= 1
+        if self._left is not None:
+            self._left[place] -= 1
+            if self._apart is not None:
+                return self._sizes[place]
+        return 0 if self._uses or self.keeps else self.request.size
+
+    def cut(self, sample: int, place: int) -> RawSample | None:
+        """Wait for the bytes and cut a sample, once for each planned range.
+
+        Raises StorageError if the bytes could not be read, and IndexMismatchError if they are not the sample
+        or the index points beyond the object.
+        """
+        if self._apart is not None:
+            found, self._apart[place] = self._apart[place], None
+            if isinstance(found, IndexMismatchError):
+                raise found
+            return found
+        return self.cutter().cut(sample, place)
+
+    def cutter(self) -> Cutter:
+        """Wait for the bytes and return their cutter."""
+        if self._cutter is None:
+            self._cutter = self._split()
+        return self._cutter
+
+    @property
+    def is_done(self) -> bool:
+        """True if no sample needs the answer any more."""
+        return not (self._uses or self.keeps)
+
+    @property
+    def held(self) -> int:
+        """Bytes that the fetch holds, or will hold when its answer arrives."""
+        if self._answer is None or self.is_done:
+            return 0
+        if self._apart is None:
+            return self.request.size
+        return sum(size for size, uses in zip(self._sizes, self._left or (), strict=True) if uses)
+
+    def stop_keeping(self) -> int:
+        """Keep the answer until its planned samples are consumed; return how many bytes this releases."""
+        before, self.keeps = self.held, False
+        return before - self.held
+
+    def take_apart(self) -> int:
+        """Copy each wanted sample out of the answer; return how many bytes this releases.
+
+        If the request failed, nothing happens; the error is raised for the first sample.
+        """
+        left = self._left
+        if left is None or self._apart is not None or self.keeps or not self._uses or len(left) < 2:
+            return 0
+        if max(left) > 1:  # planned for several passes
+            return 0
+        try:
+            cutter = self.cutter()
+        except Exception:
+            return 0
+        before = self.held
+        self._apart = [
+            _own(cutter, sample, place) if left[place] else None
+            for place, sample in enumerate(self.request.samples.tolist())
+        ]
+        self._sizes = (self.request.stops - self.request.starts).tolist()
+        self._cutter = None
+        self._answer = Future()  # the bytes are no longer needed
+        self._answer.set_result(Body(memoryview(b""), None, None))
+        return before - self.held
+
+    def drop(self) -> int:
+        """Cancel the request if it has not begun; return the bytes that the fetch held."""
+        held, self._uses, self.keeps = self.held, 0, False
+        if self._answer is not None:
+            self._answer.cancel()
+        return held
+
+    def _split(self) -> Cutter:
+        request = self.request
+        try:
+            body = self.answer.result()
+        except RangeError as error:
+            raise IndexMismatchError(error.what, where=error.where, hint=error.hint) from error
+        except ObjectNotFoundError as error:
+            raise ObjectNotFoundError(
+                "a shard of the dataset does not exist",
+                where=error.where,
+                hint="Restore it, or run `energon-stream prepare` again.",
+            ) from error
+        self._locator.object(request.object).observe(body.etag)
+        return self._locator.split(request.object, body.data, request.start, request.starts, request.stops)
+
+
+def _own(cutter: Cutter, sample: int, place: int) -> RawSample | None | IndexMismatchError:
+    try:
+        raw = cutter.cut(sample, place)
+    except IndexMismatchError as error:
+        return error
+    if raw is not None:
+        raw.parts = {name: memoryview(bytes(part)) for name, part in raw.parts.items()}
+    return raw

@@ -1,0 +1,65 @@
+"""Where a generation of byte ranges ends, and what it separates. No I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.read.located import Located
+
+
+def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, wanted: int) -> int:
+    """Choose how many of the next references form a generation.
+
+    Requests are merged within a generation, so a cut between neighbours of an object costs requests. Among
+    the places with a quarter to all of the wanted bytes before them, this chooses the one that separates the
+    fewest neighbours for its length. In a shuffled order that is where a group of slices ends.
+
+    Args:
+        objects: ``int64``, object of each reference, in the order of use.
+        starts: ``int64``, first byte of each.
+        stops: ``int64``, one past the last byte of each.
+        wanted: Bytes of a generation.
+
+    Returns:
+        Number of references, at least 1.
+    """
+    within = np.cumsum(stops - starts)
+    most = int(np.searchsorted(within, wanted, side="right"))
+    if most >= len(within) or most < 2:
+        return max(1, most)
+    # Where passes meet, a range occurs twice; its neighbour is the one of the same pass.
+    order = np.lexsort((starts, objects))
+    again = (objects[order][1:] == objects[order][:-1]) & (starts[order][1:] == starts[order][:-1])
+    place = np.arange(len(order))
+    new = np.concatenate([[True], ~again])
+    order = order[np.lexsort((starts[order], objects[order], place - np.maximum.accumulate(place * new)))]
+    touching = (objects[order][1:] == objects[order][:-1]) & (starts[order][1:] == stops[order][:-1])
+    one, other = order[1:][touching], order[:-1][touching]
+    first, last = np.minimum(one, other), np.maximum(one, other)
+    separated = np.cumsum(
+        np.bincount(first + 1, minlength=len(within) + 1) - np.bincount(last + 1, minlength=len(within) + 1)
+    )
+    least = max(1, int(np.searchsorted(within, wanted // 4, side="left")) + 1)
+    cuts = np.arange(min(least, most), most + 1)
+    return int(cuts[np.argmin((separated[cuts] + 1) / cuts)])
+
+
+def has_range_near(
+    keys: Int64Array, stops: Int64Array, later: Located, max_gap: int
+) -> npt.NDArray[np.bool_]:
+    """Return, for each end of a request, whether a range begins at most ``max_gap`` bytes after it."""
+    if not len(later):
+        return np.zeros(len(keys), dtype=np.bool_)
+    # One number line for all objects.
+    _, rank = np.unique(np.concatenate([keys, later.keys]), return_inverse=True)
+    length = int(max(stops.max(initial=0), later.stops.max())) + max_gap + 1
+    ends, begins = rank[: len(keys)] * length + stops, np.sort(rank[len(keys) :] * length + later.starts)
+    following = np.searchsorted(begins, ends, side="left")
+    found = begins[np.minimum(following, len(begins) - 1)]
+    near: npt.NDArray[np.bool_] = (following < len(begins)) & (found <= ends + max_gap)
+    return near

@@ -1,0 +1,138 @@
+"""Locates the references of one schedule, some chunks at a time, while their index entries are loaded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from energon_stream.read.located import Located
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from energon_stream.read.locator import Locator
+    from energon_stream.schedule import Cursor, Refs, Schedule
+    from energon_stream.storage import Fetcher
+
+_INDEX_BYTES = 4096
+"""Usual size of a page of index entries. A late one is requested twice, because many samples wait for it."""
+
+
+def load_entries(
+    locators: Sequence[Locator], refs: Refs, fetcher: Fetcher, deadline: int
+) -> list[Future[object]]:
+    """Load the missing index entries of some references."""
+    return [
+        fetcher.call(
+            load, deadline=deadline, inline=locators[leaf].index_is_local, repeatable_bytes=_INDEX_BYTES
+        )
+        for leaf in np.unique(refs.leaf).tolist()
+        for load in locators[leaf].claim_loads(refs.index[refs.leaf == leaf])
+    ]
+
+
+@dataclass(slots=True, eq=False)
+class _Chunk:
+    """References whose index entries are being loaded."""
+
+    locators: Sequence[Locator]
+    refs: Refs
+    before: int  # number of references before them
+    loads: list[Future[object]] | None  # None if they must be requested again
+
+    def awaited(self) -> list[Future[object]]:
+        """Return the loads that are not done."""
+        return [load for load in self.loads or () if not load.done()]
+
+
+class Locating:
+    """Takes references from a schedule, from a cursor on, and returns their byte ranges in order.
+
+    Args:
+        schedule: The schedule.
+        cursor: Where to begin.
+        locators: Locators by leaf number.
+        fetcher: Loads index entries.
+        opening: Number of first references that are read whole if a leaf's parts are not declared, because
+            it takes several round trips to find out whether reading parts saves bytes.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        cursor: Cursor,
+        locators: Sequence[Locator],
+        fetcher: Fetcher,
+        opening: int = 0,
+    ) -> None:
+        self._schedule = schedule
+        self._cursor = cursor
+        self._locators = locators
+        self._openers = [locator.opening for locator in locators]
+        self._fetcher = fetcher
+        self.opening = opening
+        self._chunks: deque[_Chunk] = deque()
+        self.taken = 0  # references taken from the schedule
+        self.is_exhausted = False  # whether the schedule has no more references in this pass
+
+    def restart(self, cursor: Cursor) -> None:
+        """Begin another pass."""
+        self._cursor, self.is_exhausted = cursor, False
+        self._chunks.clear()
+
+    @property
+    def pending(self) -> int:
+        """Number of chunks whose index entries are being loaded."""
+        return len(self._chunks)
+
+    @property
+    def is_all(self) -> bool:
+        """True if every reference of the pass has been located."""
+        return self.is_exhausted and not self._chunks
+
+    def take(self, count: int) -> None:
+        """Begin to load the index entries of the next references."""
+        is_opening = self.taken < self.opening
+        if is_opening:
+            count = min(count, self.opening - self.taken)
+        refs, self._cursor = self._schedule.take(self._cursor, count)
+        self.is_exhausted = len(refs) < count
+        if not len(refs):
+            return
+        locators = self._openers if is_opening else self._locators
+        loads = load_entries(locators, refs, self._fetcher, self.taken)
+        self._chunks.append(_Chunk(locators, refs, self.taken, loads))
+        self.taken += len(refs)
+
+    def next(self, wait: bool) -> Located | None:
+        """Return the ranges of the next chunk; None if its index entries have not arrived.
+
+        Raises:
+            StorageError: Entries could not be read. The next call requests them again.
+        """
+        if not self._chunks:
+            return None
+        first = self._chunks[0]
+        if first.loads is None:
+            first.loads = load_entries(first.locators, first.refs, self._fetcher, first.before)
+        if not wait and first.awaited():
+            return None
+        loads, first.loads = first.loads, None
+        for load in loads:
+            load.result()
+        located = Located.of(first.locators, first.refs)
+        self._chunks.popleft()
+        return located
+
+    def awaited(self) -> list[Future[object]]:
+        """Return the loads that the next chunk waits for."""
+        return self._chunks[0].awaited() if self._chunks else []
+
+    def close(self) -> None:
+        """Forget all references."""
+        self.is_exhausted = True
+        self._chunks.clear()

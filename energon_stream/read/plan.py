@@ -1,0 +1,387 @@
+"""Plans range requests: which bytes are requested together, in which order, and why.
+
+The schedule is a pure function, so the future is known. A :class:`Planner` turns located ranges into
+requests, one *generation* at a time. It is a frozen value without clock, thread or I/O: the same ranges and
+limits give the same requests, in however many pieces the ranges arrive. Readers, prewarming, ``explain`` and
+the simulator all follow this plan.
+
+Generation 0 has the first samples as exact ranges, generation 1 up to 16 MiB, later ones half of what a
+reader may hold. A request may take in samples that lie between two wanted ones and belong to the next
+generation; they are not fetched twice. While all planned bytes fit in the budget together, no later pass
+requests them again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon_stream.read.generation import cut_generation, has_range_near
+from energon_stream.read.located import Located
+from energon_stream.read.read_plan import LargeSample, PlannedSample, ReadPlan, Reason, Request
+from energon_stream.storage.planner import FetchPlan, plan_fetches
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.read.options import ReadOptions
+
+_FIRST_PLAN = 16 << 20
+"""Bytes of the plan after the first samples. It is small, so that its answers arrive soon."""
+_SMALL_PLAN = 16 << 20
+"""Plans of many readers take 9/10 of their share up to this size; above it, half of the share."""
+_SMALL_REQUEST = 2 << 20
+"""Largest request of many readers, unless their plans are large."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """Limits of one reader's plans.
+
+    Attributes:
+        exact_samples: Samples of generation 0; 0 for none.
+        second_take: Samples after these from which generation 1 is chosen.
+        max_ahead: Largest number of samples that are planned and not yet consumed.
+        plan_bytes: Bytes of a generation.
+        max_request: Largest request, in bytes.
+        max_gap: Unwanted bytes between two ranges that are read rather than split a request.
+        largest_shared: Size in bytes of the largest sample that is requested beside others.
+        resident_bytes: Planned bytes that are kept for later passes; with more, none are kept.
+        is_shared: Whether other readers share the budget.
+        request_limit: What sets ``max_request``.
+        local: Leaves whose samples are views of local files, so that their size does not matter.
+    """
+
+    exact_samples: int
+    second_take: int
+    max_ahead: int
+    plan_bytes: int
+    max_request: int
+    max_gap: int
+    largest_shared: int
+    resident_bytes: int = 0
+    is_shared: bool = False
+    request_limit: Reason = Reason.MAX_REQUEST
+    local: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, options: ReadOptions, readers: int = 1, local: frozenset[int] = frozenset()) -> PlanLimits:
+        """Return the limits of one of several readers in a process.
+
+        Args:
+            options: Limits of one reader, its share of the budget.
+            readers: Number of readers.
+            local: Leaves whose samples are views of local files.
+        """
+        plan, request = max(1, options.fetch_bytes // 4), options.max_request
+        if readers > 1:
+            # Single samples leave gaps in memory, so a 16th of the budget stays free.
+            share = options.fetch_bytes * readers * 15 // 16 // readers
+            plan = max(1, share // 2, min(share * 9 // 10, _SMALL_PLAN))
+            request = min(request, max(_SMALL_REQUEST, plan // 4))
+        return cls(
+            exact_samples=options.exact_samples,
+            second_take=options.second_take,
+            max_ahead=options.max_ahead,
+            plan_bytes=plan,
+            max_request=request,
+            max_gap=options.max_gap,
+            largest_shared=options.largest_shared,
+            resident_bytes=options.fetch_bytes * 15 // 16,
+            is_shared=readers > 1,
+            request_limit=Reason.MAX_REQUEST if request == options.max_request else Reason.SHARED_LIMIT,
+            local=local,
+        )
+
+
+# Skips the constructor, because it is called for every sample.
+_planned: Callable[[tuple[Any, ...]], PlannedSample] = partial(tuple.__new__, PlannedSample)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planner:
+    """Plans the requests of one reader. Its methods return new planners.
+
+    Example:
+        >>> import numpy as np
+        >>> starts = np.arange(4) * 1000
+        >>> located = Located(
+        ...     np.zeros(4, int), np.arange(4), np.zeros(4, int), starts, starts + 1000,
+        ...     begins=np.ones(4, bool), skips=np.zeros(4, bool),
+        ... )
+        >>> limits = PlanLimits(1, 10, 10, 1 << 20, 2000, 0, 1 << 20)
+        >>> planner = Planner(limits).add(located)
+        >>> first, planner = planner.plan(is_all=True)
+        >>> second, planner = planner.plan(is_all=True)
+        >>> [(request.start, request.size, request.reason.name) for request in first.requests]
+        [(0, 1000, 'FIRST_BATCH')]
+        >>> [(request.start, request.size, request.reason.name) for request in second.requests]
+        [(1000, 2000, 'MAX_REQUEST'), (3000, 1000, 'GAP')]
+    """
+
+    limits: PlanLimits
+    generation: int = 0  # number of the next generation
+    ranges: int = 0  # ranges planned so far
+    exact_end: int = 0  # number of ranges up to the end of the last generation 0
+    requests: int = 0  # requests planned so far
+    bytes: int = 0  # bytes of these requests
+    located: Located = field(default_factory=Located.none)  # not planned yet
+    # Request of each located range that an earlier generation has taken in, else -1; its place in it.
+    taken: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    places: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    # Request and place of all planned ranges, by object, sample and first byte; None if answers are not kept.
+    kept: Mapping[tuple[int, int, int], tuple[int, int]] | None = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.generation and not self.limits.exact_samples:
+            object.__setattr__(self, "generation", 1)
+
+    def add(self, located: Located) -> Planner:
+        """Add the ranges of the next references."""
+        none = np.full(len(located), -1, dtype=np.int64)
+        return replace(
+            self,
+            located=self.located + located,
+            taken=np.concatenate([self.taken, none]),
+            places=np.concatenate([self.places, none]),
+        )
+
+    def without_exact(self) -> Planner:
+        """Return a planner that begins with generation 1."""
+        return replace(self, generation=max(1, self.generation))
+
+    def restart(self) -> Planner:
+        """Return the planner of the next pass, which begins with exact ranges again."""
+        return replace(self, generation=0 if self.limits.exact_samples else 1)
+
+    @property
+    def starts_large(self) -> bool:
+        """True if the next sample is too large to be requested beside others."""
+        return len(self.located) > 0 and not self._shareable(self.located[: self.located.whole(1)])
+
+    def has_enough(self, is_all: bool) -> bool:
+        """Return whether the next generation is determined: further references would not change it.
+
+        Args:
+            is_all: Whether no further references follow.
+        """
+        return (is_all and len(self.located) > 0) or self._view() is not None
+
+    def plan(self, is_all: bool = False) -> tuple[ReadPlan, Planner] | None:
+        """Plan the next generation.
+
+        Args:
+            is_all: Whether no further references follow.
+
+        Returns:
+            The plan, and the planner of the rest; None if references are missing.
+        """
+        view = self._view()
+        if view is None:
+            if not is_all or not len(self.located):
+                return None
+            view = len(self.located)
+        seen = self.located[:view]
+        shared = self._shareable(seen)
+        if not shared:
+            return self._plan_large()
+        must, may = self._cut(seen, shared)
+        return self._merge(must, min(seen.whole(must + may), shared) - must, view)
+
+    def _view(self) -> int | None:
+        """Return the number of ranges from which the next generation is chosen; None if some are missing.
+
+        It depends on the ranges alone, and not on how many more are located.
+        """
+        limits, located = self.limits, self.located
+        references, size = limits.max_ahead, limits.plan_bytes
+        if self.generation == 0:
+            references = limits.exact_samples
+        elif self.generation == 1:
+            references, size = limits.second_take, min(size, _FIRST_PLAN)
+        if self.generation and not limits.is_shared:
+            size *= 2  # the ranges that it may take in
+        heads = np.flatnonzero(located.begins)
+        by_size = int(np.searchsorted(np.cumsum(located.sizes), size, side="right")) + 1
+        if by_size <= len(located):
+            by_size = located.whole(by_size)
+            within = int(np.searchsorted(heads, by_size, side="left"))
+            return by_size if within <= references else int(heads[references])
+        if len(heads) > references:
+            return int(heads[references])
+        return len(located) if len(heads) == references else None
+
+    def _shareable(self, seen: Located) -> int:
+        """Return the number of ranges before the first sample that is read alone."""
+        large = seen.reference_sizes() > self.limits.largest_shared
+        if self.limits.local and large.any():
+            large &= ~np.isin(seen.leaf, list(self.limits.local))
+        alone = np.flatnonzero(large)
+        return int(alone[0]) if len(alone) else len(seen)
+
+    def _cut(self, seen: Located, shared: int) -> tuple[int, int]:
+        """Return the number of ranges of the next generation, and of those after it that it may take in."""
+        limits = self.limits
+        if not self.generation:
+            fitting = int(np.searchsorted(np.cumsum(seen.sizes), limits.plan_bytes, side="right"))
+            return min(seen.whole(max(1, fitting)), shared), 0
+        wanted = min(limits.plan_bytes, _FIRST_PLAN) if self.generation == 1 else limits.plan_bytes
+        rest = slice(min(shared, max(1, limits.max_ahead // 2)))
+        keys, starts, stops = seen.keys, seen.starts, seen.stops
+        must = min(seen.whole(cut_generation(keys[rest], starts[rest], stops[rest], wanted)), shared)
+        if limits.is_shared:  # ranges that are taken in would be held for long, and the next plan lack them
+            return must, 0
+        # End the ranges that are taken in at a good place, too, so that few neighbours are separated.
+        after = slice(must, shared)
+        room = max(0, 2 * wanted - int(seen.sizes[:must].sum()))
+        return must, cut_generation(keys[after], starts[after], stops[after], room)
+
+    def _plan_large(self) -> tuple[ReadPlan, Planner]:
+        """Plan one sample that is read alone. From here on, nothing is kept: it needs the memory."""
+        count = self.located.whole(1)
+        seen = self.located[:count]
+        columns = seen.objects.tolist(), seen.starts.tolist(), seen.stops.tolist()
+        sample = LargeSample(int(seen.leaf[0]), int(seen.index[0]), tuple(zip(*columns, strict=True)))
+        plan = ReadPlan(self.generation, (), [sample], count, int(seen.sizes.sum()), self.ranges)
+        return plan, replace(self._after(count), kept=None)
+
+    def _after(self, count: int) -> Planner:
+        """Return the planner after a generation of ``count`` ranges."""
+        return replace(
+            self,
+            generation=self.generation + 1,
+            ranges=self.ranges + count,
+            exact_end=self.exact_end if self.generation else self.ranges + count,
+            located=self.located[count:],
+            taken=self.taken[count:],
+            places=self.places[count:],
+        )
+
+    def _merge(self, must: int, may: int, seen: int) -> tuple[ReadPlan, Planner]:
+        """Merge the next ``must`` ranges into requests.
+
+        Of the ``may`` ranges after them, those that lie between two of these are served as well. ``seen`` is
+        the number of ranges that this generation was chosen from.
+        """
+        limits, located = self.limits, self.located
+        taken, places = self.taken.copy(), self.places.copy()
+        reused = self._find_kept(taken, places, must + may)
+        free = np.flatnonzero(taken[: must + may] < 0)
+        keys, starts, stops = located.keys[free], located.starts[free], located.stops[free]
+        exact = not self.generation
+        plan = plan_fetches(
+            keys,
+            starts,
+            stops,
+            free < must,
+            max_gap=0 if exact else limits.max_gap,
+            max_bytes=limits.max_request,
+        )
+        served = np.flatnonzero(plan.fetch_of >= 0)
+        by_fetch = served[np.argsort(plan.fetch_of[served], kind="stable")]
+        bounds = np.searchsorted(plan.fetch_of[by_fetch], np.arange(len(plan.starts) + 1)).tolist()
+        first, last = plan.starts.tolist(), plan.stops.tolist()
+        # Rows are in order, so the first row of a request is its most urgent one.
+        order = np.argsort(free[by_fetch[bounds[:-1]]], kind="stable").tolist() if len(bounds) > 1 else []
+        reasons = self._reasons(plan, located[:seen][_without(taken[:seen], free[served])])
+        requests = []
+        for number, at in enumerate(order, self.requests):
+            rows = by_fetch[bounds[at] : bounds[at + 1]]
+            places_of = free[rows]
+            taken[places_of], places[places_of] = number, np.arange(len(rows))
+            request = Request(
+                number,
+                int(located.leaf[places_of[0]]),
+                int(located.objects[places_of[0]]),
+                first[at],
+                last[at] - first[at],
+                starts[rows],
+                stops[rows],
+                located.index[places_of],
+                self.ranges + int(places_of[0]),
+                reasons[at],
+            )
+            requests.append(request)
+        total = self.bytes + sum(request.size for request in requests)
+        kept = None if total > limits.resident_bytes else self.kept
+        if kept is not None and requests:
+            rows = free[served]
+            columns = located.keys[rows], located.index[rows], located.starts[rows]
+            at_home = zip(taken[rows].tolist(), places[rows].tolist(), strict=True)
+            kept = {
+                **kept,
+                **dict(zip(zip(*(each.tolist() for each in columns), strict=True), at_home, strict=True)),
+            }
+        made = ReadPlan(
+            self.generation,
+            tuple(requests),
+            self._samples(must, taken, places),
+            must,
+            int(located.sizes[:must].sum()),
+            self.ranges,
+            reused,
+            kept is not None,
+        )
+        rest = replace(self, taken=taken, places=places)._after(must)
+        return made, replace(rest, requests=self.requests + len(requests), bytes=total, kept=kept)
+
+    def _find_kept(self, taken: Int64Array, places: Int64Array, count: int) -> list[tuple[int, int]]:
+        """Assign the first ``count`` ranges to kept requests that hold them; return request and place."""
+        reused: list[tuple[int, int]] = []
+        if not self.kept:
+            return reused
+        free = np.flatnonzero(taken[:count] < 0)
+        columns = (self.located.keys[free], self.located.index[free], self.located.starts[free])
+        for row, key in zip(
+            free.tolist(), zip(*(each.tolist() for each in columns), strict=True), strict=True
+        ):
+            found = self.kept.get(key)
+            if found is not None:
+                taken[row], places[row] = found
+                reused.append(found)
+        return reused
+
+    def _reasons(self, plan: FetchPlan, later: Located) -> list[Reason]:
+        """Return why each request ends where it does. ``later`` are ranges that none of them serves."""
+        limits = self.limits
+        if not self.generation:
+            return [Reason.FIRST_BATCH] * len(plan.starts)
+        near = has_range_near(plan.objects, plan.stops, later, limits.max_gap).tolist()
+        skips = np.isin(plan.objects >> 32, np.unique(self.located.leaf[self.located.skips])).tolist()
+        ends = zip(plan.ends_by_size.tolist(), near, skips, strict=True)
+        return [
+            limits.request_limit
+            if by_size
+            else Reason.GENERATION_END
+            if is_near
+            else Reason.PARTS
+            if skip
+            else Reason.GAP
+            for by_size, is_near, skip in ends
+        ]
+
+    def _samples(self, must: int, taken: Int64Array, places: Int64Array) -> list[PlannedSample]:
+        """Group the first ``must`` ranges into samples."""
+        located = self.located
+        heads = np.flatnonzero(located.begins[:must])
+        leaves, indices = located.leaf[heads].tolist(), located.index[heads].tolist()
+        requests, numbers = taken[:must].tolist(), places[:must].tolist()
+        if len(heads) == must:
+            return list(map(_planned, zip(leaves, indices, requests, numbers, itertools.repeat(()))))
+        ranges = list(zip(requests, numbers, strict=True))
+        ends = [*heads[1:].tolist(), must]
+        return [
+            PlannedSample(leaf, index, *ranges[head], tuple(ranges[head + 1 : end]))
+            for leaf, index, head, end in zip(leaves, indices, heads.tolist(), ends, strict=True)
+        ]
+
+
+def _without(taken: Int64Array, served: Int64Array) -> Int64Array:
+    """Return the rows that no request serves, neither an earlier one nor one of those just planned."""
+    free = taken < 0
+    free[served[served < len(free)]] = False
+    return np.flatnonzero(free)

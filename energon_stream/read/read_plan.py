@@ -1,0 +1,82 @@
+"""A plan as a value: requests with their reasons, and the samples that they hold. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+
+
+class Reason(Enum):
+    """Why a request ends where it does, and is not larger."""
+
+    FIRST_BATCH = "an exact range of the first samples, which nothing may delay"
+    MAX_REQUEST = "the next range would make it larger than max_request"
+    SHARED_LIMIT = "the next range would make it larger than a reader may request beside others"
+    GENERATION_END = "its neighbour belongs to a later generation"
+    GAP = "no wanted range follows within max_gap bytes"
+    PARTS = "the bytes after it are parts that are not wanted"
+    LARGE = "the sample is read alone, in pieces"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One range request, and the wanted ranges in it."""
+
+    number: int  # number of the request in the plan of its reader
+    leaf: int
+    object: int  # number of the leaf's object
+    start: int  # first byte
+    size: int  # length in bytes
+    starts: Int64Array  # ``int64``, first byte of each range
+    stops: Int64Array  # ``int64``, one past the last byte of each
+    samples: Int64Array  # ``int64``, sample that each range belongs to
+    deadline: int  # number of ranges that the reader consumes before the first one of these
+    reason: Reason  # why it ends where it does
+
+
+class PlannedSample(NamedTuple):
+    """A sample, and the requests that hold it."""
+
+    leaf: int  # number of the leaf
+    sample: int  # sample number within the leaf
+    request: int  # request of the sample's first range
+    place: int  # number of this range within the request
+    more: tuple[tuple[int, int], ...] = ()  # request and place of further ranges
+
+
+class LargeSample(NamedTuple):
+    """A sample that is read alone, in pieces, when all samples before it are consumed."""
+
+    leaf: int  # number of the leaf
+    sample: int  # sample number within the leaf
+    ranges: tuple[tuple[int, int, int], ...]  # object, first byte, and one past the last byte of each range
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadPlan:
+    """One generation: its requests, most urgent first, and its samples, in order."""
+
+    generation: int
+    requests: tuple[Request, ...]
+    samples: Sequence[PlannedSample | LargeSample]
+    ranges: int  # number of ranges of the samples
+    bytes: int  # bytes of these ranges
+    first_range: int  # number of ranges of earlier plans
+    # Request and place of each range that an earlier, kept answer serves once more.
+    reused: list[tuple[int, int]] = field(default_factory=list)
+    keeps: bool = False  # whether answers are kept after their last sample is consumed
+
+    @property
+    def sample_of_range(self) -> Int64Array:
+        """Number of the sample, within the plan, that each range belongs to, ``int64``."""
+        counts = [
+            len(each.ranges) if isinstance(each, LargeSample) else 1 + len(each.more) for each in self.samples
+        ]
+        return np.repeat(np.arange(len(counts)), counts)
