@@ -89,7 +89,7 @@ def test_the_commands_page_has_every_command_and_option() -> None:
             if isinstance(option, click.Option) and option.name not in ("help", "version"):
                 assert any(flag in text for flag in option.opts), f"{name}: {option.opts} is not on the page"
 
-    for sub in ("prepare", "prepare-media", "info", "lint", "prewarm", "cache", "checkpoint"):
+    for sub in ("prepare", "prepare-media", "info", "lint", "explain", "prewarm", "cache", "checkpoint"):
         with click.Context(main) as context:
             found = main.get_command(context, sub)
             assert found is not None

@@ -27,6 +27,7 @@ _OF_ENERGON = {
 
 _ALL = _OF_ENERGON | {
     "cache": "Inspect, verify and clear a node's cache.",
+    "explain": "Show the requests of training steps, and why each is made.",
     "prewarm": "Fill a node's cache before training.",
 }
 

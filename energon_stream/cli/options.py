@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from energon_stream.cache import CacheConfig
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.worker import WorkerConfig
 
 path_argument = click.argument("path")
 
@@ -106,3 +108,55 @@ def show_size(size: int) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1000
     return f"{number:.1f} TB"
+
+
+_TRAINING = (
+    click.option(
+        "--split",
+        "split_part",
+        default="train",
+        show_default=True,
+        help="Split part, or split of a metadataset.",
+    ),
+    click.option("--world-size", default=1, show_default=True, help="Data-parallel ranks of the job."),
+    click.option("--num-workers", default=4, show_default=True, help="Workers of a rank."),
+    click.option("--num-streams", default=0, help="Streams of the job. [default: ranks times workers]"),
+    click.option("--batch-size", type=int, help="Samples of a step."),
+    click.option("--shuffle-buffer-size", type=int, help="As in training."),
+    click.option("--max-samples-per-sequence", type=int, help="As in training."),
+    click.option("--parallel-shard-iters", type=int, help="As in training."),
+    click.option("--shuffle-over-epochs-multiplier", default=1, show_default=True, help="As in training."),
+    click.option("--seed-offset", default=0, show_default=True, help="As in training."),
+    click.option(
+        "--parts",
+        metavar="NAME,…",
+        callback=lambda ctx, option, value: None if value is None else value.split(","),
+        help="Parts that training reads, if it names them.",
+    ),
+    click.option(
+        "--subset",
+        metavar="FIRST,LAST",
+        callback=lambda ctx, option, value: None if value is None else _subset(value),
+        help="Share of the data: 10%,50% or 0,1000 or 1000,end.",
+    ),
+    split_config_option,
+    dataset_config_option,
+)
+
+
+def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that determine a training's plan. :func:`find_config` takes some of them."""
+    for option in reversed(_TRAINING):
+        command = option(command)
+    return command
+
+
+def find_config(rank: int, options: dict[str, Any]) -> WorkerConfig:
+    """Return a rank's configuration, and remove its options from those of the training."""
+    world_size, workers = options.pop("world_size"), options.pop("num_workers")
+    streams, seed = options.pop("num_streams"), options.pop("seed_offset")
+    return WorkerConfig(rank, world_size, workers, seed_offset=seed, num_streams=streams)
+
+
+def _subset(text: str) -> list[str | int]:
+    return [int(end) if end.isdecimal() else end for end in text.split(",")]

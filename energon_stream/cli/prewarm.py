@@ -10,20 +10,19 @@ import click
 
 from energon_stream.cli.options import (
     cache_option,
-    dataset_config_option,
     find_cache,
+    find_config,
     path_argument,
     progress_option,
     require_cache,
     show_size,
-    split_config_option,
     storage_option,
+    training_options,
 )
 from energon_stream.errors import ConfigError
 from energon_stream.prewarming import PrewarmResult
 from energon_stream.prewarming import prewarm as fill_cache
 from energon_stream.prewarming.report import PRICE_PER_1000_GET, PRICE_PER_GB
-from energon_stream.worker import WorkerConfig
 
 
 @click.command()
@@ -36,13 +35,10 @@ from energon_stream.worker import WorkerConfig
     metavar="SIZE",
     help="Bytes that the cache may use, such as 200GB. [default: all but 5 GB]",
 )
-@click.option(
-    "--split", "split_part", default="train", show_default=True, help="Split part, or split of a metadataset."
-)
+@training_options
 @click.option("--steps", type=int, help="Steps of each rank to warm; needs --batch-size.")
 @click.option("--epochs", type=int, help="Passes over the data to warm. [default: 1]")
 @click.option("--fraction", type=float, help="Share of a pass to warm, such as 0.3.")
-@click.option("--world-size", default=1, show_default=True, help="Data-parallel ranks of the job.")
 @click.option(
     "--rank",
     "ranks",
@@ -50,19 +46,7 @@ from energon_stream.worker import WorkerConfig
     metavar="RANK|FIRST-LAST",
     help="Ranks of this node, such as 0-7. Repeatable. [default: 0]",
 )
-@click.option("--num-workers", default=4, show_default=True, help="Workers of a rank.")
-@click.option("--num-streams", default=0, help="Streams of the job. [default: ranks times workers]")
-@click.option("--batch-size", type=int, help="Samples of a step.")
-@click.option("--shuffle-buffer-size", type=int, help="As in training.")
-@click.option("--max-samples-per-sequence", type=int, help="As in training.")
-@click.option("--parallel-shard-iters", type=int, help="As in training.")
-@click.option("--shuffle-over-epochs-multiplier", default=1, show_default=True, help="As in training.")
-@click.option("--seed-offset", default=0, show_default=True, help="As in training.")
 @click.option("--prefetch-factor", default=2, show_default=True, help="Batches that each worker holds ready.")
-@click.option("--parts", metavar="NAME,…", help="Parts that training reads, if it names them.")
-@click.option("--subset", metavar="FIRST,LAST", help="Share of the data: 10%,50% or 0,1000 or 1000,end.")
-@split_config_option
-@dataset_config_option
 @click.option("--verify", is_flag=True, help="Read everything back and compare hashes.")
 @click.option("--dry-run", is_flag=True, help="Fetch no samples; show what would be fetched, and the cost.")
 @click.option(
@@ -74,12 +58,6 @@ def prewarm(
     cache_dir: str | None,
     cache_size: str | None,
     ranks: tuple[str, ...],
-    world_size: int,
-    num_workers: int,
-    num_streams: int,
-    seed_offset: int,
-    parts: str | None,
-    subset: str | None,
     dry_run: bool,
     price_per_1000_get: float,
     price_per_gb: float,
@@ -96,11 +74,7 @@ def prewarm(
         path,
         cache=(find_cache if dry_run else require_cache)(cache_dir, cache_size),
         ranks=numbers,
-        worker_config=WorkerConfig(
-            numbers[0], world_size, num_workers, seed_offset=seed_offset, num_streams=num_streams
-        ),
-        parts=None if parts is None else parts.split(","),
-        subset=_subset(subset),
+        worker_config=find_config(numbers[0], options),
         dry_run=dry_run,
         isolated=False,
         **options,
@@ -129,10 +103,6 @@ def _ranks(texts: Sequence[str]) -> list[int]:
             raise ConfigError(f"--rank is {text!r}", hint="Give the smaller rank first.")
         found += range(first, last + 1)
     return found or [0]
-
-
-def _subset(text: str | None) -> list[str | int] | None:
-    return None if text is None else [int(end) if end.isdecimal() else end for end in text.split(",")]
 
 
 def _show_plan(result: PrewarmResult, ranks: int) -> None:

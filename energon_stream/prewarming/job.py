@@ -216,29 +216,49 @@ class _Job:
 
     def _open(self) -> ReaderDataset:
         """Open the dataset as training does, without workers."""
-        config = replace(self.config, num_workers=0, rank=self.ranks[0])
-        cache = False if self.cache is None else self.cache
-        dataset = get_train_dataset(self.path, worker_config=config, cache=cache, **self.training)
-        found = [reader for _, reader in find_readers(dataset)]
-        if len(found) != 1:
-            raise ConfigError(
-                "the task encoder composes several datasets itself, so the order of the samples is not known",
-                where=str(self.path),
-                hint="Prewarm each dataset alone, with epochs=1.",
-            )
-        if not _caches(found[0]) and (
-            self.cache is not None or all(is_local(spec.url) for spec in _specs(found[0]))
+        config = replace(self.config, rank=self.ranks[0])
+        dataset = open_reader_dataset(self.path, config, self.cache, self.training)
+        if not _caches(dataset) and (
+            self.cache is not None or all(is_local(spec.url) for spec in _specs(dataset))
         ):
             raise ConfigError(
                 "no part of the dataset is cached: local paths never are, nor datasets with `cache: false`",
                 where=str(self.path),
                 hint="Name the copy in object storage, or train without a cache.",
             )
-        return found[0]
+        return dataset
 
     def _is_kept(self, store: Store) -> bool:
         """Return True if a store's bytes should be in a cache; without one, those of all remote stores."""
         return not store.is_local if self.cache is None else isinstance(store, CachedStore)
+
+
+def open_reader_dataset(
+    path: Any, config: WorkerConfig, cache: CacheConfig | None, training: Mapping[str, Any]
+) -> ReaderDataset:
+    """Open the dataset at the bottom of a training pipeline, in this process.
+
+    Args:
+        path: The dataset or metadataset.
+        config: The job's configuration, as in training.
+        cache: The node's cache; None for none.
+        training: Other arguments of :func:`get_train_dataset`.
+
+    Raises:
+        ConfigError: The task encoder composes several datasets itself.
+    """
+    config = replace(config, num_workers=0, num_streams=config.num_streams)
+    dataset = get_train_dataset(
+        path, worker_config=config, cache=False if cache is None else cache, **training
+    )
+    found = [reader for _, reader in find_readers(dataset)]
+    if len(found) != 1:
+        raise ConfigError(
+            "the task encoder composes several datasets itself, so the order of the samples is not known",
+            where=str(path),
+            hint="Name each dataset alone, with epochs=1.",
+        )
+    return found[0]
 
 
 def _factor(planner: FetchPlanner, samples: int) -> float:

@@ -20,7 +20,7 @@ from energon_stream.prewarming.spans import Spans
 from energon_stream.read.consume import plan_limits
 from energon_stream.read.index_entries import OffsetCache
 from energon_stream.read.located import Located
-from energon_stream.read.locating import Locating
+from energon_stream.read.locating import Locating, iterate_plans
 from energon_stream.read.open import open_locator
 from energon_stream.read.options import CHUNK, LOADING
 from energon_stream.read.plan import Planner
@@ -59,7 +59,7 @@ class StreamWalk:
     """Progress through the plan of one stream."""
 
     locating: Locating
-    planner: Planner
+    plans: Iterator[ReadPlan]
     lane: int  # place of the stream in the rotation
     samples: int  # that training consumes
     made: int  # samples that may be made: workers prefetch some
@@ -113,14 +113,16 @@ class WantedBytes:
         config = dataset.worker_config
         is_alone = config.num_streams == config.world_size
         opening = options.exact_samples
-        planner = Planner(plan_limits(options, self._locators))
+        self._limits = plan_limits(options, self._locators)
+        self._ahead = ahead = max(1, _CHUNKS_AHEAD // max(1, len(samples)))
         self._walks: list[StreamWalk] = []
         self._openings: list[StreamWalk] = []  # streams that may be the first of a process, or not
         for lane, (stream, count) in enumerate(samples.items()):
             schedule, made = dataset.schedule(stream), count + prefetch * step_samples
             for walks, first in ((self._walks, opening if is_alone else 0), (self._openings, opening)):
                 locating = Locating(schedule, schedule.begin(), self._locators, fetcher, first)
-                walks.append(StreamWalk(locating, planner, lane, count, made))
+                plans = iterate_plans(locating, Planner(self._limits), chunk=_LOADED_TOGETHER, chunks=ahead)
+                walks.append(StreamWalk(locating, plans, lane, count, made))
         if is_alone or all(locator.opening is locator for locator in self._locators):
             self._openings = []
         self._numbers: dict[tuple[str, str], int] = {}
@@ -132,38 +134,33 @@ class WantedBytes:
 
     def windows(self) -> Iterator[Wanted]:
         """Yield the ranges, one window of each stream in turn."""
-        ahead = max(1, _CHUNKS_AHEAD // max(1, len(self._walks)))
         for walk in self._walks:
-            self._take(walk, 1)
+            walk.locating.take(self._options.exact_samples)
         # First the first samples of each stream, as soon as they are located; then more, so that requests
         # are large.
         for walk in self._walks:
-            yield self._next(walk, 0, ahead)
-            self._take(walk, ahead)
+            yield self._next(walk, 0)
+            walk.locating.take_ahead(self._ahead, _LOADED_TOGETHER)
         for walk in self._openings:
             yield self._opening(walk)
         while walks := [walk for walk in self._walks if not walk.is_done]:
             for walk in walks:
-                yield self._next(walk, _WINDOW_BUDGETS * self._options.fetch_bytes // len(walks), ahead)
-                self._take(walk, ahead)  # entries arrive while the window is fetched
+                yield self._next(walk, _WINDOW_BUDGETS * self._options.fetch_bytes // len(walks))
+                # Entries arrive while the window is fetched.
+                walk.locating.take_ahead(self._ahead, _LOADED_TOGETHER)
         for walk in self._walks:  # readers load index entries further ahead than samples
             end = walk.planned + self._options.max_ahead + LOADING * CHUNK
             while walk.locating.taken < end and not walk.locating.is_exhausted:
                 walk.locating.take(min(_LOADED_TOGETHER, end - walk.locating.taken))
             _rest(walk.locating)
 
-    def _take(self, walk: StreamWalk, chunks: int) -> None:
-        """Load the index entries of a stream's next references, until so many chunks are loading."""
-        while walk.locating.pending < chunks and not walk.locating.is_exhausted:
-            walk.locating.take(_LOADED_TOGETHER if walk.locating.taken else self._options.exact_samples)
-
-    def _next(self, walk: StreamWalk, size: int, ahead: int) -> Wanted:
+    def _next(self, walk: StreamWalk, size: int) -> Wanted:
         """Return what a stream's next generations request: the next one, and more up to ``size`` bytes."""
-        limits, before = walk.planner.limits, walk.planned
+        limits, before = self._limits, walk.planned
         found: list[tuple[Spans, Int64Array]] = []
         planned = 0
         while not walk.is_done and (not found or planned < size):
-            plan = self._plan(walk, ahead)
+            plan = next(walk.plans, None)
             if plan is not None:
                 found.append(self._requested(walk, plan))
                 planned += plan.bytes
@@ -177,22 +174,6 @@ class WantedBytes:
         positions = np.concatenate([np.zeros(0, np.int64), *(each for _, each in found)])
         samples = min(walk.planned, walk.samples) - min(before, walk.samples)
         return self._choose(spans, positions, samples, walk.planned - before - samples)
-
-    def _plan(self, walk: StreamWalk, ahead: int) -> ReadPlan | None:
-        """Plan a stream's next generation; None at the end of the pass."""
-        locating = walk.locating
-        while not walk.planner.has_enough(locating.is_all):
-            if locating.is_all:
-                return None
-            self._take(walk, ahead if walk.planner.generation else 1)
-            located = locating.next(wait=True)
-            if located is not None:
-                walk.planner = walk.planner.add(located)
-        made = walk.planner.plan(locating.is_all)
-        if made is None:
-            return None
-        plan, walk.planner = made
-        return plan
 
     def _requested(self, walk: StreamWalk, plan: ReadPlan) -> tuple[Spans, Int64Array]:
         """Return the byte ranges that a plan requests, by leaf and object, and the position of each."""

@@ -1,9 +1,12 @@
-"""Locates the references of one schedule, some chunks at a time, while their index entries are loaded."""
+"""Locates the references of one schedule, some chunks at a time, while their index entries are loaded.
+
+:func:`iterate_plans` yields what a reader would request, without reading it.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from energon_stream.read.locator import Locator
+    from energon_stream.read.plan import Planner
+    from energon_stream.read.read_plan import ReadPlan
     from energon_stream.schedule import Cursor, Refs, Schedule
     from energon_stream.storage import Fetcher
 
@@ -132,7 +137,36 @@ class Locating:
         """Return the loads that the next chunk waits for."""
         return self._chunks[0].awaited() if self._chunks else []
 
+    def take_ahead(self, chunks: int, size: int) -> None:
+        """Load the index entries of the next references, until so many chunks are loading."""
+        while len(self._chunks) < chunks and not self.is_exhausted:
+            self.take(size)
+
     def close(self) -> None:
         """Forget all references."""
         self.is_exhausted = True
         self._chunks.clear()
+
+
+def iterate_plans(locating: Locating, planner: Planner, *, chunk: int, chunks: int = 1) -> Iterator[ReadPlan]:
+    """Yield the generations of one reader, one after another, as it would plan them.
+
+    Args:
+        locating: The reader's references.
+        planner: Its planner.
+        chunk: References whose index entries are loaded together.
+        chunks: Chunks that are loaded at the same time, after the first samples are planned.
+    """
+    while True:
+        while not planner.has_enough(locating.is_all):
+            if locating.is_all:
+                return
+            locating.take_ahead(chunks if planner.generation else 1, chunk)
+            located = locating.next(wait=True)
+            if located is not None:
+                planner = planner.add(located)
+        made = planner.plan(locating.is_all)
+        if made is None:
+            return
+        plan, planner = made
+        yield plan

@@ -1,0 +1,86 @@
+"""``energon-stream explain``: the requests of training steps, and why each is made as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import click
+
+from energon_stream.cli.options import (
+    cache_option,
+    find_cache,
+    find_config,
+    path_argument,
+    show_size,
+    storage_option,
+    training_options,
+)
+from energon_stream.errors import ConfigError
+from energon_stream.prewarming.explain import ExplainedRequest
+from energon_stream.prewarming.explain import explain as explain_steps
+from energon_stream.read.read_plan import Reason
+
+
+@click.command()
+@path_argument
+@storage_option
+@cache_option
+@training_options
+@click.option(
+    "--steps", required=True, metavar="FIRST:END", help="Steps of the rank, counted from 0; END is not one."
+)
+@click.option("--rank", default=0, show_default=True, help="Rank of the job.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+def explain(
+    path: str,
+    cache_dir: str | None,
+    steps: str,
+    rank: int,
+    batch_size: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Print the requests that serve some steps of training, the most urgent first, and why.
+
+    PATH is a dataset or a metadataset's .yaml. Give the options of the training; it begins at step 0. Indices
+    are read, samples are not. A line has the step that needs the request first, its object and bytes, the
+    number of samples that it serves, and the reason why it ends where it does.
+    """
+    match = re.fullmatch(r"(\d+):(\d+)", steps)
+    if match is None:
+        raise ConfigError(f"--steps is {steps!r}", hint="Use FIRST:END, such as 0:10.")
+    if batch_size is None:
+        raise ConfigError("--batch-size is missing: steps are counted in samples")
+    found = explain_steps(
+        path,
+        steps=(int(match[1]), int(match[2])),
+        batch_size=batch_size,
+        worker_config=find_config(rank, options),
+        cache=find_cache(cache_dir) or False,
+        **options,
+    )
+    for request in found:
+        click.echo(json.dumps(request.as_dict()) if as_json else _line(request))
+    if not as_json:
+        _show_sums(found)
+
+
+def _line(request: ExplainedRequest) -> str:
+    span = f"{request.start}-{request.start + request.size - 1}"
+    cached = f", {show_size(request.cached_bytes)} cached" if request.cached_bytes else ""
+    return (
+        f"step {request.deadline}: worker {request.worker} GET {request.object} {span} "
+        f"({show_size(request.size)}, {request.samples} samples up to step {request.last_step}{cached}): {request.reason}"
+    )
+
+
+def _show_sums(found: list[ExplainedRequest]) -> None:
+    """Print totals, and what the reasons mean."""
+    cached = sum(request.cached_bytes for request in found)
+    total = sum(request.size for request in found)
+    click.echo(f"{len(found)} requests, {show_size(total)}, of which {show_size(cached)} are in the cache.")
+    for name, count in Counter(request.reason for request in found).most_common():
+        click.echo(f"{name} ({count}): {Reason[name.upper()].value}")

@@ -1,0 +1,103 @@
+"""Explained requests are those that training makes."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+from warming import BATCH, ORDER, Encoder, config
+
+from energon_stream import CacheConfig, get_loader, get_train_dataset, prewarm
+from energon_stream.cli.main import main
+from energon_stream.errors import ConfigError
+from energon_stream.prewarming.explain import explain
+from energon_stream.read.read_plan import Reason
+
+URL = "s3://bucket/whole"
+
+
+def found(server, steps, url=URL, worker_config=None, **changes):
+    given = {**ORDER, "batch_size": BATCH, "storage_options": server.storage_options, **changes}
+    return explain(url, steps=steps, worker_config=worker_config or config(1), cache=False, **given)
+
+
+def ranges(requests):
+    """Object name and bytes of requests."""
+    return {(each.object.rpartition("/")[2], each.start, each.start + each.size) for each in requests}
+
+
+def trained(server, steps, url=URL, **changes):
+    """Object name and bytes of all requests for samples that some steps in this process made."""
+    server.reset_counters()
+    given = {**ORDER, "batch_size": BATCH, "storage_options": server.storage_options, **changes}
+    dataset = get_train_dataset(url, worker_config=config(1), task_encoder=Encoder(), cache=False, **given)
+    with get_loader(dataset) as loader:
+        batches = iter(loader)
+        for _ in range(steps):
+            next(batches)
+    made = set()
+    for entry in server.log():
+        if entry.key.endswith(".tar"):
+            first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", entry.range).groups())
+            made.add((entry.key.rpartition("/")[2], first, last + 1))
+    return made
+
+
+@pytest.mark.parametrize("changes", [{}, {"dataset_config": "json.yaml"}, {"dataset_config": "bin.yaml"}])
+def test_training_makes_the_explained_requests(server, changes):
+    steps = 30
+    made = trained(server, steps, **changes)
+    assert ranges(found(server, (0, steps), **changes)) <= made
+    assert made <= ranges(found(server, (0, steps + 60), **changes))
+
+
+def test_each_request_has_a_reason_and_steps_that_need_it(server):
+    requests = found(server, (0, 40))
+    assert {request.reason for request in requests} <= {reason.name.lower() for reason in Reason}
+    assert requests[0].reason == "first_batch"
+    assert requests == sorted(requests, key=lambda request: request.deadline)
+    assert all(request.deadline <= request.last_step < 40 for request in requests)
+    assert sum(request.samples for request in requests) == 40 * BATCH  # each sample lies in one request
+    later = found(server, (20, 40))
+    assert later == [request for request in requests if request.last_step >= 20]
+
+
+def test_streams_of_a_rank_take_turns(server):
+    requests = found(server, (0, 6), worker_config=config(4, workers=2))
+    first = {request.stream: request.deadline for request in reversed(requests)}
+    assert first == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert {(request.worker, request.stream) for request in requests} == {(0, 0), (0, 2), (1, 1), (1, 3)}
+
+
+def test_the_command_shows_what_the_cache_has(server, tmp_path):
+    cache = CacheConfig(str(tmp_path / "cache"), "100MB", min_free_bytes=0)
+    order = {key: value for key, value in ORDER.items() if key != "read_options"}
+    options = {"storage_options": server.storage_options, "worker_config": config(1)}
+    prewarm(URL, cache=cache, steps=5, progress=False, **order, **options)
+    arguments = ["explain", URL, "--steps", "0:5", "--batch-size", str(BATCH), "--num-workers", "1"]
+    arguments += ["--shuffle-buffer-size", "60", "--max-samples-per-sequence", "40"]
+    for key, value in server.storage_options.items():
+        arguments += ["--storage-option", f"{key}={json.dumps(value)}"]
+    lines = (
+        CliRunner().invoke(main, [*arguments, "--cache-dir", cache.directory, "--json"]).output.splitlines()
+    )
+    requests = [json.loads(line) for line in lines]
+    assert [request["cached_bytes"] for request in requests] == [request["size"] for request in requests]
+    shown = CliRunner().invoke(main, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert f"{len(requests)} requests, " in shown.output
+    first = sum(request["reason"] == "first_batch" for request in requests)
+    assert 0 < first < len(requests)
+    assert f"first_batch ({first}): {Reason.FIRST_BATCH.value}" in shown.output
+    assert "of which 0 B are in the cache" in shown.output
+
+
+def test_steps_are_a_range(server):
+    with pytest.raises(ConfigError, match="steps are 4 to 4"):
+        found(server, (4, 4))
+    result = CliRunner().invoke(main, ["explain", URL, "--steps", "4", "--batch-size", "8"])
+    assert result.exit_code == 1
+    assert "--steps is '4'" in result.output
+    result = CliRunner().invoke(main, ["explain", URL, "--steps", "0:4"])
+    assert result.exit_code == 1
+    assert "--batch-size is missing" in result.output

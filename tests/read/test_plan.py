@@ -1,0 +1,176 @@
+"""Plans are pure: properties of requests, whatever the ranges and limits."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from repetitions import examples
+
+from energon_stream.read.located import Located
+from energon_stream.read.plan import PlanLimits, Planner
+from energon_stream.read.read_plan import LargeSample, Reason
+
+
+def located(rows):
+    """Ranges of references: a reference is a list of (object, start, length)."""
+    flat = [(number, *span, at == 0) for number, spans in enumerate(rows) for at, span in enumerate(spans)]
+    number, objects, starts, sizes, begins = (np.array(column) for column in zip(*flat, strict=True))
+    flags = np.zeros(len(flat), dtype=bool)
+    zero = np.zeros(len(flat), dtype=np.int64)
+    return Located(zero, number, objects, starts * 8, starts * 8 + sizes, begins.astype(bool), flags)
+
+
+def plan_all(limits, pieces):
+    """All plans, planned as soon as the ranges that have arrived determine them."""
+    planner, plans = Planner(limits), []
+    pieces = list(pieces)
+    while True:
+        made = planner.plan(is_all=not pieces) if planner.has_enough(not pieces) else None
+        if made is not None:
+            plan, planner = made
+            plans.append(plan)
+        elif pieces:
+            planner = planner.add(pieces.pop(0))
+        else:
+            return plans
+
+
+span = st.tuples(st.integers(0, 2), st.integers(0, 200), st.integers(1, 60))
+references = st.lists(
+    st.lists(span, min_size=1, max_size=3, unique_by=lambda s: s[:2]), min_size=1, max_size=60
+)
+limits = st.builds(
+    PlanLimits,
+    exact_samples=st.integers(0, 6),
+    second_take=st.integers(1, 20),
+    max_ahead=st.integers(1, 30),
+    plan_bytes=st.integers(1, 900),
+    max_request=st.integers(1, 400),
+    max_gap=st.integers(0, 40),
+    largest_shared=st.integers(30, 10_000),
+    resident_bytes=st.sampled_from([0, 10_000]),
+    is_shared=st.booleans(),
+)
+
+
+@examples(200)
+@given(references, limits, st.lists(st.integers(0, 60), max_size=6))
+def test_pieces_make_no_difference(rows, limit, cuts):
+    whole = located(rows)
+    heads = np.append(np.flatnonzero(whole.begins), len(whole))
+    bounds = [0, *(int(heads[cut]) for cut in sorted(cuts) if cut < len(heads)), len(whole)]
+    pieces = [whole[start:stop] for start, stop in itertools.pairwise(bounds) if stop > start]
+    once, several = plan_all(limit, [whole]), plan_all(limit, pieces)
+    assert [describe(plan) for plan in once] == [describe(plan) for plan in several]
+
+
+def describe(plan):
+    requests = [
+        (each.number, each.object, each.start, each.size, each.deadline, each.reason, each.samples.tolist())
+        for each in plan.requests
+    ]
+    return plan.generation, requests, list(plan.samples), plan.ranges, plan.bytes, plan.reused, plan.keeps
+
+
+@examples(200)
+@given(references, limits)
+def test_every_range_is_in_one_request_and_limits_hold(rows, limit):
+    whole = located(rows)
+    plans = plan_all(limit, [whole])
+    requests = {each.number: each for plan in plans for each in plan.requests}
+    assert list(requests) == list(range(len(requests)))
+    seen = []
+    for plan in plans:
+        assert plan.first_range == len(seen)
+        for sample in plan.samples:
+            mine = whole[whole.index == sample.sample]
+            expected = list(
+                zip(mine.objects.tolist(), mine.starts.tolist(), mine.stops.tolist(), strict=True)
+            )
+            if isinstance(sample, LargeSample):
+                assert sum(stop - start for _, start, stop in expected) > limit.largest_shared
+                assert list(sample.ranges) == expected
+            else:
+                places = [(sample.request, sample.place), *sample.more]
+                held = [
+                    (requests[n].object, int(requests[n].starts[at]), int(requests[n].stops[at]))
+                    for n, at in places
+                ]
+                assert held == expected
+            seen += expected
+        assert len(seen) == plan.first_range + plan.ranges
+    assert len(seen) == len(whole)
+    for request in requests.values():
+        stops = int(request.stops.max())
+        assert request.start == int(request.starts.min())
+        assert stops == request.start + request.size
+        largest = int((request.stops - request.starts).max())
+        assert request.size <= max(limit.max_request, largest)
+        # Its bytes are wanted, but for gaps.
+        order = np.argsort(request.starts, kind="stable")
+        reach = np.maximum.accumulate(request.stops[order])
+        assert (request.starts[order][1:] - reach[:-1] <= limit.max_gap).all()
+
+
+@examples(200)
+@given(references, limits)
+def test_deadlines_ascend_and_precede_the_need(rows, limit):
+    plans = plan_all(limit, [located(rows)])
+    for plan in plans:
+        deadlines = [request.deadline for request in plan.requests]
+        assert deadlines == sorted(deadlines)
+        assert all(plan.first_range <= deadline < plan.first_range + plan.ranges for deadline in deadlines)
+    assert all(
+        request.reason is Reason.FIRST_BATCH
+        for plan in plans[:1]
+        if limit.exact_samples
+        for request in plan.requests
+    )
+
+
+@examples(100)
+@given(references, limits)
+def test_what_fits_is_requested_once_for_all_passes(rows, limit):
+    """A pass that follows another one requests nothing while all bytes fit in the budget."""
+    whole = located(rows)
+    many = plan_all(replace(limit, largest_shared=10**6, resident_bytes=10**6), [whole, whole, whole])
+    kept = [each for plan in many for each in plan.requests]
+    assert all(plan.keeps for plan in many)
+    # A range is requested again only within the view in which it occurs first.
+    assert len({(each.object, each.start, each.size) for each in kept}) == len(kept)
+    later = [plan for plan in many if plan.first_range >= 2 * len(whole)]
+    assert not any(plan.requests for plan in later)
+    none = plan_all(replace(limit, largest_shared=10**6, resident_bytes=0), [whole, whole])
+    assert (
+        sum(each.size for plan in none for each in plan.requests) > sum(each.size for each in kept)
+        or len(rows) < 3
+    )
+
+
+def row_of(start, size=8, number=0):
+    return [(number, start // 8, size)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "reasons"),
+    [
+        ({}, [row_of(0), row_of(8)], ["GAP"]),
+        ({"max_request": 8}, [row_of(0), row_of(8)], ["MAX_REQUEST", "GAP"]),
+        ({"max_gap": 7}, [row_of(0), row_of(16)], ["GAP", "GAP"]),
+        ({"exact_samples": 1}, [row_of(0), row_of(8)], ["FIRST_BATCH", "GAP"]),
+        (
+            {"max_request": 8, "request_limit": Reason.SHARED_LIMIT},
+            [row_of(0), row_of(8)],
+            ["SHARED_LIMIT", "GAP"],
+        ),
+        ({"max_ahead": 2, "second_take": 2}, [row_of(0), row_of(8)], ["GENERATION_END", "GAP"]),
+    ],
+)
+def test_a_request_says_why_it_ends(changes, rows, reasons):
+    most = 1 << 20
+    limit = replace(PlanLimits(0, 100, 100, most, most, 64, most), **changes)
+    plans = plan_all(limit, [located(rows)])
+    assert [request.reason.name for plan in plans for request in plan.requests] == reasons
