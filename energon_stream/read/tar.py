@@ -31,7 +31,7 @@ class _AlikeCutter:
     locator: TarLocator
     path: str
     shard: int  # number of the shard
-    part: Callable[[slice], memoryview]  # returns the bytes of a slice of the fetch
+    data: memoryview  # bytes of the fetch
     found: AlikeSamples  # keys, names and places of the parts
 
     def cut(self, sample: int, number: int) -> RawSample | None:
@@ -40,10 +40,12 @@ class _AlikeCutter:
         key, names = found.keys[number], found.names
         if locator.index.excluded and locator.index.is_excluded(self.shard, key):
             return None
-        first = number * len(names)
-        last = first + len(names)
-        places = map(slice, found.starts[first:last], found.stops[first:last])
-        parts = dict(zip(names, map(self.part, places), strict=True))
+        data, starts, stops = self.data, found.starts, found.stops
+        place = number * len(names)
+        parts = {}
+        for name in names:  # a plain loop: it takes a third of the time of zip, map and slice
+            parts[name] = data[starts[place] : stops[place]]
+            place += 1
         return RawSample(locator.leaf, sample, key, self.path, parts)
 
 
@@ -170,7 +172,7 @@ class TarLocator:
         found = split_samples(data, starts - start, stops - start)
         if found is None:
             return _TarCutter(self, path, shard, data, start, starts, stops)
-        return _AlikeCutter(self, path, shard, data.__getitem__, found)
+        return _AlikeCutter(self, path, shard, data, found)
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
         """Return the only piece."""

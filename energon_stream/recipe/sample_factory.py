@@ -89,8 +89,12 @@ class SampleFactory:
 
         Raises DecodeError if a part is damaged, and FieldError if a part or a field is missing.
         """
-        make = self._build if self.custom is None else partial(self.custom, self._build)
-        return make(key, parts, restore_key=restore_key, subflavors=subflavors, source=source)
+        if self.custom is None:
+            return self._build(key, parts, restore_key=restore_key, subflavors=subflavors, source=source)
+        made: Sample | CrudeSample = self.custom(
+            self._build, key, parts, restore_key=restore_key, subflavors=subflavors, source=source
+        )
+        return made
 
     def _build(
         self,
@@ -112,7 +116,7 @@ class SampleFactory:
                     __sources__=(source,),
                     **self._mapped(parts),
                 )
-            crude = self._crude(parts, f"{source.dataset_path}: sample {key}")
+            crude = self._crude(key, parts, source)
             crude["__key__"] = key
             crude["__restore_key__"] = restore_key
             crude["__subflavors__"] = own
@@ -136,19 +140,22 @@ class SampleFactory:
 
         return {access.field: access.read(parts.keys(), decode) for access in self.fields}
 
-    def _crude(self, parts: Mapping[str, bytes | memoryview], where: str) -> CrudeSample:
+    def _crude(self, key: str, parts: Mapping[str, bytes | memoryview], source: SourceInfo) -> CrudeSample:
         """Decode the parts. Pickles that are not trusted fail where they are looked up, not here."""
         wanted = self.part_filter
         if wanted is not None:
             accepts = wanted.__contains__ if isinstance(wanted, frozenset) else wanted
             parts = {part: data for part, data in parts.items() if accepts(part)}
-        if self.decoder is None:
-            return CrudeSample(zip(parts, map(as_bytes, parts.values()), strict=True))
         crude, refused = CrudeSample(), {}
+        if self.decoder is None:
+            for part, data in parts.items():
+                crude[part] = as_bytes(data)
+            return crude
         for part, data in parts.items():
             try:
                 crude[part] = self.decoder.decode(part, data)
             except UntrustedPickleError as error:
+                where = f"{source.dataset_path}: sample {key}"
                 refused[part] = UntrustedPickleError(error.what, where=where, hint=error.hint)
         if refused:
             crude.refused = refused
