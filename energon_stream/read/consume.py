@@ -156,14 +156,14 @@ class SampleReader:
     # _lane      planned requests that are not made yet, and the number of consumed ranges
     # _ready     planned samples, in order
     # _fetches   planned requests, by number, until their last sample is consumed
-    # _locators  locators by leaf number, which cut samples
+    # _wide      locators of leaves whose samples may have several ranges, by leaf number
     # _group     readers that share the budget
 
     def __init__(
         self, schedule: Schedule, cursor: Cursor, locators: Sequence[Locator], group: ReaderGroup
     ) -> None:
         self._group = group
-        self._locators = locators
+        self._wide = {leaf: locator for leaf, locator in enumerate(locators) if locator.width != 1}
         self._position = _Position(schedule, cursor)
         self._locating = Locating(schedule, cursor, locators, group.fetcher)
         self._planner = Planner(plan_limits(group.options, locators, group.readers))
@@ -220,24 +220,24 @@ class SampleReader:
     def _cut(self, planned: PlannedSample) -> RawSample | None:
         leaf, sample, request, place, more = planned
         fetch = self._leave(request, place)
-        locator = self._locators[leaf]
-        if locator.width == 1:
+        if leaf not in self._wide:
             return fetch.cut(sample, place)
         ranges = [(fetch, place), *((self._leave(number, at), at) for number, at in more)]
-        return locator.merge(sample, [(each.request.object, each.cut(sample, at)) for each, at in ranges])
+        found = [(each.request.object, each.cut(sample, at)) for each, at in ranges]
+        return self._wide[leaf].merge(sample, found)
 
     def _leave(self, request: int, place: int) -> RangeFetch:
         """Mark one range of a request as consumed."""
-        fetch, group, lane = self._fetches[request], self._group, self._lane
+        fetch, lane = self._fetches[request], self._lane
         lane.consumed += 1
         while not fetch.is_requested:  # the budget has no room for a request that is needed now
-            group.send(group.budget.pop(lane))
+            self._group.send(self._group.budget.pop(lane))
         freed = fetch.leave(place)
         if freed:
             if fetch.is_done:
                 del self._fetches[request]
-            if group.budget.free(freed):
-                group.look_again = True
+            if self._group.budget.free(freed):
+                self._group.look_again = True
         return fetch
 
     def _read_alone(self, planned: LargeSample) -> RawSample | None:
@@ -245,7 +245,7 @@ class SampleReader:
         self._lane.consumed += len(planned.ranges)
         group.look_again = True
         return read_large_sample(
-            self._locators[planned.leaf],
+            self._locating.locators[planned.leaf],
             planned.sample,
             planned.ranges,
             fetcher=group.fetcher,
@@ -350,7 +350,10 @@ class SampleReader:
         plan, self._planner = made
         for request in plan.requests:
             fetch = RangeFetch(
-                request, self._locators[request.leaf], keeps=plan.keeps, is_shared=self._group.is_shared
+                request,
+                self._locating.locators[request.leaf],
+                keeps=plan.keeps,
+                is_shared=self._group.is_shared,
             )
             self._fetches[request.number] = fetch
             self._lane.queue.append(fetch)

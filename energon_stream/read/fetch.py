@@ -13,6 +13,22 @@ if TYPE_CHECKING:
     from energon_stream.read.read_plan import Request
 
 
+class _Apart:
+    """Copied samples of an answer that was taken apart; an error if one cannot be cut."""
+
+    __slots__ = ("_samples",)
+
+    def __init__(self, samples: list[RawSample | None | IndexMismatchError]) -> None:
+        self._samples = samples
+
+    def cut(self, sample: int, place: int) -> RawSample | None:
+        """Return a sample once; see :meth:`Cutter.cut`."""
+        found, self._samples[place] = self._samples[place], None
+        if isinstance(found, IndexMismatchError):
+            raise found
+        return found
+
+
 class RangeFetch:
     """A planned request on its way, until its last sample is consumed.
 
@@ -20,25 +36,35 @@ class RangeFetch:
 
     Attributes:
         request: The planned request.
+        is_requested: Whether the request was made.
         keeps: Whether the answer is kept when no planned sample needs it any more.
 
     ``is_shared`` tells that other readers share the budget, so that the answer may be taken apart.
     """
 
-    __slots__ = ("_answer", "_apart", "_cutter", "_left", "_locator", "_sizes", "_uses", "keeps", "request")
+    __slots__ = (
+        "_answer",
+        "_cutter",
+        "_left",
+        "_locator",
+        "_sizes",
+        "_uses",
+        "is_requested",
+        "keeps",
+        "request",
+    )
 
     def __init__(self, request: Request, locator: Locator, *, keeps: bool, is_shared: bool = False) -> None:
         self.request = request
         self.keeps = keeps
+        self.is_requested = False
         self._locator = locator
         self._uses = len(request.starts)  # planned ranges that are not consumed yet
         self._answer: Future[Body] | None = None
         self._cutter: Cutter | None = None
         # Uses of each range, if the answer may be taken apart.
         self._left = [1] * self._uses if is_shared and not self.is_local else None
-        # Copied samples of an answer that was taken apart; an error if one cannot be cut.
-        self._apart: list[RawSample | None | IndexMismatchError] | None = None
-        self._sizes: list[int] = []  # bytes of each copied sample
+        self._sizes: list[int] | None = None  # bytes of each copied sample, if it was taken apart
 
     @property
     def size(self) -> int:
@@ -49,11 +75,6 @@ class RangeFetch:
     def deadline(self) -> int:
         """Number of ranges that the reader consumes before this is needed."""
         return self.request.deadline
-
-    @property
-    def is_requested(self) -> bool:
-        """True if the request was made."""
-        return self._answer is not None
 
     @property
     def has_arrived(self) -> bool:
@@ -83,6 +104,7 @@ class RangeFetch:
             etag=shard.etag,
             deadline=request.deadline,
         )
+        self.is_requested = True
 
     def reuse(self, place: int) -> None:
         """Note that a range is planned once more, and served by the kept answer."""
@@ -95,28 +117,20 @@ class RangeFetch:
         self._uses -= 1
         if self._left is not None:
             self._left[place] -= 1
-            if self._apart is not None:
+            if self._sizes is not None:
                 return self._sizes[place]
         return 0 if self._uses or self.keeps else self.request.size
 
     def cut(self, sample: int, place: int) -> RawSample | None:
-        """Wait for the bytes and cut a sample, once for each planned range.
+        """Wait for the bytes and cut a sample.
 
         Raises StorageError if the bytes could not be read, and IndexMismatchError if they are not the sample
         or the index points beyond the object.
         """
-        if self._apart is not None:
-            found, self._apart[place] = self._apart[place], None
-            if isinstance(found, IndexMismatchError):
-                raise found
-            return found
-        return self.cutter().cut(sample, place)
-
-    def cutter(self) -> Cutter:
-        """Wait for the bytes and return their cutter."""
-        if self._cutter is None:
-            self._cutter = self._split()
-        return self._cutter
+        cutter = self._cutter
+        if cutter is None:
+            cutter = self._cutter = self._split()
+        return cutter.cut(sample, place)
 
     @property
     def is_done(self) -> bool:
@@ -128,7 +142,7 @@ class RangeFetch:
         """Bytes that the fetch holds, or will hold when its answer arrives."""
         if self._answer is None or self.is_done:
             return 0
-        if self._apart is None:
+        if self._sizes is None:
             return self.request.size
         return sum(size for size, uses in zip(self._sizes, self._left or (), strict=True) if uses)
 
@@ -143,21 +157,20 @@ class RangeFetch:
         If the request failed, nothing happens; the error is raised for the first sample.
         """
         left = self._left
-        if left is None or self._apart is not None or self.keeps or not self._uses or len(left) < 2:
+        if left is None or self._sizes is not None or self.keeps or not self._uses or len(left) < 2:
             return 0
         if max(left) > 1:  # planned for several passes
             return 0
         try:
-            cutter = self.cutter()
+            cutter = self._cutter or self._split()
         except Exception:
             return 0
         before = self.held
-        self._apart = [
-            _own(cutter, sample, place) if left[place] else None
-            for place, sample in enumerate(self.request.samples.tolist())
-        ]
+        samples = self.request.samples.tolist()
+        self._cutter = _Apart(
+            [_own(cutter, sample, place) if left[place] else None for place, sample in enumerate(samples)]
+        )
         self._sizes = (self.request.stops - self.request.starts).tolist()
-        self._cutter = None
         self._answer = Future()  # the bytes are no longer needed
         self._answer.set_result(Body(memoryview(b""), None, None))
         return before - self.held

@@ -76,7 +76,7 @@ class Locating:
     ) -> None:
         self._schedule = schedule
         self._cursor = cursor
-        self._locators = locators
+        self.locators = locators
         self._openers = [locator.opening for locator in locators]
         self._fetcher = fetcher
         self.opening = opening
@@ -108,7 +108,7 @@ class Locating:
         self.is_exhausted = len(refs) < count
         if not len(refs):
             return
-        locators = self._openers if is_opening else self._locators
+        locators = self._openers if is_opening else self.locators
         loads = load_entries(locators, refs, self._fetcher, self.taken)
         self._chunks.append(_Chunk(locators, refs, self.taken, loads))
         self.taken += len(refs)
