@@ -1,11 +1,12 @@
 """The channel from a worker to the main process: a pipe for small values, shared memory for large ones.
 
-Large byte strings and tensors are copied into slots of anonymous shared memory, which parent and child share
-since the fork; the pickle on the pipe holds only their places. The parent copies them out when it takes a
+Large byte strings and tensors are copied into slots of anonymous shared memory, which parent and child share;
+the pickle on the pipe holds only their places. The parent copies them out when it takes a
 message, and acknowledges the message, which frees the slot. Slots are used in order, and there is one more
 than messages may be unacknowledged. Each message begins at the start of its slot, so the same few pages are
 used again and again. A worker waits when the consumer is slow. There is no named shared memory and nothing to
-clean up. Where processes share no memory (``spawn``), everything is pickled.
+clean up: a forked worker inherits the memory, others get a file descriptor. Where the system has no memory
+without a name (macOS), everything is pickled.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import mmap
 import os
 import pickle
 import weakref
+from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,7 +48,7 @@ def close_inherited_pipes() -> None:
 
 
 class Wire:
-    """Both ends of one worker's channel; made in the parent before the fork.
+    """Both ends of one worker's channel; made in the parent before the worker.
 
     Args:
         parent: The parent's end of the pipe.
@@ -58,12 +60,34 @@ class Wire:
     def __init__(self, parent: Connection, child: Connection, shared_bytes: int, depth: int) -> None:
         self.parent = parent
         self.child = child
-        self.shared = mmap.mmap(-1, shared_bytes) if shared_bytes else None
         self.depth = depth
+        self.shared: mmap.mmap | None = None
+        self._file: int | None = None
+        if shared_bytes and hasattr(os, "memfd_create"):
+            self._file = os.memfd_create("energon-stream")
+            os.ftruncate(self._file, shared_bytes)
+            self.shared = mmap.mmap(self._file, shared_bytes)
         _parent_pipes.add(parent)
 
+    def close_child(self) -> None:
+        """Close what only the worker needs, after it was started."""
+        self.child.close()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "shared": None, "parent": None}
+        """Return what a worker that does not fork gets: its end of the pipe, and the shared memory."""
+        file = None if self._file is None else reduction.DupFd(self._file)
+        size = 0 if self.shared is None else len(self.shared)
+        return {"child": self.child, "depth": self.depth, "file": file, "size": size}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.child, self.depth, self._file, self.shared = state["child"], state["depth"], None, None
+        if state["file"] is not None:
+            file = state["file"].detach()
+            self.shared = mmap.mmap(file, state["size"])
+            os.close(file)
 
 
 def _can_share(tensor: torch.Tensor) -> bool:

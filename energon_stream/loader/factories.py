@@ -36,7 +36,7 @@ def get_loader(
     watchdog_initial_timeout_seconds: float | None = None,
     fail_on_timeout: bool = False,
     pin_memory: bool | None = None,
-    start_method: str = "fork",
+    start_method: str | None = None,
     worker_config: WorkerConfig | None = None,
     cache_pool: CachePool | None = None,
 ) -> BasicDataLoader[T]:
@@ -51,7 +51,9 @@ def get_loader(
         fail_on_timeout: True if the watchdog ends the run.
         pin_memory: True to pin the memory of batches; None pins where CUDA is available.
         start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"``. Without fork, all functions must be
-            picklable, and the program needs ``if __name__ == "__main__":``.
+            picklable, and the program needs ``if __name__ == "__main__":``. None follows
+            ``multiprocessing.set_start_method``; without it, workers fork, or come from a fork server if this
+            process has read from object storage or initialized CUDA.
         worker_config: Not needed; accepted if it equals the dataset's.
         cache_pool: Pool that cookers and hooks fetch auxiliary data with; None fetches when data is asked
             for. Close it after the loader, or leave that to the end of the process.
@@ -87,7 +89,7 @@ def get_savable_loader(
     watchdog_initial_timeout_seconds: float | None = None,
     fail_on_timeout: bool = False,
     pin_memory: bool | None = None,
-    start_method: str = "fork",
+    start_method: str | None = None,
     worker_config: WorkerConfig | None = None,
     cache_pool: CachePool | None = None,
     checkpoint_every_sec: float = 60,

@@ -13,7 +13,8 @@ from energon_stream.loader.debug_log import LoaderLog
 from energon_stream.loader.session import LoaderOptions, Session, open_session
 from energon_stream.pipeline.engine import Rotation
 from energon_stream.samples.tensors import map_tensors
-from energon_stream.storage import CounterSnapshot, run_isolated
+from energon_stream.storage import CounterSnapshot
+from energon_stream.storage.fork import run_forkable
 
 if TYPE_CHECKING:
     from energon_stream.media import CachePool
@@ -66,7 +67,7 @@ class BasicDataLoader(Generic[T]):
         fail_on_timeout: bool = False,
         *,
         pin_memory: bool | None = None,
-        start_method: str = "fork",
+        start_method: str | None = None,
     ) -> None:
         self.dataset = dataset
         self.worker_config = dataset.worker_config
@@ -194,5 +195,5 @@ class BasicDataLoader(Generic[T]):
         # Before it forks workers, this process must not open a client of its own.
         before_fork = self.worker_config.num_workers > 0 and self._session is None
         if before_fork:
-            return run_isolated(self.dataset.restore_sample, restore_key)
+            return run_forkable(self.dataset.restore_sample, restore_key)
         return self.dataset.restore_sample(restore_key)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.loader.channel import Receiver, Wire
+from energon_stream.loader.start import choose_start_method
 from energon_stream.loader.worker_process import Failure, run_worker
 from energon_stream.media import CachePool, use_pool
 from energon_stream.pipeline.engine import Engine, Rotation, Step
@@ -40,7 +41,8 @@ class LoaderOptions:
     """
 
     prefetch_factor: int = 2  # batches that each worker keeps ready for each of its streams
-    start_method: str = "fork"  # one of ``multiprocessing.get_all_start_methods()``
+    # One of ``multiprocessing.get_all_start_methods()``; None to choose: see ``loader/start.py``.
+    start_method: str | None = None
     # Size of the shared memory of each worker, for batches on the way to the main process.
     shared_bytes: int = 256 << 20
     # Seconds without a batch after which workers write their stacks; None for never.
@@ -54,7 +56,7 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         if self.prefetch_factor < 1:
             raise ConfigError(f"prefetch_factor is {self.prefetch_factor}", hint="use 1 or more")
-        if self.start_method not in multiprocessing.get_all_start_methods():
+        if self.start_method not in (None, *multiprocessing.get_all_start_methods()):
             raise ConfigError(
                 f"start method {self.start_method!r} is not available",
                 hint=f"use one of {multiprocessing.get_all_start_methods()}",
@@ -130,23 +132,24 @@ class _Workers:
         self._first = True
         self._ended: set[int] = set()  # workers whose last message, the end of a pass, awaits its answer
         config = dataset.worker_config
-        context: BaseContext = multiprocessing.get_context(options.start_method)
+        values = (dataset, states, rotation, options.cache_pool)
+        self._method = choose_start_method(options.start_method, values)
+        context: BaseContext = multiprocessing.get_context(self._method)
         for worker in range(config.num_workers):
             streams = config.worker_streams(worker)
             if not streams:
                 continue
             self._owner.update(dict.fromkeys(streams, len(self._processes)))
             parent, child = context.Pipe()
-            shared = options.shared_bytes if options.start_method == "fork" else 0
-            wire = Wire(parent, child, shared, options.prefetch_factor * len(streams))
+            wire = Wire(parent, child, options.shared_bytes, options.prefetch_factor * len(streams))
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
                 args=(wire, dataset, streams, states, rotation.of_streams(streams), options.cache_pool),
                 daemon=True,
             )
-            with forking() if options.start_method == "fork" else contextlib.nullcontext():
+            with forking() if self._method == "fork" else contextlib.nullcontext():
                 process.start()
-            child.close()
+            wire.close_child()
             self._receivers.append(Receiver(wire))
             self._processes.append(process)
         self._counters = [CounterSnapshot()] * len(self._processes)
@@ -208,11 +211,21 @@ class _Workers:
     def _died(self, worker: int) -> WorkerError:
         process = self._processes[worker]
         process.join(_JOIN_SECONDS)
-        return WorkerError(
-            f"worker {worker} (process {process.pid}) died with exit code {process.exitcode}",
-            hint="a negative code is a signal: -9 often means that memory ran out. If no worker starts with "
-            'start_method="spawn", put the program under if __name__ == "__main__":',
-        )
+        code = process.exitcode
+        what = f"worker {worker} (process {process.pid}) died with exit code {code}"
+        if code == -signal.SIGKILL:
+            hint = "something killed it with SIGKILL; often that is the kernel, when memory runs out"
+        elif code is not None and code < 0:
+            hint = f"it was ended by {signal.Signals(-code).name}; its stderr may say more"
+        elif self._first and self._method != "fork":
+            what = f"worker {worker} did not start by {self._method!r}: exit code {code}"
+            hint = (
+                'the program is imported again by such workers: put it under `if __name__ == "__main__":`. '
+                'Its stderr says more; start_method="fork" needs no guard'
+            )
+        else:
+            hint = "its stderr may say more"
+        return WorkerError(what, hint=hint)
 
     def close(self) -> None:
         for receiver in self._receivers:

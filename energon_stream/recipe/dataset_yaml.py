@@ -23,7 +23,8 @@ from energon_stream.recipe.sample_types import (
 )
 from energon_stream.recipe.subset import Subset, parse_subset
 from energon_stream.samples import CrudeSample, Sample
-from energon_stream.storage import StoreSpec, is_local, parent_url, run_isolated
+from energon_stream.storage import StoreSpec, is_local, parent_url
+from energon_stream.storage.fork import run_forkable
 
 if TYPE_CHECKING:
     from energon_stream.index.dataset import WebDatasetIndex
@@ -107,7 +108,7 @@ def _read_beside(spec: StoreSpec, name: str) -> str:
     def read() -> str:
         return bytes(spec.open().get(f"{META_FOLDER}/{name}").data).decode()
 
-    return read() if is_local(spec.url) else run_isolated(read)
+    return read() if is_local(spec.url) else run_forkable(read)
 
 
 def read_dataset_config(

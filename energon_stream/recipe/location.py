@@ -13,7 +13,8 @@ from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.subset import Subset
 from energon_stream.recipe.tree import LeafRef, MetadatasetRef, MixtureItem, Reference, inherit
-from energon_stream.storage import StoreLayer, StoreSpec, Transport, is_local, run_isolated
+from energon_stream.storage import StoreLayer, StoreSpec, Transport, is_local
+from energon_stream.storage.fork import run_forkable
 
 if TYPE_CHECKING:
     from energon_stream.recipe.sample_types import DeclaredSamples
@@ -54,7 +55,7 @@ class DatasetLocation:
         """
         # A metadataset may name remote datasets; that is not known before it is read.
         local = not self.is_metadataset and is_local(str(self.root))
-        return run_isolated(function) if forks and not local else function()
+        return run_forkable(function) if forks and not local else function()
 
     def items(self) -> list[MixtureItem]:
         """Read the metadataset files, and return the datasets that they name. The datasets are not touched.

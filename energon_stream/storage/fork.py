@@ -115,6 +115,11 @@ def mark_obstore_used() -> None:
         _obstore_pid = os.getpid()
 
 
+def obstore_started() -> bool:
+    """Return True if this process has started obstore's runtime, so that children cannot use it."""
+    return _obstore_pid == os.getpid()
+
+
 def obstore_usable() -> bool:
     """Return False in a child of a process that had started obstore's runtime before the fork.
 
@@ -190,6 +195,15 @@ def begin_child() -> None:
 
 class _ChildTraceback(Exception):
     """The child's traceback, shown as the cause of an error."""
+
+
+def run_forkable(function: Callable[..., T], *args: Any) -> T:
+    """Call ``function(*args)`` so that this process may fork workers afterwards, if it may now.
+
+    That takes a child; see :func:`run_isolated`. Where this process has started obstore already, nothing is
+    gained by one, and the child could not use obstore.
+    """
+    return function(*args) if obstore_started() else run_isolated(function, *args)
 
 
 def run_isolated(function: Callable[..., T], *args: Any) -> T:

@@ -41,7 +41,8 @@ def passes(number):
 def open_loader(workers):
     config = WorkerConfig(0, 1, workers, num_streams=STREAMS)
     numbers = MapDataset(NumbersDataset(2000, config), passes)
-    return get_savable_loader(EpochizeDataset(BatchDataset(numbers, 2, list), 1000))
+    # Forked workers have the gate that a test sets.
+    return get_savable_loader(EpochizeDataset(BatchDataset(numbers, 2, list), 1000), start_method="fork")
 
 
 def take(loader, count):

@@ -1,0 +1,84 @@
+"""How worker processes start: by fork where that is safe, else by a server that has the library loaded."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import pickle
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from energon_stream.logs import log_once
+from energon_stream.storage.fork import obstore_started
+
+_log = logging.getLogger(__name__)
+
+PRELOADED = ("__main__", "energon_stream.loader.worker_process", "energon_stream.storage._obstore")
+"""Modules that the fork server imports once, so that workers start with them."""
+
+_GUARD = re.compile(r"^if\s+__name__\s*==", re.MULTILINE)
+
+
+def choose_start_method(asked: str | None, values: Any) -> str:
+    """Return the method by which workers start.
+
+    Args:
+        asked: The user's choice, which is followed; None for none.
+        values: What the workers are made of. Without fork, it must be picklable.
+
+    Returns:
+        ``asked``, or what ``multiprocessing.set_start_method`` set to something other than the default; else
+        ``fork`` where no client of the parent must cross it, and ``forkserver`` elsewhere. Where the program
+        does not allow a fork server, ``fork``, and a warning says why.
+    """
+    if asked is not None:
+        return asked
+    default = multiprocessing.get_all_start_methods()[0]
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    if chosen not in (None, default):
+        return chosen
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return default
+    unsafe = _why_not_fork()
+    if unsafe is None:
+        return "fork"
+    obstacle = _why_not_forkserver(values)
+    if obstacle is None:
+        multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
+        return "forkserver"
+    log_once(
+        _log,
+        "workers start by fork although this process has %s, because %s; they read through fsspec, which costs more "
+        "CPU. Open the loader with workers first, or make them startable by a fork server.",
+        unsafe,
+        obstacle,
+    )
+    return "fork"
+
+
+def _why_not_fork() -> str | None:
+    """Return what this process has done that a forked worker would suffer from; None for nothing."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "initialized CUDA"
+    return "read from object storage" if obstore_started() else None
+
+
+def _why_not_forkserver(values: Any) -> str | None:
+    """Return why a fork server cannot start workers with some values; None if it can."""
+    try:
+        data = pickle.dumps(values)
+    except Exception as error:  # whatever a value raises when it is pickled
+        return f"the dataset cannot be pickled ({error})"
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is None:
+        return "it has classes or functions of a prompt or notebook" if b"__main__" in data else None
+    try:
+        has_guard = _GUARD.search(Path(path).read_text()) is not None
+    except (OSError, UnicodeDecodeError):
+        has_guard = False
+    return None if has_guard else f'{path} has no `if __name__ == "__main__":`'
