@@ -1,4 +1,4 @@
-"""Where a generation of byte ranges ends, and what it separates. No I/O."""
+"""Ends of generations: the place that separates the fewest neighbouring byte ranges. No I/O."""
 
 from __future__ import annotations
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from energon_stream.errors import ConfigError, UnsupportedStoreError
@@ -48,11 +50,35 @@ _TABLE: dict[str, Mapping[str, StoreFactory]] = {
 that are not here belong to fsspec; local paths need no transport."""
 
 
+_GROUP = "energon_stream.stores"
+"""Entry points of installed packages: ``scheme = "module:factory"``."""
+
+
+@functools.cache
+def _installed_store(scheme: str) -> StoreFactory | None:
+    """Return the factory that an installed package names for a scheme; None if none does.
+
+    Raises:
+        UnsupportedStoreError: It cannot be imported.
+    """
+    for found in entry_points(group=_GROUP, name=scheme):
+        try:
+            factory: StoreFactory = found.load()
+        except (ImportError, AttributeError) as error:
+            raise UnsupportedStoreError(
+                f"the store for {scheme}:// URLs cannot be imported: {found.value} ({error})",
+                hint="Repair or remove the package that offers it.",
+            ) from error
+        return factory
+    return None
+
+
 def register_store(scheme: str, factory: StoreFactory) -> None:
     """Open URLs of a scheme with a store of your own, with ``transport="auto"``.
 
     Worker processes that are spawned must register it as well: call this where a module that they import is
-    loaded.
+    loaded. An installed package can name its store by an entry point of the group ``energon_stream.stores``
+    instead, such as ``nas = "my_package:open_nas"``; it is imported when a URL of the scheme is opened.
 
     Args:
         scheme: Scheme of the URLs, such as ``"nas"`` for ``nas://…``. Known schemes may be replaced.
@@ -75,9 +101,18 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
     _TABLE[scheme.lower()] = {"registered": factory}
 
 
+def _transports(scheme: str) -> Mapping[str, StoreFactory]:
+    """Return the factories of a scheme by transport, the preferred one first."""
+    row = _TABLE.get(scheme)
+    if row is None:
+        factory = _installed_store(scheme)
+        row = {"fsspec": _fsspec} if factory is None else {"registered": factory}
+    return row
+
+
 def open_transport(url: str, options: Mapping[str, Any], transport: Transport = "auto") -> Store:
     """Open a remote store, without retries and counters."""
-    row = _TABLE.get(url_scheme(url), {"fsspec": _fsspec})
+    row = _transports(url_scheme(url))
     if transport != "auto":
         if transport not in row:
             raise UnsupportedStoreError(

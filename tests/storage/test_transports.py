@@ -115,6 +115,32 @@ def test_a_registered_store_is_for_its_scheme_and_transport_auto(shelf):
         register_store("file", Flaky)
 
 
+def install(folder, monkeypatch, target):
+    """A package on the path whose entry point names a store for ``rack://``."""
+    info = folder / "rack_store-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rack-store\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[energon_stream.stores]\nrack{folder.name} = {target}\n")
+    code = "from energon_stream.storage import LocalStore\n"
+    code += "def open_rack(url, options):\n    return LocalStore(options['root'])\n"
+    (folder / "rack_store.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+    return f"rack{folder.name}://shelf"
+
+
+def test_an_installed_package_names_its_store(tmp_path, monkeypatch):
+    url = install(tmp_path / "a", monkeypatch, "rack_store:open_rack")
+    (tmp_path / "key").write_bytes(b"0123456789")
+    assert "rack_store" not in sys.modules
+    store = StoreSpec(url, {"root": str(tmp_path)}).open()
+    assert bytes(store.get_range("key", ByteRange(2, 5)).data) == b"234"
+    with pytest.raises(UnsupportedStoreError, match="the obstore transport does not know"):
+        StoreSpec(url, None, "obstore").open()
+    broken = install(tmp_path / "b", monkeypatch, "rack_store:nothing")
+    with pytest.raises(UnsupportedStoreError, match=r"rackb:// URLs cannot be imported: rack_store:nothing"):
+        StoreSpec(broken).open()
+
+
 @pytest.mark.parametrize("error", [AttributeError, OSError, TypeError], ids=["macos", "musl", "windows"])
 def test_a_c_library_without_arenas(error, monkeypatch, s3_server, tmp_bucket, tmp_path):
     """Only Linux has mallopt: elsewhere, memory may be less well shared, and everything is read."""
