@@ -135,6 +135,8 @@ class _Workers:
         values = (dataset, states, rotation, options.cache_pool)
         self._method = choose_start_method(options.start_method, values)
         context: BaseContext = multiprocessing.get_context(self._method)
+        # A fork server has the environment of the time when it started.
+        environment = dict(os.environ) if self._method == "forkserver" else None
         for worker in range(config.num_workers):
             streams = config.worker_streams(worker)
             if not streams:
@@ -144,7 +146,15 @@ class _Workers:
             wire = Wire(parent, child, options.shared_bytes, options.prefetch_factor * len(streams))
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
-                args=(wire, dataset, streams, states, rotation.of_streams(streams), options.cache_pool),
+                args=(
+                    wire,
+                    dataset,
+                    streams,
+                    states,
+                    rotation.of_streams(streams),
+                    options.cache_pool,
+                    environment,
+                ),
                 daemon=True,
             )
             with forking() if self._method == "fork" else contextlib.nullcontext():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import pickle
 import signal
 import traceback
@@ -53,8 +54,15 @@ def run_worker(
     states: Mapping[int, State],
     rotation: Rotation,
     cache_pool: CachePool | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Produce the elements of some streams until the parent goes away."""
+    """Produce the elements of some streams until the parent goes away.
+
+    ``environment`` replaces that of the process, unless it is None.
+    """
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     begin_child()
     close_inherited_pipes()
     # The parent decides when to end; an interrupt from the terminal reaches all of the group.

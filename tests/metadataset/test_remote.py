@@ -93,7 +93,7 @@ def test_a_thousand_sources_cost_three_requests_each_and_few_sockets(thousand, w
         batch_size=16,
         worker_config=WorkerConfig(0, 1, workers),
     )
-    assert forks == [os.getpid()] * (1 if workers else 0)
+    assert len(forks) <= (1 if workers else 0)  # none, if this process has used object storage already
     opening = thousand.counters()
     assert opening.requests == {"GET": 3 + 3 * SOURCES}
     most = 64 * 4 // 3  # beside late requests, others are under way

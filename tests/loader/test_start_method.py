@@ -8,7 +8,7 @@ import pytest
 from energon_stream.testing.datasets import prepared_binary_dataset
 
 PROGRAM = """
-import logging, multiprocessing, sys
+import logging, multiprocessing, os, sys
 import energon_stream as es
 {extra}
 
@@ -24,8 +24,8 @@ class Encoder(es.DefaultTaskEncoder):
 
     def batch(self, samples):
         used = [name for name in ("s3fs", "energon_stream.storage._obstore") if name in sys.modules]
-        start = multiprocessing.get_start_method(allow_none=True)
-        return [sample["__key__"] for sample in samples], used, multiprocessing.current_process().name
+        name = multiprocessing.current_process().name
+        return [sample["__key__"] for sample in samples], used, name, os.environ.get("ROUND")
 
 def batches(workers, **options):
     dataset = es.get_train_dataset(
@@ -39,9 +39,11 @@ def batches(workers, **options):
 def main():
     first = batches(0)
     for workers in (1, 2):
+        os.environ["ROUND"] = str(workers)
         later = batches(workers{options})
+        assert {{seen for *_, seen in later}} == {{str(workers)}}  # the environment of today
         assert [keys for keys, *_ in later] == [keys for keys, *_ in first]
-        print(sorted({{(tuple(used), name.partition("-")[0]) for _, used, name in later}}))
+        print(sorted({{(tuple(used), name.partition("-")[0]) for _, used, name, _ in later}}))
 
 {main}
 """
