@@ -24,11 +24,11 @@ from energon_stream.read.locating import Locating, iterate_plans
 from energon_stream.read.open import open_locator
 from energon_stream.read.options import CHUNK, LOADING
 from energon_stream.read.plan import Planner
-from energon_stream.read.read_plan import LargeSample, ReadPlan
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.pipeline.reader_dataset import ReaderDataset
+    from energon_stream.read.read_plan import ReadPlan
     from energon_stream.storage import Fetcher, Store
 
 _INDEX_BYTES = 256 << 20
@@ -177,8 +177,8 @@ class WantedBytes:
 
     def _requested(self, walk: StreamWalk, plan: ReadPlan) -> tuple[Spans, Int64Array]:
         """Return the byte ranges that a plan requests, by leaf and object, and the position of each."""
-        if isinstance(plan.samples[0], LargeSample):
-            leaf, _, ranges = plan.samples[0]
+        if isinstance(plan.samples, tuple):
+            ((leaf, _, ranges),) = plan.samples
             columns = [(leaf << 32 | number, start, stop, 0) for number, start, stop in ranges]
         else:
             columns = [

@@ -8,7 +8,6 @@ the fetcher's threads run the requests.
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
@@ -23,7 +22,8 @@ from energon_stream.read.located import Located
 from energon_stream.read.locating import Locating, load_entries
 from energon_stream.read.options import CHUNK, LOADING, ReadOptions
 from energon_stream.read.plan import PlanLimits, Planner
-from energon_stream.read.read_plan import LargeSample, PlannedSample
+from energon_stream.read.read_plan import LargeSample, Row
+from energon_stream.read.ready import ReadySamples
 
 if TYPE_CHECKING:
     from energon_stream.read.locator import Locator, RawSample
@@ -167,7 +167,7 @@ class SampleReader:
         self._position = _Position(schedule, cursor)
         self._locating = Locating(schedule, cursor, locators, group.fetcher)
         self._planner = Planner(plan_limits(group.options, locators, group.readers))
-        self._ready: deque[PlannedSample | LargeSample] = deque()
+        self._ready = ReadySamples()
         self._fetches: dict[int, RangeFetch] = {}
         self._lane = group.join(self)
 
@@ -180,11 +180,11 @@ class SampleReader:
         """
         group, ready = self._group, self._ready
         while True:
-            if group.look_again or not ready:
+            if group.look_again or not ready.left:
                 group.look_ahead(self)
-                if not ready:
+                if not ready.left:
                     return None
-            planned = ready.popleft()
+            planned = ready.pop()
             self._position.since += 1
             sample = self._read_alone(planned) if isinstance(planned, LargeSample) else self._cut(planned)
             if sample is not None:
@@ -204,20 +204,22 @@ class SampleReader:
     @property
     def is_awaited(self) -> bool:
         """True if the next sample is planned, and its bytes have not arrived."""
-        first = self._ready[0] if self._ready else None
-        return isinstance(first, PlannedSample) and not self._fetches[first.request].has_arrived
+        first = self._ready.first() if self._ready.left else None
+        if first is None or isinstance(first, LargeSample):
+            return False
+        return not self._fetches[first[2]].has_arrived
 
     def close(self) -> None:
         """Cancel queued requests and release all buffers."""
         self._group.leave(self, self._lane, sum(fetch.drop() for fetch in self._fetches.values()))
         self._fetches.clear()
-        self._ready.clear()
+        self._ready = ReadySamples()
         self._lane.queue.clear()
         self._locating.close()
 
     # Consuming
 
-    def _cut(self, planned: PlannedSample) -> RawSample | None:
+    def _cut(self, planned: Row) -> RawSample | None:
         leaf, sample, request, place, more = planned
         fetch = self._leave(request, place)
         if leaf not in self._wide:
@@ -293,10 +295,10 @@ class SampleReader:
         planned, ready = self._planner.ranges - self._lane.consumed, self._ready
         if self._lane.queue or planned >= self._group.options.max_ahead or self._is_held_back:
             return False
-        if ready and isinstance(ready[-1], LargeSample):
+        if ready.left and ready.ends_large:
             return False
-        self._locate(wait and not ready)
-        return not (ready and self._planner.starts_large) and self._plan()
+        self._locate(wait and not ready.left)
+        return not (ready.left and self._planner.starts_large) and self._plan()
 
     def may_plan_soon(self) -> bool:
         """Return whether planning may be possible before bytes are freed."""
@@ -357,11 +359,11 @@ class SampleReader:
             )
             self._fetches[request.number] = fetch
             self._lane.queue.append(fetch)
-        for number, place in plan.reused:
-            self._fetches[number].reuse(place)
+        for number, places in plan.reused.items():
+            self._fetches[number].reuse(places)
         if not plan.keeps:
             self._stop_keeping()
-        self._ready.extend(plan.samples)
+        self._ready.add(plan.samples)
         return True
 
     def _stop_keeping(self) -> None:

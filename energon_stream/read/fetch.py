@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -106,11 +107,12 @@ class RangeFetch:
         )
         self.is_requested = True
 
-    def reuse(self, place: int) -> None:
-        """Note that a range is planned once more, and served by the kept answer."""
-        self._uses += 1
+    def reuse(self, places: Sequence[int]) -> None:
+        """Note that ranges are planned once more, and served by the kept answer."""
+        self._uses += len(places)
         if self._left is not None:
-            self._left[place] += 1
+            for place in places:
+                self._left[place] += 1
 
     def leave(self, place: int) -> int:
         """Mark a range as consumed; return how many bytes this releases."""

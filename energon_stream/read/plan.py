@@ -13,17 +13,15 @@ requests them again.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from energon_stream.read.generation import cut_generation, has_range_near
+from energon_stream.read.kept_ranges import KeptRanges
 from energon_stream.read.located import Located
-from energon_stream.read.read_plan import LargeSample, PlannedSample, ReadPlan, Reason, Request
+from energon_stream.read.read_plan import LargeSample, PlannedSamples, ReadPlan, Reason, Request
 from energon_stream.storage.planner import FetchPlan, plan_fetches
 
 if TYPE_CHECKING:
@@ -98,10 +96,6 @@ class PlanLimits:
         )
 
 
-# Skips the constructor, because it is called for every sample.
-_planned: Callable[[tuple[Any, ...]], PlannedSample] = partial(tuple.__new__, PlannedSample)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Planner:
     """Plans the requests of one reader. Its methods return new planners.
@@ -133,8 +127,7 @@ class Planner:
     # Request of each located range that an earlier generation has taken in, else -1; its place in it.
     taken: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     places: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    # Request and place of all planned ranges, by object, sample and first byte; None if answers are not kept.
-    kept: Mapping[tuple[int, int, int], tuple[int, int]] | None = field(default_factory=dict)
+    kept: KeptRanges | None = field(default_factory=KeptRanges)  # None if answers are not kept
 
     def __post_init__(self) -> None:
         if not self.generation and not self.limits.exact_samples:
@@ -246,7 +239,7 @@ class Planner:
         seen = self.located[:count]
         columns = seen.objects.tolist(), seen.starts.tolist(), seen.stops.tolist()
         sample = LargeSample(int(seen.leaf[0]), int(seen.index[0]), tuple(zip(*columns, strict=True)))
-        plan = ReadPlan(self.generation, (), [sample], count, int(seen.sizes.sum()), self.ranges)
+        plan = ReadPlan(self.generation, (), (sample,), count, int(seen.sizes.sum()), self.ranges)
         return plan, replace(self._after(count), kept=None)
 
     def _after(self, count: int) -> Planner:
@@ -311,11 +304,7 @@ class Planner:
         if kept is not None and requests:
             rows = free[served]
             columns = located.keys[rows], located.index[rows], located.starts[rows]
-            at_home = zip(taken[rows].tolist(), places[rows].tolist(), strict=True)
-            kept = {
-                **kept,
-                **dict(zip(zip(*(each.tolist() for each in columns), strict=True), at_home, strict=True)),
-            }
+            kept = kept.add(*columns, taken[rows], places[rows])
         made = ReadPlan(
             self.generation,
             tuple(requests),
@@ -329,21 +318,18 @@ class Planner:
         rest = replace(self, taken=taken, places=places)._after(must)
         return made, replace(rest, requests=self.requests + len(requests), bytes=total, kept=kept)
 
-    def _find_kept(self, taken: Int64Array, places: Int64Array, count: int) -> list[tuple[int, int]]:
-        """Assign the first ``count`` ranges to kept requests that hold them; return request and place."""
-        reused: list[tuple[int, int]] = []
-        if not self.kept:
-            return reused
+    def _find_kept(self, taken: Int64Array, places: Int64Array, count: int) -> dict[int, list[int]]:
+        """Assign the first ``count`` ranges to kept requests that hold them; return the places by request."""
+        if self.kept is None:
+            return {}
         free = np.flatnonzero(taken[:count] < 0)
-        columns = (self.located.keys[free], self.located.index[free], self.located.starts[free])
-        for row, key in zip(
-            free.tolist(), zip(*(each.tolist() for each in columns), strict=True), strict=True
-        ):
-            found = self.kept.get(key)
-            if found is not None:
-                taken[row], places[row] = found
-                reused.append(found)
-        return reused
+        found = self.kept.find(self.located.keys[free], self.located.index[free], self.located.starts[free])
+        rows, found = free[found >= 0], found[found >= 0]
+        taken[rows], places[rows] = self.kept.requests[found], self.kept.places[found]
+        order = rows[np.argsort(taken[rows], kind="stable")]
+        numbers, firsts = np.unique(taken[order], return_index=True)
+        parts = np.split(places[order], firsts[1:])
+        return {number: part.tolist() for number, part in zip(numbers.tolist(), parts, strict=False)}
 
     def _reasons(self, plan: FetchPlan, later: Located) -> list[Reason]:
         """Return why each request ends where it does. ``later`` are ranges that none of them serves."""
@@ -364,20 +350,22 @@ class Planner:
             for by_size, is_near, skip in ends
         ]
 
-    def _samples(self, must: int, taken: Int64Array, places: Int64Array) -> list[PlannedSample]:
+    def _samples(self, must: int, taken: Int64Array, places: Int64Array) -> PlannedSamples:
         """Group the first ``must`` ranges into samples."""
         located = self.located
         heads = np.flatnonzero(located.begins[:must])
-        leaves, indices = located.leaf[heads].tolist(), located.index[heads].tolist()
-        requests, numbers = taken[:must].tolist(), places[:must].tolist()
-        if len(heads) == must:
-            return list(map(_planned, zip(leaves, indices, requests, numbers, itertools.repeat(()))))
-        ranges = list(zip(requests, numbers, strict=True))
-        ends = [*heads[1:].tolist(), must]
-        return [
-            PlannedSample(leaf, index, *ranges[head], tuple(ranges[head + 1 : end]))
-            for leaf, index, head, end in zip(leaves, indices, heads.tolist(), ends, strict=True)
-        ]
+        more = None
+        if len(heads) < must:
+            ranges = list(zip(taken[:must].tolist(), places[:must].tolist(), strict=True))
+            ends = [*heads[1:].tolist(), must]
+            more = [tuple(ranges[head + 1 : end]) for head, end in zip(heads.tolist(), ends, strict=True)]
+        return PlannedSamples(
+            located.leaf[heads].tolist(),
+            located.index[heads].tolist(),
+            taken[heads].tolist(),
+            places[heads].tolist(),
+            more,
+        )
 
 
 def _without(taken: Int64Array, served: Int64Array) -> Int64Array:

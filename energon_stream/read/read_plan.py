@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import repeat, starmap
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -51,6 +52,32 @@ class PlannedSample(NamedTuple):
     more: tuple[tuple[int, int], ...] = ()  # request and place of further ranges
 
 
+Row: TypeAlias = tuple[int, int, int, int, tuple[tuple[int, int], ...]]
+"""The fields of a :class:`PlannedSample`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedSamples:
+    """Planned samples in columns. No object is made for a sample before it is consumed."""
+
+    leaves: list[int]
+    samples: list[int]
+    requests: list[int]
+    places: list[int]
+    more: list[tuple[tuple[int, int], ...]] | None = None  # None if each sample has one range
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the fields of each sample."""
+        more = repeat(()) if self.more is None else self.more
+        return zip(self.leaves, self.samples, self.requests, self.places, more)  # noqa: B905 # repeat never ends
+
+    def __iter__(self) -> Iterator[PlannedSample]:
+        return starmap(PlannedSample, self.rows())
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
 class LargeSample(NamedTuple):
     """A sample that is read alone, in pieces, when all samples before it are consumed."""
 
@@ -65,12 +92,12 @@ class ReadPlan:
 
     generation: int
     requests: tuple[Request, ...]
-    samples: Sequence[PlannedSample | LargeSample]
+    samples: PlannedSamples | tuple[LargeSample, ...]
     ranges: int  # number of ranges of the samples
     bytes: int  # bytes of these ranges
     first_range: int  # number of ranges of earlier plans
-    # Request and place of each range that an earlier, kept answer serves once more.
-    reused: list[tuple[int, int]] = field(default_factory=list)
+    # By number of an earlier request, whose answer is kept: places of the ranges that it serves once more.
+    reused: dict[int, list[int]] = field(default_factory=dict)
     keeps: bool = False  # whether answers are kept after their last sample is consumed
 
     @property

@@ -135,6 +135,9 @@ def test_deadlines_ascend_and_precede_the_need(rows, limit):
 @given(references, limits)
 def test_what_fits_is_requested_once_for_all_passes(rows, limit):
     """A pass that follows another one requests nothing while all bytes fit in the budget."""
+    first = {spot[:2]: number for number, spots in reversed([*enumerate(rows)]) for spot in spots}
+    rows = [[spot for spot in spots if first[spot[:2]] == n] for n, spots in enumerate(rows)]
+    rows = [spots for spots in rows if spots]  # no two samples begin at one place
     whole = located(rows)
     many = plan_all(replace(limit, largest_shared=10**6, resident_bytes=10**6), [whole, whole, whole])
     kept = [each for plan in many for each in plan.requests]
@@ -145,10 +148,8 @@ def test_what_fits_is_requested_once_for_all_passes(rows, limit):
     later = [plan for plan in many if plan.first_range >= 2 * len(whole)]
     assert not any(plan.requests for plan in later)
     none = plan_all(replace(limit, largest_shared=10**6, resident_bytes=0), [whole, whole])
-    assert (
-        sum(each.size for plan in none for each in plan.requests) > sum(each.size for each in kept)
-        or len(rows) < 3
-    )
+    # One view may span both passes.
+    assert sum(each.size for plan in none for each in plan.requests) >= sum(each.size for each in kept)
 
 
 def row_of(start, size=8, number=0):
