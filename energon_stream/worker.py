@@ -26,10 +26,8 @@ class DataParallelGroup(Protocol):
 class _Active:
     """The current call of a hook, read through ``WorkerConfig``; active within a ``with`` block.
 
-    One object may be entered again and again, one call after the other, with other counters. It is a class
-    and no generator, because every call of a hook enters one. The active call is kept by thread, because
-    several threads may step loaders, and not in ``WorkerConfig``: setting an attribute of a class makes the
-    interpreter forget what it has cached of the class.
+    One object may be entered again and again. The active call is kept by thread, because several threads may
+    step loaders; setting an attribute of ``WorkerConfig`` would void what the interpreter has cached of it.
 
     Attributes:
         sample_index: Counter of the hook's calls.
@@ -39,13 +37,12 @@ class _Active:
 
     __slots__ = ("batch_index", "config", "outer", "sample_index", "stream")
 
-    outer: _Active | None
-
     def __init__(self, config: WorkerConfig, stream: int, sample_index: int, batch_index: int | None) -> None:
         self.config = config
         self.stream = stream
         self.sample_index = sample_index
         self.batch_index = batch_index
+        self.outer: _Active | None = None
 
     def __enter__(self) -> None:
         self.outer = outer = _here.active
@@ -59,6 +56,18 @@ class _Active:
         _here.active = outer = self.outer
         if outer is None or outer.config is not self.config:
             WorkerConfig.active_worker_config = None if outer is None else outer.config
+
+    def run(self, function: Callable[[Any], Any], value: Any, sample: int, batch: int | None) -> Any:
+        """Return ``function(value)``, called within a block with these counters; faster than ``with``."""
+        outer, self.sample_index, self.batch_index = _here.active, sample, batch
+        if batch is not None or outer is None or outer.config is not self.config:
+            with self:
+                return function(value)
+        self.outer, self.batch_index, _here.active = outer, outer.batch_index, self
+        try:
+            return function(value)
+        finally:
+            _here.active = outer
 
 
 class _Opened(_Active):
@@ -385,10 +394,9 @@ class WorkerConfig:
 
     def _log_id(self) -> int:
         """Return the number of this process: each rank has its main process, then its workers."""
-        main = self.rank * (self.num_workers + 1)
-        if self.num_workers == 0 or _here.active is None:
-            return main
-        return main + 1 + self.rank_worker_id() % self.num_workers
+        is_main = self.num_workers == 0 or _here.active is None
+        worker = 0 if is_main else 1 + self.rank_worker_id() % self.num_workers
+        return self.rank * (self.num_workers + 1) + worker
 
     def assert_worker(self) -> None:
         """Check that hooks may run here: in a worker, where this configuration has workers.
@@ -398,8 +406,7 @@ class WorkerConfig:
         """
         if self.num_workers and _here.active is None:
             raise WorkerError(
-                "this runs outside of the workers",
-                hint="call it in a hook, or after worker_activate",
+                "this runs outside of the workers", hint="call it in a hook, or after worker_activate"
             )
 
     def config(self) -> dict[str, Any]:

@@ -88,8 +88,9 @@ class _BatchNode(WrapperNode):
         dataset = self._dataset
         while not self._ended:
             items: list[Item] = []
-            while len(items) < dataset.batch_size:
-                item = self._inner.next()
+            next_item = self._inner.next
+            for _ in range(dataset.batch_size):
+                item = next_item()
                 if isinstance(item, End):
                     self._ended = True
                     break

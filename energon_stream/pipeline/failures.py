@@ -103,12 +103,8 @@ class FailureGuard:
             FatalSampleError: Too many failures in a row.
             Exception: The function's error, where it is not about this sample or the handler raises.
         """
-        active = self.active
-        active.sample_index = number
-        active.batch_index = batch
         try:
-            with active:
-                result = function(value)
+            result = self.active.run(function, value, number, batch)
         except SkipSample:
             return SKIPPED
         except Exception as error:

@@ -107,5 +107,9 @@ class DatasetLeaf:
                 names.append(begin + part)  # noqa: PERF401 # a comprehension takes half as long again
         source = SourceInfo(self.index.spec.url, raw.index, raw.shard, tuple(names))
         return builder.build(
-            key_of(raw, self), parts, restore_key=restore_key, subflavors=self.subflavors, source=source
+            raw.key if self.plain_keys else raw.name,
+            parts,
+            restore_key=restore_key,
+            subflavors=self.subflavors,
+            source=source,
         )

@@ -231,7 +231,7 @@ class PipelineBuilder:
         if primary is not None or aux is not None:
             own = sample.stores or AuxStores()
             sample.stores = AuxStores(own.aux if aux is None else aux, primary or own.primary)
-        chosen = select_cooker(self.cookers, subflavors or sample.get("__subflavors__"))
+        chosen = select_cooker(self.cookers, subflavors or dict.get(sample, "__subflavors__"))
         return self._hook_function("cook_crude_sample")(sample, chosen, cooker_arguments(chosen, sample))
 
     def build_encode_sample(

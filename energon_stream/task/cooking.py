@@ -174,32 +174,38 @@ def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]
     return arguments
 
 
-@cache
 def check_parameters(cook: Callable[..., Any], given: frozenset[str], where: str) -> None:
     """Compare a cooker's keyword parameters with its future arguments.
 
     Raises ConfigError if the names differ.
     """
+    problem = parameter_problem(cook, given)
+    if problem is not None:
+        raise ConfigError(problem[0], where=where, hint=problem[1])
+
+
+@cache
+def parameter_problem(cook: Callable[..., Any], given: frozenset[str]) -> tuple[str, str] | None:
+    """Return what is wrong with a cooker's keyword parameters, and a hint; None if they are ``given``."""
     try:
         parameters = list(signature(cook).parameters.values())[1:]
     except ValueError:  # a built-in type without a signature
-        return
+        return None
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     unasked = sorted(given - named.keys())
     if unasked and all(p.kind is not p.VAR_KEYWORD for p in parameters):
-        raise ConfigError(
+        return (
             f"no cooker asks for {', '.join(unasked)}",
-            where=where,
-            hint=f"add the parameter to {_name(cook)}, or remove it from aux: in the metadataset",
+            f"add the parameter to {_name(cook)}, or remove it from aux: in the metadataset",
         )
     missing = sorted(name for name, p in named.items() if p.default is p.empty and name not in given)
     if missing:
-        raise ConfigError(
+        return (
             f"the cooker {_name(cook)} asks for {', '.join(missing)}, which the dataset does not have",
-            where=where,
-            hint="name it under aux: in the metadataset; cache and primary come with "
+            "name it under aux: in the metadataset; cache and primary come with "
             "@cooker(need_cache=True, need_primary=True)",
         )
+    return None
 
 
 def _no_primary(cook: Callable[..., Any], where: str) -> ConfigError:

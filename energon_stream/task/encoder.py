@@ -10,7 +10,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.media import CachePool, active_pool
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.task.build import PipelineBuilder
-from energon_stream.task.cooking import Cooker, check_parameters
+from energon_stream.task.cooking import Cooker, check_parameters, parameter_problem
 from energon_stream.task.field_mapping import batch_samples, convert
 from energon_stream.task.stateless import stateless
 from energon_stream.worker import WorkerConfig, active_config
@@ -67,9 +67,11 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         Raises:
             ConfigError: The cooker has other parameters.
         """
-        sources = sample.get("__sources__") or ()
-        check_parameters(cooker.cook, frozenset(aux), sources[0].dataset_path if sources else "")
-        return cooker.cook(sample, **aux)
+        cook, names = cooker.cook, frozenset(aux)
+        if parameter_problem(cook, names) is not None:
+            sources = sample.get("__sources__") or ()
+            check_parameters(cook, names, sources[0].dataset_path if sources else "")
+        return cook(sample, **aux)
 
     @stateless
     def encode_sample(self, sample: T_sample) -> Any:
