@@ -26,7 +26,7 @@ class KeptRanges:
         >>> import numpy as np
         >>> kept = KeptRanges().add(*map(np.array, ([7, 7], [0, 1], [0, 100], [3, 3], [0, 1])))
         >>> row = kept.find(np.array([7, 8]), np.array([1, 0]), np.array([100, 0]))
-        >>> row[1], kept.places[row[0]]
+        >>> int(row[1]), int(kept.places[row[0]])
         (-1, 1)
     """
 
