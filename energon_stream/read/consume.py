@@ -270,10 +270,12 @@ class SampleReader:
             locating.opening = options.exact_samples
         locating.take(options.exact_samples)
         self._add_located(wait=True)
+        earlier = self._planner.requests  # of earlier passes, whose answers are kept
         if self._planner.starts_large or not self._plan():
             return
         group.request()
-        first = [fetch for fetch in self._fetches.values() if fetch.is_requested and not fetch.has_arrived]
+        made = [fetch for number, fetch in self._fetches.items() if number >= earlier and fetch.is_requested]
+        first = [fetch for fetch in made if not fetch.is_local]
         group.budget.first(first)
         locating.take(options.second_take)
         while first and not first[0].has_arrived and not self._add_located(wait=False):

@@ -199,13 +199,17 @@ class HeldFetcher(Fetcher):
     """From when ``held`` is set it answers only when it is told to, in order."""
 
     held = None
+    at_once = False  # whether the first samples arrive before their requests are noted
     early = 0  # bytes that were asked for before: when they arrive depends on the machine
 
     def submit(self, store, path, byte_range, **options):
         request = functools.partial(super().submit, store, path, byte_range, **options)
         if self.held is None:
             self.early += len(byte_range)
-            return request()
+            answer = request()
+            if self.at_once and options["deadline"] < 2:
+                answer.result()
+            return answer
         answer = Future()
         self.held.append((len(byte_range), answer, request))
         return answer
@@ -216,7 +220,8 @@ class HeldFetcher(Fetcher):
         return size
 
 
-def test_few_requests_are_under_way_until_the_line_is_known(folder, remote, monkeypatch):
+@pytest.mark.parametrize("at_once", [False, True])
+def test_few_requests_are_under_way_until_the_line_is_known(at_once, folder, remote, monkeypatch):
     """A slow start: as much as a fast line holds, and what has arrived besides. Then the budget alone
     counts.
     """
@@ -225,6 +230,7 @@ def test_few_requests_are_under_way_until_the_line_is_known(folder, remote, monk
     locators = open_sources("s3://bucket/data", remote.storage_options)
     schedule = schedule_of(locators[0], OrderSpec(10, 20, 4, 1), repeat=2)
     fetcher, options = HeldFetcher(8), ReadOptions(byte_budget=1_000_000, max_request=16_000, first_samples=2)
+    fetcher.at_once = at_once
     group = ReaderGroup(options, fetcher)
     reader = SampleReader(schedule, schedule.begin(), locators, group)
     read(reader, 2)
