@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.arrays import distinct
+
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.read.located import Located
@@ -56,7 +58,8 @@ def has_range_near(
     if not len(later):
         return np.zeros(len(keys), dtype=np.bool_)
     # One number line for all objects.
-    _, rank = np.unique(np.concatenate([keys, later.keys]), return_inverse=True)
+    together = np.concatenate([keys, later.keys])
+    rank = np.searchsorted(distinct(together), together)
     length = int(max(stops.max(initial=0), later.stops.max())) + max_gap + 1
     ends, begins = rank[: len(keys)] * length + stops, np.sort(rank[len(keys) :] * length + later.starts)
     following = np.searchsorted(begins, ends, side="left")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from energon_stream.arrays import distinct
 from energon_stream.index.index_files import OffsetWindow, RowFile
 
 if TYPE_CHECKING:
@@ -73,14 +74,14 @@ class RowPages:
 
     def claim_loads(self, rows: Int64Array) -> list[Callable[[], object]]:
         """Return loads of missing pages, which the caller runs before :meth:`take`."""
-        pages = np.unique(rows // self._file.page_rows).tolist()
+        pages = distinct(rows // self._file.page_rows).tolist()
         return [partial(self._load, page) for page in pages if self._cache.claim(*self._place(page))]
 
     def take(self, rows: Int64Array) -> Int64Array:
         """Return rows as ``int64 [len(rows), width]``."""
         pages = rows // self._file.page_rows
         found = np.empty((len(rows), self._file.width), dtype=np.int64)
-        for page in np.unique(pages).tolist():
+        for page in distinct(pages).tolist():
             window = self._cached(page) or self._load(page)  # another leaf may have pushed it out
             mine = pages == page
             found[mine] = window.offsets[rows[mine] - window.first]

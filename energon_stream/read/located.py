@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.arrays import distinct
+
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.read.locator import Locator
@@ -42,7 +44,7 @@ class Located:
             locators: Locators by leaf number.
             refs: The references.
         """
-        leaves = np.unique(refs.leaf).tolist()
+        leaves = distinct(refs.leaf).tolist()
         most = max((locators[leaf].width for leaf in leaves), default=1)
         objects = np.full((len(refs), most), -1, dtype=np.int64)
         starts, stops = (np.empty((len(refs), most), dtype=np.int64) for _ in range(2))

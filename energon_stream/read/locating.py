@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from energon_stream.arrays import distinct
 from energon_stream.read.located import Located
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def load_entries(
         fetcher.call(
             load, deadline=deadline, inline=locators[leaf].index_is_local, repeatable_bytes=_INDEX_BYTES
         )
-        for leaf in np.unique(refs.leaf).tolist()
+        for leaf in distinct(refs.leaf).tolist()
         for load in locators[leaf].claim_loads(refs.index[refs.leaf == leaf])
     ]
 

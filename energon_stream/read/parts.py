@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import apsw
 import numpy as np
 
+from energon_stream.arrays import distinct
 from energon_stream.errors import EnergonStreamError, IndexMismatchError, MetadataError
 from energon_stream.index.index_files import OffsetWindow
 from energon_stream.index.tar_format import TAR_RECORD, split_name, walk_members
@@ -101,7 +102,7 @@ class PartLocator:
         pages = self._page_of(samples)
         loads: list[Callable[[], object]] = [
             partial(self._load, page, samples[pages == page])
-            for page in np.unique(pages).tolist()
+            for page in distinct(pages).tolist()
             if self.whole.offsets.claim(*self._place(page))
         ]
         if self._skips or self.selection.declared:
@@ -128,7 +129,7 @@ class PartLocator:
     def _locate_parts(self, samples: Int64Array, found: Int64Array) -> bool:
         """Fill in the ranges of parts. Return False if whole samples are to be read instead."""
         pages = self._page_of(samples)
-        for page in np.unique(pages).tolist():
+        for page in distinct(pages).tolist():
             mine = pages == page
             # Other leaves may have pushed the page out.
             window = self._cached(page) or self._load(page, samples[mine])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from energon_stream.arrays import distinct
 from energon_stream.read.generation import cut_generation, has_range_near
 from energon_stream.read.kept_ranges import KeptRanges
 from energon_stream.read.located import Located
@@ -327,7 +328,8 @@ class Planner:
         rows, found = free[found >= 0], found[found >= 0]
         taken[rows], places[rows] = self.kept.requests[found], self.kept.places[found]
         order = rows[np.argsort(taken[rows], kind="stable")]
-        numbers, firsts = np.unique(taken[order], return_index=True)
+        numbers = distinct(taken[order])
+        firsts = np.searchsorted(taken[order], numbers)
         parts = np.split(places[order], firsts[1:])
         return {number: part.tolist() for number, part in zip(numbers.tolist(), parts, strict=False)}
 
@@ -337,7 +339,7 @@ class Planner:
         if not self.generation:
             return [Reason.FIRST_BATCH] * len(plan.starts)
         near = has_range_near(plan.objects, plan.stops, later, limits.max_gap).tolist()
-        skips = np.isin(plan.objects >> 32, np.unique(self.located.leaf[self.located.skips])).tolist()
+        skips = np.isin(plan.objects >> 32, self.located.leaf[self.located.skips]).tolist()
         ends = zip(plan.ends_by_size.tolist(), near, skips, strict=True)
         return [
             limits.request_limit

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
+from energon_stream.arrays import distinct
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key, uniform
 from energon_stream.schedule.base import (
@@ -267,7 +268,7 @@ class BlendSchedule:
         choices = self._choices(cursor, count)
         leaf = np.zeros(len(choices), dtype=np.int32)
         index = np.zeros(len(choices), dtype=np.int64)
-        for number in np.unique(choices).tolist():
+        for number in distinct(choices).tolist():
             places = np.flatnonzero(choices == number)
             refs, _ = self.children[number].take(cursor.children[number], len(places))
             leaf[places], index[places] = refs.leaf, refs.index

@@ -20,8 +20,8 @@ _JITTER_SPREAD = 1.5
 """Half-width of the shuffle window, in window sizes. A buffer of n samples moves a sample by n places on
 average with an exponential tail; a uniform jitter of +-1.5 n moves most samples as far."""
 
-_LEAST_GROUPS, _MOST_SAMPLES = 3, 8192
-"""Merged groups that are kept: as a rule all groups between a reader and its consumer, in 64 KiB a leaf."""
+_LEAST_GROUPS, _MOST_SAMPLES = 3, 16384
+"""Merged groups that are kept: as a rule all groups between a reader and its consumer, in 128 KiB a leaf."""
 
 
 @dataclass(frozen=True, slots=True)

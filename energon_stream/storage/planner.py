@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from energon_stream.arrays import distinct
 from energon_stream.errors import ConfigError
 
 _Int64s = NDArray[np.int64]
@@ -71,7 +72,8 @@ def plan_fetches(
         return FetchPlan(none, none, none, fetch_of, np.empty(0, dtype=np.bool_))
 
     # One number line for all objects: object after object, far enough apart never to merge.
-    names, rank = np.unique(objects, return_inverse=True)
+    names = distinct(objects)
+    rank = np.searchsorted(names, objects)
     shift = rank.astype(np.int64) * (int(stops.max()) + max_gap + max_bytes + 1)
     order = np.lexsort((-stops, starts + shift))  # a range comes before the ranges inside it
     first, last = (starts + shift)[order], (stops + shift)[order]
