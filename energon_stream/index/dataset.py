@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -18,6 +18,7 @@ from energon_stream.errors import (
     MetadataError,
     NotPreparedError,
     ObjectNotFoundError,
+    StorageError,
 )
 from energon_stream.index.index_files import OffsetWindow, read_offsets
 from energon_stream.index.metadata import (
@@ -31,12 +32,17 @@ from energon_stream.index.metadata import (
     parse_info,
     parse_split,
 )
+from energon_stream.index.sample_sizes import MOST_BYTES, decode_sizes
 from energon_stream.index.shard_names import names_tars
-from energon_stream.storage import Store, StoreSpec, is_local, local_path, shared_fetcher
+from energon_stream.index.sqlite_index import INDEX_SQLITE
+from energon_stream.storage import Body, Store, StoreSpec, is_local, local_path, shared_fetcher
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from energon_stream.arrays import Int64Array
     from energon_stream.index.kept_index import PlainTars
+    from energon_stream.index.sample_sizes import Sizes
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -81,6 +87,8 @@ class WebDatasetIndex(DatasetIndex):
     # ``int64 [shards]``: position of each shard in ``.info.json``, which is the shard's number in
     # ``index.sqlite``; None if unknown.
     shard_ids: Int64Array | None = None
+    # Size of each sample in tar blocks, which replaces the ``.tar.idx`` files; None if unknown.
+    sizes: Sizes | None = None
     plain: PlainTars | None = None  # tars of a dataset that was not prepared; None for a prepared one
 
     def is_excluded(self, shard: int, key: str) -> bool:
@@ -124,6 +132,7 @@ class DatasetMetadata:
     split_url: str  # URL of the split file, for messages
     # Content of ``dataset.yaml``; None if the dataset has no such file.
     dataset_yaml: Mapping[str, Any] | None
+    sizes: Sizes | None = None  # size of each sample in tar blocks; None if unknown
 
 
 def open_webdataset(
@@ -159,6 +168,7 @@ def read_metadata(
     """
     store = spec.open()
     info, split, config = INFO_JSON, f"{META_FOLDER}/{split_config}", f"{META_FOLDER}/{dataset_config}"
+    sizes = None if store.is_local else _ask_for_sizes(store)
     found = ask_all(store, store.get, [info, split, config])
     if info not in found or split not in found:
         older = {info: INFO_YAML, split: split.removesuffix(".yaml") + ".json"}
@@ -168,19 +178,33 @@ def read_metadata(
         raise _missing_info(store)
     if split not in found:
         raise _not_prepared(f"{META_FOLDER}/{split_config} not found", store)
+    counts = parse_info(found[info].data, f"{store.url}/{info}")
     return DatasetMetadata(
         store.url,
-        parse_info(found[info].data, f"{store.url}/{info}"),
+        counts,
         parse_split(found[split].data, f"{store.url}/{split}"),
         f"{store.url}/{split}",
         load_document(found[config].data, f"{store.url}/{config}") if config in found else None,
+        None if sizes is None else _sizes_of_all(sizes, counts, found[info].data),
     )
+
+
+def _ask_for_sizes(store: Store) -> Future[Body]:
+    """Request the part of ``index.sqlite`` that has the sizes of samples, if they are few enough."""
+    return shared_fetcher().call(partial(store.get_suffix, INDEX_SQLITE, MOST_BYTES), deadline=-1)
+
+
+def _sizes_of_all(answer: Future[Body], counts: Mapping[str, int], info: memoryview) -> Sizes | None:
+    # Stores may deny access to an object that does not exist.
+    with suppress(StorageError):
+        return decode_sizes(answer.result().data, sum(counts.values()), info)
+    return None
 
 
 def ask_all(store: Store, ask: Callable[[str], _T], paths: Iterable[str]) -> dict[str, _T]:
     """Call a method of the store with each path, concurrently; leave out objects that do not exist."""
-    call = functools.partial(shared_fetcher().call, deadline=-1, inline=store.is_local)
-    answers = {path: call(functools.partial(ask, path)) for path in paths}
+    call = partial(shared_fetcher().call, deadline=-1, inline=store.is_local)
+    answers = {path: call(partial(ask, path)) for path in paths}
     found = {}
     for path, answer in answers.items():
         with suppress(ObjectNotFoundError):
@@ -240,6 +264,7 @@ def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadat
             hint=f"the dataset's split parts are {', '.join(split.split_parts)}",
         )
     numbers = {path: number for number, path in enumerate(counts)}
+    ids = np.array([numbers[path] for path in paths], dtype=np.int64)
     return WebDatasetIndex(
         spec,
         split_part,
@@ -248,8 +273,17 @@ def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadat
         excluded={shard: frozenset(keys) for shard, keys in by_shard.items()},
         dataset_yaml=metadata.dataset_yaml,
         excluded_shards=tuple(path for path in listed if path in whole),
-        shard_ids=np.array([numbers[path] for path in paths], dtype=np.int64),
+        shard_ids=ids,
+        sizes=None if metadata.sizes is None else _sizes_of(metadata.sizes, counts, ids),
     )
+
+
+def _sizes_of(sizes: Sizes, counts: Mapping[str, int], shards: Int64Array) -> Sizes:
+    """Return the sizes of the samples of some shards, which are given by their numbers."""
+    ends = np.cumsum(np.fromiter(counts.values(), dtype=np.int64))
+    parts = np.split(sizes, ends[:-1])
+    found: Sizes = np.concatenate([parts[shard] for shard in shards.tolist()])
+    return found
 
 
 def _sort_excludes(

@@ -26,6 +26,7 @@ from energon_stream.index.metadata import (
     encode_info,
     encode_split,
 )
+from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_bytes
 from energon_stream.index.scan import ShardScan, scan_shard
 from energon_stream.index.shard_names import match_names, only_tars, split_by_patterns, split_by_ratio
 from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter, temporary_folder
@@ -83,8 +84,9 @@ def prepare_dataset(
 ) -> PrepareReport:
     """Index the tars of a folder and write its ``.nv-meta``.
 
-    The files are those of Megatron-Energon 7.4.1. ``.info.json`` is written last, so a folder whose
-    preparation was interrupted is not a prepared dataset.
+    The files are those of Megatron-Energon 7.4.1. If the samples are not very many, their sizes are behind
+    the last page of ``index.sqlite``, which saves a round trip when the dataset is opened. ``.info.json`` is
+    written last, so a folder whose preparation was interrupted is not a prepared dataset.
 
     Args:
         url_or_path: Local folder or any fsspec URL.
@@ -154,8 +156,11 @@ def prepare_dataset(
     split = split_by_ratio(order, split_ratio) if split_ratio is not None else split
     index = partial(_index, store, workers, media_filter, progress)
     files = tuple(map(index_path, paths))
+    sizes = SampleSizes()
     if tar_index_only:
-        counts, parts, media = index(entries, None)
+        counts, parts, media = index(entries, None, sizes)
+        if {INDEX_SQLITE, INFO_JSON} <= existing:
+            _remove_other_sizes(store, sizes.encode(bytes(store.get(INFO_JSON).data)))
         return PrepareReport(counts, split, parts, files, media)
     with temporary_folder(tmp_path) as folder:
         database = str(Path(folder) / "index.sqlite")
@@ -167,11 +172,11 @@ def prepare_dataset(
         if fix_duplicates and separate_tars(store, entries, workers, folder):
             entries = find_shards(store, shards=shards, exclude=exclude)
         with SqliteWriter(database, paths) as writer:
-            counts, parts, media = index(entries, writer)
+            counts, parts, media = index(entries, writer, sizes)
         documents = {split_config: encode_split(split)}
         if dataset_yaml is not None:
             documents[dataset_config] = dump_yaml(dict(dataset_yaml))
-        files += _write_metadata(store, database, counts, documents, INFO_YAML in existing)
+        files += _write_metadata(store, database, counts, documents, sizes, INFO_YAML in existing)
     return PrepareReport(counts, split, parts, files, media)
 
 
@@ -182,8 +187,9 @@ def _index(
     progress: Callable[[int, int], None] | None,
     entries: Sequence[ListEntry],
     writer: SqliteWriter | None,
+    sizes: SampleSizes,
 ) -> tuple[dict[str, int], tuple[str, ...], MediaReport | None]:
-    """Scan tars concurrently, and write a ``.tar.idx`` file for each and the database.
+    """Scan tars concurrently, and write a ``.tar.idx`` file for each, the database and the sizes.
 
     Return the number of samples by tar, the sorted part names, and the report on media.
     """
@@ -210,6 +216,7 @@ def _index(
     parts: set[str] = set()
     for tar_id, (found, media) in enumerate(ordered_map(scan, entries, workers)):
         counts[found.path] = len(found.keys)
+        sizes.add(found.offsets)
         parts.update(part for _, part, _, _ in found.parts)
         if writer is not None:
             writer.add(tar_id, found)
@@ -225,6 +232,7 @@ def _write_metadata(
     database: str,
     counts: Mapping[str, int],
     named: Mapping[str, bytes],
+    sizes: SampleSizes,
     with_info_yaml: bool,
 ) -> tuple[str, ...]:
     documents = {f"{META_FOLDER}/{name}": content for name, content in named.items()}
@@ -233,10 +241,20 @@ def _write_metadata(
     infos[INFO_JSON] = encode_info(counts)
     for path, content in documents.items():
         store.put(path, content)
+    with open(database, "ab") as file:
+        file.write(sizes.encode(infos[INFO_JSON]) or b"")
     store.put_file(INDEX_SQLITE, database)
     for path, content in infos.items():
         store.put(path, content)
     return (*documents, INDEX_SQLITE, *infos)
+
+
+def _remove_other_sizes(store: Store, expected: bytes | None) -> None:
+    """Remove the sizes behind the database if they are not those of the tars."""
+    tail = store.get_suffix(INDEX_SQLITE, MOST_BYTES).data
+    length = appended_bytes(tail)
+    if length and bytes(tail[-length:]) != expected:
+        store.put(INDEX_SQLITE, bytes(store.get(INDEX_SQLITE).data[:-length]))
 
 
 def check_file_names(**names: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from energon_stream.errors import CorruptTarError, IndexMismatchError
 from energon_stream.index.index_files import OffsetWindow, page_bounds
+from energon_stream.index.sample_sizes import bounds_of
 from energon_stream.index.tar_format import sample_parts, walk_sample
 from energon_stream.index.tar_headers import AlikeSamples, split_samples
 from energon_stream.read.index_entries import OffsetCache
@@ -85,6 +86,8 @@ class TarLocator:
     offsets: OffsetCache = field(default_factory=OffsetCache)
     store: Store = field(init=False)
     _versions: VersionGuard = field(init=False)
+    # Where each sample begins, as if all were in one object, and the end; None if the sizes are unknown.
+    _bounds: Int64Array | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.store = self.index.spec.open()
@@ -92,6 +95,7 @@ class TarLocator:
         if plain is not None:
             plain.tell_versions(self.store)
         self._versions = VersionGuard(self.index.spec.url, None if plain is None else plain.versions())
+        self._bounds = None if self.index.sizes is None else bounds_of(self.index.sizes)
 
     @property
     def width(self) -> int:
@@ -118,7 +122,9 @@ class TarLocator:
         return self
 
     def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
-        """Return one load for each shard whose entries are missing."""
+        """Return one load for each shard whose entries are missing; none if the sizes are known."""
+        if self._bounds is not None:
+            return []
         return [
             partial(self._load, *span)
             for span in self._spans(samples)
@@ -148,6 +154,10 @@ class TarLocator:
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return shard number, first byte, and one past the last byte: ``int64 [len(samples), 1]`` arrays."""
         shards = self.shard_of(samples)
+        if self._bounds is not None:
+            base = self._bounds[self.index.shard_starts[shards]]
+            starts, stops = self._bounds[samples] - base, self._bounds[samples + 1] - base
+            return shards[:, None], starts[:, None], stops[:, None]
         local = samples - self.index.shard_starts[shards]
         starts = np.empty(len(samples), dtype=np.int64)
         stops = np.empty(len(samples), dtype=np.int64)

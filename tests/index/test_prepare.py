@@ -121,7 +121,7 @@ def test_preparing_over_s3_gives_the_same_and_skips_large_payloads(tmp_path, s3_
     after = s3_server.counters().requests
     assert {
         kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] != before.get(kind, 0)
-    } == {"GET": 3}
+    } == {"GET": 4}
     assert index.num_samples == 6
     assert [row[:3] for row in rows(copy)[0] if row[1] == "00000007"] == [(1, "00000007", 1)]
     parts = WebdatasetFileStore(StoreSpec(f"{tmp_bucket}/d", s3_server.storage_options))

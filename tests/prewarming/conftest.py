@@ -1,12 +1,15 @@
 """Datasets of all kinds, larger than what the readers of these tests look ahead, on a stand-in server."""
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from energon_stream import CacheConfig, prepare_metadataset
 from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.index.prepare import prepare_dataset
+from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.testing.datasets import CRUDE_YAML, random_bytes, write_shards
 from energon_stream.testing.s3server import S3Server
@@ -31,6 +34,8 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("s3")
     lake = root / "bucket"
     dataset(lake / "whole", CRUDE_YAML)
+    with closing(sqlite3.connect(lake / "whole" / INDEX_SQLITE, isolation_level=None)) as database:
+        database.execute("VACUUM")  # removes the sizes of samples, so that `.tar.idx` files are read
     for name, shards in (("few", 2), ("many", 5)):
         yaml = {"sample_type": TEXT, "field_map": {"text": "txt"}, "subflavors": {"of": name}}
         dataset(lake / name, yaml, shards)

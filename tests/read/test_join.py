@@ -188,7 +188,7 @@ def test_a_joined_batch_costs_the_round_trips_of_a_plain_one(lake, s3_server, tm
         f"{tmp_bucket}/meta.yaml", storage_options=s3_server.storage_options, read_options=only_first
     )
     opening = s3_server.counters().total
-    assert opening <= 1 + 2 * 3 + 2 + 1
+    assert opening <= 1 + 2 * 4 + 2 + 1
     count = sum(1 for _ in islice(iter(dataset), 8))
     log = s3_server.log()[opening:]
     tars = [entry for entry in log if entry.key.endswith(".tar")]
