@@ -152,14 +152,20 @@ def open_webdataset(
         EmptyDatasetError: The split part has no samples.
         EnergonStreamError: As :func:`read_metadata`.
     """
-    metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config)
+    metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config, with_sizes=True)
     return select_split_part(spec, split_part, metadata)
 
 
 def read_metadata(
-    spec: StoreSpec, *, split_config: str = SPLIT_CONFIG, dataset_config: str = DATASET_CONFIG
+    spec: StoreSpec,
+    *,
+    split_config: str = SPLIT_CONFIG,
+    dataset_config: str = DATASET_CONFIG,
+    with_sizes: bool = False,
 ) -> DatasetMetadata:
     """Read the metadata files of a dataset with concurrent requests. Files of older names are a fallback.
+
+    ``with_sizes`` requests the sizes of the samples, too, if the dataset is remote.
 
     Raises:
         ObjectNotFoundError: There is no such folder or bucket.
@@ -168,7 +174,7 @@ def read_metadata(
     """
     store = spec.open()
     info, split, config = INFO_JSON, f"{META_FOLDER}/{split_config}", f"{META_FOLDER}/{dataset_config}"
-    sizes = None if store.is_local else _ask_for_sizes(store)
+    sizes = _ask_for_sizes(store) if with_sizes and not store.is_local else None
     found = ask_all(store, store.get, [info, split, config])
     if info not in found or split not in found:
         older = {info: INFO_YAML, split: split.removesuffix(".yaml") + ".json"}

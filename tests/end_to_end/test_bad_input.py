@@ -28,6 +28,7 @@ from energon_stream.errors import (
     StateVersionError,
     WorkerError,
 )
+from energon_stream.index.sqlite_index import INDEX_SQLITE
 
 SHARD, INDEX = "data-000001.tar", "data-000001.tar.idx"
 SMALL = ReadOptions(first_samples=3, max_request=4096, byte_budget=16_384)  # reads little ahead
@@ -205,12 +206,20 @@ def deleted(ground):
     ground.read()
 
 
+def without_sizes(ground):
+    """Damage the sizes of samples: the ``.tar.idx`` files are read."""
+    database = f"{ground.url}/{INDEX_SQLITE}"
+    ground.server.put(database, (ground.folder / INDEX_SQLITE).read_bytes()[:-1])
+
+
 def index_deleted(ground):
+    without_sizes(ground)
     ground.server.delete(f"{ground.url}/{INDEX}")
     ground.read()
 
 
 def index_shifted(ground):
+    without_sizes(ground)
     offsets = (ground.folder / INDEX).read_bytes()
     moved = (int.from_bytes(offsets[n : n + 8], "little") + 512 for n in range(0, len(offsets), 8))
     ground.server.put(f"{ground.url}/{INDEX}", b"".join(n.to_bytes(8, "little") for n in moved))
@@ -218,6 +227,7 @@ def index_shifted(ground):
 
 
 def index_short(ground):
+    without_sizes(ground)
     ground.server.put(f"{ground.url}/{INDEX}", (ground.folder / INDEX).read_bytes()[:-8])
     ground.read()
 
@@ -281,6 +291,14 @@ def test_reading(ground, case, workers):
     if workers:
         assert isinstance(caught.value.__cause__, WorkerError)
         assert "Traceback" in str(caught.value.__cause__)
+
+
+def test_a_dataset_with_sizes_needs_no_index_of_a_shard(ground):
+    with ground.open(ground.folder) as loader:
+        wanted = [runs.digest(batch) for batch in runs.take(loader, 50)]
+    ground.server.delete(f"{ground.url}/{INDEX}")
+    with ground.open() as loader:
+        assert [runs.digest(batch) for batch in runs.take(loader, 50)] == wanted
 
 
 @pytest.mark.seaweedfs
