@@ -20,6 +20,9 @@ from energon_stream.storage.watcher import LateWatcher
 _WORTH_DROPPING = 1 << 20
 """Bytes of an answer that have arrived anyway when its first ones are read. To drop a smaller answer costs a
 connection and saves nothing."""
+_LEAST_THREADS = 256
+"""Threads that may be started on any pool. Tasks that wait for their next attempt have no slot, but a thread:
+those of a store that is down must not hold up the requests to another one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +100,7 @@ class RequestPool:
         self._workers = self._idle = 0
         self._hedges = 0  # second requests of tasks that have not ended
         self._max_hedges = max(1, max_in_flight // 3)
-        self._max_workers = 2 * max_in_flight + self._max_hedges
+        self._max_workers = max(_LEAST_THREADS, 2 * max_in_flight + self._max_hedges)
         self._closing = False
 
     def submit(self, function: Callable[[], Any], deadline: int, size: int) -> Future[Any]:

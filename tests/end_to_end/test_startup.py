@@ -29,7 +29,8 @@ from energon_stream.testing.s3server import FolderObjects, S3Server
 BATCH, PER_SHARD, SIDE_BY_SIDE = 32, 100, 16
 SAMPLE_BYTES = 4 * 512  # bin and json, each a header and a block
 D40_SAMPLE_BYTES = 512 + 40_448 + 2 * 512
-METADATA = {".info.json": 1, "split.yaml": 1, "dataset.yaml": 1}
+FILES = {".info.json": 1, "split.yaml": 1, "dataset.yaml": 1}
+METADATA = FILES | {"index.sqlite": 1}  # of a dataset; with many others, there is no request for sizes
 HUGE, SOURCES = 100_000, 50
 
 
@@ -226,7 +227,7 @@ def test_the_metadata_of_fifty_sources_is_read_at_once(server):
     open_dataset(server, "shards-64", path="all.yaml")
     opening = server.log()
     assert opening[0].key.endswith("all.yaml")
-    assert metadata(opening) == {name: SOURCES * count for name, count in METADATA.items()}
-    assert len(opening) == 1 + SOURCES * sum(METADATA.values())
+    assert metadata(opening) == {name: SOURCES * count for name, count in FILES.items()}
+    assert len(opening) == 1 + SOURCES * sum(FILES.values())
     # Neither one source after the other nor three files after three: as much as one process has in flight.
-    assert SOURCES * sum(METADATA.values()) // 6 < server.counters().max_in_flight <= 64
+    assert SOURCES * sum(FILES.values()) // 6 < server.counters().max_in_flight <= 64

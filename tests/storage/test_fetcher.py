@@ -12,7 +12,13 @@ from concurrent.futures import CancelledError
 import children
 import pytest
 
-from energon_stream.errors import ConfigError, ObjectNotFoundError, RangeError, WorkerError
+from energon_stream.errors import (
+    ConfigError,
+    ObjectNotFoundError,
+    RangeError,
+    TransientStorageError,
+    WorkerError,
+)
 from energon_stream.storage import (
     Body,
     ByteRange,
@@ -24,6 +30,7 @@ from energon_stream.storage import (
     run_isolated,
 )
 from energon_stream.storage.attempts import attempt_listener, release_slot
+from energon_stream.storage.managed import ManagedStore
 
 
 class GatedStore:
@@ -108,6 +115,32 @@ def test_a_released_slot_lets_the_next_request_begin():
         "first",
         "second",
     ]
+    fetcher.close()
+
+
+def test_a_store_that_is_down_does_not_hold_up_another_one():
+    """Its requests wait for their next attempts: each has a thread, and none a slot."""
+    again = threading.Event()
+
+    def wait(_seconds):
+        assert again.wait(20)
+
+    class Down:
+        url = "s3://down"
+
+        def get_range(self, path, byte_range, *, etag=None):
+            raise TransientStorageError("connection refused")
+
+    store = ManagedStore(Down, RetryPolicy(attempts=2, sleep=wait), None)
+    fetcher, sound = Fetcher(max_in_flight=1), GatedStore()
+    sound.gate.set()
+    failing = [fetcher.submit(store, str(number), ONE) for number in range(20)]
+    try:
+        assert fetcher.submit(sound, "good", ONE, deadline=1).result(20) is not None
+    finally:
+        again.set()
+    for future in failing:
+        assert isinstance(future.exception(20), TransientStorageError)
     fetcher.close()
 
 
