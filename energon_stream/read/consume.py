@@ -306,9 +306,10 @@ class SampleReader:
         """Return whether planning may be possible before bytes are freed."""
         if self._is_held_back:
             return True
-        if self._lane.queue or not self._locating.pending:
+        locating = self._locating
+        if self._lane.queue or not locating.pending or self._planner.has_enough(locating.is_all):
             return False
-        awaited = self._locating.awaited()
+        awaited = locating.awaited()
         if awaited:
             awaited[0].add_done_callback(self._group.wake)
         return not awaited
@@ -329,15 +330,12 @@ class SampleReader:
         return True
 
     def _locate(self, wait: bool) -> None:
-        """Locate references until the next generation is determined."""
+        """Locate references until the next generation is determined, and load the entries of later ones."""
         locating, options = self._locating, self._group.options
-        most = (
-            LOADING if self._planner.generation > 1 else 1
-        )  # few loads share the line with the first samples
-        while True:
+        # Few loads share the line with the first samples.
+        most = LOADING if self._planner.generation > 1 else 1
+        while not self._planner.has_enough(locating.is_all) and not locating.is_all:
             self._add_located(wait)
-            if self._planner.has_enough(locating.is_all) or locating.is_all:
-                return
             pending = locating.pending
             if pending < most and not locating.is_exhausted:
                 locating.take(min(CHUNK, options.max_ahead))
@@ -345,6 +343,7 @@ class SampleReader:
                 return
             if pending and not wait:  # the next call takes more
                 return
+        locating.take_ahead(most, min(CHUNK, options.max_ahead))
 
     def _plan(self) -> bool:
         """Plan the next generation. Return False if it must wait for references."""

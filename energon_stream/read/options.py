@@ -48,7 +48,7 @@ class ReadOptions:
     max_request: int = 6 << 20
     max_gap: int = 32 << 10
     max_in_flight: int = 64
-    max_ahead: int = 8192
+    max_ahead: int = 32768
     first_samples: int | None = None
     transport: InitVar[None] = None  # earlier versions accepted it, without effect
 
@@ -97,4 +97,4 @@ class ReadOptions:
     @property
     def second_take(self) -> int:
         """References that are located while the first samples are in flight."""
-        return min(self.max_ahead, max(CHUNK, self.max_ahead // 4))
+        return min(self.max_ahead, max(CHUNK, self.max_ahead // 16))

@@ -14,6 +14,7 @@ requests them again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,7 +98,7 @@ class PlanLimits:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # without slots, for the cached property
 class Planner:
     """Plans the requests of one reader. Its methods return new planners.
 
@@ -163,7 +164,7 @@ class Planner:
         Args:
             is_all: Whether no further references follow.
         """
-        return (is_all and len(self.located) > 0) or self._view() is not None
+        return (is_all and len(self.located) > 0) or self._view is not None
 
     def plan(self, is_all: bool = False) -> tuple[ReadPlan, Planner] | None:
         """Plan the next generation.
@@ -174,7 +175,7 @@ class Planner:
         Returns:
             The plan, and the planner of the rest; None if references are missing.
         """
-        view = self._view()
+        view = self._view
         if view is None:
             if not is_all or not len(self.located):
                 return None
@@ -186,6 +187,7 @@ class Planner:
         must, may = self._cut(seen, shared)
         return self._merge(must, min(seen.whole(must + may), shared) - must, view)
 
+    @cached_property
     def _view(self) -> int | None:
         """Return the number of ranges from which the next generation is chosen; None if some are missing.
 
