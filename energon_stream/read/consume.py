@@ -294,10 +294,8 @@ class SampleReader:
         if not self._position.begun:  # the first samples of another reader are exact ranges
             self._position.begun = True
             self._planner = self._planner.without_exact()
-        planned, ready = self._planner.ranges - self._lane.consumed, self._ready
-        if self._lane.queue or planned >= self._group.options.max_ahead or self._is_held_back:
-            return False
-        if ready.left and ready.ends_large:
+        ready = self._ready
+        if not self._has_room or self._is_held_back or (ready.left and ready.ends_large):
             return False
         self._locate(wait and not ready.left)
         return not (ready.left and self._planner.starts_large) and self._plan()
@@ -307,12 +305,18 @@ class SampleReader:
         if self._is_held_back:
             return True
         locating = self._locating
-        if self._lane.queue or not locating.pending or self._planner.has_enough(locating.is_all):
+        if not self._has_room or not locating.pending or self._planner.has_enough(locating.is_all):
             return False
         awaited = locating.awaited()
         if awaited:
             awaited[0].add_done_callback(self._group.wake)
         return not awaited
+
+    @property
+    def _has_room(self) -> bool:
+        """True if no planned request waits, and more samples may be planned."""
+        planned = self._planner.ranges - self._lane.consumed
+        return not self._lane.queue and planned < self._group.options.max_ahead
 
     @property
     def _is_held_back(self) -> bool:
