@@ -192,9 +192,9 @@ class SampleReader:
 
     def restart(self, cursor: Cursor) -> None:
         """Begin another pass at a cursor, after the end of this one. Answers that are kept serve it, too."""
-        self._position = _Position(self._position.schedule, cursor)
         self._locating.restart(cursor)
         self._planner = self._planner.restart()
+        self._position = _Position(self._position.schedule, cursor, begun=self._planner.generation > 0)
         self._group.look_again = True
 
     def cursor(self) -> Cursor:
@@ -315,8 +315,10 @@ class SampleReader:
     @property
     def _has_room(self) -> bool:
         """True if no planned request waits, and more samples may be planned."""
-        planned = self._planner.ranges - self._lane.consumed
-        return not self._lane.queue and planned < self._group.options.max_ahead
+        planned, most = self._planner.ranges - self._lane.consumed, self._group.options.max_ahead
+        if self._planner.is_served:  # nothing is gained by planning far ahead what is there
+            most = min(most, 8 * CHUNK)
+        return not self._lane.queue and planned < most
 
     @property
     def _is_held_back(self) -> bool:

@@ -130,6 +130,7 @@ class Planner:
     taken: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     places: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     kept: KeptRanges | None = field(default_factory=KeptRanges)  # None if answers are not kept
+    is_served: bool = False  # whether the last generation needed no request
 
     def __post_init__(self) -> None:
         if not self.generation and not self.limits.exact_samples:
@@ -150,8 +151,8 @@ class Planner:
         return replace(self, generation=max(1, self.generation))
 
     def restart(self) -> Planner:
-        """Return the planner of the next pass, which begins with exact ranges again."""
-        return replace(self, generation=0 if self.limits.exact_samples else 1)
+        """Return the planner of the next pass. It begins with exact ranges again, unless all is there."""
+        return replace(self, generation=0 if self.limits.exact_samples and not self.is_served else 1)
 
     @property
     def starts_large(self) -> bool:
@@ -319,7 +320,8 @@ class Planner:
             kept is not None,
         )
         rest = replace(self, taken=taken, places=places)._after(must)
-        return made, replace(rest, requests=self.requests + len(requests), bytes=total, kept=kept)
+        planned = self.requests + len(requests)
+        return made, replace(rest, requests=planned, bytes=total, kept=kept, is_served=not requests)
 
     def _find_kept(self, taken: Int64Array, places: Int64Array, count: int) -> dict[int, list[int]]:
         """Assign the first ``count`` ranges to kept requests that hold them; return the places by request."""
