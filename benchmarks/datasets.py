@@ -114,6 +114,7 @@ DATASETS = {
     "long400": Dataset(26_000, 40 * KB, 400, _sparse),
     "huge1": Dataset(26_000, 40 * KB, 1, _sparse),
     "size4k": Dataset(32_000, 4 * KB, 8, _sparse),
+    "size4kx64": Dataset(32_000, 4 * KB, 64, _sparse),
     "size400k": Dataset(800, 400 * KB, 8, _sparse),
     "size4m": Dataset(80, 4 * MB, 8, _sparse),
     "mem1k": Dataset(60_000, 1 * KB, 8, _sparse),

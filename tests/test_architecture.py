@@ -35,7 +35,7 @@ LAYERS = [
     {"state"},
     {"loader"},
     {"__init__"},
-    {"cli", "compat", "integrations", "run_megatron", "testing"},
+    {"cli", "compat", "integrations", "run_megatron", "simulate", "testing"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = {

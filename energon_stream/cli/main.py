@@ -29,6 +29,7 @@ _ALL = _OF_ENERGON | {
     "cache": "Inspect, verify and clear a node's cache.",
     "explain": "Show the requests of training steps, and why each is made.",
     "prewarm": "Fill a node's cache before training.",
+    "simulate": "Predict the speed of training from a store.",
 }
 
 _FLAGS = {

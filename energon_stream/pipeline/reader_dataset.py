@@ -14,7 +14,8 @@ from energon_stream.pipeline.debug_lines import LoggingReader
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.leaf import key_of
 from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
-from energon_stream.read.consume import ReaderGroup, SampleReader, fetch_samples
+from energon_stream.read.at_once import fetch_samples
+from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.index_entries import OffsetCache
 from energon_stream.read.open import open_locator
 from energon_stream.read.options import ReadOptions

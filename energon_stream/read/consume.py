@@ -7,27 +7,27 @@ the fetcher's threads run the requests.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import StorageError
 from energon_stream.read.budget import Budget, Lane
-from energon_stream.read.fetch import RangeFetch
+from energon_stream.read.fetch import RangeFetch, wait_for_first
 from energon_stream.read.large import read_large_sample
-from energon_stream.read.located import Located
-from energon_stream.read.locating import Locating, load_entries
+from energon_stream.read.locating import Locating
 from energon_stream.read.options import CHUNK, LOADING, ReadOptions
 from energon_stream.read.plan import PlanLimits, Planner
 from energon_stream.read.read_plan import LargeSample, Row
 from energon_stream.read.ready import ReadySamples
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from energon_stream.read.locator import Locator, RawSample
-    from energon_stream.schedule import Cursor, Refs, Schedule
+    from energon_stream.schedule import Cursor, Schedule
     from energon_stream.storage import Fetcher
 
 
@@ -51,13 +51,23 @@ class ReaderGroup:
         options: Limits of each reader.
         fetcher: Runs the requests.
         readers: Number of readers.
+        clock: Returns seconds.
+        wait: Waits until one of some answers is there.
 
     Attributes:
         budget: The budget.
         look_again: Whether something has changed that may let a reader plan or request.
     """
 
-    def __init__(self, options: ReadOptions, fetcher: Fetcher, readers: int = 1) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        fetcher: Fetcher,
+        readers: int = 1,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[list[Future[Any]]], None] = wait_for_first,
+    ) -> None:
         size = options.fetch_bytes * readers
         self.options = options
         self.fetcher = fetcher
@@ -65,7 +75,9 @@ class ReaderGroup:
         self.budget: Budget[RangeFetch] = Budget(
             size * 15 // 16 if readers > 1 else size,  # single samples leave gaps in memory
             is_shared=readers > 1,
+            clock=clock,
         )
+        self.wait = wait
         self.look_again = True
         self._open: list[SampleReader] = []
 
@@ -279,8 +291,7 @@ class SampleReader:
         group.budget.first(first)
         locating.take(options.second_take)
         while first and not first[0].has_arrived and not self._add_located(wait=False):
-            awaited: list[Future[Any]] = [first[0].answer, *locating.awaited()]
-            wait(awaited, return_when=FIRST_COMPLETED)
+            group.wait([first[0].answer, *locating.awaited()])
 
     def fill(self, wait: bool) -> bool:
         """Plan one generation if no planned request waits and the limits allow.
@@ -382,31 +393,3 @@ class SampleReader:
         for fetch in kept:
             if fetch.is_done:
                 del self._fetches[fetch.request.number]
-
-
-def fetch_samples(
-    locators: Sequence[Locator], refs: Refs, fetcher: Fetcher, options: ReadOptions
-) -> list[RawSample | None]:
-    """Read one raw sample per reference, in order, at once and with as few requests as possible; None for an
-    excluded one.
-    """
-    openers = [locator.opening for locator in locators]
-    for load in load_entries(openers, refs, fetcher, deadline=0):
-        load.result()
-    most = sys.maxsize // 4
-    limits = PlanLimits(0, 0, most, most, options.max_request, options.max_gap, most)
-    made = Planner(limits, generation=2).add(Located.of(openers, refs)).plan(is_all=True)
-    if made is None:
-        return []
-    fetches = [RangeFetch(request, locators[request.leaf], keeps=True) for request in made[0].requests]
-    for fetch in fetches:
-        fetch.send(fetcher)
-    samples = []
-    for planned in made[0].samples:
-        if isinstance(planned, LargeSample):  # there is no limit
-            raise TypeError("a sample was planned alone; please report this bug")
-        leaf, sample, request, place, more = planned
-        ranges = [(fetches[number], at) for number, at in ((request, place), *more)]
-        found = [(fetch.request.object, fetch.cut(sample, at)) for fetch, at in ranges]
-        samples.append(found[0][1] if locators[leaf].width == 1 else locators[leaf].merge(sample, found))
-    return samples

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
 from energon_stream.storage import Body, ByteRange, Fetcher
@@ -12,6 +12,11 @@ from energon_stream.storage import Body, ByteRange, Fetcher
 if TYPE_CHECKING:
     from energon_stream.read.locator import Cutter, Locator, RawSample
     from energon_stream.read.read_plan import Request
+
+
+def wait_for_first(answers: list[Future[Any]]) -> None:
+    """Wait until one of some answers is there."""
+    wait(answers, return_when=FIRST_COMPLETED)
 
 
 class _Apart:

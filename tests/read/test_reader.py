@@ -20,7 +20,8 @@ from energon_stream.errors import (
 )
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.read import budget as budgets
-from energon_stream.read.consume import ReaderGroup, SampleReader, fetch_samples
+from energon_stream.read.at_once import fetch_samples
+from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.generation import cut_generation
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.tar import TarLocator
