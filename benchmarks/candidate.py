@@ -27,7 +27,7 @@ from pathlib import Path
 def main() -> None:
     spec = json.loads(sys.argv[1])
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {0})
+        os.sched_setaffinity(0, set(range(spec.get("cores", 1))))
     module = importlib.import_module(f"candidates.{spec['candidate']}")
     result = module.run(spec) if hasattr(module, "run") else _loader(spec, module.prepare(spec))
     print(json.dumps(result), flush=True)

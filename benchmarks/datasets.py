@@ -7,15 +7,18 @@ take no room on the disk. The server sends zeros for them, as many bytes as it w
 from __future__ import annotations
 
 import json
+import sqlite3
 import struct
 import tarfile
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from energon_stream.index.prepare import prepare_dataset
+from energon_stream.index.sample_sizes import SampleSizes
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset, random_bytes, write_shards
 
 BUCKET = "bench"
@@ -70,7 +73,9 @@ def _three_parts(folder: Path, about: Dataset) -> None:
 
 
 def _sparse(folder: Path, about: Dataset) -> None:
-    """Offsets are known while writing, so no tar is read again and there is no ``index.sqlite``."""
+    """Offsets are known while writing, so no tar is read again. ``index.sqlite`` is an empty database with
+    the sizes of samples behind it, which are all that the loader reads.
+    """
     meta = folder / ".nv-meta"
     meta.mkdir(parents=True)
     names = [f"data-{shard:06d}.tar" for shard in range(about.shards)]
@@ -88,6 +93,13 @@ def _sparse(folder: Path, about: Dataset) -> None:
         (folder / name).with_suffix(".tar.idx").write_bytes(offsets)
     info = {"energon_version": "7.4.1", "shard_counts": dict.fromkeys(names, about.per_shard)}
     (meta / ".info.json").write_text(json.dumps(info))
+    sizes = SampleSizes()
+    for _ in names:
+        sizes.add(range(0, (about.per_shard + 1) * about.tar_bytes, about.tar_bytes))
+    with closing(sqlite3.connect(meta / "index.sqlite")) as database:
+        database.execute("CREATE TABLE samples (sample_key TEXT)")
+    with (meta / "index.sqlite").open("ab") as file:
+        file.write(sizes.encode(json.dumps(info).encode()) or b"")
     (meta / "split.yaml").write_text(json.dumps({"split_parts": {"train": names}, "exclude": []}))
     (meta / "dataset.yaml").write_text(CRUDE)
     (meta / "index.uuid").write_text(str(uuid.uuid4()))
