@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgpack
 
@@ -19,7 +19,7 @@ from energon_stream.cache.locks import has_locks
 from energon_stream.errors import ObjectChangedError, StorageError, UnsupportedStoreError
 from energon_stream.logs import log_once
 from energon_stream.storage import Body, ByteRange, ListEntry, LocalStore, ObjectMeta, Store
-from energon_stream.storage.attempts import attempt_listener, release_slot
+from energon_stream.storage.attempts import AttemptListener, ScheduledStore, with_listener
 from energon_stream.storage.fork import PerProcess
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Versions:
         return found
 
 
-class CachedStore:
+class CachedStore(ScheduledStore):
     """Reads a store through a cache; see ``Store`` for the methods.
 
     The cache has to know the version and the size of an object. If neither :meth:`remember` nor ``versions``
@@ -144,6 +144,12 @@ class CachedStore:
     def url(self) -> str:
         """Root URL without credentials."""
         return self._store.url
+
+    def with_listener(self, listener: AttemptListener) -> Self:
+        """Return this store, reporting to ``listener``."""
+        heard = super().with_listener(listener)
+        heard._store = with_listener(self._store, listener)
+        return heard
 
     def remember(self, path: str, meta: ObjectMeta) -> None:
         """Set an object's version and size; an object without a version is not cached."""
@@ -198,7 +204,7 @@ class CachedStore:
         return self._learn(path, (body.total_size or 0) - len(body.data), body)
 
     def get_at_hand(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
-        """Read a byte range if the system has it in memory; see ``storage/base.py``."""
+        """Read a byte range if the system has it in memory; see ``ScheduledStore``."""
         known = self._known.get(path)  # not known(), which may send a request
         if known is None or etag not in (None, known.etag):
             return None
@@ -221,7 +227,7 @@ class CachedStore:
                 hint="Read this dataset without a cache (`cache: false`).",
             )
         return self.cache.keep(
-            known, byte_range.start, byte_range.stop, self._getter(known), wait=_may_wait()
+            known, byte_range.start, byte_range.stop, self._getter(known), wait=self._listener.retries
         )
 
     def head(self, path: str) -> ObjectMeta:
@@ -252,13 +258,14 @@ class CachedStore:
         self._store.close()
 
     def _fetch(self, known: ObjectIdentity, start: int, stop: int) -> Body:
-        data = self.cache.fetch(known, start, stop, self._getter(known), wait=_may_wait())
+        # A second request must not wait: it would wait for the very request that is late.
+        data = self.cache.fetch(known, start, stop, self._getter(known), wait=self._listener.retries)
         return Body(data, known.etag, known.size)
 
     def _getter(self, known: ObjectIdentity) -> Get:
         def fetch(first: int, last: int) -> memoryview:
             body = self._store.get_range(known.path, ByteRange(first, last), etag=known.etag)
-            release_slot()
+            self._listener.release_slot()
             # Stores compare versions already, but bytes of another version must never get into the cache.
             if body.etag not in (None, known.etag) or body.total_size not in (None, known.size):
                 raise ObjectChangedError(
@@ -278,11 +285,6 @@ class CachedStore:
             log_once(_log, message, self.url, path, key=self.url)
         elif size is not None:
             known = self._known[path] = ObjectIdentity(self.url, path, body.etag, size)
-            release_slot()
+            self._listener.release_slot()
             self.cache.publish(known, start, body.data)
         return body
-
-
-def _may_wait() -> bool:
-    # A hedge must not wait: it would wait for the very request that is late.
-    return attempt_listener().retries

@@ -175,10 +175,11 @@ def read_metadata(
     store = spec.open()
     info, split, config = INFO_JSON, f"{META_FOLDER}/{split_config}", f"{META_FOLDER}/{dataset_config}"
     sizes = _ask_for_sizes(store) if with_sizes and not store.is_local else None
-    found = ask_all(store, store.get, [info, split, config])
+    get: Callable[[str, Store], Body] = lambda path, store: store.get(path)  # noqa: E731
+    found = ask_all(store, get, [info, split, config])
     if info not in found or split not in found:
         older = {info: INFO_YAML, split: split.removesuffix(".yaml") + ".json"}
-        found |= ask_all(store, store.get, [older[path] for path in (info, split) if path not in found])
+        found |= ask_all(store, get, [older[path] for path in (info, split) if path not in found])
         info, split = (path if path in found else older[path] for path in (info, split))
     if info not in found:
         raise _missing_info(store)
@@ -197,7 +198,7 @@ def read_metadata(
 
 def _ask_for_sizes(store: Store) -> Future[Body]:
     """Request the part of ``index.sqlite`` that has the sizes of samples, if they are few enough."""
-    return shared_fetcher().call(partial(store.get_suffix, INDEX_SQLITE, MOST_BYTES), deadline=-1)
+    return shared_fetcher().ask(store, lambda store: store.get_suffix(INDEX_SQLITE, MOST_BYTES), deadline=-1)
 
 
 def _sizes_of_all(answer: Future[Body], counts: Mapping[str, int], info: memoryview) -> Sizes | None:
@@ -207,10 +208,9 @@ def _sizes_of_all(answer: Future[Body], counts: Mapping[str, int], info: memoryv
     return None
 
 
-def ask_all(store: Store, ask: Callable[[str], _T], paths: Iterable[str]) -> dict[str, _T]:
-    """Call a method of the store with each path, concurrently; leave out objects that do not exist."""
-    call = partial(shared_fetcher().call, deadline=-1, inline=store.is_local)
-    answers = {path: call(partial(ask, path)) for path in paths}
+def ask_all(store: Store, ask: Callable[[str, Store], _T], paths: Iterable[str]) -> dict[str, _T]:
+    """Ask the store about each path, concurrently; leave out objects that do not exist."""
+    answers = {path: shared_fetcher().ask(store, partial(ask, path), deadline=-1) for path in paths}
     found = {}
     for path, answer in answers.items():
         with suppress(ObjectNotFoundError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,8 +57,8 @@ def open_jsonl(spec: StoreSpec) -> JsonlIndex:
     """
     hint = f"run `energon-stream prepare {spec.url}`"
     store, index_store, fetcher = spec.open(), _index_spec(spec).open(), shared_fetcher()
-    head = fetcher.call(partial(store.head, ""), deadline=-1, inline=store.is_local)
-    tail = fetcher.call(partial(index_store.get_suffix, "", ENTRY_BYTES), deadline=-1, inline=store.is_local)
+    head = fetcher.ask(store, lambda store: store.head(""), deadline=-1)
+    tail = fetcher.ask(index_store, lambda store: store.get_suffix("", ENTRY_BYTES), deadline=-1)
     size = head.result().size
     try:
         last = tail.result()

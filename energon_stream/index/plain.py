@@ -74,7 +74,9 @@ def find_tars(spec: StoreSpec) -> tuple[StoreSpec, list[ListEntry]]:
         # Credentials may allow reading only, and folders of web servers cannot be listed.
         with contextlib.suppress(AccessDeniedError, UnsupportedStoreError):
             found = {entry.path: entry.meta for entry in store.list()}
-    found |= ask_all(store, store.head, [path for path in paths if path not in found])
+    found |= ask_all(
+        store, lambda path, store: store.head(path), [path for path in paths if path not in found]
+    )
     missing = [path for path in paths if path not in found]
     if missing:
         raise ObjectNotFoundError(

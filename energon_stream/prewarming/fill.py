@@ -18,6 +18,8 @@ from energon_stream.storage import ByteRange, Fetcher
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from energon_stream.cache.cached_store import CachedStore
+
 LEAST_BYTES = 1 << 20
 """Size of the last fetches. Smaller ones would mostly wait for their first byte."""
 
@@ -105,7 +107,8 @@ class _Filling:
 
     def begin(self, fetch: PlannedFetch) -> None:
         """Queue a fetch after all others."""
-        future = self.fetcher.call(partial(_fetch, fetch, self.memory), deadline=self._begun)
+        request = partial(_fetch, fetch, self.memory)
+        future = self.fetcher.ask(store_of(fetch), request, deadline=self._begun)
         self._begun += 1
         self._pending[future] = fetch
         future.add_done_callback(self._done.put)
@@ -152,10 +155,10 @@ class _Filling:
             future.cancel()
 
 
-def _fetch(fetch: PlannedFetch, memory: _Memory) -> bool:
+def _fetch(fetch: PlannedFetch, memory: _Memory, store: CachedStore) -> bool:
     """Fetch a range; return False if the cache does not take it."""
     with memory.taken(len(fetch.bytes)):
-        return store_of(fetch).keep(fetch.path, fetch.bytes)
+        return store.keep(fetch.path, fetch.bytes)
 
 
 class _Memory:

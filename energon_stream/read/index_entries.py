@@ -12,9 +12,11 @@ import numpy as np
 
 from energon_stream.arrays import distinct
 from energon_stream.index.index_files import OffsetWindow, RowFile
+from energon_stream.read.locator import Load
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.storage import Store
 
 
 class OffsetCache:
@@ -72,17 +74,21 @@ class RowPages:
         self._leaf, self._file, self._cache = leaf, file, cache
         self.store = file.spec.open()
 
-    def claim_loads(self, rows: Int64Array) -> list[Callable[[], object]]:
+    def claim_loads(self, rows: Int64Array) -> list[Load]:
         """Return loads of missing pages, which the caller runs before :meth:`take`."""
         pages = distinct(rows // self._file.page_rows).tolist()
-        return [partial(self._load, page) for page in pages if self._cache.claim(*self._place(page))]
+        return [
+            Load(self.store, partial(self._load, page))
+            for page in pages
+            if self._cache.claim(*self._place(page))
+        ]
 
     def take(self, rows: Int64Array) -> Int64Array:
         """Return rows as ``int64 [len(rows), width]``."""
         pages = rows // self._file.page_rows
         found = np.empty((len(rows), self._file.width), dtype=np.int64)
         for page in distinct(pages).tolist():
-            window = self._cached(page) or self._load(page)  # another leaf may have pushed it out
+            window = self._cached(page) or self._load(page, self.store)  # another leaf may have pushed it out
             mine = pages == page
             found[mine] = window.offsets[rows[mine] - window.first]
         return found
@@ -94,8 +100,8 @@ class RowPages:
     def _cached(self, page: int) -> OffsetWindow | None:
         return self._cache.get(*self._place(page))
 
-    def _load(self, page: int) -> OffsetWindow:
-        return self._cache.load(*self._place(page), lambda: self._read(page))
+    def _load(self, page: int, store: Store) -> OffsetWindow:
+        return self._cache.load(*self._place(page), lambda: self._read(page, store))
 
-    def _read(self, page: int) -> OffsetWindow:
-        return OffsetWindow(page * self._file.page_rows, self._file.read_page(self.store, page))
+    def _read(self, page: int, store: Store) -> OffsetWindow:
+        return OffsetWindow(page * self._file.page_rows, self._file.read_page(store, page))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from energon_stream.read.tar import TarLocator
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.index.join_index import JoinIndex
-    from energon_stream.read.locator import Cutter, RawSample
+    from energon_stream.read.locator import Cutter, Load, RawSample
     from energon_stream.read.objects import ShardObject
     from energon_stream.read.range_stream import RangeStream
 
@@ -66,7 +66,7 @@ class JoinLocator:
         """The locator itself."""
         return self
 
-    def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
+    def claim_loads(self, samples: Int64Array) -> list[Load]:
         """Return loads of pages of the index."""
         return self._rows.claim_loads(samples)
 

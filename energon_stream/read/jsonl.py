@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_stream.errors import IndexMismatchError
 from energon_stream.read.index_entries import OffsetCache, RowPages
-from energon_stream.read.locator import Cutter, RawSample
+from energon_stream.read.locator import Cutter, Load, RawSample
 from energon_stream.read.objects import ShardObject, VersionGuard
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class JsonlLocator:
         """The locator itself."""
         return self
 
-    def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
+    def claim_loads(self, samples: Int64Array) -> list[Load]:
         """Return loads of pages of the index."""
         return self._rows.claim_loads(np.concatenate([samples, samples + 1]))
 

@@ -31,9 +31,7 @@ def load_entries(
 ) -> list[Future[object]]:
     """Load the missing index entries of some references."""
     return [
-        fetcher.call(
-            load, deadline=deadline, inline=locators[leaf].index_is_local, repeatable_bytes=_INDEX_BYTES
-        )
+        fetcher.ask(load.store, load.read, deadline=deadline, repeatable_bytes=_INDEX_BYTES)
         for leaf in distinct(refs.leaf).tolist()
         for load in locators[leaf].claim_loads(refs.index[refs.leaf == leaf])
     ]

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.read.objects import ShardObject
     from energon_stream.read.range_stream import RangeStream
+    from energon_stream.storage import Store
 
 
 @dataclass(slots=True)
@@ -29,6 +30,23 @@ class RawSample:
     def name(self) -> str:
         """Shard and key, unique within a dataset."""
         return self.key if self.shard is None else f"{self.shard}/{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Index entries to be loaded.
+
+    Attributes:
+        store: Store of the index.
+        read: Requests the entries from this store, or from one that reports to a fetcher, and keeps them.
+    """
+
+    store: Store
+    read: Callable[[Store], object]
+
+    def run(self) -> None:
+        """Load the entries on this thread."""
+        self.read(self.store)
 
 
 class Cutter(Protocol):
@@ -71,7 +89,7 @@ class Locator(Protocol):
     def opening(self) -> Locator:
         """Locator of a reader's first samples: itself, unless it takes long to find out what to read."""
 
-    def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
+    def claim_loads(self, samples: Int64Array) -> list[Load]:
         """Return loads of index entries that are missing. The caller runs each, because nobody else gets it.
 
         :meth:`locate` needs them. They may run in any order, also at the same time.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from energon_stream.errors import EnergonStreamError, IndexMismatchError, Metada
 from energon_stream.index.index_files import OffsetWindow
 from energon_stream.index.tar_format import TAR_RECORD, split_name, walk_members
 from energon_stream.read.index_database import IndexDatabase, index_database
+from energon_stream.read.locator import Load
 from energon_stream.read.part_ranges import PartRanges, PartSelection, find_part_ranges
 from energon_stream.storage import ByteRange
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from energon_stream.read.objects import ShardObject
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.read.tar import TarLocator
+    from energon_stream.storage import Store
 
 _log = logging.getLogger(__name__)
 
@@ -95,13 +97,13 @@ class PartLocator:
         """Locator of a reader's first samples."""
         return self if self.selection.declared or self._skips is not None else self.whole
 
-    def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
+    def claim_loads(self, samples: Int64Array) -> list[Load]:
         """Return loads of pages of the index, or of ``.tar.idx`` if whole samples are read."""
         if self._skips is False:
             return self.whole.claim_loads(samples)
         pages = self._page_of(samples)
-        loads: list[Callable[[], object]] = [
-            partial(self._load, page, samples[pages == page])
+        loads = [
+            Load(self.whole.store, partial(self._load, page, samples[pages == page]))
             for page in distinct(pages).tolist()
             if self.whole.offsets.claim(*self._place(page))
         ]
@@ -132,7 +134,7 @@ class PartLocator:
         for page in distinct(pages).tolist():
             mine = pages == page
             # Other leaves may have pushed the page out.
-            window = self._cached(page) or self._load(page, samples[mine])
+            window = self._cached(page) or self._load(page, samples[mine], self.whole.store)
             if window is None:
                 return False
             rows = window.offsets[samples[mine] - window.first]
@@ -164,7 +166,7 @@ class PartLocator:
         first = np.zeros(1, dtype=np.int64)
         try:
             for load in self.whole.claim_loads(first):
-                load()
+                load.run()
             return self._saves_bytes(first)
         except EnergonStreamError:  # reading the sample raises it again
             return False
@@ -203,12 +205,15 @@ class PartLocator:
             return False
         return found.skipped > self.max_gap * len(found.starts)
 
-    def _load(self, page: int, samples: Int64Array) -> OffsetWindow | None:
-        """Load a page. Return None if whole samples are to be read; their index entries are loaded then."""
+    def _load(self, page: int, samples: Int64Array, store: Store) -> OffsetWindow | None:
+        """Load a page. Return None if whole samples are to be read; their index entries are loaded then.
+
+        SQLite reads with a store of its own.
+        """
         window = (self._cached(page) or self._fetch(page)) if self.settle() else None
         if window is None:
             for load in self.whole.claim_loads(samples):
-                load()
+                load.read(store)
         return window
 
     def _fetch(self, page: int) -> OffsetWindow | None:

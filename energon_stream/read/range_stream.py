@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.read.options import CONNECTION_BYTES, ReadOptions
@@ -103,7 +102,8 @@ class RangeStream:
         while self._requested < self.stop and len(self._waiting) < self._pieces.ahead:
             stop = min(self._requested + self._pieces.size, self.stop)
             piece = ByteRange(self._requested, stop)
-            future = self._fetcher.call(partial(self._fetch, piece), deadline=0)
+            shard = self._shard
+            future = self._fetcher.submit(shard.store, shard.path, piece, etag=shard.etag)
             self._waiting.append((piece, future))
             self._requested = stop
 

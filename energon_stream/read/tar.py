@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from energon_stream.index.sample_sizes import bounds_of
 from energon_stream.index.tar_format import sample_parts, walk_sample
 from energon_stream.index.tar_headers import AlikeSamples, split_samples
 from energon_stream.read.index_entries import OffsetCache
-from energon_stream.read.locator import Cutter, RawSample
+from energon_stream.read.locator import Cutter, Load, RawSample
 from energon_stream.read.objects import ShardObject, VersionGuard
 
 if TYPE_CHECKING:
@@ -121,19 +121,19 @@ class TarLocator:
         """The locator itself."""
         return self
 
-    def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
+    def claim_loads(self, samples: Int64Array) -> list[Load]:
         """Return one load for each shard whose entries are missing; none if the sizes are known."""
         if self._bounds is not None:
             return []
         return [
-            partial(self._load, *span)
+            Load(self.store, partial(self._load, *span))
             for span in self._spans(samples)
             if self.offsets.claim(self.leaf, *span)
         ]
 
-    def _load(self, shard: int, first: int, last: int) -> OffsetWindow:
+    def _load(self, shard: int, first: int, last: int, store: Store) -> OffsetWindow:
         return self.offsets.load(
-            self.leaf, shard, first, last, lambda: self.index.read_offsets(self.store, shard, first, last)
+            self.leaf, shard, first, last, lambda: self.index.read_offsets(store, shard, first, last)
         )
 
     def _spans(self, samples: Int64Array) -> list[tuple[int, int, int]]:
@@ -164,7 +164,7 @@ class TarLocator:
         for shard, first, last in self._spans(samples):
             window = self.offsets.get(self.leaf, shard, first, last)
             if window is None:  # other leaves have pushed it out
-                window = self._load(shard, first, last)
+                window = self._load(shard, first, last, self.store)
             mine = shards == shard
             starts[mine] = window.offsets[local[mine] - window.first]
             stops[mine] = window.offsets[local[mine] + 1 - window.first]

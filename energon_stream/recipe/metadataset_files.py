@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
@@ -92,7 +93,7 @@ class MetadatasetFiles:
     def _read(self, specs: list[StoreSpec]) -> None:
         stores = {spec.url: spec.open() for spec in specs if spec.url not in self._documents}
         bodies = {
-            url: shared_fetcher().call(partial(store.get, ""), deadline=-1, inline=store.is_local)
+            url: shared_fetcher().ask(store, methodcaller("get", ""), deadline=-1)
             for url, store in stores.items()
         }
         for url, body in bodies.items():

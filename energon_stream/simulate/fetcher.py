@@ -18,6 +18,7 @@ from energon_stream.storage.limiter import ConcurrencyLimit
 if TYPE_CHECKING:
     from energon_stream.simulate.clock import Line
     from energon_stream.simulate.model import Costs, StoreModel
+    from energon_stream.storage.fetcher import StoreT
 
 _T = TypeVar("_T")
 _HEDGED_SHARE = 0.03  # as that of the fetcher
@@ -115,19 +116,19 @@ class VirtualFetcher(Fetcher):
         self._submit([size], deadline, lambda: future.set_result(body), future, repeatable=True)
         return future
 
-    def call(
+    def ask(
         self,
-        function: Callable[[], _T],
+        store: StoreT,
+        request: Callable[[StoreT], _T],
         *,
         deadline: int = 0,
-        inline: bool = False,
         repeatable_bytes: int = 0,
     ) -> Future[_T]:
         """Run a function now, and return its result when its requests are answered."""
         future: Future[_T] = _Answer(self.line)
         outer, self._made = self._made, []
         try:
-            result = function()
+            result = request(store)
         except BaseException as error:
             raised = error
             finish: Callable[[], None] = lambda: future.set_exception(raised)  # noqa: E731

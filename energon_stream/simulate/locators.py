@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from energon_stream.read.locator import Cutter, Locator, RawSample
+from energon_stream.read.locator import Cutter, Load, Locator, RawSample
 from energon_stream.storage import Body, ByteRange, LocalStore
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class VirtualLocator:
     def opening(self) -> Locator:
         return replace(self, inner=self.inner.opening)
 
-    def claim_loads(self, samples: Int64Array) -> list[Callable[[], object]]:
+    def claim_loads(self, samples: Int64Array) -> list[Load]:
         return self.inner.claim_loads(samples)
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:

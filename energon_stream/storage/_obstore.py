@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import obstore
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
@@ -21,7 +21,7 @@ from energon_stream.errors import (
 )
 from energon_stream.storage._answers import RemoteStore, short_body
 from energon_stream.storage._obstore_config import ClientConfig, resolve_config
-from energon_stream.storage.attempts import AnswerUnwanted, is_answer_wanted
+from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, ScheduledStore
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.buffers import share_arenas
 from energon_stream.storage.fork import PerProcess, before_forks, mark_obstore_used, obstore_usable
@@ -39,7 +39,7 @@ _CREDENTIAL_SIGNS = ("169.254.169.254", "169.254.170.2", "metadata.google.intern
 _clients: PerProcess[Any] = PerProcess()
 
 
-class ObstoreStore(RemoteStore):
+class ObstoreStore(ScheduledStore, RemoteStore):
     """A store on obstore; see ``Store`` for the methods. Equal configurations share a client.
 
     Raises UnsupportedStoreError if obstore cannot open the URL or honour an option, or this process was
@@ -57,6 +57,10 @@ class ObstoreStore(RemoteStore):
             )
         share_arenas()  # obstore allocates answers in the thread that requests them
         self._own_client: Any = None
+
+    def with_listener(self, listener: AttemptListener) -> Self:
+        self._client()  # the copies share it
+        return super().with_listener(listener)
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         return self._get(path, {}, etag)
@@ -106,7 +110,7 @@ class ObstoreStore(RemoteStore):
             result = obstore.get(self._client(), self._key(path), options=options)
         except Exception as error:
             raise self._name(error, path) from error
-        if not is_answer_wanted():
+        if not self._listener.answered():
             del result  # this closes the connection
             raise AnswerUnwanted
         try:

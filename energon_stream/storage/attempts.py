@@ -1,14 +1,18 @@
-"""Callbacks from the retry layer, and from stores, to the scheduler of a request.
+"""What the scheduler of requests needs of a store: news of each attempt, and what is at hand.
 
-The scheduler (``RequestPool``) runs a function on a thread, and does not see the attempts that the retry
-layer makes inside. It registers a listener for the thread, which hears of each attempt.
+The scheduler (``RequestPool``) calls a function that makes requests, and does not see the attempts that the
+retry layer makes inside. So it gives the function a store that reports each attempt to a listener.
 """
 
 from __future__ import annotations
 
-import threading
+import copy
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from energon_stream.storage.fork import PerProcess
+if TYPE_CHECKING:
+    from energon_stream.storage.base import Body, ByteRange
+
+StoreT = TypeVar("StoreT")
 
 
 class AnswerUnwanted(Exception):
@@ -16,7 +20,7 @@ class AnswerUnwanted(Exception):
 
 
 class AttemptListener:
-    """Hears of every attempt that one thread makes at a remote store.
+    """Hears of every attempt that one request makes at a remote store.
 
     This one is for requests outside a fetcher: attempts start at once, and every answer is wanted.
     """
@@ -29,41 +33,41 @@ class AttemptListener:
         """Called before an attempt. It may wait; an error raised here ends the request."""
 
     def answered(self) -> bool:
-        """Called by some stores at the first bytes of an answer. Returns whether the rest is wanted."""
+        """Called by some stores at the first bytes of an answer. Returns whether the rest is wanted. If not,
+        the store drops the connection and raises :class:`AnswerUnwanted`.
+        """
         return True
 
     def end(self, error: BaseException | None) -> None:
         """Called after an attempt."""
 
     def release_slot(self) -> None:
-        """Called when the thread needs no connection for a while; it may make another attempt later."""
+        """Called when the request needs no connection for a while; it may make another attempt later."""
 
 
-class _Thread(threading.local):
-    listener = AttemptListener()
+class ScheduledStore:
+    """Base class of stores that report their attempts, or have some bytes at hand.
 
-
-# A child that is forked on a thread with a listener must not release the parent's locks.
-_threads = PerProcess(_Thread)
-
-
-def attempt_listener() -> AttemptListener:
-    """Return this thread's listener."""
-    return _threads.get().listener
-
-
-def listen(listener: AttemptListener) -> None:
-    """Set this thread's listener."""
-    _threads.get().listener = listener
-
-
-def is_answer_wanted() -> bool:
-    """Tell a store, at the first bytes of an answer, whether to read on. If not, the store drops the
-    connection and raises :class:`AnswerUnwanted`.
+    Both are optional: a store without this base class works, with less. Its answers are read to the end
+    even if a second request was faster.
     """
-    return attempt_listener().answered()
+
+    _listener = AttemptListener()
+
+    def with_listener(self, listener: AttemptListener) -> Self:
+        """Return this store, reporting to ``listener``. It shares all else with this one."""
+        heard = copy.copy(self)
+        heard._listener = listener
+        return heard
+
+    def get_at_hand(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
+        """Read a byte range if that needs neither a request nor the disk.
+
+        If this returns None, ``get_range`` reads the bytes, and reports errors.
+        """
+        return None
 
 
-def release_slot() -> None:
-    """Let other requests start while this thread does slow work, such as writing its answer to a disk."""
-    attempt_listener().release_slot()
+def with_listener(store: StoreT, listener: AttemptListener) -> StoreT:
+    """Return a store that reports to ``listener``; ``store`` itself if it cannot report."""
+    return store.with_listener(listener) if isinstance(store, ScheduledStore) else store

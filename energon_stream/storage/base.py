@@ -6,12 +6,8 @@ Test it with ``energon_stream.testing.store_suite.StoreConformance``. Retries, c
 second requests are added above: :class:`~energon_stream.storage.managed.ManagedStore` and
 :class:`~energon_stream.storage.fetcher.Fetcher` wrap every remote store.
 
-A store may offer two things more:
-
-* ``get_at_hand(path, byte_range, *, etag=None)`` returns a body as ``get_range`` does, if that needs neither
-  a request nor the disk. If it returns None, ``get_range`` reads the bytes, and reports errors.
-* Between the header and the body of an answer it may ask
-  :func:`~energon_stream.storage.attempts.is_answer_wanted`, and drop the connection if not.
+A store that can drop an answer between its header and its body, or has bytes at hand without a request,
+inherits :class:`~energon_stream.storage.attempts.ScheduledStore`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from energon_stream.errors import ConfigError
+from energon_stream.storage.attempts import ScheduledStore, with_listener
 from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.request_pool import RequestPool
 
@@ -21,6 +22,7 @@ _HEDGED_SHARE = 0.03
 _DEFAULT_IN_FLIGHT = 48  # clients open a few more sockets than this; they stay below 64
 
 _T = TypeVar("_T")
+StoreT = TypeVar("StoreT", bound="Store")
 
 
 class Fetcher:
@@ -73,32 +75,42 @@ class Fetcher:
         Returns:
             The future body. ``cancel()`` works until the request starts.
         """
-        request = partial(store.get_range, path, byte_range, etag=etag)
-        if store.is_local:
-            return _answered(request)
-        # isinstance() of a runtime protocol would take 30 us.
-        get_at_hand: Callable[..., Body | None] | None = getattr(store, "get_at_hand", None)
-        body = None if get_at_hand is None else get_at_hand(path, byte_range, etag=etag)
-        if body is not None:
-            return _answered(lambda: body)
-        return self._pools.get().submit(request, deadline, len(byte_range))
+        if isinstance(store, ScheduledStore):
+            body = store.get_at_hand(path, byte_range, etag=etag)
+            if body is not None:
+                return _answered(lambda: body)
+        request: Callable[[Store], Body] = lambda store: store.get_range(path, byte_range, etag=etag)  # noqa: E731
+        return self.ask(store, request, deadline=deadline, repeatable_bytes=len(byte_range))
 
-    def call(
+    def ask(
         self,
-        function: Callable[[], _T],
+        store: StoreT,
+        request: Callable[[StoreT], _T],
         *,
         deadline: int = 0,
-        inline: bool = False,
         repeatable_bytes: int = 0,
     ) -> Future[_T]:
-        """Run any function that makes requests, within this call if ``inline``.
+        """Make requests to a store.
 
-        ``deadline`` is that of :meth:`submit`. ``repeatable_bytes`` is about how many bytes the function
-        reads, if a second run beside a late first one does no harm; 0 for one that must not run twice.
+        Args:
+            store: Store to read. ``request`` runs within this call if the store is local.
+            request: Called with a store that reads like ``store``, and reports its attempts to the fetcher.
+            deadline: As in :meth:`submit`.
+            repeatable_bytes: About how many bytes ``request`` reads, if a second run beside a late first one
+                does no harm; 0 if it must not run twice.
+
+        Returns:
+            What ``request`` returns.
         """
-        if inline:
-            return _answered(function)
-        return self._pools.get().submit(function, deadline, repeatable_bytes)
+        if store.is_local:
+            return _answered(lambda: request(store))
+        return self._pools.get().submit(
+            lambda listener: request(with_listener(store, listener)), deadline, repeatable_bytes
+        )
+
+    def call(self, function: Callable[[], _T]) -> Future[_T]:
+        """Run any function; it has a slot until it returns."""
+        return self._pools.get().submit(lambda _: function(), 0, 0)
 
     def hedging(self) -> HedgeSnapshot:
         """Return how second requests stand in this process."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from energon_stream.errors import RangeError, UnsupportedStoreError
 from energon_stream.storage._answers import object_changed
-from energon_stream.storage.attempts import AnswerUnwanted, attempt_listener
+from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore, with_listener
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.counters import StorageCounters, default_counters
 from energon_stream.storage.fork import PerProcess
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ManagedStore:
+class ManagedStore(ScheduledStore):
     """Adds retries, counters and fork safety to a store; see ``Store`` for the methods.
 
     ``factory`` opens the wrapped store, once in each process. ``counters`` default to those of the process.
@@ -88,9 +88,9 @@ class ManagedStore:
         return body
 
     def _run(self, kind: str, request: Callable[[Store], T]) -> T:
-        store = self._stores.get()
+        listener = self._listener
+        store = with_listener(self._stores.get(), listener)
         counters = self._counters or default_counters()
-        listener = attempt_listener()
 
         def attempt(number: int) -> T:
             listener.begin()

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from energon_stream.errors import ThrottledError, TransientStorageError
-from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, listen
+from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener
 from energon_stream.storage.limiter import ConcurrencyLimit
 from energon_stream.storage.watcher import LateWatcher
 
@@ -29,7 +29,7 @@ those of a store that is down must not hold up the requests to another one."""
 class _Task:
     """One request; the pool's lock protects its fields."""
 
-    function: Callable[[], Any]
+    function: Callable[[AttemptListener], Any]
     urgency: tuple[int, int]  # deadline, order of submission
     size: int  # 0: not to be repeated
     future: Future[Any] = field(default_factory=Future)
@@ -103,10 +103,11 @@ class RequestPool:
         self._max_workers = max(_LEAST_THREADS, 2 * max_in_flight + self._max_hedges)
         self._closing = False
 
-    def submit(self, function: Callable[[], Any], deadline: int, size: int) -> Future[Any]:
+    def submit(self, function: Callable[[AttemptListener], Any], deadline: int, size: int) -> Future[Any]:
         """Run ``function`` as soon as a slot is free and nothing more urgent waits: smaller deadlines go
         first, equal ones in order of submission.
 
+        Its argument hears of the attempts that it makes.
         ``size`` is the number of bytes that it reads, if it may run a second time beside the first; else 0.
         """
         with self._lock:
@@ -274,16 +275,14 @@ class RequestPool:
             self._start_threads()
             if waits:
                 # An idle thread must keep neither a body nor its requester alive, so it holds no task here.
-                listen(AttemptListener())
                 task = self._granted.get()
         self._unregister()
 
     def _run(self, run: _Run) -> None:
         task = run.task
         result = error = None
-        listen(run)
         try:
-            result = task.function()
+            result = task.function(run)
         except BaseException as raised:
             error = raised
         with self._lock:

@@ -44,10 +44,10 @@ class Loads:
     def __init__(self):
         self.count = 0
 
-    def call(self, function, **_options):
+    def ask(self, store, request, **_options):
         self.count += 1
         future = Future()
-        future.set_result(function())
+        future.set_result(request(store))
         return future
 
 

@@ -61,7 +61,7 @@ def open_locator(url, server, transport="auto"):
     spec = StoreSpec(url, server.storage_options, transport)
     source = TarLocator(0, open_webdataset(spec, split_part="train"))
     for load in source.claim_loads(np.arange(2)):
-        load()
+        load.run()
     server.reset_counters()
     return source
 
@@ -106,7 +106,7 @@ def in_memory(folder):
     memory.put(str(folder), "/large", recursive=True)
     source = TarLocator(0, open_webdataset(StoreSpec("memory://large"), split_part="train"))
     for load in source.claim_loads(np.arange(2)):
-        load()
+        load.run()
     yield source
     memory.rm("/large", recursive=True)
 

@@ -166,7 +166,7 @@ fetcher, limits = Fetcher(32), ReadOptions(byte_budget=32 << 20)
 
 def read(sample):
     for load in source.claim_loads(np.array([sample])):
-        load()
+        load.run()
     place = [(object[0], start[0], stop[0]) for object, start, stop in zip(*source.locate(np.array([sample])))]
     call = partial(read_large_sample, source, sample, place, fetcher=fetcher, options=limits)
     return [as_bytes(view) for view in fetcher.call(call).result().parts.values()]

@@ -23,6 +23,7 @@ from energon_stream.read import budget as budgets
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.generation import cut_generation
+from energon_stream.read.locator import Load
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.tar import TarLocator
 from energon_stream.rng import derive_key
@@ -167,13 +168,13 @@ class GatedSource(TarLocator):
 
     def claim_loads(self, samples):
         loads = super().claim_loads(samples)
-        self.asked.extend(load.args[0] for load in loads)
-        return [functools.partial(self._held, load) for load in loads]
+        self.asked.extend(load.read.args[0] for load in loads)
+        return [Load(load.store, functools.partial(self._held, load)) for load in loads]
 
-    def _held(self, load):
-        if load.args[0] == 2:
+    def _held(self, load, store):
+        if load.read.args[0] == 2:
             assert self.gate.wait(20)
-        return load()
+        return load.read(store)
 
 
 def test_a_late_index_is_not_planned_for_in_vain_and_holds_up_no_other(remote, monkeypatch):

@@ -29,7 +29,7 @@ from energon_stream.storage import (
     StoreSpec,
     run_isolated,
 )
-from energon_stream.storage.attempts import attempt_listener, release_slot
+from energon_stream.storage.attempts import ScheduledStore
 from energon_stream.storage.managed import ManagedStore
 
 
@@ -98,23 +98,24 @@ def test_a_released_slot_lets_the_next_request_begin():
     """The task's next attempt waits for a slot again."""
     fetcher, second_runs, first_asks = Fetcher(max_in_flight=1), threading.Event(), threading.Event()
 
-    def first():
-        release_slot()
-        assert second_runs.wait(20)
-        first_asks.set()
-        attempt_listener().begin()
-        attempt_listener().end(None)
-        return "first"
+    class Reporting(ScheduledStore):
+        is_local = False
+
+        def first(self):
+            self._listener.release_slot()
+            assert second_runs.wait(20)
+            first_asks.set()
+            self._listener.begin()
+            self._listener.end(None)
+            return "first"
 
     def second():
         second_runs.set()
         assert first_asks.wait(20)
         return "second"
 
-    assert [future.result(20) for future in (fetcher.call(first), fetcher.call(second))] == [
-        "first",
-        "second",
-    ]
+    futures = [fetcher.ask(Reporting(), Reporting.first), fetcher.call(second)]
+    assert [future.result(20) for future in futures] == ["first", "second"]
     fetcher.close()
 
 
