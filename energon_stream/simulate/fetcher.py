@@ -85,7 +85,7 @@ class VirtualFetcher(Fetcher):
     """Runs requests against a model of a store, in virtual time, without threads.
 
     It follows the rules of the fetcher: slots by deadline, retries, a limit that follows rejections, and
-    second requests. A function of :meth:`call` runs at once; its result comes when the model has answered
+    second requests. A function of :meth:`ask` runs at once; its result comes when the model has answered
     the requests that it made.
 
     Attributes:

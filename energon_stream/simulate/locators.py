@@ -24,7 +24,7 @@ class _EmptyCutter:
         return RawSample(self.leaf, sample, "", None, {})
 
 
-class _VirtualStore(LocalStore):
+class VirtualStore(LocalStore):
     """Answers with zeros, in virtual time."""
 
     def __init__(self, fetcher: VirtualFetcher) -> None:
@@ -69,7 +69,7 @@ class VirtualLocator:
         return self.inner.locate(samples)
 
     def object(self, number: int) -> ShardObject:
-        return replace(self.inner.object(number), store=_VirtualStore(self.fetcher))
+        return replace(self.inner.object(number), store=VirtualStore(self.fetcher))
 
     def split(
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array

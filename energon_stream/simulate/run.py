@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
@@ -16,9 +16,10 @@ from energon_stream.read.index_entries import OffsetCache
 from energon_stream.read.open import open_locator
 from energon_stream.simulate.clock import Line
 from energon_stream.simulate.fetcher import VirtualFetcher
-from energon_stream.simulate.locators import VirtualLocator
+from energon_stream.simulate.locators import VirtualLocator, VirtualStore
 from energon_stream.simulate.model import Costs, StoreModel
 from energon_stream.simulate.recording import RequestLog, recorded
+from energon_stream.storage import ByteRange
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -161,8 +162,10 @@ class _Process:
     def open(self, log: RequestLog) -> None:
         """Open the dataset, with the requests that really opened it."""
         self.line.work(self._costs.opening)
+        store = VirtualStore(self.fetcher)
         for sizes in log.rounds:
-            for answer in [self.fetcher.call(partial(self.fetcher.read, size)) for size in sizes]:
+            requests = [methodcaller("get_range", "", ByteRange(0, size)) for size in sizes]
+            for answer in [self.fetcher.ask(store, request) for request in requests]:
                 answer.result()
 
     def train(self, dataset: ReaderDataset, samples: Mapping[int, int], batch_size: int) -> None:
