@@ -1,4 +1,4 @@
-"""What the scheduler of requests needs of a store: news of each attempt, and what is at hand.
+"""Base class of stores that report their attempts to the scheduler of requests, and have bytes at hand.
 
 The scheduler (``RequestPool``) calls a function that makes requests, and does not see the attempts that the
 retry layer makes inside. So it gives the function a store that reports each attempt to a listener.

@@ -2,9 +2,11 @@ import functools
 import itertools
 import shutil
 import threading
+import traceback
 from concurrent.futures import Future
 
 import numpy as np
+import obstore
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,7 @@ from energon_stream.read.tar import TarLocator
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, Refs, RepeatPlan, build_schedule
 from energon_stream.storage import Fetcher, RetryPolicy, StoreSpec
+from energon_stream.storage.request_pool import RequestPool
 from energon_stream.testing.datasets import random_bytes, write_shards
 from energon_stream.testing.s3server import Rule
 
@@ -157,6 +160,26 @@ def test_a_replaced_shard_is_an_error_not_a_wrong_sample(remote):
     remote.replace(f"s3://bucket/{key}", remote.get(f"s3://bucket/{key}")[::-1])
     with pytest.raises(ObjectChangedError, match=r"replaced|changed|version"):
         read(reader, PER_SHARD)
+
+
+def test_a_request_crosses_at_most_eight_files_on_its_way_to_the_wire(remote, monkeypatch):
+    crossed = set()
+
+    def note():
+        files = (frame.filename.rpartition("energon_stream/")[2] for frame in traceback.extract_stack())
+        crossed.update(file for file in files if file.startswith(("read/", "storage/")))
+
+    def noted(function):
+        return lambda *args, **kwargs: (note(), function(*args, **kwargs))[1]
+
+    locators = open_sources("s3://bucket/data", remote.storage_options)
+    read(make_reader(locators, schedule_of(locators[0])), SHARDS * PER_SHARD)  # now the index is in memory
+    monkeypatch.setattr(RequestPool, "submit", noted(RequestPool.submit))
+    monkeypatch.setattr("obstore.get", noted(obstore.get))
+    read(make_reader(locators, schedule_of(locators[0])), 30)
+    assert "storage/_obstore.py" in crossed
+    assert "read/consume.py" in crossed
+    assert len(crossed) <= 8, crossed
 
 
 class GatedSource(TarLocator):
