@@ -123,7 +123,7 @@ class Bench:
     def run(self, spec: dict[str, Any]) -> Run | None:
         """One process; None (and a note) when the candidate is absent or fails."""
         name = spec["candidate"]
-        if name not in self.candidates and name not in ("raw", "mmap"):
+        if name not in self.candidates and name not in ("raw", "mmap", "decode"):
             return None
         self.server.take()
         command = [self.pythons.get(name, sys.executable), str(HERE / "candidate.py")]

@@ -6,6 +6,7 @@ take no room on the disk. The server sends zeros for them, as many bytes as it w
 
 from __future__ import annotations
 
+import io
 import json
 import sqlite3
 import struct
@@ -17,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from PIL import Image
+
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.sample_sizes import SampleSizes
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset, random_bytes, write_shards
@@ -25,6 +29,7 @@ BUCKET = "bench"
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 JSON_BYTES = 80
 BLOCK = tarfile.BLOCKSIZE
+PHOTO_SIDE, DIFFERENT_PHOTOS = 256, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,29 @@ def _three_parts(folder: Path, about: Dataset) -> None:
     def parts(index: int) -> dict[str, bytes]:
         data = random_bytes(about.payload, index)
         return {"a": data[:20_000], "b": data[20_000:], "json": b"{}".ljust(JSON_BYTES)}
+
+    write_shards(folder, shards=about.shards, samples_per_shard=about.per_shard, parts=parts)
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
+
+
+def photo(index: int, side: int) -> bytes:
+    """A JPEG that costs about what a photo costs: smooth shapes and some noise."""
+    dice = np.random.default_rng(index)
+    coarse = Image.fromarray(dice.integers(0, 256, (32, 32, 3), dtype=np.uint8)).resize(
+        (side, side), Image.Resampling.BICUBIC
+    )
+    noise = dice.normal(0, 6, (side, side, 3))
+    pixels = np.clip(np.asarray(coarse) + noise, 0, 255).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
+
+
+def _photos(folder: Path, about: Dataset) -> None:
+    found = [photo(index, PHOTO_SIDE) for index in range(DIFFERENT_PHOTOS)]
+
+    def parts(index: int) -> dict[str, bytes]:
+        return {"jpg": found[index % DIFFERENT_PHOTOS], "json": b"{}".ljust(JSON_BYTES)}
 
     write_shards(folder, shards=about.shards, samples_per_shard=about.per_shard, parts=parts)
     prepare_dataset(str(folder), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
@@ -120,6 +148,8 @@ DATASETS = {
     "d40x8": Dataset(4000, 40 * KB, 8, _full),
     "d40x64": Dataset(64 * 62, 40 * KB, 64, _full),
     "p12": Dataset(4000, 36 * KB, 8, _three_parts),
+    "photos": Dataset(12_000, 17 * KB, 8, _photos),
+    "photos3k": Dataset(3200, 17 * KB, 8, _photos),
     "long50": Dataset(26_000, 40 * KB, 50, _sparse),
     "long100": Dataset(52_000, 40 * KB, 100, _sparse),
     "long200": Dataset(104_000, 40 * KB, 200, _sparse),

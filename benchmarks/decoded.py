@@ -13,7 +13,6 @@ MALLOC_TRIM_THRESHOLD_=1073741824`` in the environment to see the work without t
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import resource
 import statistics
@@ -21,8 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
+from datasets import photo
 
 from energon_stream import (
     CaptioningSample,
@@ -37,19 +35,6 @@ from energon_stream.testing.datasets import CAPTIONING_YAML, write_shards
 
 SIDE, SHARDS, BATCH, GOAL = 512, 8, 32, 1.05
 MODES = ("pilrgb", "torchrgb8", "torchrgb")
-
-
-def photo(index):
-    """A JPEG that costs about what a photo costs: smooth shapes and some noise."""
-    dice = np.random.default_rng(index)
-    coarse = Image.fromarray(dice.integers(0, 256, (32, 32, 3), dtype=np.uint8)).resize(
-        (SIDE, SIDE), Image.BICUBIC
-    )
-    noise = dice.normal(0, 6, (SIDE, SIDE, 3))
-    pixels = np.clip(np.asarray(coarse) + noise, 0, 255).astype(np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=85)
-    return buffer.getvalue()
 
 
 class Encoder(DefaultTaskEncoder):
@@ -107,7 +92,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     images = options.images // SHARDS * SHARDS
-    samples = [(photo(index), f"caption {index}".encode()) for index in range(images)]
+    samples = [(photo(index, SIDE), f"caption {index}".encode()) for index in range(images)]
     with tempfile.TemporaryDirectory(prefix="decoded-") as tmp:
         folder = Path(tmp) / "data"
         write_shards(

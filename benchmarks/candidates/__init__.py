@@ -12,6 +12,30 @@ def collate(samples: list) -> dict:
     return {name: [sample[name] for sample in samples] for name in names}
 
 
+def image(data: bytes):
+    """A JPEG as ``uint8 [height, width, 3]``, decoded by Pillow."""
+    import io
+
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+def collate_images(samples: list) -> dict:
+    """The images of a batch in one tensor, and the keys."""
+    import torch
+
+    images = torch.stack([image(sample["jpg"]) for sample in samples])
+    return {"__key__": [sample["__key__"] for sample in samples], "jpg": images}
+
+
+def collate_as(spec: dict):
+    """The function that makes batches, which runs in the workers."""
+    return collate_images if spec.get("decode") else collate
+
+
 def passes(loader, repeat: bool):
     """The batches of one pass, or of one after another."""
     while True:

@@ -1,12 +1,14 @@
 """The same loader with either library that has Energon's public names."""
 
-from candidates import BATCH, WINDOW, collate
+from candidates import BATCH, WINDOW, collate_as
 
 PASSED_ON = ("repeat", "dataset_config", "parallel_shard_iters")
 
 
 def opener(lib, spec: dict, options: dict):
     """A function that opens the loader."""
+
+    collate = collate_as(spec)
 
     @lib.stateless
     def cook(sample: dict) -> dict:

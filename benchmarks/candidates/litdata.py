@@ -2,7 +2,7 @@
 
 import os
 
-from candidates import BATCH, collate, passes
+from candidates import BATCH, collate_as, passes
 
 
 def prepare(spec: dict):
@@ -19,7 +19,7 @@ def prepare(spec: dict):
     def open_loader():
         dataset = litdata.StreamingDataset(spec["path"], shuffle=True, **options)
         loader = litdata.StreamingDataLoader(
-            dataset, batch_size=BATCH, num_workers=spec["workers"], collate_fn=collate
+            dataset, batch_size=BATCH, num_workers=spec["workers"], collate_fn=collate_as(spec)
         )
         return passes(loader, spec.get("repeat", True))
 

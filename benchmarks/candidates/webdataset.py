@@ -1,6 +1,6 @@
 """WebDataset over plain HTTP (with curl, as it does by itself) or local files."""
 
-from candidates import BATCH, WINDOW, collate
+from candidates import BATCH, WINDOW, collate_as
 
 
 def prepare(spec: dict):
@@ -13,7 +13,7 @@ def prepare(spec: dict):
         dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=1, empty_check=False)
         if spec.get("repeat", True):
             dataset = dataset.repeat()
-        dataset = dataset.shuffle(WINDOW).batched(BATCH, collation_fn=collate)
+        dataset = dataset.shuffle(WINDOW).batched(BATCH, collation_fn=collate_as(spec))
         return torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=spec["workers"])
 
     return open_loader

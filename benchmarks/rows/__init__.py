@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rows import faults, local, memory, requests, shuffle, start, throughput
+from rows import faults, images, local, memory, requests, shuffle, start, throughput
 
 if TYPE_CHECKING:
     from bench import Bench, Measure
@@ -53,5 +53,6 @@ GROUPS = (
     Group(throughput.h1, ("H1",), long=True),
     Group(throughput.streams, ("streams",), ("d40x8",), long=True),
     Group(throughput.sizes, ("sizes",), ("size4k", "d40x8", "size400k", "size4m"), long=True),
+    Group(images.decoded, ("jpeg",), ("photos", "photos3k"), peers=("photos", "photos3k"), long=True),
     Group(throughput.huge_shard, ("1GB",), ("huge1",), long=True),
 )
