@@ -49,6 +49,11 @@ def bytes_a_payload_byte(run: Run) -> float:
     return request_log.counts(run.requests)["bytes"] / run.dataset.total
 
 
+def bytes_of_the_data(run: Run) -> float:
+    """Bytes that the server sent for each byte of the tars."""
+    return request_log.counts(run.requests)["bytes"] / (run.dataset.samples * run.dataset.tar_bytes)
+
+
 def requests_a_sample(run: Run) -> float:
     """In a run of whole epochs without look-ahead beyond them."""
     return len(run.requests) / run.result["samples"]

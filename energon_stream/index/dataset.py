@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_FILE_BYTES = 4096
+"""Usual size of a file of metadata. A late one is requested twice."""
 
 DatasetKind = Literal["webdataset", "metadataset", "jsonl", "tars"]
 
@@ -198,7 +201,8 @@ def read_metadata(
 
 def _ask_for_sizes(store: Store) -> Future[Body]:
     """Request the part of ``index.sqlite`` that has the sizes of samples, if they are few enough."""
-    return shared_fetcher().ask(store, lambda store: store.get_suffix(INDEX_SQLITE, MOST_BYTES), deadline=-1)
+    request = methodcaller("get_suffix", INDEX_SQLITE, MOST_BYTES)
+    return shared_fetcher().ask(store, request, deadline=-1, repeatable_bytes=MOST_BYTES)
 
 
 def _sizes_of_all(answer: Future[Body], counts: Mapping[str, int], info: memoryview) -> Sizes | None:
@@ -210,7 +214,8 @@ def _sizes_of_all(answer: Future[Body], counts: Mapping[str, int], info: memoryv
 
 def ask_all(store: Store, ask: Callable[[str, Store], _T], paths: Iterable[str]) -> dict[str, _T]:
     """Ask the store about each path, concurrently; leave out objects that do not exist."""
-    answers = {path: shared_fetcher().ask(store, partial(ask, path), deadline=-1) for path in paths}
+    options = {"deadline": -1, "repeatable_bytes": _FILE_BYTES}
+    answers = {path: shared_fetcher().ask(store, partial(ask, path), **options) for path in paths}
     found = {}
     for path, answer in answers.items():
         with suppress(ObjectNotFoundError):

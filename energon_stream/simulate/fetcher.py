@@ -77,7 +77,8 @@ class _Late:
 
     def after(self, size: int, is_answering: bool) -> float | None:
         """Return the seconds after which an answer is late; None while unknown."""
-        times = [self.to_end.late_after(size), None if is_answering else self.to_first_byte.late_after(1)]
+        first_byte = self.to_first_byte.late_after(1) or self.to_first_byte.early
+        times = [self.to_end.late_after(size), None if is_answering else first_byte]
         return min((time for time in times if time is not None), default=None)
 
 

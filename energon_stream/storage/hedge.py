@@ -11,6 +11,7 @@ _LATE = 2.0  # times the median
 _FLOOR = 0.05  # seconds more; what a busy machine can add to a fast answer
 _QUANTILE = 0.9
 _BEYOND = 1.25  # times the quantile
+_EARLY = 4.0  # times the longest of the first answers
 _ALLOWANCE = 256 * 1024  # bytes that even a short run may repeat
 _MOST_SAVED = 64 * 1024 * 1024  # bytes of allowance that quiet hours can save up
 
@@ -31,6 +32,7 @@ class LatencyModel:
         self._recent: dict[int, deque[float]] = {}
         self._sorted: dict[int, list[float]] = {}
         self._late_after: dict[int, float] = {}
+        self._longest = 0.0  # of the first answers, before any class is known
 
     @property
     def answers(self) -> int:
@@ -38,7 +40,9 @@ class LatencyModel:
         return sum(map(len, self._recent.values()))
 
     def observe(self, size: int, seconds: float) -> bool:
-        """Learn from the answer to a request of ``size`` bytes; returns True if its class becomes known."""
+        """Learn from the answer to a request of ``size`` bytes; returns True if more requests may be
+        late than before.
+        """
         kind = size.bit_length()
         recent = self._recent.setdefault(kind, deque())
         ordered = self._sorted.setdefault(kind, [])
@@ -47,11 +51,21 @@ class LatencyModel:
         recent.append(seconds)
         insort(ordered, seconds)
         if len(ordered) < _ENOUGH:
-            return False
+            is_first = not self._longest
+            self._longest = max(self._longest, seconds)
+            return is_first
         is_new = kind not in self._late_after
         usual, slow = ordered[len(ordered) // 2], ordered[int(_QUANTILE * len(ordered))]
         self._late_after[kind] = max(_LATE * usual + _FLOOR, _BEYOND * slow)
         return is_new
+
+    @property
+    def early(self) -> float | None:
+        """Seconds after which a request is late while no class is known; None without any answer.
+
+        A reader's first requests are few, and all wait for the slowest of them.
+        """
+        return _EARLY * self._longest + _FLOOR if self._longest and not self._late_after else None
 
     def late_after(self, size: int) -> float | None:
         """Return the seconds after which a request of ``size`` bytes is late; None while unknown."""

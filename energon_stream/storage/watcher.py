@@ -126,7 +126,9 @@ class LateWatcher(Generic[T]):
     def _late_after(self, attempt: _Attempt) -> float | None:
         """Return the seconds after which the first or last bytes of an attempt are late; None if unknown."""
         to_end = self._to_end.late_after(attempt.size)
-        to_first_byte = None if attempt.is_answering else self._to_first_byte.late_after(_ANY_SIZE)
+        to_first_byte = None
+        if not attempt.is_answering:
+            to_first_byte = self._to_first_byte.late_after(_ANY_SIZE) or self._to_first_byte.early
         if to_end is None or to_first_byte is None:
             return to_end if to_first_byte is None else to_first_byte
         return min(to_end, to_first_byte)
