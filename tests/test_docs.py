@@ -34,7 +34,8 @@ def page(name: str) -> str:
 
 
 def options_of(function: object) -> set[str]:
-    names = {name for name in inspect.signature(function).parameters if name != "dataset"}  # type: ignore[arg-type]
+    names = {name for name in inspect.signature(function).parameters if not name.startswith("_")}  # type: ignore[arg-type]
+    names -= {"dataset"}
     return names - {"options"} | DatasetOptions.__optional_keys__ if "options" in names else names
 
 

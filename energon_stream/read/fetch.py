@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import IndexMismatchError, ObjectNotFoundError, RangeError
+from energon_stream.errors import IndexMismatchError
+from energon_stream.read.objects import as_errors_of_shards
 from energon_stream.storage import Body, ByteRange, Fetcher
 
 if TYPE_CHECKING:
@@ -191,16 +192,8 @@ class RangeFetch:
 
     def _split(self) -> Cutter:
         request = self.request
-        try:
+        with as_errors_of_shards():
             body = self.answer.result()
-        except RangeError as error:
-            raise IndexMismatchError(error.what, where=error.where, hint=error.hint) from error
-        except ObjectNotFoundError as error:
-            raise ObjectNotFoundError(
-                "a shard of the dataset does not exist",
-                where=error.where,
-                hint="Restore it, or run `energon-stream prepare` again.",
-            ) from error
         self._locator.object(request.object).observe(body.etag)
         return self._locator.split(request.object, body.data, request.start, request.starts, request.stops)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
+from energon_stream.read.objects import as_errors_of_shards
 from energon_stream.read.range_stream import RangeStream, piece_sizes
 from energon_stream.storage import ByteRange, Fetcher
 
@@ -39,11 +40,12 @@ def read_large_sample(
         The sample, each part in a ``bytes`` object of its own; None if it is excluded.
 
     Raises:
-        IndexMismatchError: A range does not hold one sample.
+        IndexMismatchError: A range does not hold one sample, or lies beyond the end of its object.
+        ObjectNotFoundError: An object was deleted.
         ObjectChangedError: An object was replaced while it was read.
     """
     pieces = piece_sizes(sum(stop - start for _, start, stop in ranges), options)
-    with ExitStack() as stack:
+    with ExitStack() as stack, as_errors_of_shards():
         streams = []
         for number, start, stop in ranges:
             shard, whole = locator.object(number), ByteRange(start, stop)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from energon_stream.errors import ObjectChangedError
+from energon_stream.errors import IndexMismatchError, ObjectChangedError, ObjectNotFoundError, RangeError
 
 if TYPE_CHECKING:
     from energon_stream.storage.base import Store
@@ -60,3 +61,23 @@ class ShardObject:
     def observe(self, etag: str | None) -> None:
         """Check the version of an answer; see :meth:`VersionGuard.observe`."""
         self.versions.observe(self.path, etag)
+
+
+@contextmanager
+def as_errors_of_shards() -> Iterator[None]:
+    """Raise errors of reading a range in the words of a dataset.
+
+    Raises:
+        IndexMismatchError: The index points beyond the object.
+        ObjectNotFoundError: A shard does not exist.
+    """
+    try:
+        yield
+    except RangeError as error:
+        raise IndexMismatchError(error.what, where=error.where, hint=error.hint) from error
+    except ObjectNotFoundError as error:
+        raise ObjectNotFoundError(
+            "a shard of the dataset does not exist",
+            where=error.where,
+            hint="Restore it, or run `energon-stream prepare` again.",
+        ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 
 from energon_stream.errors import ConfigError
 
@@ -14,6 +14,7 @@ LOADING = 4
 
 _MIN_AHEAD = 512  # references of one of many readers
 CONNECTION_BYTES = 1 << 20  # memory of a request in flight beside its body, as measured with obstore
+_CLIENT_BYTES = 24 << 20  # memory of 16 connections, the rest of the client, and a sample that is given out
 _FIRST_SAMPLES = 32
 
 
@@ -23,7 +24,8 @@ class ReadOptions:
 
     Attributes:
         byte_budget: Upper bound, in bytes, on the memory of reading ahead: three quarters for fetches that
-            are requested or not yet consumed, the rest for connections, which take about a megabyte each.
+            are requested or not yet consumed, the rest for connections, which take about a megabyte each,
+            and for the client. Below 96 MiB, the client's part is larger.
         max_request: Largest coalesced request, in bytes. Only a larger sample is read by a larger request.
         max_gap: Unwanted bytes between two samples that are read rather than split a request.
         max_in_flight: Largest number of requests at one time; fewer if the budget has no room for their
@@ -51,6 +53,7 @@ class ReadOptions:
     max_ahead: int = 32768
     first_samples: int | None = None
     transport: InitVar[None] = None  # earlier versions accepted it, without effect
+    _client_bytes: int = field(default=_CLIENT_BYTES, repr=False)  # a reader's share of them
 
     def __post_init__(self, transport: None) -> None:
         if transport is not None:
@@ -72,6 +75,7 @@ class ReadOptions:
             self,
             byte_budget=max(1, self.byte_budget // readers),
             max_ahead=max(min(self.max_ahead, _MIN_AHEAD), self.max_ahead // readers),
+            _client_bytes=self._client_bytes // readers,
         )
 
     @property
@@ -82,12 +86,14 @@ class ReadOptions:
     @property
     def fetch_bytes(self) -> int:
         """Bytes that all fetches may hold together."""
-        return self.byte_budget * 3 // 4
+        return min(
+            self.byte_budget * 3 // 4, max(self.byte_budget // 2, self.byte_budget - self._client_bytes)
+        )
 
     @property
     def in_flight(self) -> int:
         """Number of requests in flight for which the budget has room."""
-        return max(1, min(self.max_in_flight, (self.byte_budget - self.fetch_bytes) // CONNECTION_BYTES))
+        return max(1, min(self.max_in_flight, self.byte_budget // 4 // CONNECTION_BYTES))
 
     @property
     def largest_shared(self) -> int:

@@ -31,7 +31,8 @@ from energon_stream.errors import (
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 
 SHARD, INDEX = "data-000001.tar", "data-000001.tar.idx"
-SMALL = ReadOptions(first_samples=3, max_request=4096, byte_budget=16_384)  # reads little ahead
+SMALL = ReadOptions(first_samples=3, max_request=4096, byte_budget=32_768)  # reads little ahead
+LARGE = ReadOptions(first_samples=3, max_request=4096, byte_budget=4096)  # reads each sample alone
 
 
 @dataclass
@@ -43,11 +44,12 @@ class Ground:
     options: dict[str, Any]
     folder: Any
     workers: int = 0
+    read_options: ReadOptions = SMALL
 
     def open(self, url=None, **changes):
         url = self.url if url is None else str(url)
         options = self.options if "://" in url else None
-        arguments = {"workers": self.workers, "options": options, "read_options": SMALL} | changes
+        arguments = {"workers": self.workers, "options": options, "read_options": self.read_options} | changes
         return runs.open_loader(url, **arguments)
 
     def read(self, **changes):
@@ -284,11 +286,21 @@ def test_opening_and_restoring(ground, case):
 @pytest.mark.parametrize("case", READING)
 def test_reading(ground, case, workers):
     ground.workers = workers
+    check_reading(ground, case)
+
+
+@pytest.mark.parametrize("case", ["shard-deleted", "tar-short"])
+def test_reading_large_samples(ground, case):
+    ground.read_options = LARGE
+    check_reading(ground, case)
+
+
+def check_reading(ground, case):
     act, kind, place, hint = READING[case]
     with pytest.raises(EnergonStreamError) as caught:
         act(ground)
     check(caught.value, kind, place, hint)
-    if workers:
+    if ground.workers:
         assert isinstance(caught.value.__cause__, WorkerError)
         assert "Traceback" in str(caught.value.__cause__)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_writer import write_reference_dataset
 
-from energon_stream.errors import IndexMismatchError, ObjectChangedError, StorageError
+from energon_stream.errors import IndexMismatchError, ObjectChangedError
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.read.large import read_large_sample
 from energon_stream.read.options import ReadOptions
@@ -172,7 +172,7 @@ def test_an_object_that_is_replaced_meanwhile_is_an_error(folder, fetcher):
 def test_a_missing_end_is_an_error_and_nothing_goes_on(source, remote, fetcher):
     (shard, start, stop), *_ = ranges_of(source, 1)
     beyond = [(shard, start, stop + 5000 * MB)]
-    with pytest.raises(StorageError, match=r"data-000000\.tar"):
+    with pytest.raises(IndexMismatchError, match=r"data-000000\.tar"):
         read_large_sample(source, 1, beyond, fetcher=fetcher, options=BUDGET)
     fetcher.close()  # waits for what is under way
     asked = remote.counters().requests["GET"]
