@@ -49,6 +49,7 @@ class Measure:
         goal: What ours should reach, or None.
         values: Per candidate, one value a round.
         limit: The candidates that stand for the physical limit (the best of them counts).
+        share: Of the limit, what ours should reach, or None.
     """
 
     row: str
@@ -57,6 +58,7 @@ class Measure:
     goal: float | None
     values: dict[str, list[float]]
     limit: tuple[str, ...] = ()
+    share: float | None = None
 
     @property
     def more_is_better(self) -> bool:

@@ -91,6 +91,14 @@ def _ratio(ours: float | None, other: float | None) -> str:
     return "–" if ours is None or not other else f"{ours / other:.2f}"
 
 
+def _goal(ours: float | None, goal: float | None, more_is_better: bool = True) -> str:
+    """A goal, and whether ours reaches it; a dash without one."""
+    if goal is None:
+        return "–"
+    reached = ours is not None and (ours >= goal if more_is_better else ours <= goal)
+    return f"{'≥' if more_is_better else '≤'} {number(goal)} {'✓' if reached else '✗'}"
+
+
 def line(measure: Measure) -> str:
     """One line of the table."""
     ours = measure.median("ours")
@@ -98,12 +106,8 @@ def line(measure: Measure) -> str:
     peers = sorted(
         (p for p in measure.peers if measure.values[p]), reverse=measure.more_is_better, key=measure.median
     )
-    goal = "–"
-    if measure.goal is not None:
-        reached = ours is not None and (
-            ours >= measure.goal if measure.more_is_better else ours <= measure.goal
-        )
-        goal = f"{'≥' if measure.more_is_better else '≤'} {number(measure.goal)} {'✓' if reached else '✗'}"
+    goal = _goal(ours, measure.goal, measure.more_is_better)
+    share = ours / whole if ours is not None and limit and (whole := measure.median(limit)) else None
     shown = []
     for peer in peers:
         compared = measure.goal is not None or measure.more_is_better
@@ -119,7 +123,9 @@ def line(measure: Measure) -> str:
         goal,
         "; ".join(shown) or "–",
         limit_text,
-        _ratio(ours, measure.median(limit) if limit else None),
+        "–"
+        if share is None
+        else f"{share:.2f}" + (f" ({_goal(share, measure.share)})" if measure.share else ""),
         "; ".join(_ratio(ours, measure.median(peer)) for peer in peers) or "–",
     ]
     return "| " + " | ".join(cells) + " |"

@@ -27,8 +27,12 @@ def examples(count: int, **options: Any) -> settings:
     """Settings of a test that tries ``count`` examples in the nightly run, and an eighth of them
     otherwise.
     """
-    is_nightly = settings.get_current_profile_name() == NIGHTLY
-    return settings(max_examples=count if is_nightly else _few(count), **options)
+    return settings(max_examples=count if is_nightly() else _few(count), **options)
+
+
+def is_nightly() -> bool:
+    """Return whether this is the nightly run."""
+    return settings.get_current_profile_name() == NIGHTLY
 
 
 def _few(count: int) -> int:
