@@ -101,8 +101,8 @@ def _photos(folder: Path, about: Dataset) -> None:
 
 
 def _sparse(folder: Path, about: Dataset) -> None:
-    """Offsets are known while writing, so no tar is read again. ``index.sqlite`` is an empty database with
-    the sizes of samples behind it, which are all that the loader reads.
+    """Offsets are known while writing, so no tar is read again. ``index.sqlite`` is an empty database and
+    the sizes of samples. The loader reads only these.
     """
     meta = folder / ".nv-meta"
     meta.mkdir(parents=True)

@@ -73,7 +73,7 @@ class _Late:
 
     budget: HedgeBudget = field(default_factory=lambda: HedgeBudget(_HEDGED_SHARE))
     to_end: LatencyModel = field(default_factory=LatencyModel)
-    to_first_byte: LatencyModel = field(default_factory=LatencyModel)
+    to_first_byte: LatencyModel = field(default_factory=LatencyModel.of_first_bytes)
 
     def after(self, size: int, is_answering: bool) -> float | None:
         """Return the seconds after which an answer is late; None while unknown."""
@@ -271,7 +271,7 @@ class VirtualFetcher(Fetcher):
             error = TransientStorageError(f"the modelled store rejected {task.failures} attempts")
             task.future.set_exception(error)
         else:
-            most = min(self._policy.max_delay, self._policy.base_delay * 2.0 ** (task.failures - 1))
+            most = self._policy.longest_wait(task.failures)
             self.line.at(self.line.now + self._random.random() * most, partial(self._return, task, number))
         self._release(task)
 

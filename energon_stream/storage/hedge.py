@@ -7,12 +7,14 @@ from collections import deque
 
 _REMEMBERED = 64  # durations per size class
 _ENOUGH = 12  # durations, before any request of the class is called late
-_LATE = 2.0  # times the median
+_LATE = 2.0  # times the median, for sizes of a class differ by a factor of two
 _FLOOR = 0.05  # seconds more; what a busy machine can add to a fast answer
+_LATE_FIRST_BYTE = 1.25  # the same for the time to the first byte, which hardly depends on the size
+_FLOOR_FIRST_BYTE = 0.02
 _QUANTILE = 0.9
 _BEYOND = 1.25  # times the quantile
-_EARLY = 4.0  # times the longest of the first answers
-_ALLOWANCE = 256 * 1024  # bytes that even a short run may repeat
+_EARLY = 2.5  # times the longest of the first answers
+_ALLOWANCE = 6 * 1024 * 1024  # bytes that even a short run may repeat: one large request
 _MOST_SAVED = 64 * 1024 * 1024  # bytes of allowance that quiet hours can save up
 
 
@@ -20,19 +22,29 @@ class LatencyModel:
     """Learns the usual duration of requests by size, from answers.
 
     Sizes fall in classes of powers of two; a class remembers its last 64 durations. A request is late after
-    twice their median and 50 ms, but not before 1.25 times their 90th percentile. ("The Tail at Scale", Dean
-    and Barroso, CACM 56(2), 2013, sends a second request at the 95th percentile. Answers come in bursts, so a
-    high percentile of a few answers says more of the last burst than of the store.) A class with fewer than
-    12 answers borrows from the nearest class that has them: unchanged from a larger size, whose requests take
-    longer; in proportion to the size from a smaller one, which is too much by the time to the first byte. If
-    a tenth of all answers is slow, slow is usual, and no request is late.
+    ``late`` times their median and ``floor`` seconds, but not before 1.25 times their 90th percentile. ("The
+    Tail at Scale", Dean and Barroso, CACM 56(2), 2013, sends a second request at the 95th percentile. Answers
+    come in bursts, so a high percentile of a few answers says more of the last burst than of the store.) A
+    class with fewer than 12 answers borrows from the nearest class that has them: unchanged from a larger
+    size, whose requests take longer; in proportion to the size from a smaller one, which is too much by the
+    time to the first byte. If a tenth of all answers is slow, slow is usual, and no request is late.
+
+    Args:
+        late: Times the median.
+        floor: Seconds more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, late: float = _LATE, floor: float = _FLOOR) -> None:
         self._recent: dict[int, deque[float]] = {}
         self._sorted: dict[int, list[float]] = {}
         self._late_after: dict[int, float] = {}
+        self._late, self._floor = late, floor
         self._longest = 0.0  # of the first answers, before any class is known
+
+    @classmethod
+    def of_first_bytes(cls) -> LatencyModel:
+        """Return a model of the time to the first byte, which depends on the store, not on the line."""
+        return cls(_LATE_FIRST_BYTE, _FLOOR_FIRST_BYTE)
 
     @property
     def answers(self) -> int:
@@ -56,7 +68,7 @@ class LatencyModel:
             return is_first
         is_new = kind not in self._late_after
         usual, slow = ordered[len(ordered) // 2], ordered[int(_QUANTILE * len(ordered))]
-        self._late_after[kind] = max(_LATE * usual + _FLOOR, _BEYOND * slow)
+        self._late_after[kind] = max(self._late * usual + self._floor, _BEYOND * slow)
         return is_new
 
     @property
@@ -80,8 +92,8 @@ class LatencyModel:
 class HedgeBudget:
     """Keeps the bytes that are requested twice below a share of all requested bytes.
 
-    At no time are they more than ``share`` of the bytes requested so far, or 256 KiB if that is more: a short
-    run may repeat a few small requests, and no large one.
+    At no time are they more than ``share`` of the bytes requested so far, or 6 MiB if that is more: a short
+    run may repeat one large request, or many small ones.
     """
 
     def __init__(self, share: float) -> None:

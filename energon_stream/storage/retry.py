@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 class RetryPolicy:
     """Rules for retrying a request: how often, and after which waits. See ``StoreSpec.open(policy=…)``.
 
-    The wait before retry ``n`` is uniform in ``[0, min(max_delay, base_delay * 2**(n - 1))]`` ("full jitter",
+    The wait before retry ``n`` is uniform in ``[0, min(max_delay, base_delay * 4**(n - 1))]`` ("full jitter",
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/). With eleven attempts, one
     request in fifty million is lost if a fifth of all answers are 503, and a dead server is given up after
-    about 8 s. The first waits are short because other requests wait for this one; the limit of requests in
+    about 11 s. The first waits are short because other requests wait for this one; the limit of requests in
     flight protects a busy store.
 
     Attributes:
@@ -41,14 +41,18 @@ class RetryPolicy:
         Traceback (most recent call last):
         energon_stream.errors.TransientStorageError: the store is busy (gave up after 4 attempts)
         >>> waits
-        [0.025, 0.05, 0.1]
+        [0.002, 0.008, 0.032]
     """
 
     attempts: int = 11
-    base_delay: float = 0.025
+    base_delay: float = 0.002
     max_delay: float = 5.0
     jitter: Callable[[], float] = field(default=random.SystemRandom().random, repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
+
+    def longest_wait(self, retry: int) -> float:
+        """Return the upper bound of the wait before a retry, in seconds; retries count from 1."""
+        return min(self.max_delay, self.base_delay * 4.0 ** (retry - 1))
 
     def run(self, function: Callable[[int], T]) -> T:
         """Call ``function(attempt)``, attempts counted from 0, until it succeeds.
@@ -65,6 +69,6 @@ class RetryPolicy:
                     raise TransientStorageError(
                         f"{error.what} (gave up after {attempt} attempts)", where=error.where, hint=error.hint
                     ) from error
-                delay = self.jitter() * min(self.max_delay, self.base_delay * 2.0 ** (attempt - 1))
+                delay = self.jitter() * self.longest_wait(attempt)
                 _log.debug("attempt %d failed, next in %.2f s: %s", attempt, delay, error)
                 self.sleep(delay)

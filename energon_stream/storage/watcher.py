@@ -60,7 +60,7 @@ class LateWatcher(Generic[T]):
         self._to_end = LatencyModel()
         # The time to the first byte is short and hardly depends on the size, so it shows much sooner that a
         # request is late.
-        self._to_first_byte = LatencyModel()
+        self._to_first_byte = LatencyModel.of_first_bytes()
         self._repeat = repeat
         self._start = start
         self._in_flight: dict[T, _Attempt] = {}

@@ -24,7 +24,7 @@ def slept():
 
 @pytest.fixture
 def policy(slept):
-    return RetryPolicy(attempts=4, base_delay=1.0, max_delay=3.0, jitter=lambda: 0.5, sleep=slept.append)
+    return RetryPolicy(attempts=4, base_delay=1.0, max_delay=6.0, jitter=lambda: 0.5, sleep=slept.append)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_transient_faults_are_retried_with_growing_delays(s3_server, store, coun
     times = 1 if fault["action"] == "stall" else 2
     s3_server.add_rule(Rule(times=times, **fault))
     assert store.get_range("key", WANTED).data == PAYLOAD[1000:201_000]
-    assert slept == [0.5, 1.0][:times]
+    assert slept == [0.5, 2.0][:times]
     seen = counters.snapshot()
     assert (seen.requests, seen.retries) == ({"get": times + 1}, times)
     throttled = fault.get("status") in (429, 503)
@@ -62,7 +62,7 @@ def test_a_lasting_fault_ends_after_the_attempts(s3_server, store, slept):
     s3_server.add_rule(Rule("status"))
     with pytest.raises(TransientStorageError, match=r"503.*gave up after 4 attempts.*key"):
         store.get_range("key", WANTED)
-    assert slept == [0.5, 1.0, 1.5]  # the last bounded by max_delay
+    assert slept == [0.5, 2.0, 3.0]  # the last bounded by max_delay
     assert s3_server.counters().requests["GET"] == 4
 
 

@@ -217,7 +217,7 @@ def test_bytes_that_are_dropped_return_to_the_budget(counters, tells):
             time.sleep(1.0)
 
     scripted, fetcher = ScriptedStore(answer, tells=tells), Fetcher(8, hedged_share=0.07)
-    store, wanted = managed(scripted, counters), ByteRange(0, 2 << 20)
+    store, wanted = managed(scripted, counters), ByteRange(0, 4 << 20)
     for path in ["good"] * 20 + ["late", "later"]:
         fetcher.submit(store, path, wanted).result()
     fetcher.close()
