@@ -269,7 +269,7 @@ class SampleReader:
     # Looking ahead
 
     def begin(self) -> None:
-        """Request the first samples of a pass as exact ranges, and locate later ones meanwhile.
+        """Request the first samples of a pass in small requests, and locate later ones meanwhile.
 
         The first answers take a round trip, which leaves time to plan. This waits no longer for the index
         entries of later samples.
@@ -302,7 +302,7 @@ class SampleReader:
         Returns:
             Whether one was planned.
         """
-        if not self._position.begun:  # the first samples of another reader are exact ranges
+        if not self._position.begun:  # the first samples of another reader are in small requests
             self._position.begun = True
             self._planner = self._planner.without_exact()
         ready = self._ready

@@ -31,8 +31,8 @@ class ReadOptions:
         max_in_flight: Largest number of requests at one time; fewer if the budget has no room for their
             connections.
         max_ahead: Largest number of samples that are requested and not yet consumed.
-        first_samples: Samples that are fetched as exact ranges before anything else. None: those of the first
-            batch, or of the first packing buffer.
+        first_samples: Samples that are fetched in small requests before anything else. None: those of the
+            first batch, or of the first packing buffer.
         transport: Not an option here; refused with a pointer to the right place.
 
     Raises:

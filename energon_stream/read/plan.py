@@ -5,7 +5,7 @@ requests, one *generation* at a time. It is a frozen value without clock, thread
 limits give the same requests, in however many pieces the ranges arrive. Readers, prewarming, ``explain`` and
 the simulator all follow this plan.
 
-Generation 0 has the first samples as exact ranges, generation 1 up to 16 MiB, later ones half of what a
+Generation 0 has the first samples in small requests, generation 1 up to 16 MiB, later ones half of what a
 reader may hold. A request may take in samples that lie between two wanted ones and belong to the next
 generation; they are not fetched twice. While all planned bytes fit in the budget together, no later pass
 requests them again.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,13 @@ _FIRST_PLAN = 16 << 20
 """Bytes of the plan after the first samples. It is small, so that its answers arrive soon."""
 _SMALL_PLAN = 16 << 20
 """Plans of many readers take 9/10 of their share up to this size; above it, half of the share."""
+_OPENING_GAPS = 2
+"""Times ``max_gap`` that a request of the first samples may read to spare another one."""
 _SMALL_REQUEST = 2 << 20
 """Largest request of many readers, unless their plans are large."""
+
+
+_NONE: Int64Array = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,17 @@ class PlanLimits:
         )
 
 
+class ByteRanges(NamedTuple):
+    """Byte ranges of objects, ``int64`` each.
+
+    Later requests may span those of generation 0, rather than end at each of them.
+    """
+
+    keys: Int64Array = _NONE  # leaf and object
+    starts: Int64Array = _NONE  # first bytes
+    stops: Int64Array = _NONE  # bytes after the last ones
+
+
 @dataclass(frozen=True, eq=False)  # without slots, for the cached property
 class Planner:
     """Plans the requests of one reader. Its methods return new planners.
@@ -131,6 +147,7 @@ class Planner:
     places: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     kept: KeptRanges | None = field(default_factory=KeptRanges)  # None if answers are not kept
     is_served: bool = False  # whether the last generation needed no request
+    opening: ByteRanges = field(default_factory=ByteRanges)  # requests of the pass's generation 0
 
     def __post_init__(self) -> None:
         if not self.generation and not self.limits.exact_samples:
@@ -151,8 +168,9 @@ class Planner:
         return replace(self, generation=max(1, self.generation))
 
     def restart(self) -> Planner:
-        """Return the planner of the next pass. It begins with exact ranges again, unless all is there."""
-        return replace(self, generation=0 if self.limits.exact_samples and not self.is_served else 1)
+        """Return the planner of the next pass. It begins with small requests again, unless all is there."""
+        begins_exact = self.limits.exact_samples > 0 and not self.is_served
+        return replace(self, generation=0 if begins_exact else 1, opening=ByteRanges())
 
     @property
     def starts_large(self) -> bool:
@@ -269,18 +287,21 @@ class Planner:
         reused = self._find_kept(taken, places, must + may)
         free = np.flatnonzero(taken[: must + may] < 0)
         keys, starts, stops = located.keys[free], located.starts[free], located.stops[free]
-        exact = not self.generation
+        is_opening, opening = not self.generation, self.opening
         plan = plan_fetches(
-            keys,
-            starts,
-            stops,
-            free < must,
-            max_gap=0 if exact else limits.max_gap,
+            np.concatenate([keys, opening.keys]),
+            np.concatenate([starts, opening.starts]),
+            np.concatenate([stops, opening.stops]),
+            np.concatenate([free < must, np.zeros(len(opening.keys), dtype=np.bool_)]),
+            max_gap=_OPENING_GAPS * limits.max_gap if is_opening else limits.max_gap,
             max_bytes=limits.max_request,
         )
-        served = np.flatnonzero(plan.fetch_of >= 0)
-        by_fetch = served[np.argsort(plan.fetch_of[served], kind="stable")]
-        bounds = np.searchsorted(plan.fetch_of[by_fetch], np.arange(len(plan.starts) + 1)).tolist()
+        if is_opening:
+            opening = ByteRanges(plan.objects, plan.starts, plan.stops)
+        fetch_of = plan.fetch_of[: len(free)]
+        served = np.flatnonzero(fetch_of >= 0)
+        by_fetch = served[np.argsort(fetch_of[served], kind="stable")]
+        bounds = np.searchsorted(fetch_of[by_fetch], np.arange(len(plan.starts) + 1)).tolist()
         first, last = plan.starts.tolist(), plan.stops.tolist()
         # Rows are in order, so the first row of a request is its most urgent one.
         order = np.argsort(free[by_fetch[bounds[:-1]]], kind="stable").tolist() if len(bounds) > 1 else []
@@ -321,7 +342,9 @@ class Planner:
         )
         rest = replace(self, taken=taken, places=places)._after(must)
         planned = self.requests + len(requests)
-        return made, replace(rest, requests=planned, bytes=total, kept=kept, is_served=not requests)
+        return made, replace(
+            rest, requests=planned, bytes=total, kept=kept, is_served=not requests, opening=opening
+        )
 
     def _find_kept(self, taken: Int64Array, places: Int64Array, count: int) -> dict[int, list[int]]:
         """Assign the first ``count`` ranges to kept requests that hold them; return the places by request."""

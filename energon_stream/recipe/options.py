@@ -209,8 +209,8 @@ def _limits(
     limits = given or ReadOptions()
     if limits.first_samples is not None:
         return limits
-    # The first batch is fetched as exact ranges, so that it arrives early. Packing needs a full buffer before
-    # it.
+    # The first batch is fetched in small requests, so that it arrives early. Packing needs a full buffer
+    # before it.
     return replace(limits, first_samples=packing_buffer_size or batch_size or _FIRST_SAMPLES)
 
 

@@ -183,7 +183,10 @@ def test_the_first_batch_waits_for_its_own_bytes_only(root, server, workers, pos
     assert sum(entry.bytes for entry in waited) <= FEW
     of_samples = sum(entry.bytes for entry in waited if entry.key.endswith(".tar"))
     # A busy machine may make a request late, which is then made a second time.
-    assert BATCH * EXACT <= of_samples <= (BATCH + counted.retries) * EXACT + counted.hedged_bytes
+    # Each gap that is read over is smaller than two samples, and spares a request.
+    spared = max(0, BATCH - sum(entry.key.endswith(".tar") for entry in waited))
+    assert BATCH * EXACT <= of_samples
+    assert of_samples <= (BATCH + 2 * spared + counted.retries) * EXACT + counted.hedged_bytes
 
 
 def test_a_fifth_of_faults_loses_nothing_and_multiplies_no_requests(

@@ -82,6 +82,7 @@ def test_every_range_is_in_one_request_and_limits_hold(rows, limit):
     plans = plan_all(limit, [whole])
     requests = {each.number: each for plan in plans for each in plan.requests}
     assert list(requests) == list(range(len(requests)))
+    opening = [each for each in requests.values() if each.reason is Reason.FIRST_BATCH]
     seen = []
     for plan in plans:
         assert plan.first_range == len(seen)
@@ -109,10 +110,15 @@ def test_every_range_is_in_one_request_and_limits_hold(rows, limit):
         assert stops == request.start + request.size
         largest = int((request.stops - request.starts).max())
         assert request.size <= max(limit.max_request, largest)
-        # Its bytes are wanted, but for gaps.
-        order = np.argsort(request.starts, kind="stable")
-        reach = np.maximum.accumulate(request.stops[order])
-        assert (request.starts[order][1:] - reach[:-1] <= limit.max_gap).all()
+        # Its bytes are wanted, but for gaps, and for requests of the first samples.
+        is_opening = request.reason is Reason.FIRST_BATCH
+        spanned = [] if is_opening else [each for each in opening if each.object == request.object]
+        starts = np.array([*request.starts, *(each.start for each in spanned)])
+        ends = np.array([*request.stops, *(each.start + each.size for each in spanned)])
+        order = np.argsort(starts, kind="stable")
+        order = order[(starts[order] >= request.start) & (ends[order] <= stops)]
+        reach = np.maximum.accumulate(ends[order])
+        assert (starts[order][1:] - reach[:-1] <= limit.max_gap * (1 + is_opening)).all()
 
 
 @examples(200)
@@ -176,3 +182,11 @@ def test_a_request_says_why_it_ends(changes, rows, reasons):
     limit = replace(PlanLimits(0, 100, 100, most, most, 64, most), **changes)
     plans = plan_all(limit, [located(rows)])
     assert [request.reason.name for plan in plans for request in plan.requests] == reasons
+
+
+def test_first_samples_merge_over_small_gaps_and_later_requests_span_them():
+    most = 1 << 20
+    limit = PlanLimits(2, 100, 100, most, most, 8, most)
+    plans = plan_all(limit, [located([row_of(start) for start in (8, 32, 0, 16, 40)])])
+    spans = [[(each.start, each.size) for each in plan.requests] for plan in plans]
+    assert spans == [[(8, 32)], [(0, 48)]]  # a gap of 16 bytes; over two samples and their gaps
