@@ -33,8 +33,10 @@ _PARALLEL_SLICES = 16
 
 
 class DecodingOptions(TypedDict, total=False):
-    """Options that programs for older versions pass: ``handler``, called with the error and the key of a
-    sample that fails; ``auto_decode=False``, which leaves bytes; and the arguments of ``SampleDecoder``.
+    """Options that programs for older versions pass.
+
+    ``handler`` is called with the error and the key of a sample that fails. ``auto_decode=False`` leaves
+    bytes. The others are arguments of ``SampleDecoder``.
     """
 
     handler: Callable[[Exception, Any], Any] | None
