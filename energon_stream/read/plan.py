@@ -106,7 +106,7 @@ class PlanLimits:
 class ByteRanges(NamedTuple):
     """Byte ranges of objects, ``int64`` each.
 
-    Later requests may span those of generation 0, rather than end at each of them.
+    Later requests of a single reader may span those of generation 0, rather than end at each of them.
     """
 
     keys: Int64Array = _NONE  # leaf and object
@@ -296,7 +296,7 @@ class Planner:
             max_gap=_OPENING_GAPS * limits.max_gap if is_opening else limits.max_gap,
             max_bytes=limits.max_request,
         )
-        if is_opening:
+        if is_opening and not limits.is_shared:  # of many readers, each has little room for bytes read twice
             opening = ByteRanges(plan.objects, plan.starts, plan.stops)
         fetch_of = plan.fetch_of[: len(free)]
         served = np.flatnonzero(fetch_of >= 0)

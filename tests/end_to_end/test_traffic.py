@@ -140,12 +140,14 @@ def one_pass(root, request):
 
 
 def test_one_pass_reads_each_byte_once_and_the_books_agree(one_pass):
-    _, counted, books, opening = one_pass
+    _, counted, books, opened = one_pass
     # A request that a busy machine makes late may be asked for twice; tests of storage/ hold how many may.
     once = SAMPLES * EXACT  # where samples lie is known from their sizes
     assert once <= 1.06 * SAMPLES * PAYLOAD
-    assert once <= counted.bytes_received <= once + counted.hedged_bytes
-    assert all("/.nv-meta/" in entry.key for entry in opening)
+    # Later requests may span those of the first batch.
+    opening = 2 * BATCH * EXACT
+    assert once <= counted.bytes_received <= once + opening + counted.hedged_bytes
+    assert all("/.nv-meta/" in entry.key for entry in opened)
     assert set(books.requests) == {"GET"}
     # Nothing is read for a pass that nobody has asked for, by workers neither.
     # (An attempt that a connection loses on its way does not reach the server's books, and is made again; a
@@ -154,7 +156,7 @@ def test_one_pass_reads_each_byte_once_and_the_books_agree(one_pass):
     lost = sum(counted.errors.values()) + counted.hedges
     assert counted.total_requests - lost <= reached <= counted.total_requests
     if not counted.retries and not counted.hedges:
-        assert books.bytes_sent == counted.bytes_received + sum(entry.bytes for entry in opening)
+        assert books.bytes_sent == counted.bytes_received + sum(entry.bytes for entry in opened)
 
 
 def test_the_first_pass_costs_some_more_requests_for_its_early_first_batch(one_pass):

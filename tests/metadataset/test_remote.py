@@ -15,6 +15,7 @@ from energon_stream import (
     load_dataset,
     traverse_metadataset,
 )
+from energon_stream.storage import default_counters
 from energon_stream.testing.s3server import S3Server
 
 SOURCES = 1000
@@ -87,6 +88,7 @@ def test_a_thousand_sources_cost_three_requests_each_and_few_sockets(thousand, w
     forks.clear()
     time.sleep(1)  # a closed loader's requests under way still come in
     thousand.reset_counters()
+    before = default_counters().snapshot()
     dataset = train(
         "s3://bucket/all.yaml",
         storage_options=thousand.storage_options,
@@ -95,7 +97,10 @@ def test_a_thousand_sources_cost_three_requests_each_and_few_sockets(thousand, w
     )
     assert len(forks) <= (1 if workers else 0)  # none, if this process has used object storage already
     opening = thousand.counters()
-    assert opening.requests == {"GET": 3 + 3 * SOURCES}
+    # What a busy machine makes late or loses is requested again.
+    again = default_counters().snapshot() - before
+    assert set(opening.requests) == {"GET"}
+    assert 0 <= opening.requests["GET"] - (3 + 3 * SOURCES) <= again.hedges + again.retries
     most = 64 * 4 // 3  # beside late requests, others are under way
     assert opening.max_in_flight <= most
     assert opening.connections <= most

@@ -30,7 +30,7 @@ from energon_stream.read.options import ReadOptions
 from energon_stream.read.tar import TarLocator
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, Refs, RepeatPlan, build_schedule
-from energon_stream.storage import Fetcher, RetryPolicy, StoreSpec
+from energon_stream.storage import Fetcher, RetryPolicy, StoreSpec, default_counters
 from energon_stream.storage.request_pool import RequestPool
 from energon_stream.testing.datasets import random_bytes, write_shards
 from energon_stream.testing.s3server import Rule
@@ -110,8 +110,11 @@ def test_a_cursor_taken_anywhere_continues_there(folder):
 
 def test_requests_grow_from_exact_ranges_to_large_ones_and_nothing_is_fetched_twice(remote):
     """P4, P7, P8 in counters: a first batch costs its bytes, an epoch few requests, and no HEAD ever."""
+    before = default_counters().snapshot()
     locators = open_sources("s3://bucket/data", remote.storage_options)
-    assert remote.counters().requests == {"GET": 4}  # the dataset has no file of sizes
+    again = default_counters().snapshot() - before  # what a busy machine makes late or loses
+    opened = remote.counters().requests["GET"]
+    assert 0 <= opened - 4 <= again.hedges + again.retries  # the dataset has no file of sizes
     schedule = schedule_of(locators[0], OrderSpec(40, 30, 3, 1), repeat=1)
     total = SHARDS * PER_SHARD
     reader = make_reader(locators, schedule, in_flight=1, first_samples=8)  # the log is in order of urgency
@@ -126,7 +129,8 @@ def test_requests_grow_from_exact_ranges_to_large_ones_and_nothing_is_fetched_tw
     stored = sum(locators[0].locate(np.arange(total))[2] - locators[0].locate(np.arange(total))[1])
     assert payload - 2 * opening <= 1.02 * stored  # later requests may span those of the first batch
     assert set(counters.requests) == {"GET"}
-    assert counters.requests["GET"] <= 4 + SHARDS + 8 + 16
+    again = default_counters().snapshot() - before
+    assert counters.requests["GET"] <= 4 + SHARDS + 8 + 16 + again.hedges + again.retries
 
 
 @examples(40)
