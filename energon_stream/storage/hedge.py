@@ -11,6 +11,7 @@ _LATE = 2.0  # times the median, for sizes of a class differ by a factor of two
 _FLOOR = 0.05  # seconds more; what a busy machine can add to a fast answer
 _LATE_FIRST_BYTE = 1.25  # the same for the time to the first byte, which hardly depends on the size
 _FLOOR_FIRST_BYTE = 0.02
+_SOONEST = 0.06  # seconds; before, no request is late: a busy machine delays any answer that long
 _QUANTILE = 0.9
 _BEYOND = 1.25  # times the quantile
 _EARLY = 2.5  # times the longest of the first answers
@@ -22,12 +23,13 @@ class LatencyModel:
     """Learns the usual duration of requests by size, from answers.
 
     Sizes fall in classes of powers of two; a class remembers its last 64 durations. A request is late after
-    ``late`` times their median and ``floor`` seconds, but not before 1.25 times their 90th percentile. ("The
-    Tail at Scale", Dean and Barroso, CACM 56(2), 2013, sends a second request at the 95th percentile. Answers
-    come in bursts, so a high percentile of a few answers says more of the last burst than of the store.) A
-    class with fewer than 12 answers borrows from the nearest class that has them: unchanged from a larger
-    size, whose requests take longer; in proportion to the size from a smaller one, which is too much by the
-    time to the first byte. If a tenth of all answers is slow, slow is usual, and no request is late.
+    ``late`` times their median and ``floor`` seconds, but not before 1.25 times their 90th percentile, and not
+    before 60 ms. ("The Tail at Scale", Dean and Barroso, CACM 56(2), 2013, sends a second request at the 95th
+    percentile. Answers come in bursts, so a high percentile of a few answers says more of the last burst than
+    of the store.) A class with fewer than 12 answers borrows from the nearest class that has them: unchanged
+    from a larger size, whose requests take longer; in proportion to the size from a smaller one, which is too
+    much by the time to the first byte. If a tenth of all answers is slow, slow is usual, and no request is
+    late.
 
     Args:
         late: Times the median.
@@ -68,7 +70,7 @@ class LatencyModel:
             return is_first
         is_new = kind not in self._late_after
         usual, slow = ordered[len(ordered) // 2], ordered[int(_QUANTILE * len(ordered))]
-        self._late_after[kind] = max(self._late * usual + self._floor, _BEYOND * slow)
+        self._late_after[kind] = max(self._late * usual + self._floor, _BEYOND * slow, _SOONEST)
         return is_new
 
     @property
