@@ -23,13 +23,13 @@ class LatencyModel:
     """Learns the usual duration of requests by size, from answers.
 
     Sizes fall in classes of powers of two; a class remembers its last 64 durations. A request is late after
-    ``late`` times their median and ``floor`` seconds, but not before 1.25 times their 90th percentile, and not
-    before 60 ms. ("The Tail at Scale", Dean and Barroso, CACM 56(2), 2013, sends a second request at the 95th
-    percentile. Answers come in bursts, so a high percentile of a few answers says more of the last burst than
-    of the store.) A class with fewer than 12 answers borrows from the nearest class that has them: unchanged
-    from a larger size, whose requests take longer; in proportion to the size from a smaller one, which is too
-    much by the time to the first byte. If a tenth of all answers is slow, slow is usual, and no request is
-    late.
+    ``late`` times their median and ``floor`` seconds, but not before 1.25 times their 90th percentile, nor
+    before 60 ms. ("The Tail at Scale", Dean and Barroso, CACM 56(2), 2013, sends a second request at the
+    95th percentile. Answers come in bursts, so a high percentile of a few answers says more of the last burst
+    than of the store.) A class with fewer than 12 answers borrows from the nearest class that has them:
+    unchanged from a larger size, whose requests take longer; in proportion to the size from a smaller one,
+    which is too much by the time to the first byte. If a tenth of all answers is slow, slow is usual, and no
+    request is late.
 
     Args:
         late: Times the median.
