@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.compat.placeholders import PRINT_LOCAL_MAX_LENGTH
-from energon_stream.errors import ConfigError
+from energon_stream.loader.watchdog import Watchdog
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.node import Context, End, Item, State, WrapperNode
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
-T = TypeVar("T")
-
 _log = logging.getLogger(__name__)
 _EXIT_CODE = 1
+
+__all__ = ["Watchdog", "WatchdogDataset", "repr_short"]
 
 
 def repr_short(obj: Any) -> str:
@@ -33,116 +29,6 @@ def repr_short(obj: Any) -> str:
     """
     text, half = repr(obj), PRINT_LOCAL_MAX_LENGTH // 2
     return text if len(text) <= PRINT_LOCAL_MAX_LENGTH else f"{text[:half]}...{text[-half:]}"
-
-
-class Watchdog:
-    """Calls a function if nothing happens for some time. Each :meth:`reset` begins the time anew.
-
-    Args:
-        timeout: Seconds.
-        initial_timeout: Seconds before the first reset; None for ``timeout``.
-        callback: The function; None for none.
-        dump_stacks: Whether the stacks of all threads are written to standard error first.
-        enabled: Whether the time runs from the beginning.
-
-    Raises:
-        ConfigError: A time is not positive.
-
-    Example:
-        >>> barked = threading.Event()
-        >>> with Watchdog(0.01, callback=barked.set, dump_stacks=False):
-        ...     barked.wait(10)
-        True
-    """
-
-    def __init__(
-        self,
-        timeout: float,
-        initial_timeout: float | None = None,
-        callback: Callable[[], None] | None = None,
-        dump_stacks: bool = True,
-        enabled: bool = True,
-    ) -> None:
-        first = timeout if initial_timeout is None else initial_timeout
-        if not (timeout > 0 and first > 0):
-            raise ConfigError(f"the watchdog's times are {timeout} and {first}", hint="use positive numbers")
-        self._timeout, self._next_timeout = timeout, first
-        self._callback, self._dump = callback, dump_stacks
-        self._changed = threading.Condition()
-        self._deadline: float | None = None  # None: the time does not run
-        self._finished = False
-        self._thread: threading.Thread | None = None
-        if enabled:
-            self.enable()
-
-    def enable(self) -> None:
-        """Begin the time."""
-        with self._changed:
-            self._begin()
-
-    def reset(self) -> None:
-        """Begin the time anew, if it runs."""
-        with self._changed:
-            self._next_timeout = self._timeout
-            if self._deadline is not None:
-                self._begin()
-
-    def disable(self) -> None:
-        """Stop the time."""
-        with self._changed:
-            self._next_timeout = self._timeout
-            self._deadline = None
-
-    def finish(self) -> None:
-        """End the watch; the time cannot begin again."""
-        with self._changed:
-            self._finished = True
-            self._changed.notify()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.finish()
-
-    def watch_iter(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Iterate; the time runs while the next element is made, and not while it is used."""
-        iterator = iter(iterable)
-        while True:
-            self.enable()
-            try:
-                element = next(iterator)
-            except StopIteration:
-                return
-            finally:
-                self.disable()
-            yield element
-
-    def _begin(self) -> None:
-        # The thread wakes at the deadline that it waits for, and looks at the present one then.
-        waits = self._deadline is not None
-        self._deadline = time.monotonic() + self._next_timeout
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-            self._thread.start()
-        elif not waits:
-            self._changed.notify()
-
-    def _run(self) -> None:
-        with self._changed:
-            while not self._finished:
-                left = None if self._deadline is None else self._deadline - time.monotonic()
-                if left is None or left > 0:
-                    self._changed.wait(left)
-                else:
-                    self._deadline = None
-                    self._bark()
-
-    def _bark(self) -> None:
-        if self._dump:
-            faulthandler.dump_traceback(all_threads=True)
-        if self._callback is not None:
-            self._callback()
 
 
 class _WatchdogNode(WrapperNode):

@@ -16,8 +16,9 @@ import io
 import mmap
 import os
 import pickle
+import socket
 import weakref
-from multiprocessing import reduction
+from multiprocessing import Pipe, reduction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,35 +32,45 @@ _MIN_SHARED = 4096
 """Values of at least this many bytes go through shared memory; for smaller ones, the pickle is as fast."""
 
 _ALIGN = 64
-_PARENT_POLL = 5.0
-"""Seconds between checks that the parent still lives."""
+
+_parent_ends: weakref.WeakSet[Connection | socket.socket] = weakref.WeakSet()
 
 
-_parent_pipes: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-def close_inherited_pipes() -> None:
-    """Close the parent's ends of all pipes that a forked child inherited.
+def close_inherited_ends() -> None:
+    """Close the parent's ends of all channels that a forked child inherited.
 
     Otherwise a worker would not notice that the parent closed its end while any later sibling lives.
     """
-    for pipe in list(_parent_pipes):
-        pipe.close()
+    for end in list(_parent_ends):
+        end.close()
+
+
+class ParentGoneError(Exception):
+    """The parent has closed its end: it needs no more messages."""
 
 
 class Wire:
     """Both ends of one worker's channel; made in the parent before the worker.
 
+    No two workers share anything, and nothing has a lock. So a worker that is killed at any moment leaves whole
+    messages, which the parent can still take, and at most the beginning of one.
+
     Args:
-        parent: The parent's end of the pipe.
-        child: The worker's end.
         shared_bytes: Size of the shared memory; 0 for none. Untouched pages cost nothing.
         depth: Number of messages that may be unacknowledged.
+
+    Attributes:
+        parent: The parent's end of the pipe.
+        child: The worker's end.
+        monitor: The parent's end of the line of ``loader/monitor.py``.
+        child_monitor: The worker's end.
+
+    Raises OSError if the process may not open so many files.
     """
 
-    def __init__(self, parent: Connection, child: Connection, shared_bytes: int, depth: int) -> None:
-        self.parent = parent
-        self.child = child
+    def __init__(self, shared_bytes: int, depth: int) -> None:
+        self.parent, self.child = Pipe()
+        self.monitor, self.child_monitor = socket.socketpair()
         self.depth = depth
         self.shared: mmap.mmap | None = None
         self._file: int | None = None
@@ -67,11 +78,13 @@ class Wire:
             self._file = os.memfd_create("energon-stream")
             os.ftruncate(self._file, shared_bytes)
             self.shared = mmap.mmap(self._file, shared_bytes)
-        _parent_pipes.add(parent)
+        _parent_ends.add(self.parent)
+        _parent_ends.add(self.monitor)
 
     def close_child(self) -> None:
         """Close what only the worker needs, after it was started."""
         self.child.close()
+        self.child_monitor.close()
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -80,10 +93,12 @@ class Wire:
         """Return what a worker that does not fork gets: its end of the pipe, and the shared memory."""
         file = None if self._file is None else reduction.DupFd(self._file)
         size = 0 if self.shared is None else len(self.shared)
-        return {"child": self.child, "depth": self.depth, "file": file, "size": size}
+        ends = {"child": self.child, "monitor": self.child_monitor}
+        return {**ends, "depth": self.depth, "file": file, "size": size}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.child, self.depth, self._file, self.shared = state["child"], state["depth"], None, None
+        self.child, self.child_monitor = state["child"], state["monitor"]
+        self.depth, self._file, self.shared = state["depth"], None, None
         if state["file"] is not None:
             file = state["file"].detach()
             self.shared = mmap.mmap(file, state["size"])
@@ -141,7 +156,6 @@ class Sender:
         self._slots = wire.depth + 1
         self._slot_size = 0 if wire.shared is None else len(wire.shared) // self._slots // _ALIGN * _ALIGN
         self._depth = wire.depth
-        self._parent = os.getppid()
         self._sent = 0
         self._unacknowledged = 0
         self._filled = 0  # bytes of the current slot
@@ -157,32 +171,41 @@ class Sender:
         return start, size
 
     def send(self, message: Any) -> None:
-        """Send a message; wait while too many are unacknowledged."""
-        while self._pipe.poll():
+        """Send a message; wait while too many are unacknowledged.
+
+        Raises ParentGoneError if the parent has closed its end.
+        """
+        while self._has_acknowledgement():
             self._take_acknowledgement()
         while self._unacknowledged >= self._depth:
-            self._await_acknowledgement()
+            self._take_acknowledgement()
         buffer = io.BytesIO()
         self._filled = 0
         _Pickler(buffer, self).dump(message)
         self._sent += 1
         self._unacknowledged += 1
-        self._pipe.send_bytes(buffer.getbuffer())
+        try:
+            self._pipe.send_bytes(buffer.getbuffer())
+        except OSError as error:
+            raise ParentGoneError from error
 
     def drain(self) -> None:
-        """Wait until the parent has acknowledged everything."""
+        """Wait until the parent has acknowledged everything. Raises ParentGoneError as :meth:`send` does."""
         while self._unacknowledged:
-            self._await_acknowledgement()
+            self._take_acknowledgement()
+
+    def _has_acknowledgement(self) -> bool:
+        try:
+            return self._pipe.poll()
+        except OSError as error:
+            raise ParentGoneError from error
 
     def _take_acknowledgement(self) -> None:
-        self._pipe.recv_bytes()
+        try:
+            self._pipe.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise ParentGoneError from error
         self._unacknowledged -= 1
-
-    def _await_acknowledgement(self) -> None:
-        while not self._pipe.poll(_PARENT_POLL):
-            if os.getppid() != self._parent:
-                raise EOFError("the parent process is gone")
-        self._take_acknowledgement()
 
 
 class Receiver:
@@ -197,17 +220,26 @@ class Receiver:
         """The pipe to wait on."""
         return self._pipe
 
+    @property
+    def is_closed(self) -> bool:
+        """True after :meth:`close`."""
+        return self._pipe.closed
+
     def receive(self) -> Any:
         """Take the next message, and copy the values in shared memory that it refers to.
 
-        Raises EOFError if the worker is gone.
+        Raises EOFError if the worker is gone, also in the middle of a message.
         """
-        return _Unpickler(io.BytesIO(self._pipe.recv_bytes()), self._shared).load()
+        try:
+            message = self._pipe.recv_bytes()
+        except OSError as error:
+            raise EOFError("the worker is gone") from error
+        return _Unpickler(io.BytesIO(message), self._shared).load()
 
     def acknowledge(self) -> None:
         """Let the worker use the oldest message's slot again."""
         # The worker may have sent its last message and be gone.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        with contextlib.suppress(OSError):
             self._pipe.send_bytes(b"\0")
 
     def close(self) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from energon_stream.loader.debug_log import LoaderLog
-from energon_stream.loader.session import LoaderOptions, Session, open_session
-from energon_stream.pipeline.engine import Rotation
+from energon_stream.loader.options import LoaderOptions, OnWorkerDeath, OnWorkerHang
+from energon_stream.loader.position import Position
+from energon_stream.loader.session import Session, open_session
 from energon_stream.samples.tensors import map_tensors
 from energon_stream.storage import CounterSnapshot
 from energon_stream.storage.fork import run_forkable
@@ -19,7 +20,7 @@ from energon_stream.storage.fork import run_forkable
 if TYPE_CHECKING:
     from energon_stream.media import CachePool
     from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.node import RestoreKey, State
+    from energon_stream.pipeline.node import RestoreKey
 
 T = TypeVar("T")
 
@@ -37,9 +38,11 @@ class BasicDataLoader(Generic[T]):
         gc_freeze_at_start: Not needed, for the same reason.
         prefetch_factor: As for ``get_loader``, like the rest.
         cache_pool: Pool that cookers and hooks fetch auxiliary data with.
-        watchdog_timeout_seconds: Seconds without a batch after which the workers write their stacks.
+        watchdog_timeout_seconds: Seconds without a batch after which the stacks are logged.
         watchdog_initial_timeout_seconds: The same for the first batch.
         fail_on_timeout: True if the watchdog ends the run.
+        on_worker_death: ``"raise"`` or ``"restart"``.
+        on_worker_hang: ``"warn"``, ``"raise"`` or ``"restart"``.
         pin_memory: True to pin the memory of batches; None pins where CUDA is available.
         start_method: How workers start.
 
@@ -66,6 +69,8 @@ class BasicDataLoader(Generic[T]):
         watchdog_initial_timeout_seconds: float | None = None,
         fail_on_timeout: bool = False,
         *,
+        on_worker_death: OnWorkerDeath = "raise",
+        on_worker_hang: OnWorkerHang = "warn",
         pin_memory: bool | None = None,
         start_method: str | None = None,
     ) -> None:
@@ -77,12 +82,14 @@ class BasicDataLoader(Generic[T]):
             watchdog_timeout_seconds=watchdog_timeout_seconds,
             watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
             fail_on_timeout=fail_on_timeout,
+            on_worker_death=on_worker_death,
+            on_worker_hang=on_worker_hang,
             cache_pool=cache_pool,
         )
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._session: Session | None = None
-        self._rotation = Rotation.start(dataset, self.worker_config.streams)
-        self._states: dict[int, State] = dict.fromkeys(self._rotation.streams)
+        self._restarts = 0  # those of the sessions that are closed
+        self._position = Position.start(dataset)
         logs = self.worker_config.should_log(1)
         self._log = LoaderLog(dataset, *self._log_names) if logs else None
 
@@ -101,30 +108,30 @@ class BasicDataLoader(Generic[T]):
 
     def _batches(self, log: LoaderLog | None) -> Iterator[T]:
         if self._session is None:
-            rotation = replace(self._rotation)
-            self._session = open_session(self.dataset, self._states, rotation, self._options)
+            states, rotation = self._position.states, replace(self._position.rotation)
+            self._session = open_session(self.dataset, states, rotation, self._options)
             self._prepare()
         while True:
-            stream = self._rotation.current()
             try:
+                stream = self._position.next_stream()
                 step = self._session.step(stream)
+                batch = [] if step.ended else [self._pinned(step.value)]
+                if log is not None and batch:
+                    log.batch(stream, step.state["batches"] - 1, step.value)
+                position = self._position.after(step)
             except BaseException:
                 self.close()
                 raise
-            self._states[stream] = step.state
-            if step.ended:
-                if self._rotation.end_stream():
-                    return
-                continue
-            self._rotation.advance()
-            if log is not None:
-                log.batch(stream, step.state["batches"] - 1, step.value)
-            batch = [self._pinned(step.value)]
             del step
-            yield batch.pop()  # so that nothing here keeps it alive while the next one is read
+            # One assignment: a signal handler that saves, or raises, finds the position before or after the batch.
+            self._position = position
+            if batch:
+                yield batch.pop()  # so that nothing here keeps it alive while the next one is read
+            elif position.begins_pass:
+                return
 
     def __repr__(self) -> str:
-        config, rotation = self.worker_config, self._rotation
+        config, rotation = self.worker_config, self._position.rotation
         place = {"rank": config.rank, "world_size": config.world_size, "num_workers": config.num_workers}
         place |= {"passes": rotation.passes, "position": rotation.consumed}
         fields = [repr(self.dataset), *(f"{name}={value}" for name, value in place.items())]
@@ -163,6 +170,7 @@ class BasicDataLoader(Generic[T]):
         """End the workers. Iterating again starts new ones, after the last batch that was returned."""
         session, self._session = self._session, None
         if session is not None:
+            self._restarts += session.restarts
             session.close()
 
     def io_counters(self) -> CounterSnapshot:
@@ -176,6 +184,11 @@ class BasicDataLoader(Generic[T]):
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the running workers."""
         return () if self._session is None else self._session.pids
+
+    @property
+    def worker_restarts(self) -> int:
+        """Workers that took the place of one that died or hung, since the loader was made."""
+        return self._restarts + (0 if self._session is None else self._session.restarts)
 
     def config(self) -> dict[str, Any]:
         """Return the pipeline and the topology as plain values."""

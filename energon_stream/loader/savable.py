@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.ranks import broadcast_states, gather_states
-from energon_stream.pipeline.engine import Rotation
+from energon_stream.loader.position import Position
 from energon_stream.state import (
     ChangeReport,
     check_rank_state,
@@ -93,7 +93,9 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def save_state_rank(self) -> dict[str, Any]:
         """Return the position of this rank after the last batch, in built-in types only."""
-        return make_rank_state(self._description, self.worker_config, self._rotation, _copied(self._states))
+        position = self._position
+        states = _copied(position.states)
+        return make_rank_state(self._description, self.worker_config, position.rotation, states)
 
     def restore_state_rank(
         self, state: dict[str, Any] | bytes | None, *, on_change: OnChange | None = None
@@ -121,8 +123,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             raise ConfigError(f"on_change is {chosen!r}", hint=f"use one of {', '.join(get_args(OnChange))}")
         self.restore_report = None
         if state is None:
-            self._rotation = Rotation.start(self.dataset, self._rotation.streams)
-            self._states = dict.fromkeys(self._rotation.streams)
+            self._position = Position.start(self.dataset)
             return
         report: ChangeReport | None = None
         if chosen == "continue":
@@ -130,8 +131,9 @@ class SavableDataLoader(BasicDataLoader[T]):
         rotation, streams = check_rank_state(
             state, self._description, self.worker_config, self.dataset.pass_length
         )
-        self._rotation = rotation
-        self._states = _copied({stream: streams.get(stream) for stream in self._rotation.streams})
+        self._position = Position(
+            rotation, _copied({stream: streams.get(stream) for stream in rotation.streams})
+        )
         self.restore_report = report
         if report is not None:
             _log.warning("%s", report)

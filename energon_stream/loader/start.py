@@ -17,7 +17,12 @@ from energon_stream.storage.fork import obstore_started
 
 _log = logging.getLogger(__name__)
 
-PRELOADED = ("__main__", "energon_stream.loader.worker_process", "energon_stream.storage._obstore")
+PRELOADED = (
+    "energon_stream.loader.fork_server",
+    "__main__",
+    "energon_stream.loader.worker_process",
+    "energon_stream.storage._obstore",
+)
 """Modules that the fork server imports once, so that workers start with them."""
 
 _GUARD = re.compile(r"^if\s+__name__\s*==", re.MULTILINE)

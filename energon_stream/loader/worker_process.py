@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import pickle
-import signal
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from energon_stream.loader.channel import Sender, Wire, close_inherited_pipes
+from energon_stream.loader.channel import ParentGoneError, Sender, Wire, close_inherited_ends
+from energon_stream.loader.monitor import answer_monitor
+from energon_stream.loader.resources import limit_error
+from energon_stream.loader.signals import leave_signals_to_main
 from energon_stream.media import CachePool, use_pool
 from energon_stream.pipeline.engine import Engine, Rotation
 from energon_stream.storage import default_counters
@@ -23,8 +24,6 @@ from energon_stream.storage.fork import begin_child
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
-
-_STDERR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +63,9 @@ def run_worker(
         os.environ.clear()
         os.environ.update(environment)
     begin_child()
-    close_inherited_pipes()
-    # The parent decides when to end; an interrupt from the terminal reaches all of the group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, file=_STDERR, all_threads=True)
+    close_inherited_ends()
+    answer_monitor(wire.child_monitor)
+    leave_signals_to_main()
     torch.set_num_threads(1)
     sender = Sender(wire)
     engine: Engine | None = None
@@ -82,11 +79,14 @@ def run_worker(
                 del step  # a batch must not live on while the next one is made
                 if ended and not engine.rotation.ended and not dataset.pass_length:
                     sender.drain()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the parent closed its end: it needs no more batches
+    except ParentGoneError:
+        pass
     except BaseException as error:
-        with contextlib.suppress(OSError, EOFError):
-            sender.send(Failure.of(error))
+        named = limit_error(error, "a worker cannot work")
+        if named is not None:
+            named.__cause__ = error
+        with contextlib.suppress(ParentGoneError):
+            sender.send(Failure.of(named or error))
     finally:
         if engine is not None:
             engine.close()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
 from energon_stream.errors import ConfigError, StateMismatchError
 from energon_stream.pipeline.engine import Engine, with_restore_key
@@ -156,6 +156,19 @@ class SavableDataset(ABC, Generic[T_co]):
 
     def __len__(self) -> int:
         return self.len_rank()
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Refuse to be indexed, which ``torch.utils.data.DataLoader`` does.
+
+        Raises:
+            ConfigError: Always. Its hint names the loaders to use instead.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} is a stream of batches and cannot be indexed (here with {index!r:.40}); "
+            "a torch DataLoader would do that",
+            hint="use get_loader(dataset) or get_savable_loader(dataset) in place of a torch DataLoader; "
+            "WorkerConfig(num_workers=...) and batch_size of the dataset replace its options",
+        )
 
     def __bool__(self) -> bool:
         return True

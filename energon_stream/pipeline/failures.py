@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from types import GeneratorType
+from types import FrameType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final
 
 from energon_stream.errors import (
@@ -145,3 +145,20 @@ class FailureGuard:
                 where=f"{self._name}, sources {sources}",
                 hint="fix the function or the data, or raise its failure_tolerance",
             ) from error
+
+
+def running_call(frame: FrameType | None) -> tuple[str, Any] | None:
+    """Find the user's function that a thread runs, and the sample that it was called with.
+
+    Args:
+        frame: The innermost frame of the thread.
+
+    Returns:
+        The function's name, and the sample as handlers would see it; None if no guard calls a function.
+    """
+    while frame is not None:
+        if frame.f_code is FailureGuard.call.__code__:
+            guard, value = frame.f_locals["self"], frame.f_locals["value"]
+            return guard._name, value if guard._describe is None else guard._describe(value)
+        frame = frame.f_back
+    return None

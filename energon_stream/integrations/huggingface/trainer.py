@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,12 +18,17 @@ from energon_stream.pipeline import SavableDataset
 
 with of_extra("transformers"):
     from transformers import Trainer, TrainerCallback
-    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+    from transformers.trainer_callback import TrainerState
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 _FILE = "energon_stream.pt"
 _KEY = "dataloader_state_dict"
+_LAST_FILE = "trainer_state.json"
+"""The file that the trainer writes last into a checkpoint."""
 
 _OTHERS = {
     "dataloader_num_workers": (0, "num_workers of the dataset's worker_config"),
@@ -62,7 +69,7 @@ class EnergonTrainerHooks:
 
     A checkpoint has the file ``energon_stream.pt`` with the position of all ranks after the last batch
     trained on. ``train(resume_from_checkpoint=...)`` goes on with the next batch, and reads none to skip it
-    (``ignore_data_skip`` is set). Epochs are the dataset's virtual epochs; without them, pass ``max_steps``.
+    (``ignore_data_skip`` is set); with ``True``, from the newest checkpoint that was written completely. Epochs are the dataset's virtual epochs; without them, pass ``max_steps``.
     """
 
     args: Any
@@ -74,6 +81,7 @@ class EnergonTrainerHooks:
         self._train_loader: _TrainerLoader[Any] | None = None
         self._eval_loaders: dict[int, AcceleratedLoader[Any]] = {}
         self._resume_from: Path | None = None
+        self._saved_step: int | None = None  # the step whose position was written
         super().__init__(*args, **kwargs)
         self.add_callback(_Saver(self))  # type: ignore[attr-defined]
 
@@ -88,8 +96,9 @@ class EnergonTrainerHooks:
             self.args.ignore_data_skip = True
             found = resume_from_checkpoint
             if found is True:
-                found = get_last_checkpoint(self.args.output_dir)
-            self._resume_from = Path(found) if found else None
+                found = newest_checkpoint(self.args.output_dir) or True
+                resume_from_checkpoint = found if found is True else str(found)
+            self._resume_from = Path(found) if found and found is not True else None
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
         finally:
@@ -128,13 +137,27 @@ class EnergonTrainerHooks:
     def _loader(self, dataset: SavableDataset[Any]) -> Any:
         return get_savable_loader(dataset, pin_memory=None if self.args.dataloader_pin_memory else False)
 
-    def _save_position(self, folder: Path) -> None:
-        """Write the state of all ranks; all ranks have to call it."""
-        if self._train_loader is None:
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Save a checkpoint, the position first: after the rest, the trainer deletes older checkpoints."""
+        step = self.state.global_step  # type: ignore[attr-defined]
+        if self._train_loader is not None and self.args.should_save:
+            # A folder of an earlier run counts as complete again only when the trainer has written it anew.
+            (_checkpoint(self.args, step) / _LAST_FILE).unlink(missing_ok=True)
+        self._save_position(step)
+        return super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
+
+    def _save_position(self, step: int) -> None:
+        """Write the state of all ranks, unless it was written for this step; all ranks have to call it."""
+        if self._train_loader is None or self._saved_step == step:
             return
+        self._saved_step = step
         state = self._train_loader.state_dict()
         if self.args.should_save:
-            torch.save({_KEY: state}, folder / _FILE)
+            folder = _checkpoint(self.args, step)
+            folder.mkdir(parents=True, exist_ok=True)
+            new = folder / f"{_FILE}.new"
+            torch.save({_KEY: state}, new)
+            os.replace(new, folder / _FILE)
 
     def _close_loaders(self) -> None:
         for loader in (self._train_loader, *self._eval_loaders.values()):
@@ -163,13 +186,16 @@ class EnergonTrainer(EnergonTrainerHooks, Trainer):  # type: ignore[misc]
 
 
 class _Saver(TrainerCallback):  # type: ignore[misc]
-    """Saves the position with each checkpoint, and ends the workers after training."""
+    """Sees to it that each checkpoint has the position, and ends the workers after training."""
 
     def __init__(self, trainer: EnergonTrainerHooks) -> None:
         self._trainer = trainer
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._saved_step = None
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._save_position(Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        self._trainer._save_position(state.global_step)  # for trainers that save in a way of their own
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer._close_loaders()
@@ -191,6 +217,61 @@ def _check(args: Any, dataset: SavableDataset[Any]) -> None:
         )
 
 
+def newest_checkpoint(folder: str | Path) -> Path | None:
+    """Find the newest checkpoint from which a trainer can resume.
+
+    A process that was killed while it saved leaves a folder without its last files. Such folders are passed over,
+    and a warning names them.
+
+    Args:
+        folder: The trainer's ``output_dir``.
+
+    Returns:
+        The folder of the checkpoint; None if there is no checkpoint.
+
+    Raises:
+        StateError: There are checkpoints, and none is complete.
+    """
+    folders = {_step(path): path for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir()}
+    first_error: StateError | None = None
+    for step, path in sorted(folders.items(), reverse=True):
+        if step < 0:
+            continue
+        try:
+            _read(path / _FILE)
+            _check_last_file(path / _LAST_FILE)
+        except StateError as error:
+            _log.warning("passing over the checkpoint %s: %s", path, error)
+            first_error = first_error or error
+        else:
+            return path
+    if first_error is not None:
+        raise first_error
+    return None
+
+
+def _checkpoint(args: Any, step: int) -> Path:
+    """Return the folder of a step's checkpoint."""
+    return Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+
+
+def _step(folder: Path) -> int:
+    """Return the step of a checkpoint's folder; -1 if it is another folder."""
+    number = folder.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
+def _check_last_file(path: Path) -> None:
+    try:
+        TrainerState.load_from_json(str(path))
+    except (OSError, ValueError, TypeError) as error:
+        raise StateError(
+            "the checkpoint was not written to its end",
+            where=str(path),
+            hint="resume_from_checkpoint=True takes the newest complete checkpoint",
+        ) from error
+
+
 def _read(path: Path) -> Any:
     if not path.exists():
         raise StateError(
@@ -198,7 +279,14 @@ def _read(path: Path) -> Any:
             where=str(path),
             hint="use a checkpoint of a program that trained on this library's datasets",
         )
-    content = torch.load(path, weights_only=True)
+    try:
+        content = torch.load(path, weights_only=True)
+    except Exception as error:  # of many kinds, for a damaged file
+        raise StateError(
+            f"the file is damaged ({type(error).__name__})",
+            where=str(path),
+            hint="resume_from_checkpoint=True takes the newest complete checkpoint",
+        ) from error
     if not isinstance(content, dict) or _KEY not in content:
         raise StateError(
             f"the file has no {_KEY!r}", where=str(path), hint="use a checkpoint that EnergonTrainer saved"

@@ -1,0 +1,64 @@
+"""What a process is doing: the stacks of its threads, and the user's function and sample at hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import traceback
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Any
+
+from energon_stream.pipeline.debug_lines import keys_of
+from energon_stream.pipeline.failures import running_call
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The work of one thread, and the stacks of all threads of its process."""
+
+    function: str | None = None  # name of the user's function that it is in; None if it is in none
+    sample: str | None = None  # key of the sample that the function works on; None if it has no key
+    stacks: str = ""
+
+    @classmethod
+    def of_thread(cls, ident: int | None) -> Activity:
+        """Describe a thread of this process."""
+        frames = sys._current_frames()
+        frames.pop(threading.get_ident(), None)
+        call = running_call(frames.get(ident or 0))
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        own_first = sorted(frames, key=lambda number: number != ident)
+        stacks = "\n".join(_stack(names.get(number), frames[number]) for number in own_first)
+        return cls(None, None, stacks) if call is None else cls(call[0], _key(call[1]), stacks)
+
+    @classmethod
+    def from_text(cls, text: str) -> Activity:
+        """Read what :meth:`to_text` made. Text of another form is taken for stacks."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError):
+            return cls(stacks=text)
+
+    def to_text(self) -> str:
+        """Write as text, without a NUL character."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        if self.function is None:
+            return "no function of the user is running"
+        of_sample = "" if self.sample is None else f" on sample {self.sample}"
+        return f"it is in {self.function}{of_sample}"
+
+
+def _stack(name: str | None, frame: FrameType) -> str:
+    lines = "".join(traceback.format_stack(frame))
+    return f"Thread {name or 'unknown to threading'} (most recent call last):\n{lines}"
+
+
+def _key(sample: Any) -> str | None:
+    if isinstance(sample, (int, str)):  # elements of other datasets
+        return f"{sample!r:.100}"
+    keys = keys_of(sample).get("keys")
+    return keys[0] if keys else None

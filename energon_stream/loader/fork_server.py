@@ -1,0 +1,20 @@
+"""Keeps a fork server alive when the whole process group gets SIGTERM; only fork servers import this.
+
+Without it, the fork server would end, and the main process would take the workers for dead. Processes that are
+forked from the server start with the default again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def _reset() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+os.register_at_fork(after_in_child=_reset)

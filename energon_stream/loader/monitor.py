@@ -1,0 +1,133 @@
+"""The line on which the main process asks a worker about its activity, and each notices the other's end.
+
+A thread of the worker answers. It needs the interpreter, which a hung C function may hold. The main process then
+sends SIGUSR1, and ``faulthandler`` writes the stacks to the line without the interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+
+from energon_stream.loader.activity import Activity
+
+_READY = b"!"
+_ASK = b"?"
+_END = b"\0"
+
+_PARENT_SECONDS = 5.0
+"""Seconds between checks that the main process lives. The end of the line shows it at once in most cases: not where
+another child of the main process has inherited it."""
+_GRACE_SECONDS = 5.0
+"""Seconds for a worker to end by itself once the main process is gone."""
+_ANSWER_SECONDS = 2.0
+_QUIET_SECONDS = 0.3
+
+
+class Monitor:
+    """The main process's end.
+
+    Args:
+        line: The socket.
+        pid: Process id of the worker.
+    """
+
+    def __init__(self, line: socket.socket, pid: int) -> None:
+        self._line = line
+        self._pid = pid
+        self._is_ready = False
+
+    def ask(self) -> Activity:
+        """Return what the worker is doing. It takes a few seconds at most."""
+        try:
+            self._is_ready = _READY in self._read(seconds=0) or self._is_ready
+            if not self._is_ready:
+                # It has no handler of SIGUSR1 yet, and the signal might end it.
+                return Activity(stacks="the worker is still starting")
+            self._line.setblocking(True)
+            self._line.sendall(_ASK)
+            answer = self._read(_ANSWER_SECONDS, until=_END)
+            if not answer.endswith(_END) and hasattr(signal, "SIGUSR1"):
+                os.kill(self._pid, signal.SIGUSR1)
+                answer += self._read(_ANSWER_SECONDS, quiet=_QUIET_SECONDS)
+        except OSError:
+            return Activity(stacks="the worker is gone")
+        return Activity.from_text(answer.rstrip(_END).decode(errors="replace"))
+
+    def _read(self, seconds: float, until: bytes | None = None, quiet: float | None = None) -> bytes:
+        """Read what comes within some seconds: up to an end, or until nothing more comes."""
+        read = b""
+        deadline = time.monotonic() + seconds
+        while until is None or not read.endswith(until):
+            left = max(0.0, deadline - time.monotonic())
+            self._line.settimeout(min(left, quiet) if quiet is not None and read else left)
+            try:
+                more = self._line.recv(1 << 16)
+            except (TimeoutError, BlockingIOError):
+                break
+            if not more:
+                break
+            read += more
+        return read
+
+    def close(self) -> None:
+        """Close the line; the worker ends."""
+        self._line.close()
+
+
+def answer_monitor(line: socket.socket) -> None:
+    """Answer the main process's questions about the calling thread, in a thread that runs until the end.
+
+    When the main process is gone, the process has some seconds to end by itself.
+    """
+    line.settimeout(_PARENT_SECONDS)  # also makes it non-blocking for faulthandler, which must not wait
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, file=line.fileno(), all_threads=True)
+    with contextlib.suppress(OSError):
+        line.sendall(_READY)
+    arguments = (line, threading.get_ident(), os.getppid())
+    threading.Thread(target=_answer, args=arguments, name="energon_stream monitor", daemon=True).start()
+
+
+def _answer(line: socket.socket, ident: int, parent: int) -> None:
+    while True:
+        try:
+            asked = line.recv(1)
+        except TimeoutError:
+            if _is_orphan(parent):
+                break
+            continue
+        except OSError:
+            break
+        if not asked:
+            break
+        with contextlib.suppress(OSError):
+            line.sendall(Activity.of_thread(ident).to_text().encode() + _END)
+    time.sleep(_GRACE_SECONDS)
+    os._exit(1)
+
+
+def _is_orphan(parent: int) -> bool:
+    """Return True if the main process is gone.
+
+    Args:
+        parent: Parent of this process when it began: the main process, or a fork server.
+    """
+    if os.getppid() == parent:
+        return False
+    main = multiprocessing.parent_process()
+    if main is None or main.pid is None or main.pid == parent:
+        return True
+    try:
+        os.kill(main.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False

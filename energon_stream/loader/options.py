@@ -1,0 +1,78 @@
+"""Options of loaders that sessions follow."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from energon_stream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_stream.media import CachePool
+
+OnWorkerDeath: TypeAlias = Literal["raise", "restart"]
+"""The answer to a worker that died: an error, or a new worker."""
+OnWorkerHang: TypeAlias = Literal["warn", "raise", "restart"]
+"""The answer to a worker without a batch for too long: a warning, an error, or a new worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """Options of workers and watchdog; see :func:`energon_stream.get_loader`.
+
+    Raises ConfigError if an option is impossible.
+    """
+
+    prefetch_factor: int = 2  # batches that each worker keeps ready for each of its streams
+    # One of ``multiprocessing.get_all_start_methods()``; None to choose: see ``loader/start.py``.
+    start_method: str | None = None
+    # Size of the shared memory of each worker, for batches on the way to the main process.
+    shared_bytes: int = 256 << 20
+    # Seconds without a batch after which the stacks are logged; None for never.
+    watchdog_timeout_seconds: float | None = 60.0
+    # The same for the first batch; None for ``watchdog_timeout_seconds``.
+    watchdog_initial_timeout_seconds: float | None = None
+    fail_on_timeout: bool = False  # Megatron-Energon's name of ``on_worker_hang="raise"``
+    on_worker_death: OnWorkerDeath = "raise"
+    on_worker_hang: OnWorkerHang = "warn"
+    # Pool that cookers and hooks fetch with; each worker has its own share of it.
+    cache_pool: CachePool | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefetch_factor < 1:
+            raise ConfigError(f"prefetch_factor is {self.prefetch_factor}", hint="use 1 or more")
+        if self.start_method not in (None, *multiprocessing.get_all_start_methods()):
+            raise ConfigError(
+                f"start method {self.start_method!r} is not available",
+                hint=f"use one of {multiprocessing.get_all_start_methods()}",
+            )
+        for seconds in (self.watchdog_timeout_seconds, self.watchdog_initial_timeout_seconds):
+            if seconds is not None and not seconds > 0:
+                raise ConfigError(
+                    f"watchdog time-out is {seconds}",
+                    hint="use a positive number of seconds, or None to switch the watchdog off",
+                )
+        _check("on_worker_death", self.on_worker_death, get_args(OnWorkerDeath))
+        _check("on_worker_hang", self.on_worker_hang, get_args(OnWorkerHang))
+        if self.fail_on_timeout and self.on_worker_hang == "restart":
+            raise ConfigError(
+                "fail_on_timeout=True ends the run, and on_worker_hang='restart' goes on",
+                hint="pass one of them",
+            )
+
+    @property
+    def hang_action(self) -> OnWorkerHang:
+        """The answer to a hang, from both of its names."""
+        return "raise" if self.fail_on_timeout else self.on_worker_hang
+
+    def time_out(self, is_first: bool) -> float | None:
+        """Return the seconds to wait for a batch, or for the first one; None for no limit."""
+        if is_first and self.watchdog_initial_timeout_seconds is not None:
+            return self.watchdog_initial_timeout_seconds
+        return self.watchdog_timeout_seconds
+
+
+def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}", hint=f"use one of {', '.join(allowed)}")

@@ -1,0 +1,40 @@
+"""The position of a loader, a value."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from energon_stream.pipeline.engine import Rotation
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.dataset import SavableDataset
+    from energon_stream.pipeline.engine import Step
+    from energon_stream.pipeline.node import State
+
+
+class Position(NamedTuple):
+    """The place of a rank between two batches."""
+
+    rotation: Rotation  # of the rank's streams
+    states: dict[int, State]  # of each stream; None before its first batch
+    begins_pass: bool = False  # whether the last step ended a pass
+
+    @classmethod
+    def start(cls, dataset: SavableDataset[Any]) -> Position:
+        """Return the position before the first batch."""
+        rotation = Rotation.start(dataset, dataset.worker_config.streams)
+        return cls(rotation, dict.fromkeys(rotation.streams))
+
+    def next_stream(self) -> int:
+        """Return the stream of which the next step is."""
+        return self.rotation.current()
+
+    def after(self, step: Step) -> Position:
+        """Return the position after the next step."""
+        rotation = replace(self.rotation)
+        states = {**self.states, step.stream: step.state}
+        if step.ended:
+            return Position(rotation, states, rotation.end_stream())
+        rotation.advance()
+        return Position(rotation, states)

@@ -1,0 +1,333 @@
+"""The worker processes of a loader, and new ones in the place of those that died or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+from collections.abc import Mapping
+from multiprocessing import connection, util
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.errors import WorkerError
+from energon_stream.loader.channel import Receiver, Wire
+from energon_stream.loader.monitor import Monitor
+from energon_stream.loader.resources import limit_error
+from energon_stream.loader.signals import signals_held
+from energon_stream.loader.start import choose_start_method
+from energon_stream.loader.worker_process import Failure, run_worker
+from energon_stream.pipeline.engine import Rotation, Step
+from energon_stream.storage import CounterSnapshot
+from energon_stream.storage.fork import forking
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+    from multiprocessing.process import BaseProcess
+
+    from energon_stream.loader.options import LoaderOptions
+    from energon_stream.pipeline.dataset import SavableDataset
+    from energon_stream.pipeline.node import State
+
+_log = logging.getLogger(__name__)
+
+RESTARTS_IN_A_ROW = 3
+"""New workers without a batch in between, after which a loader gives up."""
+
+_JOIN_SECONDS = 2.0
+_CHECK_SECONDS = 1.0
+"""Seconds between checks that a worker lives. Its pipe and its sentinel show it at once in most cases: not where a
+process that the worker started has inherited them."""
+
+
+class Worker:
+    """Runs some streams in a process, and knows the position of the last step that came from there.
+
+    Args:
+        number: Number of the worker, among those of the loader.
+        dataset: The loader's dataset.
+        states: States of the streams.
+        rotation: Rotation of the worker's streams.
+        options: The loader's options.
+        method: The way to start the first process.
+
+    Attributes:
+        restarts: Number of times that a new process took the place of the one before.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        dataset: SavableDataset[Any],
+        states: Mapping[int, State],
+        rotation: Rotation,
+        options: LoaderOptions,
+        method: str,
+    ) -> None:
+        self.restarts = 0
+        self._number = number
+        self._dataset = dataset
+        self._states = {stream: states[stream] for stream in rotation.streams}
+        self._rotation = rotation
+        self._options = options
+        self._has_sent = False  # whether any process of this worker has sent a message
+        self._restarts_in_a_row = 0
+        self._awaits_answer = False  # whether its last message, the end of a pass, was not acknowledged yet
+        self._counters = CounterSnapshot()
+        self._counters_before = CounterSnapshot()  # those of the processes before this one
+        self._start(method)
+
+    def _start(self, method: str) -> None:
+        """Start a process at the present position."""
+        options, rotation = self._options, self._rotation
+        streams = list(rotation.streams)
+        self._method = method
+        context: BaseContext = multiprocessing.get_context(method)
+        # A fork server has the environment of the time when it started.
+        environment = dict(os.environ) if method == "forkserver" else None
+        try:
+            wire = Wire(options.shared_bytes, options.prefetch_factor * len(streams))
+            process = context.Process(  # type: ignore[attr-defined]
+                target=run_worker,
+                args=(wire, self._dataset, streams, self._states, rotation, options.cache_pool, environment),
+                daemon=True,
+            )
+            # A fork server would keep signals from all of its children.
+            held = contextlib.nullcontext() if method == "forkserver" else signals_held()
+            with held, forking() if method == "fork" else contextlib.nullcontext():
+                process.start()
+        except (OSError, RuntimeError) as error:
+            named = limit_error(error, f"worker {self._number} cannot start")
+            if named is None:
+                raise
+            raise named from error
+        wire.close_child()
+        self._process: BaseProcess = process
+        self._receiver = Receiver(wire)
+        self._monitor = Monitor(wire.monitor, self.pid)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the present process."""
+        return self._process.pid or 0
+
+    @property
+    def counters(self) -> CounterSnapshot:
+        """Requests and bytes of all processes of this worker."""
+        return self._counters_before + self._counters
+
+    def step(self, stream: int) -> Step:
+        """Return the next step, which is one of ``stream``.
+
+        Raises:
+            WorkerError: The worker died or hangs, and no other may take over.
+            BaseException: The error that ended the worker.
+        """
+        if self._awaits_answer:
+            self._awaits_answer = False
+            self._receiver.acknowledge()
+        message = self._receive()
+        self._has_sent, self._restarts_in_a_row = True, 0
+        if isinstance(message, Failure):
+            self._receiver.acknowledge()
+            raise _as_error(message)
+        step, self._counters = message
+        if not isinstance(step, Step) or step.stream != stream:
+            raise WorkerError(
+                f"worker {self._number} sent {step!r:.100} where a batch of stream {stream} was expected",
+                hint="please report this as a bug",
+            )
+        if step.ended:
+            # The worker waits for the acknowledgement: it must not read the next pass unasked.
+            self._awaits_answer = True
+        else:
+            self._receiver.acknowledge()
+        self._follow(step)
+        return step
+
+    def _follow(self, step: Step) -> None:
+        """Move to the position after a step, as the engine in the worker did."""
+        self._states[step.stream] = step.state
+        self._rotation.current()
+        if step.ended:
+            self._rotation.end_stream()
+        else:
+            self._rotation.advance()
+
+    def _receive(self) -> Any:
+        """Return the next message, of this process or of a new one in its place."""
+        while True:
+            lost, may_restart = self._wait()
+            if lost is None:
+                try:
+                    return self._receiver.receive()
+                except EOFError:
+                    lost, may_restart = self._died()
+            if not may_restart:
+                raise lost
+            self._replace(lost)
+
+    def _wait(self) -> tuple[WorkerError | None, bool]:
+        """Wait for a message. Return the reason why none will come, and whether a new process may take over."""
+        limit = self._options.time_out(is_first=not self._has_sent)
+        begin = time.monotonic()
+        late = None if limit is None else begin + limit
+        while True:
+            if self._receiver.is_closed:  # by a signal handler
+                raise WorkerError(
+                    "the loader was closed while it waited for a batch", hint="leave the loop first"
+                )
+            left = _CHECK_SECONDS if late is None else min(_CHECK_SECONDS, late - time.monotonic())
+            pipe = self._receiver.pipe
+            ready = connection.wait([pipe, self._process.sentinel], max(0.0, left))
+            if pipe in ready:
+                return None, False
+            if not self._process.is_alive():
+                return (None, False) if pipe.poll() else self._died()
+            if late is not None and time.monotonic() >= late:
+                error = self._late(time.monotonic() - begin)
+                if self._options.hang_action != "warn":
+                    return error, self._options.hang_action == "restart"
+                late = time.monotonic() + (limit or 0.0)
+
+    def _late(self, waited: float) -> WorkerError:
+        """Log the worker's stacks, and return the error for a worker that hangs."""
+        activity = self._monitor.ask()
+        error = WorkerError(
+            f"worker {self._number} (process {self.pid}) has returned no batch for {waited:.0f} s; {activity}",
+            hint="its stacks are in the log; raise watchdog_timeout_seconds if the work takes that long",
+        )
+        _log.warning("%s. Its stacks:\n%s", error.what, activity.stacks)
+        return error
+
+    def _died(self) -> tuple[WorkerError, bool]:
+        """Return the error for a worker that is gone, and whether a new one may take over."""
+        process = self._process
+        process.join(_JOIN_SECONDS)
+        code = process.exitcode
+        what = f"worker {self._number} (process {process.pid}) died with exit code {code}"
+        may_restart = self._options.on_worker_death == "restart"
+        if code == -signal.SIGKILL:
+            hint = "something killed it with SIGKILL; -9 is often the kernel, when memory runs out"
+        elif code is not None and code < 0:
+            hint = f"it was ended by {signal.Signals(-code).name}; its stderr may say more"
+        elif not self._has_sent and self._method != "fork":
+            what = f"worker {self._number} did not start by {self._method!r}: exit code {code}"
+            hint = (
+                'the program is imported again by such workers: put it under `if __name__ == "__main__":`. '
+                'Its stderr says more; start_method="fork" needs no guard'
+            )
+            may_restart = False  # the next one would not start either
+        else:
+            hint = "its stderr may say more"
+        return WorkerError(what, hint=hint), may_restart
+
+    def _replace(self, lost: WorkerError) -> None:
+        """Start a new process after the last step that came from the lost one."""
+        stream = self._rotation.current()
+        state = self._states[stream]
+        place = f"batch {0 if state is None else state['batches']} of stream {stream}"
+        if self._restarts_in_a_row >= RESTARTS_IN_A_ROW:
+            raise WorkerError(
+                f"{lost.what}; it is the {self._restarts_in_a_row + 1}th in a row that was lost at {place}",
+                hint=lost.hint,
+            ) from lost
+        _log.warning("%s (%s); a new worker goes on with %s", lost.what, lost.hint, place)
+        self._end(0.0)
+        self._counters_before, self._counters = self.counters, CounterSnapshot()
+        self._awaits_answer = False
+        self.restarts += 1
+        self._restarts_in_a_row += 1
+        # Chosen anew: the program may have initialized CUDA since the last start.
+        values = (self._dataset, self._states, self._rotation, self._options.cache_pool)
+        self._start(choose_start_method(self._options.start_method, values))
+
+    def hang_up(self) -> None:
+        """Close the channel; the process then ends by itself."""
+        self._receiver.close()
+        self._monitor.close()
+
+    def _end(self, seconds: float) -> None:
+        self.hang_up()
+        self.join(seconds)
+
+    def join(self, seconds: float) -> None:
+        """Wait until the process has ended; kill it after some seconds."""
+        process = self._process
+        process.join(seconds)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        elif self._method == "forkserver" and process.exitcode == 255 and process.pid is not None:
+            # Not an exit code: the fork server is gone, and the process may live.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
+
+class Workers:
+    """Runs the streams in worker processes; the step of a stream comes from the worker that owns the
+    stream."""
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        states: Mapping[int, State],
+        rotation: Rotation,
+        options: LoaderOptions,
+    ) -> None:
+        self._workers: list[Worker] = []
+        # At the end of the program, multiprocessing would send SIGTERM, which workers leave to the main process, and
+        # then wait for them. So they are ended before, with this priority.
+        self._end = util.Finalize(self, _end_workers, (self._workers,), exitpriority=100)
+        self._owner: dict[int, Worker] = {}
+        config = dataset.worker_config
+        method = choose_start_method(options.start_method, (dataset, states, rotation, options.cache_pool))
+        try:
+            for number in range(config.num_workers):
+                streams = config.worker_streams(number)
+                if streams:
+                    worker = Worker(number, dataset, states, rotation.of_streams(streams), options, method)
+                    self._workers.append(worker)
+                    self._owner.update(dict.fromkeys(streams, worker))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(worker.pid for worker in self._workers)
+
+    @property
+    def restarts(self) -> int:
+        return sum(worker.restarts for worker in self._workers)
+
+    def step(self, stream: int) -> Step:
+        return self._owner[stream].step(stream)
+
+    def io_counters(self) -> CounterSnapshot:
+        return sum((worker.counters for worker in self._workers), CounterSnapshot())
+
+    def close(self) -> None:
+        self._end()
+
+
+def _end_workers(workers: list[Worker]) -> None:
+    for worker in workers:
+        worker.hang_up()
+    deadline = time.monotonic() + _JOIN_SECONDS  # of all workers together
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+    workers.clear()
+
+
+def _as_error(failure: Failure) -> BaseException:
+    """Return the worker's error, with the worker's traceback as the cause."""
+    cause = WorkerError(f"a worker failed\n\n{failure.trace}")
+    if failure.error is None:
+        return WorkerError(f"a worker failed with {failure.summary}\n\n{failure.trace}")
+    error: BaseException = pickle.loads(failure.error)  # written by our own worker
+    error.__cause__ = cause
+    return error
