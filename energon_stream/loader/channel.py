@@ -52,8 +52,8 @@ class ParentGoneError(Exception):
 class Wire:
     """Both ends of one worker's channel; made in the parent before the worker.
 
-    No two workers share anything, and nothing has a lock. So a worker that is killed at any moment leaves whole
-    messages, which the parent can still take, and at most the beginning of one.
+    No two workers share anything, and nothing has a lock. So a worker that is killed at any moment leaves
+    whole messages, which the parent can still take, and at most the beginning of one.
 
     Args:
         shared_bytes: Size of the shared memory; 0 for none. Untouched pages cost nothing.

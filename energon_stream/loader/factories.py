@@ -10,6 +10,7 @@ from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.savable import SavableDataLoader
 
 if TYPE_CHECKING:
+    from energon_stream.loader.options import OnWorkerDeath, OnWorkerHang
     from energon_stream.media import CachePool
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.worker import WorkerConfig
@@ -35,6 +36,8 @@ def get_loader(
     watchdog_timeout_seconds: float | None = 60.0,
     watchdog_initial_timeout_seconds: float | None = None,
     fail_on_timeout: bool = False,
+    on_worker_death: OnWorkerDeath = "raise",
+    on_worker_hang: OnWorkerHang = "warn",
     pin_memory: bool | None = None,
     start_method: str | None = None,
     worker_config: WorkerConfig | None = None,
@@ -45,10 +48,17 @@ def get_loader(
     Args:
         dataset: The dataset to iterate; its ``worker_config`` sets the number of workers.
         prefetch_factor: Batches that each worker keeps ready for each of its streams.
-        watchdog_timeout_seconds: Seconds without a batch after which the workers write their stacks to
-            stderr; None for never.
+        watchdog_timeout_seconds: Seconds without a batch after which the watchdog logs the stacks of the
+            worker, the user's function that it is in, and the sample; without workers, those of this
+            process. None for never.
         watchdog_initial_timeout_seconds: The same for the first batch; None for ``watchdog_timeout_seconds``.
-        fail_on_timeout: True if the watchdog ends the run.
+        fail_on_timeout: Megatron-Energon's name of ``on_worker_hang="raise"``.
+        on_worker_death: The answer to a worker that was killed or crashed. ``"raise"`` raises a
+            ``WorkerError``. ``"restart"`` logs a warning and starts a new worker after the last batch that
+            arrived: no batch is lost, repeated or reordered. A fourth loss in a row without a batch raises.
+        on_worker_hang: What the watchdog does beside logging. ``"warn"`` does nothing more, ``"raise"``
+            raises a ``WorkerError``, and ``"restart"`` kills the worker and starts a new one as above.
+            Without workers, nothing can end the function, and every value means ``"warn"``.
         pin_memory: True to pin the memory of batches; None pins where CUDA is available.
         start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"``. Without fork, all functions must be
             picklable, and the program needs ``if __name__ == "__main__":``. None follows
@@ -60,6 +70,7 @@ def get_loader(
 
     Raises:
         ConfigError: An option is impossible, or ``worker_config`` differs from the dataset's.
+        WorkerError: (In iteration.) A worker cannot start, died or hangs.
 
     Example:
         >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
@@ -76,6 +87,8 @@ def get_loader(
         watchdog_timeout_seconds=watchdog_timeout_seconds,
         watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
         fail_on_timeout=fail_on_timeout,
+        on_worker_death=on_worker_death,
+        on_worker_hang=on_worker_hang,
         cache_pool=cache_pool,
         pin_memory=pin_memory,
     )
@@ -88,6 +101,8 @@ def get_savable_loader(
     watchdog_timeout_seconds: float | None = 60.0,
     watchdog_initial_timeout_seconds: float | None = None,
     fail_on_timeout: bool = False,
+    on_worker_death: OnWorkerDeath = "raise",
+    on_worker_hang: OnWorkerHang = "warn",
     pin_memory: bool | None = None,
     start_method: str | None = None,
     worker_config: WorkerConfig | None = None,
@@ -127,6 +142,8 @@ def get_savable_loader(
         watchdog_timeout_seconds=watchdog_timeout_seconds,
         watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
         fail_on_timeout=fail_on_timeout,
+        on_worker_death=on_worker_death,
+        on_worker_hang=on_worker_hang,
         cache_pool=cache_pool,
         pin_memory=pin_memory,
     )

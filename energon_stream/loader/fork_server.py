@@ -1,7 +1,7 @@
 """Keeps a fork server alive when the whole process group gets SIGTERM; only fork servers import this.
 
-Without it, the fork server would end, and the main process would take the workers for dead. Processes that are
-forked from the server start with the default again.
+Without it, the fork server would end, and the main process would take the workers for dead. Processes that
+are forked from the server start with the default again.
 """
 
 from __future__ import annotations

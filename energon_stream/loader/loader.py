@@ -123,7 +123,8 @@ class BasicDataLoader(Generic[T]):
                 self.close()
                 raise
             del step
-            # One assignment: a signal handler that saves, or raises, finds the position before or after the batch.
+            # One assignment: a signal handler that saves, or raises, finds the position before or after the
+            # batch.
             self._position = position
             if batch:
                 yield batch.pop()  # so that nothing here keeps it alive while the next one is read

@@ -1,7 +1,7 @@
 """The line on which the main process asks a worker about its activity, and each notices the other's end.
 
-A thread of the worker answers. It needs the interpreter, which a hung C function may hold. The main process then
-sends SIGUSR1, and ``faulthandler`` writes the stacks to the line without the interpreter.
+A thread of the worker answers. It needs the interpreter, which a hung C function may hold. The main process
+then sends SIGUSR1, and ``faulthandler`` writes the stacks to the line without the interpreter.
 """
 
 from __future__ import annotations
@@ -11,22 +11,26 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import socket
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from energon_stream.loader.activity import Activity
+
+if TYPE_CHECKING:
+    import socket
 
 _READY = b"!"
 _ASK = b"?"
 _END = b"\0"
 
 _PARENT_SECONDS = 5.0
-"""Seconds between checks that the main process lives. The end of the line shows it at once in most cases: not where
-another child of the main process has inherited it."""
+"""Seconds between checks that the main process lives. The end of the line shows it at once in most cases:
+not where another child of the main process has inherited it."""
 _GRACE_SECONDS = 5.0
 """Seconds for a worker to end by itself once the main process is gone."""
 _ANSWER_SECONDS = 2.0
+_DUMP_SECONDS = 1.0
 _QUIET_SECONDS = 0.3
 
 
@@ -55,7 +59,7 @@ class Monitor:
             answer = self._read(_ANSWER_SECONDS, until=_END)
             if not answer.endswith(_END) and hasattr(signal, "SIGUSR1"):
                 os.kill(self._pid, signal.SIGUSR1)
-                answer += self._read(_ANSWER_SECONDS, quiet=_QUIET_SECONDS)
+                answer += self._read(_DUMP_SECONDS, quiet=_QUIET_SECONDS)
         except OSError:
             return Activity(stacks="the worker is gone")
         return Activity.from_text(answer.rstrip(_END).decode(errors="replace"))

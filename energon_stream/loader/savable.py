@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.loader.loader import BasicDataLoader
-from energon_stream.loader.ranks import broadcast_states, gather_states
 from energon_stream.loader.position import Position
+from energon_stream.loader.ranks import broadcast_states, gather_states
 from energon_stream.state import (
     ChangeReport,
     check_rank_state,

@@ -1,7 +1,8 @@
 """Signals and workers: those that reach the whole process group are for the main process.
 
-Slurm, Kubernetes and terminals signal all processes. The main process then saves and ends, and needs workers that
-go on until it closes them. A forked worker has inherited the handlers of the program, which must not run twice.
+Slurm, Kubernetes and terminals signal all processes. The main process then saves and ends, and needs workers
+that go on until it closes them. A forked worker has inherited the handlers of the program, which must not
+run twice.
 """
 
 from __future__ import annotations

@@ -40,6 +40,13 @@ def choose_start_method(asked: str | None, values: Any) -> str:
         ``fork`` where no client of the parent must cross it, and ``forkserver`` elsewhere. Where the program
         does not allow a fork server, ``fork``, and a warning says why.
     """
+    chosen = _choose(asked, values)
+    if chosen == "forkserver":
+        multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
+    return chosen
+
+
+def _choose(asked: str | None, values: Any) -> str:
     if asked is not None:
         return asked
     default = multiprocessing.get_all_start_methods()[0]
@@ -53,7 +60,6 @@ def choose_start_method(asked: str | None, values: Any) -> str:
         return "fork"
     obstacle = _why_not_forkserver(values)
     if obstacle is None:
-        multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
         return "forkserver"
     log_once(
         _log,

@@ -103,8 +103,8 @@ class Watchdog:
             self._thread.start()
 
     def _run(self) -> None:
-        # A deadline lies a time-out ahead when it is set. So the thread need not be woken for it: it sleeps no
-        # longer than a time-out, and sees each deadline in time. Steps cost no switch of threads.
+        # A deadline lies a time-out ahead when it is set. So the thread need not be woken for it: it sleeps
+        # no longer than a time-out, and sees each deadline in time. Steps cost no switch of threads.
         longest = min(self._timeout, self._next_timeout)
         with self._changed:
             while not self._finished:

@@ -39,8 +39,8 @@ RESTARTS_IN_A_ROW = 3
 
 _JOIN_SECONDS = 2.0
 _CHECK_SECONDS = 1.0
-"""Seconds between checks that a worker lives. Its pipe and its sentinel show it at once in most cases: not where a
-process that the worker started has inherited them."""
+"""Seconds between checks that a worker lives. Its pipe and its sentinel show it at once in most cases: not
+where a process that the worker started has inherited them."""
 
 
 class Worker:
@@ -160,26 +160,30 @@ class Worker:
     def _receive(self) -> Any:
         """Return the next message, of this process or of a new one in its place."""
         while True:
-            lost, may_restart = self._wait()
-            if lost is None:
-                try:
+            try:
+                lost, may_restart = self._wait()
+                if lost is None:
                     return self._receiver.receive()
-                except EOFError:
-                    lost, may_restart = self._died()
+            except EOFError:
+                lost, may_restart = self._died()
+            except (OSError, ValueError):
+                if not self._receiver.is_closed:
+                    raise
+            if self._receiver.is_closed:  # by a signal handler
+                raise WorkerError(
+                    "the loader was closed while it waited for a batch",
+                    hint="in a signal handler, set a flag and leave the loop, or raise SystemExit",
+                )
             if not may_restart:
                 raise lost
             self._replace(lost)
 
     def _wait(self) -> tuple[WorkerError | None, bool]:
-        """Wait for a message. Return the reason why none will come, and whether a new process may take over."""
+        """Wait for a message; return why none will come, and whether a new process may take over."""
         limit = self._options.time_out(is_first=not self._has_sent)
         begin = time.monotonic()
         late = None if limit is None else begin + limit
         while True:
-            if self._receiver.is_closed:  # by a signal handler
-                raise WorkerError(
-                    "the loader was closed while it waited for a batch", hint="leave the loop first"
-                )
             left = _CHECK_SECONDS if late is None else min(_CHECK_SECONDS, late - time.monotonic())
             pipe = self._receiver.pipe
             ready = connection.wait([pipe, self._process.sentinel], max(0.0, left))
@@ -190,6 +194,7 @@ class Worker:
             if late is not None and time.monotonic() >= late:
                 error = self._late(time.monotonic() - begin)
                 if self._options.hang_action != "warn":
+                    self._process.kill()
                     return error, self._options.hang_action == "restart"
                 late = time.monotonic() + (limit or 0.0)
 
@@ -279,8 +284,8 @@ class Workers:
         options: LoaderOptions,
     ) -> None:
         self._workers: list[Worker] = []
-        # At the end of the program, multiprocessing would send SIGTERM, which workers leave to the main process, and
-        # then wait for them. So they are ended before, with this priority.
+        # At the end of the program, multiprocessing would send SIGTERM, which workers leave to the main
+        # process, and then wait for them. So they are ended before, with this priority.
         self._end = util.Finalize(self, _end_workers, (self._workers,), exitpriority=100)
         self._owner: dict[int, Worker] = {}
         config = dataset.worker_config

@@ -69,7 +69,8 @@ class EnergonTrainerHooks:
 
     A checkpoint has the file ``energon_stream.pt`` with the position of all ranks after the last batch
     trained on. ``train(resume_from_checkpoint=...)`` goes on with the next batch, and reads none to skip it
-    (``ignore_data_skip`` is set); with ``True``, from the newest checkpoint that was written completely. Epochs are the dataset's virtual epochs; without them, pass ``max_steps``.
+    (``ignore_data_skip`` is set); with ``True``, from the newest checkpoint that was written completely.
+    Epochs are the dataset's virtual epochs; without them, pass ``max_steps``.
     """
 
     args: Any
@@ -96,9 +97,11 @@ class EnergonTrainerHooks:
             self.args.ignore_data_skip = True
             found = resume_from_checkpoint
             if found is True:
-                found = newest_checkpoint(self.args.output_dir) or True
-                resume_from_checkpoint = found if found is True else str(found)
-            self._resume_from = Path(found) if found and found is not True else None
+                newest = newest_checkpoint(self.args.output_dir)
+                if newest is not None:
+                    found = resume_from_checkpoint = str(newest)
+            # Without any checkpoint, the trainer's own error follows.
+            self._resume_from = Path(found) if isinstance(found, str) else None
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
         finally:
@@ -220,8 +223,8 @@ def _check(args: Any, dataset: SavableDataset[Any]) -> None:
 def newest_checkpoint(folder: str | Path) -> Path | None:
     """Find the newest checkpoint from which a trainer can resume.
 
-    A process that was killed while it saved leaves a folder without its last files. Such folders are passed over,
-    and a warning names them.
+    A process that was killed while it saved leaves a folder without its last files. Such folders are passed
+    over, and a warning names them.
 
     Args:
         folder: The trainer's ``output_dir``.
