@@ -362,6 +362,63 @@ def test_checkpoints_without_a_position_are_refused(data, train, tmp_path):
         train(open_train(data), resume=True, max_steps=4)
 
 
+def cut(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "trainer_state.json").unlink(),
+        lambda folder: cut(folder / "trainer_state.json"),
+        lambda folder: cut(folder / "energon_stream.pt"),
+        lambda folder: (folder / "energon_stream.pt").unlink(),
+        lambda folder: [file.unlink() for file in folder.iterdir()],
+    ],
+)
+def test_a_half_written_checkpoint_is_passed_over(data, train, tmp_path, caplog, damage):
+    """A kill during a checkpoint leaves such a folder; the one before it is whole."""
+    train(open_train(data), max_steps=6, save_strategy="steps", save_steps=2)
+    damage(tmp_path / "out" / "checkpoint-6")
+    (tmp_path / "out" / "checkpoint-best").mkdir()
+    trainer, model = train(open_train(data), resume=True, max_steps=8)
+    assert model.seen == expected_batches(data, 8)[4:]
+    assert trainer.state.global_step == 8
+    assert "passing over the checkpoint" in caplog.text
+    assert str(tmp_path / "out" / "checkpoint-6") in caplog.text
+
+
+def test_only_half_written_checkpoints_are_an_error(data, train, tmp_path):
+    train(open_train(data), max_steps=2, save_strategy="steps", save_steps=2)
+    cut(tmp_path / "out" / "checkpoint-2" / "trainer_state.json")
+    with pytest.raises(StateError, match="not written to its end"):
+        train(open_train(data), resume=True, max_steps=4)
+    cut(tmp_path / "out" / "checkpoint-2" / "energon_stream.pt")
+    with pytest.raises(StateError, match="the file is damaged"):
+        train(open_train(data), resume=str(tmp_path / "out" / "checkpoint-2"), max_steps=4)
+
+
+def test_a_kill_while_saving_leaves_a_checkpoint_to_resume_from(data, train, tmp_path):
+    """Also where the trainer keeps one checkpoint only, and has deleted the one before."""
+    from energon_stream.integrations.huggingface import EnergonTrainer
+
+    class Killed(BaseException):
+        pass
+
+    class Dies(EnergonTrainer):
+        def _save_checkpoint(self, *args, **kwargs):
+            super()._save_checkpoint(*args, **kwargs)
+            if self.state.global_step == 6:
+                raise Killed
+
+    arguments = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
+    with pytest.raises(Killed):
+        train(open_train(data), trainer_class=Dies, max_steps=8, **arguments)
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-6"]
+    _, model = train(open_train(data), resume=True, max_steps=8)
+    assert model.seen == expected_batches(data, 8)[6:]
+
+
 MISSING = """
 import sys
 sys.modules.update({{name: None for name in {names}}})

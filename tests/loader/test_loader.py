@@ -276,3 +276,13 @@ def test_closing_a_loader_ends_its_workers():
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": None}, {"shuffle": True}, {"num_workers": 1}])
+def test_a_torch_data_loader_is_pointed_to_get_loader(options):
+    """It would give each of its workers the same batches, so it is refused and not made to work."""
+    loader = torch.utils.data.DataLoader(dataset(), **options)
+    with pytest.raises(
+        ConfigError, match=r"BatchDataset is a stream .* cannot be indexed.*use get_loader\(dataset"
+    ):
+        next(iter(loader))

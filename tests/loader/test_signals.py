@@ -12,6 +12,7 @@ import pytest
 
 from energon_stream import WorkerConfig, get_loader, get_savable_loader
 from energon_stream.errors import WorkerError
+from energon_stream.loader import workers
 from energon_stream.loader.resources import limit_error
 from energon_stream.pipeline import BatchDataset, MapDataset
 from energon_stream.pipeline.dataset import Wrapper
@@ -21,14 +22,14 @@ from energon_stream.testing.operator_suite import NumbersDataset
 PROGRAM = """
 import os, pathlib, signal, sys, time
 from energon_stream import WorkerConfig, get_savable_loader
-from energon_stream.loader import monitor
+from energon_stream.loader import monitor, workers as worker_processes
 from energon_stream.pipeline import BatchDataset, MapDataset
 from energon_stream.state import dumps
 from energon_stream.testing.operator_suite import NumbersDataset
 
 folder = pathlib.Path(sys.argv[1])
 workers, method, way = int(sys.argv[2]), sys.argv[3], sys.argv[4]
-monitor._GRACE_SECONDS = 0.1
+monitor._GRACE_SECONDS = worker_processes._JOIN_SECONDS = 0.1
 
 def gated(x):
     if x >= 20:  # until the test opens the gate, next() waits
@@ -248,7 +249,9 @@ def test_an_end_of_file_in_a_function_is_no_end_of_the_worker():
         next(iter(get_loader(Ends(NumbersDataset(100, WorkerConfig(0, 1, 1))))))
 
 
-def test_a_loader_that_a_handler_closes_says_so():
+def test_a_loader_that_a_handler_closes_says_so(monkeypatch):
+    monkeypatch.setattr(workers, "_JOIN_SECONDS", 0.1)
+
     def closes(number, frame):
         loader.close()
 

@@ -102,6 +102,8 @@ class EnergonTrainerHooks:
                     found = resume_from_checkpoint = str(newest)
             # Without any checkpoint, the trainer's own error follows.
             self._resume_from = Path(found) if isinstance(found, str) else None
+            if self._resume_from is not None:
+                _check_complete(self._resume_from)
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
         finally:
@@ -241,8 +243,7 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
         if step < 0:
             continue
         try:
-            _read(path / _FILE)
-            _check_last_file(path / _LAST_FILE)
+            _check_complete(path)
         except StateError as error:
             _log.warning("passing over the checkpoint %s: %s", path, error)
             first_error = first_error or error
@@ -264,7 +265,10 @@ def _step(folder: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def _check_last_file(path: Path) -> None:
+def _check_complete(folder: Path) -> None:
+    """Raise StateError if a trainer cannot resume from a checkpoint."""
+    _read(folder / _FILE)
+    path = folder / _LAST_FILE
     try:
         TrainerState.load_from_json(str(path))
     except (OSError, ValueError, TypeError) as error:
