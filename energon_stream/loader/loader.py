@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import is_dataclass, replace
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -108,7 +108,7 @@ class BasicDataLoader(Generic[T]):
 
     def _batches(self, log: LoaderLog | None) -> Iterator[T]:
         if self._session is None:
-            states, rotation = self._position.states, replace(self._position.rotation)
+            states, rotation = self._position.states, self._position.rotation.copy()
             self._session = open_session(self.dataset, states, rotation, self._options)
             self._prepare()
         while True:

