@@ -1,4 +1,4 @@
-"""What a process is doing: the stacks of its threads, and the user's function and sample at hand."""
+"""The activity of a process: the stacks of its threads, and the user's function and sample at hand."""
 
 from __future__ import annotations
 

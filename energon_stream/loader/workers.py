@@ -166,24 +166,26 @@ class Worker:
         """Return the next message, of this process or of a new one in its place."""
         while True:
             try:
-                lost, may_restart = self._wait()
+                lost = self._wait()
                 if lost is None:
                     return self._receiver.receive()
             except EOFError:
-                lost, may_restart = self._died()
+                lost = self._died()
             except (OSError, ValueError):
                 if not self._receiver.is_closed:
                     raise
-            if self._receiver.is_closed:  # by a signal handler
+                lost = None
+            if lost is None or self._receiver.is_closed:  # by a signal handler
                 raise WorkerError(
                     "the loader was closed while it waited for a batch",
                     hint="in a signal handler, set a flag and leave the loop, or raise SystemExit",
                 )
+            error, may_restart = lost
             if not may_restart:
-                raise lost
-            self._replace(lost)
+                raise error
+            self._replace(error)
 
-    def _wait(self) -> tuple[WorkerError | None, bool]:
+    def _wait(self) -> tuple[WorkerError, bool] | None:
         """Wait for a message; return why none will come, and whether a new process may take over."""
         limit = self._options.time_out(is_first=not self._has_sent)
         begin = time.monotonic()
@@ -193,9 +195,9 @@ class Worker:
             pipe = self._receiver.pipe
             ready = [number for number, _ in self._ready.poll(max(0.0, left) * 1000)]
             if pipe.fileno() in ready:
-                return None, False
+                return None
             if not self._process.is_alive():
-                return (None, False) if pipe.poll() else self._died()
+                return None if pipe.poll() else self._died()
             if late is not None and time.monotonic() >= late:
                 error = self._late(time.monotonic() - begin)
                 if self._options.hang_action != "warn":
