@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 RESTARTS_IN_A_ROW = 3
 """New workers without a batch in between, after which a loader gives up."""
 
+_NO_FORK_SERVER = 255
+"""The exit code that multiprocessing reports for a worker whose fork server is gone."""
 _JOIN_SECONDS = 2.0
 _CHECK_SECONDS = 1.0
 """Seconds between checks that a worker lives. Its pipe and its sentinel show it at once in most cases: not
@@ -226,6 +228,8 @@ class Worker:
             hint = "something killed it with SIGKILL; -9 is often the kernel, when memory runs out"
         elif code is not None and code < 0:
             hint = f"it was ended by {signal.Signals(-code).name}; its stderr may say more"
+        elif self._method == "forkserver" and code == _NO_FORK_SERVER:
+            hint = "the fork server that starts workers is gone"
         elif self._method != "fork" and not self._monitor.has_started():
             what = f"worker {self._number} did not start by {self._method!r}: exit code {code}"
             hint = (
@@ -273,7 +277,7 @@ class Worker:
         if process.is_alive():
             process.kill()
             process.join()
-        elif self._method == "forkserver" and process.exitcode == 255 and process.pid is not None:
+        elif self._method == "forkserver" and process.exitcode == _NO_FORK_SERVER and process.pid is not None:
             # Not an exit code: the fork server is gone, and the process may live.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)

@@ -7,6 +7,8 @@ import os
 import random
 import signal
 import socket
+import time
+from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,27 @@ def test_a_worker_that_dies_is_replaced(tmp_path, caplog, forked_spawn, workers,
     with get_savable_loader(numbers(0, Once(tmp_path, -1, None))) as again:
         again.restore_state_rank(loads(dumps(state)))
         assert_equal_values(take(again, 10), rest)
+
+
+def test_a_fork_server_that_is_killed_is_replaced_too(caplog, forked_spawn):
+    with get_loader(plain(2), on_worker_death="restart", start_method="forkserver") as loader:
+        found = take(loader, 3)
+        before = loader.worker_pids
+        os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
+        assert_equal_values(found + take(loader, 30), expected(33))
+        assert loader.worker_restarts >= 2
+    assert "the fork server that starts workers is gone" in caplog.text
+    for pid in before:  # they lived on
+        wait_until_gone(pid)
+
+
+def wait_until_gone(pid):
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}/stat").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_the_default_raises(tmp_path):
