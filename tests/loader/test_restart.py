@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import random
@@ -142,9 +143,11 @@ def test_a_fork_server_that_is_killed_is_replaced_too(caplog, forked_spawn):
     with get_loader(plain(2), on_worker_death="restart", start_method="forkserver") as loader:
         found = take(loader, 3)
         before = loader.worker_pids
+        for pid in before:  # or they might have the rest ready, and not be missed
+            os.kill(pid, signal.SIGSTOP)
         os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
         assert_equal_values(found + take(loader, 30), expected(33))
-        assert loader.worker_restarts >= 2
+        assert loader.worker_restarts == 2
     assert "the fork server that starts workers is gone" in caplog.text
     for pid in before:  # they lived on
         wait_until_gone(pid)
@@ -299,13 +302,15 @@ def shared_maps():
 def test_nothing_of_the_lost_workers_is_kept():
     with get_loader(plain(2), on_worker_death="restart") as loader:
         take(loader, 1)
-        before = shared_maps(), len(os.listdir("/proc/self/fd"))
-        assert before[0] == 2
+        gc.collect()  # what other tests left
+        descriptors = len(os.listdir("/proc/self/fd"))
+        assert shared_maps() == 2
         for _ in range(4):
             kill_all(loader.worker_pids)
             take(loader, 20)
         assert loader.worker_restarts == 8
-        assert (shared_maps(), len(os.listdir("/proc/self/fd"))) == before
+        assert shared_maps() == 2
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert shared_maps() == 0
 
 
