@@ -18,12 +18,13 @@ def checkpoint() -> None:
     """Inspect saved states, and deal them to other ranks.
 
     FILES were written by torch.save or state.dumps. They hold a rank's state, the list of save_state_global,
-    or the result of state_dict(); each may lie under 'dataloader_state_dict'. Nothing in them is executed.
+    or the result of state_dict(); each may lie under 'dataloader_state_dict'. A folder of
+    torch.distributed.checkpoint can be inspected too. Nothing in them is executed.
     """
 
 
 _FILES = click.argument(
-    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+    "files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)
 )
 
 
@@ -31,14 +32,18 @@ _FILES = click.argument(
 @_FILES
 def info(files: tuple[Path, ...]) -> None:
     """Show what saved states contain, and to how many ranks they can be dealt."""
-    read = [read_states(file) for file in files]
+    read = [found for file in files for found in read_states(file)]
     for file in read:
         click.echo(f"{file.path}: {file.form}")
         for state in file.ranks:
             click.echo(f"  {_describe(state)}")
             prints = ", ".join(f"{name} {value}" for name, value in state["fingerprint"].items())
             click.echo(f"  format version {state['version']}, fingerprint of {prints}")
-    click.echo(_together(read))
+    # Each loader in a folder is a checkpoint of its own; files may be parts of one.
+    alone = [[file] for file in read if file.dcp_key is not None]
+    parts = [file for file in read if file.dcp_key is None]
+    for together in [*alone, *([parts] if parts else [])]:
+        click.echo(_together(together))
 
 
 def _describe(state: Mapping[str, Any]) -> str:
@@ -82,7 +87,7 @@ def redist(files: tuple[Path, ...], out: Path, new_world_size: int) -> None:
     The result has the form of FILES: one file of all ranks stays one file; names of files for each rank get
     the new rank's number. Other content beside 'dataloader_state_dict' is copied from the first file.
     """
-    read = [read_states(file) for file in files]
+    read = [found for file in files for found in read_states(file)]
     states = [state for file in read for state in file.ranks]
     names = [name for file in read for name in file.names]
     contents = like(read, redistribute(states, new_world_size, names=names))

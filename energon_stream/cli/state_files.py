@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import re
-import zipfile
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from energon_stream.cli.dcp_folder import read_dcp
+from energon_stream.cli.plain_pickle import load_plain
 from energon_stream.errors import ConfigError, StateError, StateMismatchError
 from energon_stream.state import (
     STREAMS_FORMAT,
@@ -39,6 +38,7 @@ class StateFile:
     wrapper: Mapping[str, Any] | None  # holds the state under _WRAPPER; None if nothing is around the state
     kind: Kind  # a rank's state, a list of them, or a state_dict()
     ranks: tuple[dict[str, Any], ...]
+    dcp_key: str | None = None  # the loader's key, if the path is a folder of torch.distributed.checkpoint
 
     @property
     def form(self) -> str:
@@ -48,6 +48,8 @@ class StateFile:
             "list": f"a list of {len(self.ranks)} ranks' states",
             "streams": f"a state dict by stream, of {len(self.ranks)} ranks",
         }[self.kind]
+        if self.dcp_key is not None:
+            return f"{content} under {self.dcp_key!r}, torch.distributed.checkpoint, {self.size:,} bytes"
         under = "" if self.wrapper is None else f" under {_WRAPPER!r}"
         return f"{content}{under}, {'torch.save' if self.by_torch else 'msgpack'}, {self.size:,} bytes"
 
@@ -64,70 +66,46 @@ class StateFile:
         return [f"rank {state['topology']['rank']} in {self.path}" for state in self.ranks]
 
 
-def read_states(path: Path) -> StateFile:
-    """Read a file. Raises :class:`StateError` if it holds something else, or is damaged."""
+def read_states(path: Path) -> list[StateFile]:
+    """Read a file, or each loader's part of a folder of torch.distributed.checkpoint.
+
+    Raises :class:`StateError` if it holds something else, or is damaged.
+    """
     try:
-        data = path.read_bytes()
-        by_torch = data[:2] in (b"PK", b"\x80\x02")  # torch's zip files, and its older format
-        content = _load(path) if by_torch else loads(data)
-        wrapper = content if isinstance(content, Mapping) and _WRAPPER in content else None
-        inner = content if wrapper is None else wrapper[_WRAPPER]
-        kind: Kind = "rank"
-        states = [inner]
-        if isinstance(inner, (list, tuple)):
-            kind, states = "list", list(inner)
-        elif isinstance(inner, Mapping) and inner.get("format") == STREAMS_FORMAT:
-            kind, states = "streams", ranks_of_streams(inner)
-        return StateFile(path, len(data), by_torch, wrapper, kind, tuple(map(read_rank_state, states)))
+        if path.is_dir():
+            return [
+                StateFile(path, _size(content), True, None, "streams", tuple(ranks_of_streams(content)), key)
+                for key, content in read_dcp(path).items()
+            ]
+        return [_read_file(path)]
     except StateError as error:
         where = str(path) if error.where is None else f"{error.where} in {path}"
         raise type(error)(error.what, where=where, hint=error.hint) from error
 
 
-def _plain_bytes(text: str = "", encoding: str = "latin1") -> bytes:
-    """Return what torch's pickles write for bytes; the arguments may come from a hostile file."""
-    if not isinstance(text, str) or encoding != "latin1":
-        raise pickle.UnpicklingError("no plain value")
-    return text.encode("latin1")
+def _size(content: Mapping[str, Any]) -> int:
+    return sum(map(len, content["streams"].values()))
 
 
-_PLAIN = {
-    ("_codecs", "encode"): _plain_bytes,
-    ("__builtin__", "bytes"): _plain_bytes,
-    ("builtins", "bytes"): _plain_bytes,
-    ("collections", "OrderedDict"): OrderedDict,
-}
-"""Names that a pickle of built-in values refers to, and what stands for them."""
-
-
-class _PlainUnpickler(pickle._Unpickler):
-    """Reads built-in values in memory bounded by the file.
-
-    The unpickler in C, and one instruction of this one, would reserve any amount of memory that a file names.
-    """
-
-    dispatch = {
-        code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _PLAIN:
-            raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
-        return _PLAIN[module, name]
-
-
-def _load_plain(path: Path) -> Any:
-    """Read a zip file of torch.save that holds no tensors, without the second that importing torch takes."""
-    with zipfile.ZipFile(path) as archive:
-        (entry,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
-        if entry.compress_type != zipfile.ZIP_STORED:
-            raise zipfile.BadZipFile("torch does not compress")
-        return _PlainUnpickler(io.BytesIO(archive.read(entry))).load()
+def _read_file(path: Path) -> StateFile:
+    data = path.read_bytes()
+    by_torch = data[:2] in (b"PK", b"\x80\x02")  # torch's zip files, and its older format
+    content = _load(path) if by_torch else loads(data)
+    wrapper = content if isinstance(content, Mapping) and _WRAPPER in content else None
+    inner = content if wrapper is None else wrapper[_WRAPPER]
+    kind: Kind = "rank"
+    states = [inner]
+    if isinstance(inner, (list, tuple)):
+        kind, states = "list", list(inner)
+    elif isinstance(inner, Mapping) and inner.get("format") == STREAMS_FORMAT:
+        kind, states = "streams", ranks_of_streams(inner)
+    return StateFile(path, len(data), by_torch, wrapper, kind, tuple(map(read_rank_state, states)))
 
 
 def _load(path: Path) -> Any:
-    with suppress(Exception):  # it has tensors, is older, or is damaged: torch reads it, or names the problem
-        return _load_plain(path)
+    # Unless it has tensors, is older, or is damaged: then torch reads it, or names the problem.
+    with suppress(Exception), path.open("rb") as file:
+        return load_plain(file)
     import torch
 
     try:
@@ -142,10 +120,17 @@ def _load(path: Path) -> Any:
 def like(files: Sequence[StateFile], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the states of all ranks as contents by file name, in the form of the files that were dealt.
 
-    Raises StateMismatchError if the files differ in form.
+    Raises StateMismatchError if the files differ in form, ConfigError for folders.
     """
     first = files[0]
     for file in files:
+        if file.dcp_key is not None:
+            raise ConfigError(
+                "a folder of torch.distributed.checkpoint needs no dealing",
+                where=str(file.path),
+                hint='load {"loader": loader} from it with torch.distributed.checkpoint.load, on any number of '
+                "ranks that divides the streams",
+            )
         differ = (file.by_torch, file.kind) != (first.by_torch, first.kind)
         if differ or (file.wrapper is None) != (first.wrapper is None):
             raise StateMismatchError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.compat.placeholders import PRINT_LOCAL_MAX_LENGTH
 from energon_stream.loader.watchdog import Watchdog
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
-from energon_stream.pipeline.node import Context, End, Item, State, WrapperNode
+from energon_stream.pipeline.node import Context, End, Item, State, WrapperNode, read_state
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -35,7 +35,8 @@ class _WatchdogNode(WrapperNode):
     """State: ``in``."""
 
     def __init__(self, dataset: WatchdogDataset, context: Context, state: State | None) -> None:
-        self._inner = dataset.dataset.make_node(context, None if state is None else state["in"])
+        saved = read_state(state, {"in": None}, dataset, context)
+        self._inner = dataset.dataset.make_node(context, saved["in"])
         self._watchdog = dataset.watchdog(context.stream)
 
     def next(self) -> Item | End:

@@ -14,7 +14,7 @@ from energon_stream.pipeline.dataset import (
     is_stateless,
 )
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
-from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode
+from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -57,7 +57,7 @@ class Batching(Wrapper[Any]):
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Make the elements again, all at once, and batch them with the counters in the keys."""
-        self.check_keys(keys)
+        self.check_keys(keys, several=True)
         items = iter(self.dataset.restore_many([inner for key in keys for inner in key[2]], context))
         restored = []
         for key in keys:
@@ -79,7 +79,7 @@ class _BatchNode(WrapperNode):
         self._guard = FailureGuard(
             function_name(dataset.batcher), context, dataset.failure_tolerance, first_of
         )
-        saved = state or {"in": None, "n": 0, "end": False}
+        saved = read_state(state, {"in": None, "n": 0, "end": False}, dataset, context)
         self._calls: int = saved["n"]
         self._ended: bool = saved["end"]
         self._inner = dataset.dataset.make_node(context, saved["in"])

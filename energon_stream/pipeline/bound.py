@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper, common_config
 from energon_stream.pipeline.debug_lines import LoggingEpochs
-from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, WrapperNode
+from energon_stream.pipeline.node import (
+    END,
+    Context,
+    End,
+    Item,
+    Node,
+    RestoreKey,
+    State,
+    WrapperNode,
+    read_state,
+)
+from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -31,12 +42,14 @@ class _BoundNode(WrapperNode):
     """State: ``in``, ``at`` (elements returned in this pass), ``pass`` (passes that ended)."""
 
     def __init__(self, dataset: _Bounded, context: Context, state: State | None) -> None:
-        saved = state or {"in": None, "at": 0, "pass": 0}
+        saved = read_state(state, {"in": None, "at": 0, "pass": 0}, dataset, context)
         self._dataset = dataset
         self._context = context
         self._at: int = saved["at"]
         self._pass: int = saved["pass"]
         self._length = dataset.share(context.stream, self._pass)
+        if self._at > self._length:
+            raise damaged(f"{self._at} elements of a pass of {self._length}")
         self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def next(self) -> Item | End:
@@ -195,7 +208,9 @@ class _EvenNode(WrapperNode):
     """
 
     def __init__(self, dataset: EvenDataset, context: Context, state: State | None) -> None:
-        saved = state or {"in": None, "at": 0, "last": None, "end": False}
+        saved = read_state(state, {"in": None, "at": 0, "last": None, "end": False}, dataset, context)
+        if saved["at"] > dataset.length or (saved["last"] is None) != (saved["at"] == 0):
+            raise damaged(f"{saved['at']} elements of a pass of {dataset.length}")
         self._dataset = dataset
         self._context = context
         self._at: int = saved["at"]

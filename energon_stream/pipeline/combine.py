@@ -11,8 +11,9 @@ import numpy as np
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.batch import BatchDataset
 from energon_stream.pipeline.dataset import MultiInput, SavableDataset, Wrapper
-from energon_stream.pipeline.node import END, Context, End, Item, Node, State, WrapperNode
+from energon_stream.pipeline.node import END, Context, End, Item, Node, State, WrapperNode, read_state
 from energon_stream.rng import uniform
+from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -24,8 +25,13 @@ class _ConcatNode(WrapperNode):
     def __init__(self, dataset: ConcatDataset, context: Context, state: State | None) -> None:
         self._dataset = dataset
         self._context = context
-        self._number: int = 0 if state is None else state["i"]
-        self._states: list[State] = [None] * len(dataset.inputs) if state is None else list(state["in"])
+        count = len(dataset.inputs)
+        saved = read_state(state, {"i": 0, "in": [None] * count}, dataset, context)
+        self._number: int = saved["i"]
+        self._states: list[State] = list(saved["in"])
+        waiting = [number for number, inner in enumerate(self._states) if inner is None]
+        if state is not None and waiting not in ([], list(range(self._number + 1, count))):
+            raise damaged(f"dataset {self._number} of {count} is read, and {waiting} have not begun")
         self._inner = self._open()
 
     def _open(self) -> Node:
@@ -77,9 +83,14 @@ class _BlendNode:
     def __init__(self, dataset: BlendDataset, context: Context, state: State | None) -> None:
         self._dataset = dataset
         self._key = context.key("blend")
-        saved = state or {"t": 0, "in": [None] * len(dataset.inputs), "end": []}
+        count = len(dataset.inputs)
+        saved = read_state(state, {"t": 0, "in": [None] * count, "end": []}, dataset, context)
+        if state is not None and None in saved["in"]:
+            raise damaged("some dataset of a blend has no state")
         self._draws: int = saved["t"]
         self._ended: set[int] = set(saved["end"])
+        if not self._ended <= set(range(count)):
+            raise damaged(f"{len(self._ended)} datasets of a blend of {count} have ended")
         self._nodes = [
             inner.make_node(context.child(number), saved["in"][number])
             for number, inner in enumerate(dataset.inputs)
@@ -196,7 +207,7 @@ class _RepeatNode(WrapperNode):
     """State: ``in``, ``pass`` (inner passes that ended), ``at`` (elements of the current one), ``done``."""
 
     def __init__(self, dataset: RepeatDataset, context: Context, state: State | None) -> None:
-        saved = state or {"in": None, "pass": 0, "at": 0, "done": False}
+        saved = read_state(state, {"in": None, "pass": 0, "at": 0, "done": False}, dataset, context)
         self._dataset = dataset
         self._passes: int = saved["pass"]
         self._at: int = saved["at"]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, T
 from energon_stream.errors import ConfigError, StateMismatchError
 from energon_stream.pipeline.engine import Engine, with_restore_key
 from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State
+from energon_stream.schedule.saved import is_count
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -221,14 +222,22 @@ class Operator(SavableDataset[T_co]):
         """Return True if the operator's functions, and all before them, are stateless."""
         return self.stateless and super().can_restore_sample()
 
-    def check_keys(self, keys: Sequence[RestoreKey]) -> None:
+    def check_keys(self, keys: Sequence[RestoreKey], *, several: bool = False) -> None:
         """Check that all keys are of this operator.
 
+        Args:
+            keys: The keys.
+            several: Whether the third entry has several keys, and not one.
+
         Raises:
-            StateMismatchError: Some key is of another one.
+            StateMismatchError: Some key is of another one, or no key.
         """
         for key in keys:
-            if key[0] != self.kind:
+            if not isinstance(key, (list, tuple)) or len(key) < 2 or key[0] != self.kind:
+                raise foreign_key(self, key)
+            counters = [key[1], *(entry for entry in key[3:] if entry is not None)]
+            has_list = not several or (len(key) > 2 and isinstance(key[2], (list, tuple)))
+            if not has_list or not all(map(is_count, counters)):
                 raise foreign_key(self, key)
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.pipeline.debug_lines import BatchLog
 from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
+from energon_stream.schedule.saved import reading
 
 if TYPE_CHECKING:
     from energon_stream.read.consume import ReaderGroup
@@ -129,7 +130,11 @@ class Engine:
             self._batches[stream] = 0 if saved is None else int(saved["batches"])
             context = Context(self._config, stream, readers, len(streams), reader_groups=reader_groups)
             with self._config.activate(stream, batch_index=self._batches[stream]):
-                self._nodes[stream] = dataset.make_node(context, None if saved is None else saved["node"])
+                if saved is None:
+                    self._nodes[stream] = dataset.make_node(context, None)
+                    continue
+                with reading(f"stream {stream}"):  # also of operators of users, and of elements that are held
+                    self._nodes[stream] = dataset.make_node(context, saved["node"])
 
     def step_any(self) -> Step:
         """Return the next element or end, of the stream that the rotation names."""

@@ -9,7 +9,8 @@ from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.batch import Batching
 from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, function_label, function_name
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
-from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode
+from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode, read_state
+from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -22,7 +23,7 @@ class _GroupNode(WrapperNode):
     """
 
     def __init__(self, dataset: GroupBatchDataset, context: Context, state: State | None) -> None:
-        saved = state or {"in": None, "n": 0, "held": [], "end": False}
+        saved = read_state(state, {"in": None, "n": 0, "held": [], "end": False}, dataset, context)
         tolerance = dataset.failure_tolerance
         self._dataset = dataset
         self._criterion = FailureGuard(
@@ -35,7 +36,8 @@ class _GroupNode(WrapperNode):
         self._groups: dict[Hashable, tuple[int, list[tuple[int, Item]]]] = {}
         for item in dataset.dataset.restore_many(saved["held"], context) if saved["held"] else []:
             with context.config.activate(context.stream, self._arrived):
-                self._add(item)
+                if self._add(item)[1]:  # it would grow for ever
+                    raise damaged("a group that is held is full")
         self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def _add(self, item: Item) -> tuple[Hashable, bool]:

@@ -25,7 +25,9 @@ from energon_stream.pipeline.node import (
     State,
     WrapperNode,
     new_item,
+    read_state,
 )
+from energon_stream.schedule.saved import damaged, is_count, shown
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -93,9 +95,15 @@ class RunningGenerator:
         return Item(made, (*self.key, self.place - 1, self.batch, self._guard.active.batch_index))
 
     def skip(self, number: int) -> RunningGenerator:
-        """Leave out the first elements, which were returned before the state was saved."""
-        for _ in range(number):
-            self.next()
+        """Leave out the first elements, which were returned before the state was saved.
+
+        Raises StateError if it has fewer elements.
+        """
+        if not isinstance(self._generator, GeneratorType) or not is_count(number):
+            raise damaged(f"element {shown(number)} of {shown(self._generator)}")
+        while self.place < number:
+            if self.next() is None:
+                raise damaged(f"a generator has {self.place} elements, of which {number} were returned")
         return self
 
 
@@ -105,7 +113,7 @@ class _MapNode(WrapperNode):
     def __init__(self, dataset: MapDataset, context: Context, state: State | None) -> None:
         self._fn = dataset.fn
         self._guard = FailureGuard(function_name(dataset.fn), context, dataset.failure_tolerance)
-        saved = state or {"in": None, "n": 0, "open": None}
+        saved = read_state(state, {"in": None, "n": 0, "open": None}, dataset, context)
         self._calls: int = saved["n"]
         self._running: RunningGenerator | None = None
         if saved["open"] is not None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from energon_stream.rng import derive_key
+from energon_stream.schedule.saved import damaged, is_count, shown
 
 if TYPE_CHECKING:
     from energon_stream.read.consume import ReaderGroup
@@ -78,13 +79,50 @@ class Node(Protocol):
         """Return the next item, or ``END``. The call after ``END`` begins the next pass."""
 
     def state(self) -> State:
-        """Return the position after the last item, in plain values.
+        """Return the position after the last item, in plain values; never None, which stands for the start.
 
         A node with inner nodes returns a dict with their states at :data:`INNER_STATE`.
         """
 
     def close(self) -> None:
         """Release readers and buffers, and close the inner nodes."""
+
+
+def read_state(state: State | None, start: dict[str, Any], dataset: object, context: Context) -> Any:
+    """Return the fields of a node's state, checked; those of the start if there is no state.
+
+    Args:
+        state: The state, of which nothing is trusted.
+        start: The fields at the start. A state has the same ones: flags, counters and lists where these are,
+            and lists as long as these unless they are empty. None stands for an optional list, and at
+            :data:`INNER_STATE` for a state that the inner node has at all other times.
+        dataset: The dataset of the node, for errors.
+        context: Where the node runs, for errors.
+
+    Raises StateError if the state is damaged.
+    """
+    if state is None:
+        return start
+    where = f"{type(dataset).__name__} in stream {context.stream}"
+    if not isinstance(state, dict) or state.keys() != start.keys():
+        raise damaged(f"{shown(state)} has not the fields {', '.join(map(repr, start))}", where)
+    for name, default in start.items():
+        value = state[name]
+        if not (value is not None if name == INNER_STATE and default is None else _is_like(value, default)):
+            raise damaged(f"{name!r} is {shown(value)}", where)
+    return state
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    if isinstance(default, bool):
+        return isinstance(value, bool)
+    if isinstance(default, int):
+        return is_count(value)
+    if default is None:
+        return value is None or isinstance(value, (list, tuple))
+    if not isinstance(value, (list, tuple)) or (default and len(value) != len(default)):
+        return False
+    return all(_is_like(*each) for each in zip(value, default, strict=False) if each[1] is not None)
 
 
 class WrapperNode:

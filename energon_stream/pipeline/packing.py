@@ -18,7 +18,8 @@ from energon_stream.pipeline.dataset import (
 )
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.map import RunningGenerator, call_again
-from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode
+from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
+from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -39,7 +40,8 @@ class _PackingNode(WrapperNode):
     """
 
     def __init__(self, dataset: PackingDataset, context: Context, state: State | None) -> None:
-        saved = state or {"in": None, "n": [0, 0, 0], "groups": [], "open": None, "end": False}
+        start = {"in": None, "n": [0, 0, 0], "groups": [], "open": None, "end": False}
+        saved = read_state(state, start, dataset, context)
         self._dataset = dataset
         of_selector, of_packer, of_encoder = dataset.tolerances
         self._selector = FailureGuard(
@@ -53,12 +55,15 @@ class _PackingNode(WrapperNode):
         self._ended: bool = saved["end"]
         self._left_out = 0  # samples that no group has, since this node was built
         sizes = [len(keys) for keys in saved["groups"]]
+        if sum(sizes) > dataset.buffer_size or 0 in sizes:
+            raise damaged(f"groups of {sum(sizes)} elements, from a buffer of {dataset.buffer_size}")
         keys = [key for group in saved["groups"] for key in group]
         items = iter(dataset.dataset.restore_many(keys, context) if keys else [])
         self._groups = deque([next(items) for _ in range(size)] for size in sizes)
         self._running: RunningGenerator | None = None
         if saved["open"] is not None:
             open_key, place, batch = (*saved["open"], None)[:3]
+            dataset.check_keys([open_key], several=True)
             key, encoded = _as_key(open_key), dataset.encode_again(open_key, context)
             with context.config.activate(context.stream, key[1], batch):
                 generator = dataset.final_packer(encoded)
@@ -266,7 +271,7 @@ class PackingDataset(Wrapper[Any]):
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Make packs again."""
-        self.check_keys(keys)
+        self.check_keys(keys, several=True)
         restored = []
         for key in keys:
             value = call_again(self, self.final_packer, self.encode_again(key, context), key, context)

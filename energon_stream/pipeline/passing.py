@@ -11,7 +11,18 @@ from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, Wrapper, foreign_key
 from energon_stream.pipeline.debug_lines import keys_of, log_line
 from energon_stream.pipeline.failures import FailureGuard
-from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, WrapperNode
+from energon_stream.pipeline.node import (
+    END,
+    Context,
+    End,
+    Item,
+    Node,
+    RestoreKey,
+    State,
+    WrapperNode,
+    read_state,
+)
+from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -21,7 +32,7 @@ class _PassThroughNode(WrapperNode):
     """State: ``in`` and ``n`` (elements taken from the inner node)."""
 
     def __init__(self, dataset: PassThrough, context: Context, state: State | None) -> None:
-        saved = state or {"in": None, "n": 0}
+        saved = read_state(state, {"in": None, "n": 0}, dataset, context)
         self._dataset = dataset
         self._guard = FailureGuard(type(dataset).__name__, context, dataset.failure_tolerance)
         self._taken: int = saved["n"]
@@ -201,14 +212,15 @@ class _IterMapNode(WrapperNode):
     """
 
     def __init__(self, dataset: IterMapDataset, context: Context, state: State | None) -> None:
-        saved = state or {"in": None, "n": 0}
+        saved = read_state(state, {"in": None, "n": 0}, dataset, context)
         self._dataset = dataset
         self._inner = dataset.dataset.make_node(context, saved["in"])
         self._keys: list[RestoreKey] = []  # of the elements that the function took for the next one
         self._of_keys = 0  # elements that it made of these
         self._begin()
-        for _ in range(saved["n"]):
-            self.next()
+        for number in range(saved["n"]):
+            if isinstance(self.next(), End):
+                raise damaged(f"the pass has {number} elements, of which {saved['n']} were returned")
 
     def _begin(self) -> None:
         self._start = self._inner.state()
@@ -283,7 +295,7 @@ class IterMapDataset(Wrapper[Any]):
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Make the elements that the function took again, and call it with them."""
-        self.check_keys(keys)
+        self.check_keys(keys, several=True)
         if any(len(key) < 4 for key in keys):
             raise foreign_key(self, next(key for key in keys if len(key) < 4))
         inner = iter(self.dataset.restore_many([taken for key in keys for taken in key[2]], context))

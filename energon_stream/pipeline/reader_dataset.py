@@ -13,7 +13,17 @@ from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.debug_lines import LoggingReader
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.leaf import key_of
-from energon_stream.pipeline.node import END, Context, End, Item, Node, RestoreKey, State, new_item
+from energon_stream.pipeline.node import (
+    END,
+    Context,
+    End,
+    Item,
+    Node,
+    RestoreKey,
+    State,
+    new_item,
+    read_state,
+)
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.index_entries import OffsetCache
@@ -24,6 +34,7 @@ from energon_stream.samples import CrudeSample
 from energon_stream.schedule import (
     BlendPlan,
     ConcatPlan,
+    Cursor,
     CursorCodec,
     LeafPlan,
     Plan,
@@ -31,9 +42,12 @@ from energon_stream.schedule import (
     RepeatPlan,
     Schedule,
     build_schedule,
+    check_cursor,
     describe_plan,
     earlier_plan,
+    is_count,
     leaves,
+    reading,
     stream_shares,
 )
 from energon_stream.storage import shared_fetcher, strip_credentials
@@ -81,9 +95,10 @@ class _ReaderNode:
             ReaderGroup(dataset.options.share(context.readers), resources.fetcher, context.streams),
         )
         self._schedule: Schedule = dataset.schedule(context.stream, context.path)
-        self._epoch: int = 0 if state is None else state["epoch"]
         self._cursors = CursorCodec(self._schedule)
-        cursor = self._schedule.begin() if state is None else self._cursors.unpack(state["at"])
+        self._epoch, cursor = 0, self._schedule.begin()
+        if state is not None:
+            self._epoch, cursor = dataset.read_cursor(state, context, self._schedule, self._cursors)
         self._guard = FailureGuard("reading samples", context, dataset.failure_tolerance)
         self._reader = SampleReader(self._schedule, cursor, resources.locators, group)
 
@@ -178,6 +193,19 @@ class ReaderDataset(SavableDataset[Any]):
         key = derive_key(config.seed_offset, stream, path, "source")
         return build_schedule(plan, num_streams=config.num_streams, stream=stream, key=key)
 
+    def read_cursor(
+        self, state: State, context: Context, schedule: Schedule, cursors: CursorCodec
+    ) -> tuple[int, Cursor]:
+        """Return the number of passes that ended, and the cursor, of a node's state.
+
+        Raises StateError if it is no state of this dataset, or no place in the schedule.
+        """
+        saved = read_state(state, {"epoch": 0, "at": ()}, self, context)
+        with reading(f"{type(self).__name__} in stream {context.stream}"):
+            cursor = cursors.unpack(saved["at"])
+            check_cursor(schedule, cursor, saved["epoch"])
+        return saved["epoch"], cursor
+
     def count_readers(self) -> int:
         """Return 1: one look-ahead spans all leaves."""
         return 1
@@ -221,7 +249,7 @@ class ReaderDataset(SavableDataset[Any]):
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Read samples by their keys, with as few requests as possible."""
         for key in keys:
-            if key[0] != "Source" or not 0 <= key[1] < len(self.leaves):
+            if not self._is_key(key):
                 raise foreign_key(self, key)
         refs = Refs(
             np.array([key[1] for key in keys], dtype=np.int32),
@@ -238,6 +266,12 @@ class ReaderDataset(SavableDataset[Any]):
                 )
             items.append(self.make(raw))
         return items
+
+    def _is_key(self, key: Any) -> bool:
+        if not isinstance(key, (list, tuple)) or len(key) != 3 or not all(map(is_count, key[1:])):
+            return False
+        kind, leaf, sample = key
+        return kind == "Source" and leaf < len(self.leaves) and sample < self.leaves[leaf].index.shard_starts[-1]
 
     def len_stream(self, stream: int) -> int | None:
         """Return the samples of one pass of a stream.

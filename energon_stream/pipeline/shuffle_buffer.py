@@ -14,8 +14,9 @@ import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
-from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode
+from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode, read_state
 from energon_stream.rng import uniform
+from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -25,7 +26,9 @@ class _ShuffleNode(WrapperNode):
     """State: ``in``, ``t`` (draws), ``held`` (keys), ``end`` (the inner pass is over)."""
 
     def __init__(self, dataset: ShuffleBufferDataset, context: Context, state: State | None) -> None:
-        saved = state or {"in": None, "t": 0, "held": [], "end": False}
+        saved = read_state(state, {"in": None, "t": 0, "held": [], "end": False}, dataset, context)
+        if len(saved["held"]) > dataset.size:
+            raise damaged(f"a shuffle buffer of {dataset.size} holds {len(saved['held'])} elements")
         self._size = dataset.size
         self._key = context.key("shuffle")
         self._draws: int = saved["t"]

@@ -10,6 +10,7 @@ from energon_stream.schedule.base import (
     Schedule,
 )
 from energon_stream.schedule.change import PassUnderWay, carry, earlier_plan, passes_under_way
+from energon_stream.schedule.check import check_cursor
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule, OrderSpec
 from energon_stream.schedule.packed import CursorCodec, pack_columns, unpack_columns
@@ -25,6 +26,7 @@ from energon_stream.schedule.plan import (
     stream_bounds,
     stream_shares,
 )
+from energon_stream.schedule.saved import damaged, is_count, reading, shown
 from energon_stream.schedule.slices import SliceTable
 
 __all__ = [
@@ -50,11 +52,16 @@ __all__ = [
     "SliceTable",
     "build_schedule",
     "carry",
+    "check_cursor",
+    "damaged",
     "describe_plan",
     "earlier_plan",
+    "is_count",
     "leaves",
     "pack_columns",
     "passes_under_way",
+    "reading",
+    "shown",
     "stream_bounds",
     "stream_shares",
     "unpack_columns",

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.errors import ConfigError, StateError
+from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key, hash_uint64, permute_indices, uniform
 from energon_stream.schedule.base import LeafCursor, Refs
+from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
@@ -22,6 +23,8 @@ average with an exponential tail; a uniform jitter of +-1.5 n moves most samples
 
 _LEAST_GROUPS, _MOST_SAMPLES = 3, 16384
 """Merged groups that are kept: as a rule all groups between a reader and its consumer, in 128 KiB a leaf."""
+_COUNTED = 1 << 16
+"""Slices that are counted at a time, in a few megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +108,29 @@ class LeafSchedule:
         return self.length, self.slots, self.slots_per_group
 
     def in_share(self, share: tuple[int, int] | None) -> LeafSchedule:
-        """Return the schedule of a pass in another share of the leaf; see :attr:`LeafCursor.share`."""
+        """Return the schedule of a pass in another share of the leaf; see :attr:`LeafCursor.share`.
+
+        Raises StateError if the leaf has no such share.
+        """
         if share is None:
             return self
         found = self._earlier  # of at most one share: a stream has one pass under way
         if found is None or (found.table.start, found.table.stop) != tuple(share):
+            if not 0 <= share[0] <= share[1] <= self.table.shard_starts[-1]:
+                raise damaged(f"samples {share[0]} to {share[1]} of dataset {self.leaf} of the mixture")
             self._earlier = found = LeafSchedule(self.leaf, self.table.of(*share), self.order, self.key)
         return found
 
-    def _slices(self, epoch: int, group: int) -> Int64Array:
-        first = group * self.slots_per_group
-        slots = np.arange(first, first + self.slots_per_group, dtype=np.int64)
+    def count(self, epoch: int, first: int, last: int) -> int:
+        """Count the samples of the slices in places ``[first, last)`` of a pass."""
+        total = 0
+        for begin in range(first, last, _COUNTED):
+            starts, stops = self.table.bounds(self._slices(epoch, begin, min(last, begin + _COUNTED)))
+            total += int((stops - starts).sum())
+        return total
+
+    def _slices(self, epoch: int, first: int, last: int) -> Int64Array:
+        slots = np.arange(first, last, dtype=np.int64)
         if self.order.shuffle_over_epochs == -1:
             drawn = hash_uint64(derive_key(self.key, "draw", epoch), slots)
             return (drawn % np.uint64(len(self.table))).astype(np.int64)
@@ -135,7 +150,8 @@ class LeafSchedule:
         return samples
 
     def _merge(self, epoch: int, number: int) -> Int64Array:
-        starts, stops = self.table.bounds(self._slices(epoch, number))
+        first = number * self.slots_per_group
+        starts, stops = self.table.bounds(self._slices(epoch, first, first + self.slots_per_group))
         lengths = stops - starts
         total = int(lengths.sum())
         slot = np.repeat(np.arange(len(lengths)), lengths)
@@ -165,10 +181,7 @@ class LeafSchedule:
             samples = schedule._group(epoch, number)
             part = samples[offset : offset + left]
             if not len(part):
-                raise StateError(
-                    f"the state is damaged: {cursor} is no place in dataset {self.leaf} of the mixture",
-                    hint="restore a checkpoint that was saved earlier",
-                )
+                raise damaged(f"{tuple(cursor)} is no place in dataset {self.leaf} of the mixture")
             parts.append(part)
             left -= len(part)
             offset += len(part)

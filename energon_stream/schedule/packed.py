@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from energon_stream.errors import StateError
 from energon_stream.schedule.base import (
     BlendCursor,
     ConcatCursor,
@@ -33,6 +32,7 @@ from energon_stream.schedule.base import (
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule
 from energon_stream.schedule.packed_v2 import is_packed_v2, places_v2, unpack_columns_v2
+from energon_stream.schedule.saved import MOST_COUNT, is_count, reading, shown
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
@@ -53,8 +53,8 @@ def pack_columns(columns: Sequence[Int64Array]) -> bytes:
     return zlib.compress(unsigned.transpose(0, 2, 1).tobytes())
 
 
-def unpack_columns(data: bytes, length: int) -> Int64Array:
-    """Read columns of a known length into an array of shape (columns, length).
+def unpack_columns(data: bytes, length: int, most: int = _MOST_COLUMNS) -> Int64Array:
+    """Read up to ``most`` columns of a known length into an array of shape (columns, length).
 
     Raises:
         ValueError: The bytes are no columns of that length. Finding out takes no more memory than such
@@ -62,10 +62,10 @@ def unpack_columns(data: bytes, length: int) -> Int64Array:
     """
     inflate = zlib.decompressobj()
     try:
-        raw = inflate.decompress(data, _MOST_COLUMNS * length * 8 + 1)
+        raw = inflate.decompress(data, most * length * 8 + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
-    if not inflate.eof or not raw or len(raw) % (length * 8):
+    if not inflate.eof or inflate.unused_data or not raw or len(raw) % (length * 8):
         raise ValueError(f"{len(data)} bytes do not hold columns of {length} numbers")
     planes = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 8, length)
     unsigned = np.ascontiguousarray(planes.transpose(0, 2, 1)).view("<u8")[..., 0]
@@ -140,7 +140,7 @@ class _LeafChildren:
             offset = position - begin - _expected_begin(group, facts)
         first = epoch * self._passes
         rows = np.stack([first, first + done, position, group, offset], axis=1)
-        if rows.min() < 0 or (position > facts[0]).any():
+        if rows.min() < 0 or rows.max() >= MOST_COUNT or (position > facts[0]).any():
             raise ValueError("some place is outside its dataset")
         cursors: list[Cursor] = []
         for (start, current, *place), repeated, share in zip(
@@ -149,6 +149,12 @@ class _LeafChildren:
             at = LeafCursor(current, place[0], place[1], place[2], share)
             cursors.append(RepeatCursor(start, current, at) if repeated else at)
         return tuple(cursors)
+
+
+def _counts(*values: Any) -> tuple[int, ...]:
+    if len(values) not in (2, 4, 6) or not all(map(is_count, values)):
+        raise ValueError(f"({', '.join(map(shown, values))}) is no place in a dataset")
+    return values
 
 
 class CursorCodec:
@@ -165,15 +171,11 @@ class CursorCodec:
     def unpack(self, value: PackedCursor) -> Cursor:
         """Return the cursor that :meth:`pack` made plain. Lists may stand for tuples, as after msgpack.
 
-        Raises StateError if it is no cursor of this schedule.
+        Raises StateError if it has not the form of a cursor of this schedule. :func:`check_cursor` finds out
+        whether it is a place in it.
         """
-        try:
+        with reading():
             return self._unpack(self._schedule, value)
-        except (TypeError, ValueError, IndexError, OverflowError) as error:
-            raise StateError(
-                f"the state is damaged: a cursor cannot be read ({error})",
-                hint="restore an earlier checkpoint",
-            ) from error
 
     def _pack(self, schedule: Schedule, cursor: Cursor) -> PackedCursor:
         if isinstance(schedule, RepeatSchedule):
@@ -190,25 +192,28 @@ class CursorCodec:
         return cursor.epoch, cursor.step, packed
 
     def _unpack(self, schedule: Schedule, value: PackedCursor) -> Cursor:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"{shown(value)} is no cursor")
         if isinstance(schedule, RepeatSchedule):
             first, current, inner = value
-            return RepeatCursor(int(first), int(current), self._unpack(schedule.inner, inner))
+            first, current = _counts(first, current)
+            return RepeatCursor(first, current, self._unpack(schedule.inner, inner))
         if isinstance(schedule, ConcatSchedule):
             number, inner, epoch = value
-            return ConcatCursor(int(number), self._unpack(schedule.children[number], inner), int(epoch))
+            number, epoch = _counts(number, epoch)
+            return ConcatCursor(number, self._unpack(schedule.children[number], inner), epoch)
         if not isinstance(schedule, BlendSchedule):
-            epoch, position, group, offset, *share = map(int, value)
-            if len(share) not in (0, 2) or min(epoch, position, group, offset, *share) < 0:
-                raise ValueError(f"{value!r} is no place in a dataset")
+            epoch, position, group, offset, *share = _counts(*value)
             return LeafCursor(epoch, position, group, offset, (share[0], share[1]) if share else None)
         epoch, step, packed = value
+        epoch, step = _counts(epoch, step)
         if not isinstance(packed, (bytes, bytearray)):
             children = zip(schedule.children, packed, strict=True)
-            return BlendCursor(int(epoch), int(step), tuple(self._unpack(*each) for each in children))
+            return BlendCursor(epoch, step, tuple(self._unpack(*each) for each in children))
         large = self._large_blend(schedule)
         if large is None:
             raise ValueError(f"packed cursors in a blend of {len(schedule.children)}")
-        return BlendCursor(int(epoch), int(step), large.unpack(int(epoch), bytes(packed)))
+        return BlendCursor(epoch, step, large.unpack(epoch, bytes(packed)))
 
     def _large_blend(self, blend: BlendSchedule) -> _LeafChildren | None:
         """Facts about a blend's children; None if their cursors are not packed."""

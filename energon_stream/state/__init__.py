@@ -1,5 +1,6 @@
 """Saved states: their format, by rank and by stream, and dealing them to other numbers of ranks."""
 
+from energon_stream.state.digest import with_digest
 from energon_stream.state.rank import (
     check_rank_state,
     dumps,
@@ -31,5 +32,6 @@ __all__ = [
     "read_rotation",
     "redistribute",
     "split_streams",
+    "with_digest",
     "world_sizes",
 ]

@@ -14,6 +14,7 @@ from typing import Any
 
 from energon_stream.errors import StateError, StateMismatchError
 from energon_stream.pipeline import ConcatDataset, IterMapDataset, RepeatDataset, SavableDataset
+from energon_stream.pipeline.node import Context
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.schedule import (
     BlendPlan,
@@ -24,9 +25,11 @@ from energon_stream.schedule import (
     carry,
     leaves,
     passes_under_way,
+    reading,
     stream_shares,
 )
 from energon_stream.state.description import Description, SavedLeaves, fingerprint, marks, read_leaves
+from energon_stream.state.digest import with_digest
 from energon_stream.state.rank import check_topology, read_rank_state
 from energon_stream.state.report import Change, ChangeReport, LeafChange
 
@@ -67,6 +70,13 @@ def continue_state(
     check_topology(read, dataset.worker_config, dataset.pass_length)
     if read["fingerprint"] == now.prints:
         return read, None
+    with reading():
+        return _continued(read, dataset, now)
+
+
+def _continued(
+    read: dict[str, Any], dataset: SavableDataset[Any], now: Description
+) -> tuple[dict[str, Any], ChangeReport]:
     found = list(find_readers(dataset))
     saved = read_leaves(read.get("leaves"))
     if len(saved) != len(found):
@@ -87,7 +97,7 @@ def continue_state(
     )
     report = ChangeReport(changes, read["fingerprint"].get("weights") != prints["weights"])
     present = {"fingerprint": dict(now.prints), "options": now.options, "leaves": now.leaves}
-    return {**read, **present, "streams": streams}, report
+    return with_digest({**read, **present, "streams": streams}), report
 
 
 def _refused(why: str, hint: str = "") -> StateMismatchError:
@@ -209,9 +219,10 @@ def _carrier(stream: int, readers: Sequence[_Reader]) -> Callable[[str, Any], An
             return state
         before = reader.dataset.schedule(stream, path, reader.saved.shards)
         now = reader.dataset.schedule(stream, path)
-        cursor = CursorCodec(before).unpack(state["at"])
-        if cursor == before.begin(state["epoch"]):
-            cursor = now.begin(state["epoch"])  # nothing of this pass was consumed
+        context = Context(reader.dataset.worker_config, stream, path=path)
+        epoch, cursor = reader.dataset.read_cursor(state, context, before, CursorCodec(before))
+        if cursor == before.begin(epoch):
+            cursor = now.begin(epoch)  # nothing of this pass was consumed
         else:
             cursor = carry(before, now, cursor)
             for found in passes_under_way(now, cursor):

@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from energon_stream.errors import StateError
 from energon_stream.pipeline.reader_dataset import is_reader_config
-from energon_stream.schedule import pack_columns, unpack_columns
+from energon_stream.schedule import damaged, is_count, pack_columns, reading, shown, unpack_columns
+from energon_stream.state.versions import MOST_LEAVES
 
 _MOST_MARKED = 64
 _MARK_BYTES = 2
@@ -78,7 +78,7 @@ class Description:
                 found = list(_changes(_named(kept.get("orders")), _named(now["orders"]), ""))
             else:
                 found = list(_changes(kept.get(part), now.get(part), ""))
-        except (TypeError, ValueError):  # damaged; the error that this is for comes all the same
+        except (AttributeError, RecursionError, TypeError, ValueError):  # damaged; the error that this is for comes all the same
             return ""
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         return ", ".join(found[:_MOST_NAMED]) + more
@@ -198,17 +198,15 @@ def read_leaves(saved: Any) -> list[SavedLeaves]:
 
     Raises StateError if the state does not have them, or is damaged.
     """
-    try:
-        found = []
+    with reading("the datasets with which it was saved"):
+        found, total = [], 0
         for number, packed, marked in saved:
-            (shards,) = unpack_columns(bytes(packed), int(number)).tolist()
-            cut = [bytes(marked[at : at + _MARK_BYTES]) for at in range(0, len(marked), _MARK_BYTES)]
-            if len(cut) != (number if number <= _MOST_MARKED else 0) or min(shards) < 0:
-                raise ValueError(f"{len(cut)} marks of {number} leaves")
+            total += number if is_count(number) else MOST_LEAVES + 1
+            if total > MOST_LEAVES or not isinstance(packed, bytes) or not isinstance(marked, bytes):
+                raise damaged(f"{shown(packed)} for the shards of {shown(number)} datasets")
+            (shards,) = unpack_columns(packed, number, most=1).tolist()
+            cut = [marked[at : at + _MARK_BYTES] for at in range(0, len(marked), _MARK_BYTES)]
+            if len(cut) != (number if number <= _MOST_MARKED else 0) or not all(map(is_count, shards)):
+                raise damaged(f"{len(cut)} marks of {number} datasets")
             found.append(SavedLeaves(tuple(shards), tuple(cut)))
-    except (TypeError, ValueError, IndexError, OverflowError) as error:
-        raise StateError(
-            f"the state is damaged: it does not say which datasets it was saved with ({error})",
-            hint="restore an earlier checkpoint",
-        ) from error
     return found

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from energon_stream.errors import StateError, StateMismatchError
-from energon_stream.state.rotation import read_rotation, write_rotation
+from energon_stream.schedule import damaged, is_count, reading, shown
+from energon_stream.state.digest import not_plain, with_digest
+from energon_stream.state.rotation import check_batches, read_rotation, write_rotation
 from energon_stream.state.versions import FORMAT, VERSION, migrate
 
 if TYPE_CHECKING:
@@ -24,8 +26,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-DAMAGED = "pass what save_state_rank() returned, or restore an earlier checkpoint"
 _TOPOLOGY = ("world_size", "rank", "num_streams", "seed_offset")
+_MOST_STREAMS = 1 << 20
+_MOST_BITS = 128
+_CONTINUE = (
+    '. If only shards or datasets were added, or weights changed, restore with on_change="continue"'
+)
 
 
 def dumps(state: Any) -> bytes:
@@ -42,10 +48,7 @@ def dumps(state: Any) -> bytes:
     try:
         packed = msgpack.packb(state, use_bin_type=True)
     except (TypeError, ValueError, OverflowError) as error:
-        raise StateError(
-            f"the state holds a value that is not of a built-in type: {error}",
-            hint="return dicts, lists, strings, numbers, bytes and None from the node's state()",
-        ) from error
+        raise not_plain(error) from error
     return bytes(packed)
 
 
@@ -56,9 +59,9 @@ def loads(data: bytes) -> Any:
     """
     try:
         return msgpack.unpackb(data, raw=False, strict_map_key=False)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
+    except (TypeError, ValueError, OverflowError, msgpack.exceptions.UnpackException) as error:
         raise StateError(
-            f"these {len(data)} bytes are not a state: {error}",
+            f"these {len(data)} bytes are not a state: {error!s:.200}",
             hint="pass the bytes that state.dumps returned",
         ) from error
 
@@ -70,23 +73,27 @@ def _topology(config: WorkerConfig) -> dict[str, int]:
 def make_rank_state(
     description: Description, config: WorkerConfig, rotation: Rotation, streams: Mapping[int, Any]
 ) -> dict[str, Any]:
-    """Put a rank's state together."""
+    """Put a rank's state together. Raises StateError if it holds a value that is not of a built-in type."""
     named = {} if config.conventions == "own" else {"conventions": config.conventions}
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "fingerprint": dict(description.prints),
-        "options": description.options,
-        "leaves": description.leaves,
-        "topology": _topology(config),
-        **named,
-        "rotation": write_rotation(rotation),
-        "streams": {str(stream): state for stream, state in streams.items()},
-    }
+    return with_digest(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "fingerprint": dict(description.prints),
+            "options": description.options,
+            "leaves": description.leaves,
+            "topology": _topology(config),
+            **named,
+            "rotation": write_rotation(rotation),
+            "streams": {str(stream): state for stream, state in streams.items()},
+        }
+    )
 
 
 def read_rank_state(state: Any, streams: Sequence[int] | None = None) -> dict[str, Any]:
-    """Check that something is a whole rank state, and give its fields their types.
+    """Check that something is a whole rank state that nothing has damaged, and convert earlier versions.
+
+    The states of the nodes are checked by the nodes that go on from them.
 
     Args:
         state: The state that ``save_state_rank`` returned, or its msgpack bytes; of any version that can be
@@ -97,19 +104,47 @@ def read_rank_state(state: Any, streams: Sequence[int] | None = None) -> dict[st
         StateError: Not a state of this library, or a damaged one.
         StateVersionError: A version that this library does not read.
     """
-    state = migrate(loads(bytes(state)) if isinstance(state, (bytes, bytearray)) else state)
-    try:
-        topology = {name: int(state["topology"][name]) for name in _TOPOLOGY}
-        rotation = write_rotation(read_rotation(state["rotation"], topology))
-        found = {str(int(stream)): value for stream, value in state["streams"].items()}
-        if streams is None:
-            streams = range(topology["rank"], topology["num_streams"], topology["world_size"])
-        if set(found) != {str(stream) for stream in streams}:
-            raise ValueError(f"streams {sorted(found)}, not {list(streams)}")
-        prints = dict(state["fingerprint"])
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(f"the state is damaged: {error!r}", hint=DAMAGED) from error
-    return {**state, "fingerprint": prints, "topology": topology, "rotation": rotation, "streams": found}
+    found = migrate(loads(bytes(state)) if isinstance(state, (bytes, bytearray)) else state)
+    with reading():
+        topology = _read_topology(found["topology"])
+        rotation = read_rotation(found["rotation"], topology)
+        own = range(topology["rank"], topology["num_streams"], topology["world_size"])
+        expected = own if streams is None else streams
+        saved, prints = found["streams"], found["fingerprint"]
+        if not isinstance(saved, dict) or len(saved) != len(expected):
+            raise damaged(f"{shown(saved)} for the streams {expected}")
+        if saved.keys() != set(map(str, expected)) or not all(stream in own for stream in expected):
+            raise damaged(f"the streams are not {list(expected)} of rank {topology['rank']}")
+        check_batches(rotation, topology, {int(name): _batches(at, name) for name, at in saved.items()})
+        if not isinstance(prints, dict) or not all(map(_is_hash, prints.values())):
+            raise damaged("its fingerprint has no hashes")
+    return with_digest({**found, "topology": topology, "rotation": write_rotation(rotation)})
+
+
+def _read_topology(saved: Any) -> dict[str, int]:
+    topology: dict[str, int] = {name: saved[name] for name in _TOPOLOGY}
+    world_size, rank, num_streams, seed = topology.values()
+    fits = all(map(is_count, (world_size, rank, num_streams))) and type(seed) is int
+    if not fits or not rank < world_size <= num_streams <= _MOST_STREAMS or num_streams % world_size:
+        raise damaged(f"rank {shown(rank)} of {shown(world_size)} with {shown(num_streams)} streams")
+    if seed.bit_length() > _MOST_BITS:
+        raise damaged(f"a seed offset of {seed.bit_length()} bits")
+    return topology
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= 64 and value.isalnum() and value.isascii()
+
+
+def _batches(saved: Any, stream: str) -> int | None:
+    """Return the batches that a stream has yielded; None if it had not begun."""
+    if saved is None:
+        return None
+    if not isinstance(saved, dict) or saved.keys() != {"batches", "node"} or saved["node"] is None:
+        raise damaged(f"{shown(saved)} for its batches and its node", f"stream {stream}")
+    if not is_count(saved["batches"]):
+        raise damaged(f"{shown(saved['batches'])} batches", f"stream {stream}")
+    return int(saved["batches"])
 
 
 def world_sizes(num_streams: int) -> list[int]:
@@ -158,10 +193,11 @@ def check_rank_state(
     rotation = check_topology(read, config, pass_length)
     differences = description.differences(read)
     if differences:
+        may_continue = read["fingerprint"].get("pipeline") == description.prints["pipeline"]
         raise StateMismatchError(
             f"the state was saved with another dataset: {'; '.join(differences)}",
-            hint="pass the arguments with which the state was saved, or start without a state. If only "
-            'shards or datasets were added, or weights changed, restore with on_change="continue"',
+            hint="pass the arguments with which the state was saved, or start without a state"
+            + _CONTINUE * may_continue,
         )
     return rotation, {int(stream): value for stream, value in read["streams"].items()}
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import StateMismatchError
+from energon_stream.errors import StateError, StateMismatchError
+from energon_stream.state.digest import with_digest
 from energon_stream.state.rank import read_rank_state, world_sizes
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
 
@@ -31,6 +32,11 @@ def deal_state(states: Sequence[Any], rank: int, world_size: int) -> Any:
         StateMismatchError: The states do not belong together, are not complete, or cannot be dealt to so many
             ranks.
     """
+    if not isinstance(states, (list, tuple)):
+        raise StateError(
+            f"a {type(states).__name__} is not the states of all ranks",
+            hint="pass what save_state_global() returned, or a list with the state of each rank",
+        )
     if all(state is None for state in states):
         return None
     read = [read_rank_state(state) for state in states]
@@ -81,12 +87,14 @@ def redistribute(
     index = _next_of_all(rotations, [state["topology"]["rank"] for state in read], saved_size, called)
     pool = {stream: saved for state in read for stream, saved in state["streams"].items()}
     return [
-        {
-            **first,
-            "topology": {**first["topology"], "world_size": world_size, "rank": rank},
-            "rotation": write_rotation(rotation_at(rotations[0], index, rank, world_size)),
-            "streams": {str(stream): pool[str(stream)] for stream in range(rank, streams, world_size)},
-        }
+        with_digest(
+            {
+                **first,
+                "topology": {**first["topology"], "world_size": world_size, "rank": rank},
+                "rotation": write_rotation(rotation_at(rotations[0], index, rank, world_size)),
+                "streams": {str(stream): pool[str(stream)] for stream in range(rank, streams, world_size)},
+            }
+        )
         for rank in range(world_size)
     ]
 

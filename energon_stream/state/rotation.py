@@ -7,10 +7,12 @@ this pass, passes that are over, elements of a pass of the whole job with virtua
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from energon_stream.pipeline.bound import share_of_stream
 from energon_stream.pipeline.engine import Rotation
+from energon_stream.schedule import damaged, is_count, shown
 
 
 def write_rotation(rotation: Rotation) -> list[Any]:
@@ -25,27 +27,42 @@ def write_rotation(rotation: Rotation) -> list[Any]:
 
 
 def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
-    """Return a rank's rotation from plain values.
-
-    Raises TypeError if the values are of other types, and ValueError if no rotation has these values.
-    """
+    """Return a rank's rotation from plain values. Raises StateError if no rotation has these values."""
+    if not isinstance(saved, (list, tuple)) or len(saved) != 5 or not isinstance(saved[1], (list, tuple)):
+        raise damaged(f"{shown(saved)} for a rotation")
     at, ended, given, passes, pass_length = saved
-    num_streams = topology["num_streams"]
-    streams = range(topology["rank"], num_streams, topology["world_size"])
-    rotation = Rotation(
-        tuple(streams),
-        num_streams,
-        int(pass_length),
-        int(passes),
-        int(at),
-        frozenset(int(stream) for stream in ended),
-        int(given),
-    )
-    if not rotation.ended < set(streams) or not 0 <= rotation.next_stream < num_streams:
-        raise ValueError(f"a rotation {saved!r} of the streams {list(streams)}")
-    if min(rotation.consumed, rotation.passes, rotation.pass_length) < 0:
-        raise ValueError(f"a rotation {saved!r} with negative counts")
+    num_streams, rank, world_size = topology["num_streams"], topology["rank"], topology["world_size"]
+    streams = range(rank, num_streams, world_size)
+    if not all(map(is_count, (at, *ended, given, passes, pass_length))) or at >= num_streams:
+        raise damaged("a rotation of other values than counters")
+    gone = frozenset(ended)
+    if len(gone) >= len(streams) or not all(stream in streams for stream in gone):
+        raise damaged(f"{len(gone)} of {len(streams)} streams have ended")
+    rotation = Rotation(tuple(streams), num_streams, pass_length, passes, at, gone, given)
+    # Without an end in this pass, the number of elements tells which stream comes next.
+    if not gone and replace(rotation).current() != next_index(rotation, rank, world_size) % num_streams:
+        raise damaged(f"stream {at} comes next after {given} batches of the pass")
     return rotation
+
+
+def check_batches(
+    rotation: Rotation, topology: Mapping[str, int], batches: Mapping[int, int | None]
+) -> None:
+    """Check that streams have yielded as many batches as the rotation says; None for streams not begun.
+
+    Raises StateError if they have not.
+    """
+    index = next_index(rotation, topology["rank"], topology["world_size"])
+    for stream, yielded in batches.items():
+        of_pass = share_of_stream(rotation.first_stream, index, rotation.num_streams, stream)
+        fits = yielded is not None or (not rotation.passes and stream not in rotation.ended)
+        if not rotation.ended:  # their number in earlier passes is not known
+            fits &= (yielded or 0) >= of_pass and (rotation.passes > 0 or (yielded or 0) == of_pass)
+        if not fits:
+            raise damaged(
+                f"{yielded or 'no'} batches, where the rotation has {of_pass} in pass {rotation.passes}",
+                f"stream {stream}",
+            )
 
 
 def next_index(rotation: Rotation, rank: int, world_size: int) -> int:

@@ -16,7 +16,9 @@ from typing import Any
 
 from energon_stream.errors import StateError, StateMismatchError, StateVersionError
 from energon_stream.pipeline.bound import share_of_stream
-from energon_stream.state.rank import DAMAGED, dumps, read_rank_state
+from energon_stream.schedule import damaged, reading, shown
+from energon_stream.state.digest import with_digest
+from energon_stream.state.rank import dumps, read_rank_state
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
 
 STREAMS_FORMAT = "energon_stream.streams"
@@ -29,7 +31,8 @@ def split_streams(state: Mapping[str, Any]) -> dict[str, Any]:
         "format": STREAMS_FORMAT,
         "version": _VERSION,
         "streams": {
-            stream: dumps({**state, "streams": {stream: saved}}) for stream, saved in state["streams"].items()
+            stream: dumps(with_digest({**state, "streams": {stream: saved}}))
+            for stream, saved in state["streams"].items()
         },
     }
 
@@ -73,7 +76,7 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
             "the streams stand at different steps", hint="save all ranks after the same step"
         )
     streams = {str(stream): state["streams"][str(stream)] for stream, state in zip(mine, states, strict=True)}
-    return {**first, "topology": topology, "rotation": rotation, "streams": streams}
+    return with_digest({**first, "topology": topology, "rotation": rotation, "streams": streams})
 
 
 def ranks_of_streams(state_dict: Any) -> list[dict[str, Any]]:
@@ -102,7 +105,7 @@ def ranks_of_streams(state_dict: Any) -> list[dict[str, Any]]:
                 f"the state dict lacks the streams {missing} of rank {number} of {topology['world_size']}",
                 hint="pass all entries of a checkpoint",
             )
-    return [ranks[number] for number in sorted(ranks)]
+    return [with_digest(ranks[number]) for number in sorted(ranks)]
 
 
 def _entries(state_dict: Any) -> dict[int, Any]:
@@ -113,13 +116,15 @@ def _entries(state_dict: Any) -> dict[int, Any]:
         )
     if state_dict.get("version") != _VERSION:
         raise StateVersionError(
-            f"the state dict has format version {state_dict.get('version')!r}; this library reads {_VERSION}",
+            f"the state dict has format version {shown(state_dict.get('version'))}; this library reads "
+            f"{_VERSION}",
             hint="resume with the version of energon_stream that saved it, or install a newer one",
         )
-    try:
-        return {int(stream): data for stream, data in state_dict["streams"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(f"the state dict is damaged: {error!r}", hint=DAMAGED) from error
+    with reading():
+        entries = {int(stream): data for stream, data in state_dict["streams"].items()}
+        if not entries or {*map(str, entries)} != {*map(str, state_dict["streams"])}:
+            raise damaged("the streams of a state dict are not named by their numbers")
+        return entries
 
 
 def _entry(data: Any, stream: int) -> dict[str, Any]:

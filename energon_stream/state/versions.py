@@ -1,8 +1,9 @@
 """The format of a rank's state, its versions, and the migration of earlier ones.
 
-A rank's state, version 3::
+A rank's state, version 4::
 
-    {"format": "energon_stream.rank", "version": 3,
+    {"format": "energon_stream.rank", "version": 4,
+     "digest": 16 bytes, see :mod:`energon_stream.state.digest`,
      "fingerprint": {"data": hash, "order": hash, "weights": hash, "pipeline": hash},
      "options": options in plain values, or None; for messages only,
      "leaves": number of shards of each leaf, see :mod:`energon_stream.state.description`,
@@ -17,6 +18,7 @@ A node's state is described by the node's class in :mod:`energon_stream.pipeline
 To change the format, raise ``VERSION``, add a function that converts the version before to ``_MIGRATIONS``,
 and save states with the last commit of the version before by ``tests/state/save_states.py``.
 
+* Version 3 had no ``digest``.
 * Version 2 called ``rotation`` ``turn`` and ``leaves`` ``sources``, had no ``options``, and packed columns
   differently (:mod:`energon_stream.schedule.packed_v2`).
 * Version 1 was never released.
@@ -28,16 +30,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from energon_stream.errors import StateError, StateVersionError
-from energon_stream.schedule import pack_columns
+from energon_stream.schedule import damaged, is_count, pack_columns, reading, shown
 from energon_stream.schedule.packed_v2 import unpack_columns_v2
+from energon_stream.state.digest import check_digest
 
 FORMAT = "energon_stream.rank"
-VERSION = 3
+VERSION = 4
+MOST_LEAVES = 1 << 18
+"""Datasets of a mixture that a state may name: they are unpacked in some megabytes."""
 _MOST_MARKED = 64
+_WITH_DIGEST = 4
+"""First version with a digest."""
 
 
 def migrate(state: Any) -> dict[str, Any]:
-    """Convert a rank's state of any version that can be read to the present one.
+    """Check the digest of a rank's state of any version that can be read, and convert it to the present one.
 
     Raises:
         StateError: Not a state of this library, or a damaged one.
@@ -49,30 +56,30 @@ def migrate(state: Any) -> dict[str, Any]:
             hint="pass what save_state_rank() returned",
         )
     found: dict[str, Any] = dict(state)
-    while found.get("version") in _MIGRATIONS:
-        version = found["version"]
-        try:
-            found = {**_MIGRATIONS[version](found), "version": version + 1}
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise StateError(
-                f"the state is damaged: {error!r}", hint="restore an earlier checkpoint"
-            ) from error
-    if found.get("version") != VERSION:
+    version = found.get("version")
+    if type(version) is not int or not min(_MIGRATIONS) <= version <= VERSION:
         raise StateVersionError(
-            f"the state has format version {found.get('version')!r}; this library reads versions "
+            f"the state has format version {shown(version)}; this library reads versions "
             f"{min(_MIGRATIONS)} to {VERSION}",
             hint="resume with the version of energon_stream that saved it, or install a newer one",
         )
+    check_digest(found, has_one=version >= _WITH_DIGEST)
+    with reading():
+        for earlier in range(version, VERSION):
+            found = {**_MIGRATIONS[earlier](found), "version": earlier + 1}
     return found
 
 
 def _from_2(state: dict[str, Any]) -> dict[str, Any]:
-    leaves = []
+    leaves, total = [], 0
     for number, shards, marks in state.pop("sources"):
-        counts = unpack_columns_v2(bytes(shards), int(number))
+        total += number if is_count(number) else MOST_LEAVES + 1
+        if total > MOST_LEAVES or not isinstance(shards, bytes):
+            raise damaged(f"{shown(shards)} for the shards of {shown(number)} datasets")
+        counts = unpack_columns_v2(shards, number)
         # Marks of runs of leaves are not read any more.
         leaves.append([number, pack_columns([*counts]), marks if number <= _MOST_MARKED else b""])
     return {**state, "rotation": state.pop("turn"), "leaves": leaves, "options": None}
 
 
-_MIGRATIONS: dict[Any, Callable[[dict[str, Any]], dict[str, Any]]] = {2: _from_2}
+_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {2: _from_2, 3: dict}

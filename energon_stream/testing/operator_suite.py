@@ -14,6 +14,7 @@ import torch
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Rotation, Step
 from energon_stream.pipeline.node import END, INNER_STATE, Context, End, Item, Node, RestoreKey, State
+from energon_stream.schedule import damaged, is_count, shown
 from energon_stream.state import dumps, loads
 from energon_stream.worker import WorkerConfig
 
@@ -22,6 +23,8 @@ class _NumbersNode:
     def __init__(self, dataset: NumbersDataset, context: Context, state: State | None) -> None:
         self._numbers = dataset.numbers(context.stream)
         self._at: int = 0 if state is None else state
+        if not is_count(self._at) or self._at > len(self._numbers):
+            raise damaged(f"{shown(self._at)} is no place among {len(self._numbers)} numbers")
 
     def next(self) -> Item | End:
         if self._at == len(self._numbers):
@@ -177,6 +180,8 @@ def assert_exact_resume(make: Callable[[], SavableDataset[Any]], steps: int = 40
     rotation = Rotation.start(dataset, dataset.worker_config.streams)
     for cut, step in enumerate(reference[:-1], start=1):
         states[step.stream] = step.state
+        if step.state["node"] is None:
+            raise AssertionError("state() returned None, which stands for the start: return an empty dict")
         _assert_inner_states(dataset, step.state["node"])
         rotation.current()
         if step.ended:

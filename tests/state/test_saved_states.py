@@ -13,7 +13,7 @@ from energon_stream.errors import StateError, StateVersionError
 from energon_stream.state import loads
 
 SAVED = Path(__file__).parent / "saved_states"
-EARLIER = [2]
+EARLIER = [2, 3]
 """Versions of the format of which there are saved states."""
 
 
@@ -53,7 +53,7 @@ def test_other_versions_are_refused_by_name(version, folder):
     with open_loader(PIPELINES["plain"], folder, 0, 1) as loader:
         state = {**loader.save_state_rank(), "version": version}
         with pytest.raises(
-            StateVersionError, match=f"version {version!r}; this library reads versions 2 to 3"
+            StateVersionError, match=f"version {version!r}; this library reads versions 2 to 4"
         ):
             loader.restore_state_rank(state)
 
