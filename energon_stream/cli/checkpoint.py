@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.state_files import StateFile, like, read_states, write
+from energon_stream.cli.state_files import StateFile, check_dealable, like, read_states, write
 from energon_stream.errors import StateMismatchError
 from energon_stream.state import read_rotation, redistribute, world_sizes
 
@@ -23,9 +23,7 @@ def checkpoint() -> None:
     """
 
 
-_FILES = click.argument(
-    "files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)
-)
+_FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 
 
 @checkpoint.command()
@@ -88,6 +86,7 @@ def redist(files: tuple[Path, ...], out: Path, new_world_size: int) -> None:
     the new rank's number. Other content beside 'dataloader_state_dict' is copied from the first file.
     """
     read = [found for file in files for found in read_states(file)]
+    check_dealable(read)
     states = [state for file in read for state in file.ranks]
     names = [name for file in read for name in file.names]
     contents = like(read, redistribute(states, new_world_size, names=names))

@@ -17,7 +17,7 @@ def _plain_bytes(text: str = "", encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-_PLAIN = {
+_PLAIN: dict[tuple[str, str], Callable[..., Any]] = {
     ("_codecs", "encode"): _plain_bytes,
     ("__builtin__", "bytes"): _plain_bytes,
     ("builtins", "bytes"): _plain_bytes,

@@ -117,12 +117,8 @@ def _load(path: Path) -> Any:
         ) from error
 
 
-def like(files: Sequence[StateFile], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the states of all ranks as contents by file name, in the form of the files that were dealt.
-
-    Raises StateMismatchError if the files differ in form, ConfigError for folders.
-    """
-    first = files[0]
+def check_dealable(files: Sequence[StateFile]) -> None:
+    """Raise :class:`ConfigError` for folders, which need no dealing."""
     for file in files:
         if file.dcp_key is not None:
             raise ConfigError(
@@ -131,6 +127,15 @@ def like(files: Sequence[StateFile], states: Sequence[Mapping[str, Any]]) -> dic
                 hint='load {"loader": loader} from it with torch.distributed.checkpoint.load, on any number of '
                 "ranks that divides the streams",
             )
+
+
+def like(files: Sequence[StateFile], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the states of all ranks as contents by file name, in the form of the files that were dealt.
+
+    Raises StateMismatchError if the files differ in form.
+    """
+    first = files[0]
+    for file in files:
         differ = (file.by_torch, file.kind) != (first.by_torch, first.kind)
         if differ or (file.wrapper is None) != (first.wrapper is None):
             raise StateMismatchError(

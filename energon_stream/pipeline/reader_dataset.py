@@ -271,7 +271,9 @@ class ReaderDataset(SavableDataset[Any]):
         if not isinstance(key, (list, tuple)) or len(key) != 3 or not all(map(is_count, key[1:])):
             return False
         kind, leaf, sample = key
-        return kind == "Source" and leaf < len(self.leaves) and sample < self.leaves[leaf].index.shard_starts[-1]
+        if kind != "Source" or leaf >= len(self.leaves):
+            return False
+        return int(sample) < int(self.leaves[leaf].index.shard_starts[-1])
 
     def len_stream(self, stream: int) -> int | None:
         """Return the samples of one pass of a stream.

@@ -121,13 +121,15 @@ class LeafSchedule:
             self._earlier = found = LeafSchedule(self.leaf, self.table.of(*share), self.order, self.key)
         return found
 
-    def count(self, epoch: int, first: int, last: int) -> int:
-        """Count the samples of the slices in places ``[first, last)`` of a pass."""
-        total = 0
-        for begin in range(first, last, _COUNTED):
+    def count(self, epoch: int, slots: int) -> tuple[int, int]:
+        """Count the samples of the first slices of a pass, and those of the group after them."""
+        before, size, last = 0, 0, slots + self.slots_per_group
+        for begin in range(0, last, _COUNTED):
             starts, stops = self.table.bounds(self._slices(epoch, begin, min(last, begin + _COUNTED)))
-            total += int((stops - starts).sum())
-        return total
+            lengths, cut = stops - starts, max(0, slots - begin)
+            before += int(lengths[:cut].sum())
+            size += int(lengths[cut:].sum())
+        return before, size
 
     def _slices(self, epoch: int, first: int, last: int) -> Int64Array:
         slots = np.arange(first, last, dtype=np.int64)

@@ -193,7 +193,7 @@ class CursorCodec:
 
     def _unpack(self, schedule: Schedule, value: PackedCursor) -> Cursor:
         if not isinstance(value, (list, tuple)):
-            raise ValueError(f"{shown(value)} is no cursor")
+            raise TypeError(f"{shown(value)} is no cursor")
         if isinstance(schedule, RepeatSchedule):
             first, current, inner = value
             first, current = _counts(first, current)

@@ -69,6 +69,12 @@ class SliceTable:
         """Samples of all slices together."""
         return int(self.piece_lengths.sum())
 
+    @property
+    def slice_lengths(self) -> tuple[int, int]:
+        """Samples of the shortest and of the longest slice; the table must not be empty."""
+        whole, rest = np.divmod(self.piece_lengths, self.piece_slices)
+        return int(whole.min()), int((whole + (rest > 0)).max())
+
     def bounds(self, slices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Look up slices by number.
 

@@ -78,7 +78,12 @@ class Description:
                 found = list(_changes(_named(kept.get("orders")), _named(now["orders"]), ""))
             else:
                 found = list(_changes(kept.get(part), now.get(part), ""))
-        except (AttributeError, RecursionError, TypeError, ValueError):  # damaged; the error that this is for comes all the same
+        except (
+            AttributeError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ):  # damaged; the error that this is for comes all the same
             return ""
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         return ", ".join(found[:_MOST_NAMED]) + more

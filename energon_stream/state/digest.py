@@ -19,7 +19,7 @@ from energon_stream.schedule import damaged, reading, shown
 DIGEST = "digest"
 _BYTES = 16
 _MOST_REPEATED = 1 << 20
-"""Values that a state may have in addition to eight times those that are stored in it."""
+"""Size up to which values may repeat each other; a larger state may have eight times what is stored."""
 
 
 def with_digest(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,10 +41,9 @@ def check_digest(state: Mapping[str, Any], *, has_one: bool) -> None:
     Raises StateError if it is not.
     """
     with reading():
-        distinct: dict[int, int] = {}
-        values = _count(state, distinct)
-        if values > _MOST_REPEATED + 8 * len(distinct):
-            raise damaged(f"{len(distinct)} values repeat each other {values} times")
+        stored, written = _sizes(state)
+        if written > _MOST_REPEATED + 8 * stored:
+            raise damaged(f"its values repeat each other, {written} times in all")
     expected = with_digest(state)[DIGEST]
     if (DIGEST in state) != has_one:
         version, has = shown(state.get("version")), "no" if has_one else "a"
@@ -77,12 +76,29 @@ def _wide(value: Any) -> str:
     raise TypeError(f"a {type(value).__name__}")
 
 
-def _count(value: Any, distinct: dict[int, int]) -> int:
-    """Count the values in a value, in time that follows from those in memory: a pickle may repeat them."""
-    if not isinstance(value, (dict, list, tuple)):
-        return 1
-    if (known := distinct.get(id(value))) is None:
-        distinct[id(value)] = _MOST_REPEATED  # of a value that contains itself
-        inner = value.values() if isinstance(value, dict) else value
-        distinct[id(value)] = known = 1 + sum(_count(part, distinct) for part in inner)
-    return known
+def _sizes(state: Any) -> tuple[int, int]:
+    """Return the size of a state in memory and when it is written, in values or eight bytes.
+
+    A pickle may repeat values, and so be small where msgpack of it is large. Each value is visited once.
+    """
+    sizes: dict[int, int] = {}
+    stored = 0
+
+    def written(value: Any) -> int:
+        nonlocal stored
+        if not isinstance(value, (dict, list, tuple, str, bytes)):
+            return 1
+        size = sizes.get(id(value))
+        if size is None:
+            sizes[id(value)] = _MOST_REPEATED  # of a value that contains itself
+            size = own = 1 + len(value) // 8 if isinstance(value, (str, bytes)) else 1
+            if isinstance(value, dict):
+                size += sum(written(key) + written(part) for key, part in value.items())
+            elif isinstance(value, (list, tuple)):
+                size += sum(map(written, value))
+            sizes[id(value)] = size
+            stored += own
+        return size
+
+    total = written(state)
+    return stored, total

@@ -29,9 +29,7 @@ _log = logging.getLogger(__name__)
 _TOPOLOGY = ("world_size", "rank", "num_streams", "seed_offset")
 _MOST_STREAMS = 1 << 20
 _MOST_BITS = 128
-_CONTINUE = (
-    '. If only shards or datasets were added, or weights changed, restore with on_change="continue"'
-)
+_CONTINUE = '. If only shards or datasets were added, or weights changed, restore with on_change="continue"'
 
 
 def dumps(state: Any) -> bytes:

@@ -45,9 +45,7 @@ def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
     return rotation
 
 
-def check_batches(
-    rotation: Rotation, topology: Mapping[str, int], batches: Mapping[int, int | None]
-) -> None:
+def check_batches(rotation: Rotation, topology: Mapping[str, int], batches: Mapping[int, int | None]) -> None:
     """Check that streams have yielded as many batches as the rotation says; None for streams not begun.
 
     Raises StateError if they have not.

@@ -1,11 +1,13 @@
 """``energon-stream checkpoint``: files of all kinds, dealt to other numbers of ranks."""
 
 import os
+import pickle
 import re
 
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.distributed.checkpoint import save as save_checkpoint
 
 from energon_stream.cli.main import main
 from energon_stream.errors import StateMismatchError
@@ -253,6 +255,60 @@ def test_errors_say_which_file(tmp_path):
     shown = invoke("info", tmp_path / "r0", tmp_path / "later")
     assert shown.exit_code == 0
     assert "cannot be dealt to other ranks: there are states of ranks [0, 2]" in shown.output
+
+
+def test_folders_of_torch_distributed_checkpoint_are_shown(tmp_path):
+    """Without torch, and without executing what their metadata names."""
+    one, other = loader(0, 1), loader(0, 1)
+    numbers = iter(one)
+    for _ in range(5):
+        next(numbers)
+    folder = tmp_path / "step-5"
+    save_checkpoint({"train": one, "val": other, "model": {"w": torch.ones(3)}}, checkpoint_id=folder)
+    shown = invoke("info", folder)
+    assert shown.exit_code == 0, shown.output
+    assert "of 1 ranks under 'train', torch.distributed.checkpoint" in shown.output
+    assert "under 'val'" in shown.output
+    assert "5 batches, 5 of them in this pass" in shown.output
+    assert shown.output.count("can be dealt to [1, 2, 3, 4, 6, 12] ranks") == 2
+    dealt = invoke("redist", folder, tmp_path / "out", "--new-world-size", 2)
+    assert dealt.exit_code == 1
+    assert "needs no dealing" in dealt.output
+    assert "torch.distributed.checkpoint.load" in dealt.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_cannot_be_shown_are_named(tmp_path):
+    def said_of(folder):
+        failed = invoke("info", folder)
+        assert failed.exit_code == 1
+        assert str(folder) in failed.output
+        return failed.output
+
+    (tmp_path / "empty").mkdir()
+    assert "has no .metadata" in said_of(tmp_path / "empty")
+    save_checkpoint({"w": torch.ones(3)}, checkpoint_id=tmp_path / "model")
+    assert "no state of a loader" in said_of(tmp_path / "model")
+    folder = tmp_path / "checkpoint"
+    save_checkpoint({"loader": loader(0, 1)}, checkpoint_id=folder)
+    data = (folder / "__0_0.distcp").read_bytes()
+    (folder / "__0_0.distcp").write_bytes(data[:-100])
+    assert "checkpoint is damaged" in said_of(folder)
+    (folder / "__0_0.distcp").write_bytes(data.replace(b"energon_stream.rank", b"energon_stream.dank"))
+    assert re.search("is damaged|not a rank's state", said_of(folder))
+    metadata = (folder / ".metadata").read_bytes()
+    (folder / ".metadata").write_bytes(metadata.replace(b"__0_0.distcp", b"../_0.distcp"))
+    assert "outside the folder" in said_of(folder)
+    (folder / ".metadata").write_bytes(metadata[:-30])
+    assert "checkpoint is damaged" in said_of(folder)
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    (folder / ".metadata").write_bytes(pickle.dumps(Evil()))
+    assert "checkpoint is damaged" in said_of(folder)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_what_cannot_be_dealt_is_named():

@@ -121,7 +121,9 @@ class Result:
         """The numbers in lines."""
         lines = [f"{kind:10} {mode:6} {outcome:10} {count:6}" for (kind, mode, outcome), count in
                  sorted(self.counts.items())]  # fmt: skip
-        lines += [f"slowest {what}: {seconds:.3f} s ({case})" for what, (seconds, case) in self.slowest.items()]
+        lines += [
+            f"slowest {what}: {seconds:.3f} s ({case})" for what, (seconds, case) in self.slowest.items()
+        ]
         lines += [f"peak memory grew by {self.grown:.0f} MB", f"wrong: {len(self.wrong)}", *self.wrong[:10]]
         return "\n".join(lines)
 
@@ -227,8 +229,8 @@ def main() -> int:
         write_datasets(Path(folder))
         begin = time.monotonic()
         result = run(Path(folder), given.structured, given.bytes, given.seed, names=given.only)
-    print(result.say())
-    print(f"{sum(result.counts.values())} damaged states in {time.monotonic() - begin:.0f} s")
+    sys.stdout.write(result.say() + "\n")
+    sys.stdout.write(f"{sum(result.counts.values())} damaged states in {time.monotonic() - begin:.0f} s\n")
     return 1 if result.wrong else 0
 
 

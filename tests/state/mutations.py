@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.state import dumps, loads, with_digest
 
+if TYPE_CHECKING:
+    import random
+
 Mode = str
-"""``"kept"``: the digest stays that of the undamaged state. ``"older"``: a state of version 3, which has none.
+"""``"kept"``: the digest stays that of the undamaged state. ``"older"``: a state of version 3, without one.
 ``"made"``: the digest is that of the damaged state, as by an attacker."""
 MODES: tuple[Mode, ...] = ("kept", "older", "made")
 
