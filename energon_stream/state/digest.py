@@ -18,6 +18,7 @@ from energon_stream.schedule import damaged, reading, shown
 
 DIGEST = "digest"
 _BYTES = 16
+_NESTED = (dict, list, tuple)
 _MOST_REPEATED = 1 << 20
 """Size up to which values may repeat each other; a larger state may have eight times what is stored."""
 
@@ -63,8 +64,13 @@ def not_plain(error: Exception) -> StateError:
 def _ordered(value: Any) -> Any:
     """Sort the keys of dicts in dicts and in lists of dicts, which formats may reorder."""
     if isinstance(value, dict):
-        return {key: _ordered(value[key]) for key in sorted(value, key=str)}
-    if isinstance(value, (list, tuple)) and dict in map(type, value):
+        try:
+            items = sorted(value.items())
+        except TypeError:  # keys of several types
+            items = sorted(value.items(), key=lambda item: str(item[0]))
+        # A call for each value would take most of the time.
+        return {key: _ordered(part) if isinstance(part, _NESTED) else part for key, part in items}
+    if isinstance(value, _NESTED) and dict in map(type, value):
         return [_ordered(part) for part in value]
     return value
 
