@@ -114,7 +114,7 @@ def read_rank_state(state: Any, streams: Sequence[int] | None = None) -> dict[st
         if saved.keys() != set(map(str, expected)) or not all(stream in own for stream in expected):
             raise damaged(f"the streams are not {list(expected)} of rank {topology['rank']}")
         check_batches(rotation, topology, {int(name): _batches(at, name) for name, at in saved.items()})
-        if not isinstance(prints, dict) or not all(map(_is_hash, prints.values())):
+        if not isinstance(prints, dict) or not all(map(_is_hash, [*prints, *prints.values()])):
             raise damaged("its fingerprint has no hashes")
     return with_digest({**found, "topology": topology, "rotation": write_rotation(rotation)})
 
