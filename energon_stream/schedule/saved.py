@@ -8,13 +8,14 @@ from typing import Any
 
 from energon_stream.errors import EnergonStreamError, SampleError, StateError
 
+_HINT = "pass what save_state_rank() returned, or restore an earlier checkpoint"
 MOST_COUNT = 1 << 48
 """Counters of states are smaller: the samples of a year at nine million a second. Sums fit in 64 bits."""
 
 
 def damaged(problem: str, where: str | None = None) -> StateError:
     """Return the error for a damaged state."""
-    return StateError(f"the state is damaged: {problem}", where=where, hint="restore an earlier checkpoint")
+    return StateError(f"the state is damaged: {problem}", where=where, hint=_HINT)
 
 
 def is_count(value: Any) -> bool:

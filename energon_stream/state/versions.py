@@ -39,6 +39,8 @@ VERSION = 4
 MOST_LEAVES = 1 << 18
 """Datasets of a mixture that a state may name: they are unpacked in some megabytes."""
 _MOST_MARKED = 64
+_ALWAYS = ("fingerprint", "topology", "streams")
+"""Fields of all versions."""
 _WITH_DIGEST = 4
 """First version with a digest."""
 
@@ -63,6 +65,8 @@ def migrate(state: Any) -> dict[str, Any]:
             f"{min(_MIGRATIONS)} to {VERSION}",
             hint="resume with the version of energon_stream that saved it, or install a newer one",
         )
+    if missing := [name for name in _ALWAYS if name not in found]:
+        raise damaged(f"it has no {', '.join(missing)}")
     check_digest(found, has_one=version >= _WITH_DIGEST)
     with reading():
         for earlier in range(version, VERSION):

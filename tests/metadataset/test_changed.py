@@ -33,7 +33,7 @@ from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.recipe.prepare import prepare_metadataset
 from energon_stream.schedule import stream_shares
-from energon_stream.state import ChangeReport, dumps, loads
+from energon_stream.state import ChangeReport, dumps, loads, with_digest
 
 PER_SHARD = {"a": 7, "b": 5, "c": 4}
 
@@ -378,8 +378,10 @@ def test_what_cannot_go_on_says_why(folder):
         with pytest.raises(StateMismatchError, match="another topology"):
             open_loader(mixture, config).restore_state_rank(state, on_change="continue")
     for damage in ({"leaves": None}, {"leaves": [[2, b"", b""]]}):
-        with pytest.raises(StateError, match="does not say which datasets it was saved with"):
-            open_loader(mixture, batch_size=2).restore_state_rank({**state, **damage}, on_change="continue")
+        with pytest.raises(StateError, match="the datasets with which it was saved"):
+            open_loader(mixture, batch_size=2).restore_state_rank(
+                with_digest({**state, **damage}), on_change="continue"
+            )
 
 
 def test_a_second_source_makes_no_blend_of_a_single_one(folder):
