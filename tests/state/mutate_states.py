@@ -124,7 +124,11 @@ class Result:
         lines += [
             f"slowest {what}: {seconds:.3f} s ({case})" for what, (seconds, case) in self.slowest.items()
         ]
-        lines += [f"peak memory grew by {self.grown:.0f} MB", f"wrong: {len(self.wrong)}", *self.wrong[:10]]
+        lines += [
+            f"peak memory grew by {self.grown:.0f} MB at a time, to {megabytes():.0f} MB in all",
+            f"wrong: {len(self.wrong)}",
+            *self.wrong[:10],
+        ]
         return "\n".join(lines)
 
 
