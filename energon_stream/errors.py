@@ -15,6 +15,7 @@
     │   ├── ObjectChangedError              the object was replaced during the run
     │   ├── RangeError                      a byte range lies outside the object
     │   ├── UnsupportedStoreError           the store or the transport cannot do this
+    │   │   └── BadAnswerError              an answer that is not one of such a store
     │   └── TransientStorageError           a fault that another try may cure; raised after the last try
     │       └── ThrottledError              the store asks for fewer requests
     ├── DatasetError (ValueError)           the data or metadata of a dataset is wrong
@@ -48,6 +49,7 @@ from typing import Any, Self
 __all__ = [
     "AccessDeniedError",
     "AliasError",
+    "BadAnswerError",
     "ConfigError",
     "CorruptTarError",
     "DatasetError",
@@ -170,8 +172,22 @@ class UnsupportedStoreError(StorageError):
     """The store, or the chosen transport, cannot do this."""
 
 
+class BadAnswerError(UnsupportedStoreError):
+    """An answer without length or version, with other bytes, or a page of HTML; raised after some tries."""
+
+
 class TransientStorageError(StorageError):
-    """A fault that another try may cure: 5xx, 429, reset, short body, stalled transfer."""
+    """A fault that another try may cure: 5xx, 429, reset, short body, stalled transfer.
+
+    Args:
+        answered: Whether the store began to answer. False: no connection, or nothing came over it.
+    """
+
+    def __init__(
+        self, what: str, *, where: str | None = None, hint: str | None = None, answered: bool = True
+    ) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.answered = answered
 
 
 class ThrottledError(TransientStorageError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass, field, replace
 
 from energon_stream.errors import ConfigError
+from energon_stream.storage import retry_deadline
 
 CHUNK = 1024
 """References that a reader locates at a time. Bounds the work between two samples."""
@@ -33,10 +34,12 @@ class ReadOptions:
         max_ahead: Largest number of samples that are requested and not yet consumed.
         first_samples: Samples that are fetched in small requests before anything else. None: those of the
             first batch, or of the first packing buffer.
+        retry_deadline: Seconds for which a failing request is tried again. None: the environment variable
+            ``ENERGON_STREAM_RETRY_DEADLINE``, or 300.
         transport: Not an option here; refused with a pointer to the right place.
 
     Raises:
-        ConfigError: A limit is not positive, or a transport is given.
+        ConfigError: A limit is not positive, the deadline is negative, or a transport is given.
 
     Example:
         >>> from energon_stream import ReadOptions, WorkerConfig, get_train_dataset
@@ -52,6 +55,7 @@ class ReadOptions:
     max_in_flight: int = 64
     max_ahead: int = 32768
     first_samples: int | None = None
+    retry_deadline: float | None = None
     transport: InitVar[None] = None  # earlier versions accepted it, without effect
     _client_bytes: int = field(default=_CLIENT_BYTES, repr=False)  # a reader's share of them
 
@@ -66,6 +70,7 @@ class ReadOptions:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="use a positive number")
         if self.max_gap < 0:
             raise ConfigError(f"max_gap is {self.max_gap}", hint="use 0 or more bytes")
+        retry_deadline(self.retry_deadline)
 
     def share(self, readers: int) -> ReadOptions:
         """Return the limits of one of several readers in a process."""

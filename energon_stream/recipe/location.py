@@ -41,6 +41,7 @@ class DatasetLocation:
     through: StoreLayer | None = None  # layer between the readers and remote stores, such as the disk cache
     declared: DeclaredSamples | None = None  # the user's declaration of the samples; single datasets only
     subflavors: Mapping[str, Any] = field(default_factory=dict)  # put on each sample
+    retry_deadline: float | None = None  # seconds for which failing requests are tried again; None: the usual
 
     @property
     def is_metadataset(self) -> bool:
@@ -63,7 +64,7 @@ class DatasetLocation:
         Raises ConfigError if an option is only for single datasets, and what :meth:`MetadatasetFiles.items`
         raises.
         """
-        files = MetadatasetFiles(self.storage_options, self.transport, self.through)
+        files = MetadatasetFiles(self.storage_options, self.transport, self.through, self.retry_deadline)
         return files.items(self._reference(files))
 
     def _reference(self, files: MetadatasetFiles) -> Reference:
@@ -88,7 +89,7 @@ class DatasetLocation:
             spec = files.spec(self.root)
             return MetadatasetRef(spec, self.split_part, **inherited)
         return LeafRef(
-            StoreSpec(self.root, self.storage_options, self.transport, self.through),
+            StoreSpec(self.root, self.storage_options, self.transport, self.through, self.retry_deadline),
             self.split_part,
             *names,
             declared=self.declared,

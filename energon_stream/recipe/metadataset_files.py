@@ -46,13 +46,14 @@ class MetadatasetFiles:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     transport: Transport = "auto"
     through: StoreLayer | None = None
+    retry_deadline: float | None = None
     _documents: dict[str, MetadatasetDocument] = field(default_factory=dict, init=False)
 
     def spec(self, url: str) -> StoreSpec:
         """Return the location of a URL. Local paths become absolute, and have no storage options."""
         if is_local(url):
             return StoreSpec(plain_or_dataset(url), None, self.transport, self.through)
-        return StoreSpec(url, self.storage_options, self.transport, self.through)
+        return StoreSpec(url, self.storage_options, self.transport, self.through, self.retry_deadline)
 
     def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:
         """Read a file, or take its parsed content, in which paths are relative to the working directory.

@@ -171,6 +171,7 @@ class DatasetRequest:
             cache_layer(options.get("cache")),
             _declared(options.get("sample_type"), options.get("field_map"), config),
             dict(options.get("subflavors") or {}),
+            (options.get("read_options") or ReadOptions()).retry_deadline,
         )
         return cls(
             location,

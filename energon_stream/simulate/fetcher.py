@@ -51,6 +51,7 @@ class _Task:
     future: Future[Any]
     has_slot: bool = False
     failures: int = 0
+    failing_since: float = 0.0  # virtual time of the request's first failure
     repeats: int = 0
     number: int = 0  # counts requests that were answered
     started: float = 0.0
@@ -254,6 +255,7 @@ class VirtualFetcher(Fetcher):
         task.sizes.pop()
         task.number += 1
         task.failures = task.repeats = 0
+        task.failing_since = 0.0
         if task.sizes:
             self._begin(task)
             return
@@ -267,7 +269,8 @@ class VirtualFetcher(Fetcher):
         if is_second or task.number != number:
             return
         task.failures += 1
-        if task.failures >= self._policy.attempts:
+        task.failing_since = task.failing_since or self.line.now
+        if self.line.now - task.failing_since >= self._policy.deadline:
             error = TransientStorageError(f"the modelled store rejected {task.failures} attempts")
             task.future.set_exception(error)
         else:

@@ -6,7 +6,7 @@ from energon_stream.storage.fetcher import Fetcher, shared_fetcher
 from energon_stream.storage.fork import run_isolated
 from energon_stream.storage.local import LocalStore
 from energon_stream.storage.planner import FetchPlan, plan_fetches
-from energon_stream.storage.retry import RetryPolicy
+from energon_stream.storage.retry import RetryPolicy, retry_deadline
 from energon_stream.storage.transports import StoreFactory, StoreLayer, StoreSpec, Transport, register_store
 from energon_stream.storage.url import (
     is_local,
@@ -43,6 +43,7 @@ __all__ = [
     "plain_or_dataset",
     "plan_fetches",
     "register_store",
+    "retry_deadline",
     "run_isolated",
     "shared_fetcher",
     "strip_credentials",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import (
     AccessDeniedError,
+    BadAnswerError,
     ObjectChangedError,
     ObjectNotFoundError,
     RangeError,
@@ -16,16 +16,20 @@ from energon_stream.errors import (
     TransientStorageError,
     UnsupportedStoreError,
 )
-from energon_stream.storage.url import strip_credentials, url_scheme
+from energon_stream.storage.url import redact, secrets_in, strip_credentials, url_scheme
 
 if TYPE_CHECKING:
     from energon_stream.storage.base import ByteRange
+
+T = TypeVar("T")
 
 # S3 says 400 to these codes.
 _MEANT = {
     **dict.fromkeys(("ExpiredToken", "InvalidToken", "TokenRefreshRequired"), 403),
     **dict.fromkeys(("RequestTimeout", "IncompleteBody"), 408),
+    **dict.fromkeys(("AuthorizationHeaderMalformed", "IllegalLocationConstraintException"), 301),
 }
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 _TOO_SHORT = "The object is shorter than its index says; prepare the dataset again."
 
 
@@ -41,13 +45,18 @@ def short_body(wanted: ByteRange, received: str, where: str) -> RangeError:
     return RangeError(what, where=where, hint=_TOO_SHORT)
 
 
+class ClientFailure(Exception):
+    """The cause of a store's error: a client's message, without secrets and the client's traceback."""
+
+
 class RemoteStore:
     """A base for stores whose clients report errors of their own."""
 
     is_local = False
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self.url = strip_credentials(url).rstrip("/")
+        self._secrets = secrets_in(url, options)
 
     def close(self) -> None:
         """Do nothing: the client is shared, and idle connections end by themselves."""
@@ -63,20 +72,32 @@ class RemoteStore:
         """Return this library's error for one of the client."""
         raise NotImplementedError
 
-    @contextmanager
-    def _named_errors(self, path: str) -> Iterator[None]:
+    def _call(self, path: str, function: Callable[[], T]) -> T:
+        """Call the client; raise this library's error for one of the client."""
         try:
-            yield
+            return function()
         except StorageError:
             raise
         except Exception as error:
-            raise self._name(error, path) from error
+            failure = self._named(error, path)
+        # Raised outside of the handler, or the client's error would be its context. That may contain a signed
+        # URL, and so may the frames of its traceback.
+        raise failure
 
-    def _refused(self, path: str, status: int, code: str = "", message: str = "") -> StorageError:
-        """Return the error for an HTTP status."""
+    def _named(self, error: Exception, path: str) -> StorageError:
+        """Return this library's error for one of the client, with a cause that has no secrets."""
+        named = self._name(error, path)
+        text = redact(_for_people(str(error)), self._secrets)
+        named.__cause__ = ClientFailure(f"{type(error).__name__}: {text}")
+        return named
+
+    def _refused(
+        self, path: str, status: int, code: str = "", message: str = "", region: str | None = None
+    ) -> StorageError:
+        """Return the error for an HTTP status. ``region`` is the bucket's, if the answer told it."""
         endpoint = self._endpoint()
-        answer = strip_credentials(
-            f"HTTP {status}{' ' + code if code else ''}{': ' + message if message else ''}"
+        answer = redact(
+            f"HTTP {status}{' ' + code if code else ''}{': ' + message if message else ''}", self._secrets
         )
         kind: type[StorageError] = StorageError
         what, hint = "the store refused the request", ""
@@ -86,8 +107,7 @@ class RemoteStore:
                 what = "no such bucket" if code == "NoSuchBucket" else "no such object or bucket"
                 hint = f"Check bucket, key, endpoint ({endpoint}) and region."
             case 401 | 403:
-                kind, what = AccessDeniedError, "access denied"
-                hint = f"Check key, secret, token, clock and the bucket's policy at {endpoint}."
+                return self._denied(path, answer, is_expired=code in _EXPIRED)
             case 412:
                 return object_changed(self._where(path))
             case 416:
@@ -98,22 +118,60 @@ class RemoteStore:
                 kind, what = UnsupportedStoreError, "the store does not offer this request"
             case 301 | 302 | 307 | 308:
                 what, hint = "the bucket is elsewhere", f"Check region and endpoint ({endpoint})."
+                if region:
+                    what = f"the bucket is in another region, {region}"
+                    hint = f"Set AWS_REGION={region}, and an endpoint of that region if you set one ({endpoint})."
             case meant if meant in (408, 425) or meant >= 500:
                 kind, what = TransientStorageError, "the store is busy or failing"
         return kind(f"{what} ({answer})", where=self._where(path), hint=hint or None)
 
-    def _not_partial(self, path: str) -> UnsupportedStoreError:
+    def _denied(self, path: str, answer: str, *, is_expired: bool) -> StorageError:
+        """Return the error for refused credentials, which a provider may replace by others."""
+        where = self._where(path)
+        if self._renew_credentials(is_expired=is_expired):
+            return TransientStorageError(f"credentials were refused and replaced ({answer})", where=where)
+        if is_expired and self._provides_credentials():
+            return TransientStorageError(
+                f"the credentials have expired, and no others came yet ({answer})", where=where
+            )
+        hint = f"Check key, secret, token, clock and the bucket's policy at {self._endpoint()}."
+        what = "access denied: the credentials have expired" if is_expired else "access denied"
+        return AccessDeniedError(f"{what} ({answer})", where=where, hint=hint)
+
+    def _provides_credentials(self) -> bool:
+        """Return whether credentials come from a provider, which may bring others later."""
+        return False
+
+    def _renew_credentials(self, *, is_expired: bool) -> bool:
+        """Take other credentials from their provider; return whether it has others than the refused ones."""
+        return False
+
+    def _bad_answer(self, path: str, problem: str) -> BadAnswerError:
+        """Return the error for an answer that no such store gives."""
+        hint = f"Check that {self._endpoint()} is the store, and not a proxy, a login page or another server."
+        return BadAnswerError(redact(problem, self._secrets), where=self._where(path), hint=hint)
+
+    def _not_partial(self, path: str) -> BadAnswerError:
         """Return the error for a server that answers a range request with the whole object."""
         hint = "Use a server (or proxy) that answers Range requests with 206."
         what = "the server ignores byte ranges and sends whole objects"
-        return UnsupportedStoreError(what, where=self._where(path), hint=hint)
+        return BadAnswerError(what, where=self._where(path), hint=hint)
 
-    def _broken(self, path: str, problem: str) -> TransientStorageError:
+    def _broken(self, path: str, problem: str, *, answered: bool) -> TransientStorageError:
         """Return the error for a connection that failed, broke or stalled."""
-        what = f"the connection failed: {strip_credentials(problem)}"
+        what = f"the connection failed: {redact(problem, self._secrets)}"
         hint = f"Check that {self._endpoint()} is right and reachable."
-        return TransientStorageError(what, where=self._where(path), hint=hint)
+        return TransientStorageError(what, where=self._where(path), hint=hint, answered=answered)
 
     def _no_credentials(self, path: str, what: str) -> AccessDeniedError:
         hint = "Set the store's environment variables, pass storage_options, or anon=True."
         return AccessDeniedError(what, where=self._where(path), hint=hint)
+
+
+def _for_people(text: str) -> str:
+    """Return the part of a client's message that is for people.
+
+    obstore's messages end with a dump of values. S3's answers to wrong signatures repeat the request.
+    """
+    text = text.partition("\n\nDebug source")[0]
+    return text.partition("<Error>")[0]

@@ -6,18 +6,21 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from energon_stream.errors import StorageError, UnsupportedStoreError
 from energon_stream.storage._answers import RemoteStore, object_changed, short_body
+from energon_stream.storage._causes import cause_in_chain
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.fork import PerProcess
-from energon_stream.storage.url import strip_credentials, url_scheme
+from energon_stream.storage.url import redact, strip_credentials, url_scheme
+
+T = TypeVar("T")
 
 _ETAG_NAMES = ("ETag", "etag", "e_tag")
 _TIME_NAMES = ("LastModified", "last_modified", "updated", "mtime", "created")
@@ -30,6 +33,7 @@ _CREDENTIAL_ERRORS = (
 )
 _BOTOCORE_BREAKS = ("HTTPClientError", "ConnectionError", "IncompleteReadError")
 _NETWORK_MODULES = ("aiohttp", "urllib3", "requests", "ssl", "http")
+_BROKEN_BODIES = ("ClientPayloadError", "IncompleteRead", "IncompleteReadError", "ResponseStreamingError")
 
 # These file systems write what they read to disk and do not protect their files from other threads.
 _DISK_CACHES = frozenset(("simplecache", "filecache", "blockcache", "cached"))
@@ -38,7 +42,7 @@ _disk_cache_lock = PerProcess(threading.RLock)
 _MOST_SYSTEMS = 8
 """Most file systems that are kept for later stores with the same options. One for S3 takes 25 MB, so a
 process that changes credentials or endpoints now and then must not keep all of them."""
-_systems: PerProcess[Any] = PerProcess(keep=_MOST_SYSTEMS)
+file_systems: PerProcess[Any] = PerProcess(keep=_MOST_SYSTEMS)
 
 
 def _start_loop() -> asyncio.AbstractEventLoop:
@@ -61,11 +65,10 @@ class FsspecStore(RemoteStore):
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        super().__init__(url)
+        super().__init__(url, options)
         chain = {url_scheme(element if "://" in element else f"{element}://") for element in url.split("::")}
         self._one_at_a_time = not chain.isdisjoint(_DISK_CACHES)
-        with self._named_errors(""):
-            self._fs, root = self._file_system(url, options)
+        self._fs, root = self._call("", lambda: self._file_system(url, options))
         self._root = root.rstrip("/")
 
     def _file_system(self, url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -86,7 +89,7 @@ class FsspecStore(RemoteStore):
         options = {**cls._get_kwargs_from_urls(url), **options}
         environment = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
         key = (cls, json.dumps(options, sort_keys=True, default=repr), tuple(environment))
-        return _systems.map(key, partial(self._make_system, cls, options)), cls._strip_protocol(url)
+        return file_systems.map(key, partial(self._make_system, cls, options)), cls._strip_protocol(url)
 
     @staticmethod
     def _make_system(cls: Any, options: Mapping[str, Any]) -> Any:
@@ -101,13 +104,11 @@ class FsspecStore(RemoteStore):
         return system
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
-        with self._named_errors(path):
-            data = self._fs.cat_file(self._path(path))
+        data = self._call(path, lambda: self._fs.cat_file(self._path(path)))
         return self._body(path, data, etag, len(data))
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
-        with self._named_errors(path):  # by keyword: the second positional argument is a version in s3fs
-            data = self._fs.cat_file(self._path(path), start=byte_range.start, end=byte_range.stop)
+        data = self._cat(path, byte_range.start, byte_range.stop)
         if len(data) > len(byte_range):
             raise self._not_partial(path)
         if len(data) < len(byte_range):
@@ -116,42 +117,49 @@ class FsspecStore(RemoteStore):
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
         size = self.head(path).size  # not every file system knows suffixes
-        with self._named_errors(path):
-            data = self._fs.cat_file(self._path(path), start=max(0, size - length), end=size) if size else b""
+        data = self._cat(path, max(0, size - length), size) if size else b""
         return self._body(path, data, etag, size)
 
+    def _cat(self, path: str, start: int, end: int) -> bytes:
+        # By keyword: the second positional argument is a version in s3fs.
+        data: bytes = self._call(path, lambda: self._fs.cat_file(self._path(path), start=start, end=end))
+        return data
+
     def head(self, path: str) -> ObjectMeta:
-        with self._named_errors(path):
-            info = self._fs.info(self._path(path))
+        info = self._call(path, lambda: self._fs.info(self._path(path)))
         if info["type"] != "file":
             raise self._refused(path, 404, message="it is a folder")
+        if info.get("size") is None:
+            raise self._bad_answer(path, "the answer has no Content-Length")
         return _meta(info)
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         folder = self._path(prefix)
-        with self._named_errors(prefix):
-            try:
-                found = self._fs.find(folder, detail=True)
-            except FileNotFoundError:
-                return
+        try:
+            found = self._call(prefix, lambda: self._fs.find(folder, detail=True))
+        except FileNotFoundError:
+            return
         for name, info in found.items():
             if name != folder:  # some file systems list a file as its own content
                 yield ListEntry(name[len(self._root) :].lstrip("/"), _meta(info))
 
     def put(self, path: str, data: bytes) -> None:
         target = self._path(path)
-        with self._named_errors(path):
+
+        def write() -> None:
             if not self._fs.async_impl:  # object stores have no folders, and s3fs would make a bucket
                 self._fs.makedirs(self._fs._parent(target), exist_ok=True)
             self._fs.pipe_file(target, bytes(data))
 
+        self._call(path, write)
+
     def put_file(self, path: str, local_path: str) -> None:
-        with open(local_path, "rb"), self._named_errors(path):  # a missing local file is not a missing object
-            self._fs.put_file(local_path, self._path(path))
+        with open(local_path, "rb"):  # a missing local file is not a missing object
+            self._call(path, lambda: self._fs.put_file(local_path, self._path(path)))
 
     def delete(self, path: str) -> None:
-        with self._named_errors(path), suppress(FileNotFoundError):
-            self._fs.rm_file(self._path(path))
+        with suppress(FileNotFoundError):
+            self._call(path, lambda: self._fs.rm_file(self._path(path)))
 
     def _path(self, path: str) -> str:
         if not path:
@@ -172,35 +180,42 @@ class FsspecStore(RemoteStore):
                 raise object_changed(self._where(path))
         return Body(memoryview(data), etag, total_size)
 
-    @contextmanager
-    def _named_errors(self, path: str) -> Iterator[None]:
-        turn = _disk_cache_lock.get() if self._one_at_a_time else nullcontext()
-        with super()._named_errors(path), turn:
-            yield
+    def _call(self, path: str, function: Callable[[], T]) -> T:
+        with _disk_cache_lock.get() if self._one_at_a_time else nullcontext():
+            return super()._call(path, function)
 
     def _name(self, error: Exception, path: str) -> StorageError:
         cause: BaseException | None = error
         while cause is not None:
             response = getattr(cause, "response", None)
             if isinstance(response, Mapping):  # botocore.exceptions.ClientError
-                status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-                answer = response.get("Error", {})
-                code, message = str(answer.get("Code", "")), str(answer.get("Message", ""))
-                code = "" if code.isdigit() else code
-                return self._refused(path, status, code, message)
+                return self._answered(response, path)
             for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
                 number = getattr(cause, name, None)
                 if isinstance(number, int) and 300 <= number < 600:
                     return self._refused(path, number, message=str(cause))
             if _is_network(cause):
-                return self._broken(path, f"{type(error).__name__} {error}".strip())
+                problem = cause_in_chain(error) or f"{type(error).__name__} {error}".strip()
+                names = {base.__name__ for base in type(cause).__mro__}
+                return self._broken(path, problem, answered=not names.isdisjoint(_BROKEN_BODIES))
             cause = cause.__cause__
         if isinstance(error, FileNotFoundError):
             return self._refused(path, 404, message=str(error))
-        name, problem = type(error).__name__, strip_credentials(str(error))
+        name, problem = type(error).__name__, redact(str(error), self._secrets)
         if isinstance(error, PermissionError) or name in _CREDENTIAL_ERRORS:
             return self._no_credentials(path, f"access denied: {problem}")
+        if name == "ResponseParserError":
+            return self._bad_answer(path, "the answer is none of the store's: it is not XML")
         return StorageError(f"the request failed: {name}: {problem}", where=self._where(path))
+
+    def _answered(self, response: Mapping[str, Any], path: str) -> StorageError:
+        """Return the error for an answer, as botocore's ClientError keeps it."""
+        about = response.get("ResponseMetadata", {})
+        answer = response.get("Error", {})
+        code, message = str(answer.get("Code", "")), str(answer.get("Message", ""))
+        region = about.get("HTTPHeaders", {}).get("x-amz-bucket-region") or answer.get("Region")
+        code = "" if code.isdigit() else code
+        return self._refused(path, int(about.get("HTTPStatusCode", 0)), code, message, region)
 
 
 def _meta(info: Mapping[str, Any]) -> ObjectMeta:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from urllib.error import HTTPError
 
 import obstore
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
@@ -20,12 +24,19 @@ from energon_stream.errors import (
     UnsupportedStoreError,
 )
 from energon_stream.storage._answers import RemoteStore, short_body
-from energon_stream.storage._obstore_config import ClientConfig, resolve_config
+from energon_stream.storage._causes import NO_ANSWER, cause_in_dump
+from energon_stream.storage._obstore_config import (
+    FIRST_READ_TIMEOUT,
+    READ_TIMEOUT,
+    ClientConfig,
+    SessionCredentials,
+    resolve_config,
+)
 from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, ScheduledStore
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.buffers import share_arenas
 from energon_stream.storage.fork import PerProcess, before_forks, mark_obstore_used, obstore_usable
-from energon_stream.storage.url import strip_credentials
+from energon_stream.storage.url import redact
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -33,8 +44,21 @@ if TYPE_CHECKING:
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_REGION = re.compile(r"<Region>([\w-]+)</Region>")
 # Errors name one of these when the search for credentials found none: the metadata services, our provider.
 _CREDENTIAL_SIGNS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "credential provider")
+_BAD_ANSWERS = {
+    "Content-Length Header missing": "the answer has no Content-Length",
+    "Content-Range header not present": "the answer to a range request names no range",
+    "Failed to parse value for CONTENT_RANGE": "the answer to a range request names no range",
+    "ETag Header missing": "the answer has no ETag",
+    "Got invalid list response": "the answer to a listing is none",
+    "Received header containing non-ASCII": "the answer has a header that cannot be read",
+}
+"""What obstore says of answers that make no sense, and what this library says."""
+
+_BETWEEN_RENEWALS = 1.0  # seconds; a provider may start a program or ask a server
+_REGION_TIMEOUT = 5.0
 
 _clients: PerProcess[Any] = PerProcess()
 
@@ -47,7 +71,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        super().__init__(url)
+        super().__init__(url, options)
         self._config, self._root = resolve_config(url, options)
         if not obstore_usable():
             raise UnsupportedStoreError(
@@ -56,10 +80,10 @@ class ObstoreStore(ScheduledStore, RemoteStore):
                 hint="Use transport='auto', or start the process with 'spawn'.",
             )
         share_arenas()  # obstore allocates answers in the thread that requests them
-        self._own_client: Any = None
+        self._own_client: _Client | None = None
 
     def with_listener(self, listener: AttemptListener) -> Self:
-        self._client()  # the copies share it
+        self._shared_client()  # the copies share it
         return super().with_listener(listener)
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
@@ -80,75 +104,101 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         return self._get(path, options, etag or meta.etag)
 
     def head(self, path: str) -> ObjectMeta:
-        with self._named_errors(path):
-            return _meta(obstore.head(self._client(), self._key(path)))
+        found = self._call(path, lambda: obstore.head(self._client(), self._key(path)))
+        return _meta(self._with_version(found, path))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         folder = self._key(prefix)
         below_root = len(self._root) + 1 if self._root else 0
-        with self._named_errors(prefix):
-            for page in obstore.list(self._client(), folder or None, chunk_size=1000):
-                for found in page:
-                    yield ListEntry(found["path"][below_root:], _meta(found))
+        pages = self._call(
+            prefix, lambda: iter(obstore.list(self._client(), folder or None, chunk_size=1000))
+        )
+        while page := self._call(prefix, lambda: next(pages, None)):
+            for found in page:
+                yield ListEntry(found["path"][below_root:], _meta(found))
 
     def put(self, path: str, data: bytes) -> None:
-        with self._named_errors(path):
-            obstore.put(self._client(), self._key(path), data)
+        self._call(path, lambda: obstore.put(self._client(), self._key(path), data))
 
     def put_file(self, path: str, local_path: str) -> None:
-        with open(local_path, "rb"), self._named_errors(path):  # a missing local file is not a missing object
-            obstore.put(self._client(), self._key(path), Path(local_path))
+        with open(local_path, "rb"):  # a missing local file is not a missing object
+            self._call(path, lambda: obstore.put(self._client(), self._key(path), Path(local_path)))
 
     def delete(self, path: str) -> None:
-        with self._named_errors(path), suppress(FileNotFoundError):
-            obstore.delete(self._client(), self._key(path))
+        with suppress(FileNotFoundError):
+            self._call(path, lambda: obstore.delete(self._client(), self._key(path)))
 
     def _get(self, path: str, options: GetOptions, etag: str | None) -> Body:
         if etag is not None:
             options["if_match"] = etag
-        try:  # not _named_errors: this is the hot path
-            result = obstore.get(self._client(), self._key(path), options=options)
+        result = failure = None
+        client = self._client()
+        try:  # not _call(): this is the hot path
+            result = obstore.get(client, self._key(path), options=options)
         except Exception as error:
-            raise self._name(error, path) from error
+            failure = self._named(error, path)
+        if failure is not None or result is None:
+            raise failure or TransientStorageError("no answer", where=self._where(path))
         if not self._listener.answered():
             del result  # this closes the connection
             raise AnswerUnwanted
         try:
             data = memoryview(result.bytes())
-            meta = result.meta
         except Exception as error:
-            raise self._name(error, path) from error
+            failure = self._named(error, path)
+            if isinstance(failure, TransientStorageError):
+                failure.answered = True
+        if failure is not None:
+            raise failure
+        meta = result.meta
         first, last = result.range
         if len(data) != last - first:
             raise TransientStorageError("the body ended early", where=self._where(path))
-        return Body(data, _etag(meta), meta["size"])
+        return Body(data, _etag(self._with_version(meta, path)), meta["size"])
+
+    def _with_version(self, found: Any, path: str) -> Any:
+        if self._config.kind == "s3" and found["e_tag"] is None:  # a page of a proxy, for example
+            raise self._bad_answer(path, "the answer has no ETag")
+        return found
 
     def _key(self, path: str) -> str:
         return f"{self._root}/{path}" if self._root and path else self._root or path
 
     def _client(self) -> Any:
+        return self._shared_client().client
+
+    def _shared_client(self) -> _Client:
         if self._own_client is None:
             mark_obstore_used()
             if self._config.kind == "s3":
                 before_forks(_load_fallback)
-            self._own_client = _clients.map(self._config, partial(_make_client, self._config))
+            make = partial(_clients.map, self._config, partial(_Client, self._config))
+            self._own_client = self._call("", make)
         return self._own_client
 
     def _endpoint(self) -> str:
         return self._config.endpoint
 
+    def _provides_credentials(self) -> bool:
+        config = self._config
+        is_searched = config.kind == "s3" and config.credentials is None and not config.is_anonymous
+        return isinstance(config.credentials, SessionCredentials) or is_searched
+
+    def _renew_credentials(self, *, is_expired: bool) -> bool:
+        return self._provides_credentials() and self._shared_client().renew(is_expired=is_expired)
+
     def _name(self, error: Exception, path: str) -> StorageError:
         if isinstance(error, StorageError):
             return error
         # The first part is meant for people; the second is a dump of Rust values that may contain secrets.
-        text = str(error).partition("\n\nDebug source")[0]
+        text, _, dump = str(error).partition("\n\nDebug source")
         status = _STATUS.search(text)
         if status:
-            found = (pattern.search(text) for pattern in (_CODE, _MESSAGE))
-            code, message = (match[1] if match else "" for match in found)
-            return self._refused(path, int(status[1]), code, message)
+            found = (pattern.search(text) for pattern in (_CODE, _MESSAGE, _REGION))
+            code, message, region = (match[1] if match else "" for match in found)
+            return self._refused(path, int(status[1]), code, message, region or None)
         if any(sign in text for sign in _CREDENTIAL_SIGNS):
-            return self._no_credentials(path, f"no credentials were found ({strip_credentials(text)})")
+            return self._no_credentials(path, f"no credentials were found ({redact(text, self._secrets)})")
         if isinstance(error, FileNotFoundError):
             return self._refused(path, 404, message=text)
         if "non-partial" in text or "Range request not supported" in text:
@@ -157,13 +207,99 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             return self._refused(path, 416, message=text)
         if "Requested" in text and ", got" in text:
             return RangeError(f"the store sent another byte range: {text}", where=self._where(path))
+        for sign, problem in _BAD_ANSWERS.items():
+            if sign in text:
+                return self._bad_answer(path, problem)
         if "HTTP error" in text:
-            timed_out = "TimedOut" in str(error)
-            cause = "no answer or no progress in time" if timed_out else text.rpartition(" - ")[2]
-            return self._broken(path, cause)
+            cause = cause_in_dump(dump) or text.rpartition(" - ")[2]
+            if cause == NO_ANSWER and self._own_client is not None:
+                self._own_client.wait_longer()
+            return self._broken(path, cause, answered=False)
         if "redirect" in text:
-            return self._refused(path, 301, message=text.rpartition(" - ")[2])
-        return StorageError(f"the request failed: {strip_credentials(text)}", where=self._where(path))
+            return self._refused(path, 301, message=text.rpartition(" - ")[2], region=self._region())
+        return StorageError(f"the request failed: {redact(text, self._secrets)}", where=self._where(path))
+
+    def _region(self) -> str | None:
+        """Ask the server for the bucket's region, without credentials; None if it does not say."""
+        config = self._config
+        if config.kind != "s3":
+            return None
+        endpoint = dict(config.settings).get("endpoint") or "https://s3.amazonaws.com"
+        request = urllib.request.Request(f"{endpoint}/{config.root}", method="HEAD")
+        try:
+            with urllib.request.build_opener(_NoRedirect).open(request, timeout=_REGION_TIMEOUT) as answer:
+                headers = answer.headers
+        except HTTPError as answer:
+            headers = answer.headers
+        except (OSError, ValueError):
+            return None
+        region: str | None = headers.get("x-amz-bucket-region")
+        return region
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *arguments: Any) -> None:
+        """Return None: the answer itself has the region."""
+
+
+class _Client:
+    """The client of a configuration in this process. It is replaced when its credentials are refused, or its
+    time-out was too short.
+
+    Attributes:
+        client: obstore's store.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._handed_out: dict[str, Any] | None = None  # the latest credentials, without their time
+        self._renewed_at = 0.0
+        self._is_renewed = False
+        self._read_timeout = FIRST_READ_TIMEOUT
+        self.client = self._make()
+
+    def renew(self, *, is_expired: bool) -> bool:
+        """Take other credentials from the provider. Return whether there are others than the refused ones."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._renewed_at < _BETWEEN_RENEWALS:
+                return self._is_renewed
+            self._renewed_at = now
+            provider, before = self._config.credentials, self._handed_out
+            if not isinstance(provider, SessionCredentials):
+                self._is_renewed = is_expired  # obstore's own search begins anew
+            else:
+                try:
+                    self._is_renewed = _lasting(provider.fresh()) != before
+                except Exception:  # whatever a provider raises: the refusal is what the user must hear of
+                    self._is_renewed = False
+            if self._is_renewed:
+                self.client = self._make()
+            return self._is_renewed
+
+    def wait_longer(self) -> None:
+        """Give the server more time for its answers from now on."""
+        with self._lock:
+            if self._read_timeout != READ_TIMEOUT:
+                self._read_timeout = READ_TIMEOUT
+                self.client = self._make()
+
+    def _provide(self) -> dict[str, Any]:
+        provider = self._config.credentials
+        assert provider is not None
+        found = provider()
+        self._handed_out = _lasting(found)
+        return found
+
+    def _make(self) -> Any:
+        provider = self._config.credentials
+        credentials = self._provide if isinstance(provider, SessionCredentials) else provider
+        return _make_client(self._config, credentials, self._read_timeout)
+
+
+def _lasting(credentials: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in credentials.items() if name != "expires_at"}
 
 
 def _load_fallback() -> None:
@@ -173,8 +309,8 @@ def _load_fallback() -> None:
     load_s3fs()
 
 
-def _make_client(config: ClientConfig) -> Any:
-    client_options: Any = dict(config.client_options)
+def _make_client(config: ClientConfig, credentials: Any, read_timeout: str) -> Any:
+    client_options: Any = {"read_timeout": read_timeout, **dict(config.client_options)}
     if "default_headers" in client_options:
         client_options["default_headers"] = dict(client_options["default_headers"])
     # RetryPolicy is the one layer that retries; obstore's own retries would not be counted.
@@ -185,7 +321,7 @@ def _make_client(config: ClientConfig) -> Any:
     if config.kind == "http":
         return HTTPStore.from_url(config.root, **common)
     if config.kind == "s3":
-        common["credential_provider"] = config.credentials
+        common["credential_provider"] = credentials
     store: Any = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}[config.kind]
     return store(config.root, config=dict(config.settings), **common)
 

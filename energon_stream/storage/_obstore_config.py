@@ -17,6 +17,11 @@ from energon_stream.storage.url import strip_credentials, url_scheme
 _Items = tuple[tuple[str, Any], ...]
 _Kind = Literal["s3", "gcs", "azure", "http"]
 
+READ_TIMEOUT = "20s"
+FIRST_READ_TIMEOUT = "9s"
+"""Times without progress, after which a request is given up: the second until it has been too short once. A
+server that never answers is so reported within ten seconds."""
+
 # Option names of fsspec's packages (gcsfs, adlfs), and obstore's.
 _GCS_NAMES = {"anon": "skip_signature", "token": "service_account"}
 _AZURE_NAMES = {
@@ -62,6 +67,11 @@ class SessionCredentials:
         static = StaticCredentials(frozen.access_key, frozen.secret_key, frozen.token)
         return static() | {"expires_at": expires}
 
+    def fresh(self) -> dict[str, Any]:
+        """Return what the files and services have now, not what was read earlier."""
+        _cached_session.cache_clear()
+        return self()
+
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
@@ -74,6 +84,11 @@ class ClientConfig:
     # Credential provider, or None for obstore's own search.
     credentials: StaticCredentials | SessionCredentials | None
     endpoint: str  # server, for error messages
+
+    @property
+    def is_anonymous(self) -> bool:
+        """True if requests are not signed."""
+        return bool(dict(self.settings).get("skip_signature"))
 
 
 def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, str]:
@@ -210,7 +225,6 @@ def _config(
 ) -> ClientConfig:
     client_options = {
         "connect_timeout": "5s",
-        "read_timeout": "20s",  # without progress
         "timeout": "1h",  # for a whole request; obstore's default of 30 s would end large slow reads
         "allow_http": endpoint.startswith("http://"),
         **(client or {}),

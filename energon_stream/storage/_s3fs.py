@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from energon_stream.errors import TransientStorageError
 from energon_stream.storage._answers import short_body
-from energon_stream.storage._fsspec import FsspecStore
+from energon_stream.storage._fsspec import FsspecStore, file_systems
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
+from energon_stream.storage.fork import PerProcess
 
 _CONNECTIONS = 64
+_CONNECT_TIMEOUT, _READ_TIMEOUT = 5, 20  # seconds; botocore's are 60
+_BETWEEN_RENEWALS = 1.0  # seconds; a provider may start a program or ask a server
+_FIRST_ANSWER = 9.0  # seconds that an unknown server gets for its first answer
 # The descriptions that a client of S3 is made from, as botocore.client and botocore.session name them.
 _SERVICE_FILES = ("service-2", "endpoint-rule-set-1")
 _FILES = ("endpoints", "partitions", "sdk-default-configuration", "_retry")
 
 
+_renewing = PerProcess(threading.Lock)
+
+
 class S3fsStore(FsspecStore):
     """A store on s3fs."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._has_answered = False
+        self._renewed_at = 0.0
+        super().__init__(url, options)
 
     def _file_system(self, url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         client = dict(options.get("client_kwargs") or {})
@@ -27,7 +44,12 @@ class S3fsStore(FsspecStore):
             client.setdefault("region_name", region)
         # This switches botocore's retries off; _make_system() switches s3fs's own off. Its default of ten
         # connections would be the limit.
-        config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": _CONNECTIONS}
+        config: dict[str, Any] = {
+            "retries": {"total_max_attempts": 1},
+            "max_pool_connections": _CONNECTIONS,
+            "connect_timeout": _CONNECT_TIMEOUT,
+            "read_timeout": _READ_TIMEOUT,
+        }
         config |= options.get("config_kwargs") or {}
         return super()._file_system(url, {**options, "client_kwargs": client, "config_kwargs": config})
 
@@ -53,21 +75,20 @@ class S3fsStore(FsspecStore):
         return self._read(path, f"bytes=-{length}", etag)[0]
 
     def head(self, path: str) -> ObjectMeta:
-        with self._named_errors(path):
-            answer = self._fs.call_s3("head_object", **self._address(path))
-        return ObjectMeta(answer["ContentLength"], answer["ETag"], answer.get("LastModified"))
+        answer = self._ask(path, "head_object", **self._address(path))
+        size, etag = self._checked(answer, path)
+        return ObjectMeta(size, etag, answer.get("LastModified"))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         bucket, _, folder = self._path(prefix).partition("/")
         below_root = len(self._root.partition("/")[2])
         request: dict[str, Any] = {"Bucket": bucket, "Prefix": f"{folder}/" if folder else ""}
         while True:
-            with self._named_errors(prefix):
-                page = self._fs.call_s3("list_objects_v2", **request)
+            page = self._ask(prefix, "list_objects_v2", **request)
             for found in page.get("Contents", ()):
                 if not found["Key"].endswith("/"):  # a console's marker of an empty folder
                     key = found["Key"][below_root:].lstrip("/")
-                    yield ListEntry(key, ObjectMeta(found["Size"], found["ETag"]))
+                    yield ListEntry(key, ObjectMeta(found["Size"], found.get("ETag")))
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
@@ -75,6 +96,27 @@ class S3fsStore(FsspecStore):
     def _address(self, path: str) -> dict[str, str]:
         bucket, _, key = self._path(path).partition("/")
         return {"Bucket": bucket, "Key": key}
+
+    def _ask(self, path: str, method: str, **request: Any) -> Any:
+        from fsspec.asyn import sync
+
+        return self._call(path, lambda: sync(self._fs.loop, self._answer, method, request))
+
+    async def _answer(self, method: str, request: Mapping[str, Any]) -> Any:
+        """Ask the store; an unknown one has less time for its answer."""
+        answer = self._fs._call_s3(method, **request)
+        if self._has_answered:
+            return await answer
+        answer = await asyncio.wait_for(answer, _FIRST_ANSWER)
+        self._has_answered = True
+        return answer
+
+    def _checked(self, answer: Mapping[str, Any], path: str) -> tuple[int, str]:
+        """Return length and version of an answer, which every S3 store names."""
+        for name, header in (("ContentLength", "Content-Length"), ("ETag", "ETag")):
+            if answer.get(name) is None:
+                raise self._bad_answer(path, f"the answer has no {header}")
+        return int(answer["ContentLength"]), str(answer["ETag"])
 
     def _read(self, path: str, byte_range: str | None, etag: str | None) -> tuple[Body, str | None]:
         from fsspec.asyn import sync
@@ -84,21 +126,66 @@ class S3fsStore(FsspecStore):
             request["Range"] = byte_range
         if etag is not None:
             request["IfMatch"] = etag
+        answers: list[Any] = []
 
-        async def read() -> tuple[Any, bytes]:
-            answer = await self._fs._call_s3("get_object", **request)
-            async with answer["Body"] as stream:
-                return answer, await stream.read()
+        async def read() -> bytes:
+            answers.append(await self._answer("get_object", request))
+            async with answers[0]["Body"] as stream:
+                data: bytes = await stream.read()
+                return data
 
-        with self._named_errors(path):
-            answer, data = sync(self._fs.loop, read)
-        content_range: str | None = answer.get("ContentRange")
+        try:
+            data = self._call(path, lambda: sync(self._fs.loop, read))
+        except TransientStorageError as error:
+            error.answered = error.answered or bool(answers)
+            raise
+        size, version = self._checked(answers[0], path)
+        if len(data) != size:
+            raise TransientStorageError("the body ended early", where=self._where(path))
+        content_range: str | None = answers[0].get("ContentRange")
+        if content_range is None and byte_range is not None and not byte_range.startswith("bytes=-"):
+            raise self._not_partial(path)
         total = int(content_range.rpartition("/")[2]) if content_range else len(data)
-        return Body(memoryview(data), answer["ETag"], total), content_range
+        return Body(memoryview(data), version, total), content_range
+
+    def _provides_credentials(self) -> bool:
+        given = self._options
+        return not (given.get("key") or given.get("anon") or os.environ.get("AWS_ACCESS_KEY_ID"))
+
+    def _renew_credentials(self, *, is_expired: bool) -> bool:
+        if not self._provides_credentials():
+            return False
+        with _renewing.get():
+            used = self._fs
+            self._fs, _ = self._file_system(self.url, self._options)
+            if self._fs is not used:  # another store, or request, had its credentials replaced
+                return True
+            now = time.monotonic()
+            if now - self._renewed_at < _BETWEEN_RENEWALS:
+                return False
+            self._renewed_at = now
+            before = _credentials(used)
+            file_systems.clear()
+            self._fs, _ = self._file_system(self.url, self._options)
+            return bool(_credentials(self._fs) != before)
 
     def _endpoint(self) -> str:
         endpoint = getattr(self._fs, "endpoint_url", None) if hasattr(self, "_fs") else None
         return endpoint or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
+
+
+def _credentials(system: Any) -> Any:
+    """Return the credentials of a file system; None if it has none."""
+    from fsspec.asyn import sync
+
+    async def get() -> Any:
+        found = await system.session.get_credentials()
+        return None if found is None else await found.get_frozen_credentials()
+
+    try:
+        return sync(system.loop, get)
+    except Exception:  # whatever a provider raises: the refusal is what the user must hear of
+        return None
 
 
 def load_s3fs() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from energon_stream.errors import RangeError, UnsupportedStoreError
 from energon_stream.storage._answers import object_changed
 from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore, with_listener
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
+from energon_stream.storage.contact import Contact, contact_with
 from energon_stream.storage.counters import StorageCounters, default_counters
 from energon_stream.storage.fork import PerProcess
 
@@ -23,17 +25,23 @@ class ManagedStore(ScheduledStore):
     """Adds retries, counters and fork safety to a store; see ``Store`` for the methods.
 
     ``factory`` opens the wrapped store, once in each process. ``counters`` default to those of the process.
+    Stores with the same ``contact_key`` share what the process knows of the server; None: it shares nothing.
     """
 
     is_local = False
 
     def __init__(
-        self, factory: Callable[[], Store], policy: RetryPolicy, counters: StorageCounters | None
+        self,
+        factory: Callable[[], Store],
+        policy: RetryPolicy,
+        counters: StorageCounters | None,
+        contact_key: str | None = None,
     ) -> None:
         self._policy = policy
         self._counters = counters
         self._stores: PerProcess[Store] = PerProcess(factory)
         self.url = self._stores.get().url  # this reports unusable options now instead of at the first read
+        self._contacts: PerProcess[Contact] = PerProcess(partial(_contact, contact_key, self.url))
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         return self._read(path, lambda store: store.get(path, etag=etag), etag)
@@ -106,4 +114,8 @@ class ManagedStore(ScheduledStore):
             return result
 
         policy = self._policy if listener.retries else replace(self._policy, attempts=1)
-        return policy.run(attempt)
+        return policy.run(attempt, self._contacts.get() if listener.retries else None)
+
+
+def _contact(key: str | None, url: str) -> Contact:
+    return Contact(url) if key is None else contact_with(key, url)

@@ -1,37 +1,80 @@
-"""Retries of transient faults."""
+"""Retries of transient faults, and how long they go on."""
 
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from energon_stream.errors import TransientStorageError
+from energon_stream.errors import (
+    BadAnswerError,
+    ConfigError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    RangeError,
+    StorageError,
+    TransientStorageError,
+)
+
+if TYPE_CHECKING:
+    from energon_stream.storage.contact import Contact
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
+DEADLINE_VARIABLE = "ENERGON_STREAM_RETRY_DEADLINE"
+"""Environment variable: seconds for which failing requests are tried again."""
+
+_DEADLINE = 300.0
+_PATIENCE = 4.0  # a server that restarts takes about three seconds
+_MOST_RANGE_ATTEMPTS = 4  # of a range that the object, by the store's word, does not have
+
+
+def retry_deadline(asked: float | None = None) -> float:
+    """Return the seconds for which failing requests are tried again.
+
+    Args:
+        asked: The user's choice; None for the environment variable ``ENERGON_STREAM_RETRY_DEADLINE``, or 300.
+
+    Raises:
+        ConfigError: The choice or the variable is negative or not a number.
+    """
+    value = os.environ.get(DEADLINE_VARIABLE) or _DEADLINE if asked is None else asked
+    source = DEADLINE_VARIABLE if asked is None else "retry_deadline"
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not seconds >= 0:
+        raise ConfigError(f"{source} is {value!r}", hint="use 0 or more seconds")
+    return seconds
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Rules for retrying a request: how often, and after which waits. See ``StoreSpec.open(policy=…)``.
+    """Rules for retrying a request: how long, and after which waits. See ``StoreSpec.open(policy=…)``.
 
     The wait before retry ``n`` is uniform in ``[0, min(max_delay, base_delay * 4**(n - 1))]`` ("full jitter",
-    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/). With eleven attempts, one
-    request in fifty million is lost if a fifth of all answers are 503, and a dead server is given up after
-    about 11 s. The first waits are short because other requests wait for this one; the limit of requests in
-    flight protects a busy store.
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/). The first waits are short
+    because other requests wait for this one; the limit of requests in flight protects a busy store. When a
+    store answers after an outage, all waits for it end.
+
+    A store that never answered this process, or one that passed its knowledge on, may not exist: it is tried
+    for ``patience`` seconds. So is one whose answers make no sense.
 
     Attributes:
-        attempts: Attempts in all, the first included.
+        deadline: Seconds from a request's first failure to its last attempt.
+        patience: The same, from its start, if the store is unknown or gives bad answers.
+        attempts: Most attempts in all, the first included; None for any number.
         base_delay: Upper bound of the first wait, in seconds.
         max_delay: Upper bound of any wait, in seconds.
         jitter: Returns uniform numbers in ``[0, 1)``. Not the global generator, whose draws belong to the
             user.
-        sleep: Waits for a number of seconds.
+        sleep: Waits for a number of seconds; None waits until then or until the store answers again.
 
     Example:
         >>> waits = []
@@ -39,36 +82,83 @@ class RetryPolicy:
         ...     raise TransientStorageError("the store is busy")
         >>> RetryPolicy(attempts=4, jitter=lambda: 1.0, sleep=waits.append).run(busy)
         Traceback (most recent call last):
-        energon_stream.errors.TransientStorageError: the store is busy (gave up after 4 attempts)
+        energon_stream.errors.TransientStorageError: the store is busy (gave up after 4 attempts in 0 s)
         >>> waits
         [0.002, 0.008, 0.032]
     """
 
-    attempts: int = 11
+    deadline: float = _DEADLINE
+    patience: float = _PATIENCE
+    attempts: int | None = None
     base_delay: float = 0.002
     max_delay: float = 5.0
     jitter: Callable[[], float] = field(default=random.SystemRandom().random, repr=False)
-    sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
+    sleep: Callable[[float], None] | None = field(default=None, repr=False)
 
     def longest_wait(self, retry: int) -> float:
         """Return the upper bound of the wait before a retry, in seconds; retries count from 1."""
-        return min(self.max_delay, self.base_delay * 4.0 ** (retry - 1))
+        # The bound is far beyond any wait, and the power of a thousand retries would overflow.
+        return min(self.max_delay, self.base_delay * 4.0 ** min(retry - 1, 60))
 
-    def run(self, function: Callable[[int], T]) -> T:
+    def run(self, function: Callable[[int], T], contact: Contact | None = None) -> T:
         """Call ``function(attempt)``, attempts counted from 0, until it succeeds.
 
-        Raises TransientStorageError if the last attempt failed too; the message says how many there were.
+        Args:
+            function: Makes one attempt.
+            contact: The contact with the store; None for a store that is known.
+
+        Raises:
+            TransientStorageError: The last attempt failed too; the message says how many there were.
+            BadAnswerError: The answers made no sense until the end.
+            RangeError: Some answers agree that the object has no such bytes.
         """
+        started = time.monotonic()
+        failed_at = waited = 0.0
         attempt = 0
         while True:
             try:
-                return function(attempt)
-            except TransientStorageError as error:
-                attempt += 1
-                if attempt >= self.attempts:
-                    raise TransientStorageError(
-                        f"{error.what} (gave up after {attempt} attempts)", where=error.where, hint=error.hint
-                    ) from error
-                delay = self.jitter() * self.longest_wait(attempt)
-                _log.debug("attempt %d failed, next in %.2f s: %s", attempt, delay, error)
-                self.sleep(delay)
+                result = function(attempt)
+            except (TransientStorageError, BadAnswerError, RangeError) as error:
+                failure: StorageError = error
+            except (ObjectNotFoundError, ObjectChangedError):
+                if contact is not None:
+                    contact.answered()
+                raise
+            else:
+                if contact is not None:
+                    contact.answered(time.monotonic() - failed_at if attempt else 0.0)
+                return result
+            now = time.monotonic()
+            failed_at = failed_at or now
+            attempt += 1
+            is_patient = not self._is_doubtful(failure, contact)
+            limit = self.deadline if is_patient else min(self.patience, self.deadline)
+            # The waits count too: a policy may wait by another clock than this one.
+            spent = max(now - (failed_at if is_patient else started), waited)
+            if spent >= limit or attempt >= self._most(failure):
+                break
+            if contact is not None and is_patient:
+                contact.failed(failure, spent, limit)
+            delay = min(self.jitter() * self.longest_wait(attempt), limit - spent)
+            _log.debug("attempt %d failed, next in %.2f s: %s", attempt, delay, failure)
+            (self.sleep or (time.sleep if contact is None else contact.wait))(delay)
+            waited += delay
+        if not isinstance(failure, TransientStorageError):
+            raise failure
+        raise TransientStorageError(
+            f"{failure.what} (gave up after {attempt} attempts in {spent:.0f} s)",
+            where=failure.where,
+            hint=failure.hint,
+            answered=failure.answered,
+        ) from failure
+
+    def _is_doubtful(self, failure: StorageError, contact: Contact | None) -> bool:
+        if not isinstance(failure, TransientStorageError):
+            return True
+        if failure.answered and contact is not None:
+            contact.know()
+        return not failure.answered and contact is not None and not contact.is_known
+
+    def _most(self, failure: StorageError) -> float:
+        most = float("inf") if self.attempts is None else self.attempts
+        return min(most, _MOST_RANGE_ATTEMPTS) if isinstance(failure, RangeError) else most

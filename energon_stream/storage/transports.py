@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -15,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from energon_stream.errors import ConfigError, UnsupportedStoreError
 from energon_stream.logs import log_once
 from energon_stream.storage.base import Store
+from energon_stream.storage.contact import is_known, note_known
 from energon_stream.storage.fork import obstore_usable
 from energon_stream.storage.local import LocalStore
 from energon_stream.storage.managed import ManagedStore
-from energon_stream.storage.retry import RetryPolicy
+from energon_stream.storage.retry import RetryPolicy, retry_deadline
 from energon_stream.storage.url import is_local, join_url, strip_credentials, url_scheme
 
 if TYPE_CHECKING:
@@ -154,6 +157,11 @@ class StoreSpec:
         transport: ``auto`` uses obstore for S3, GCS, Azure and HTTP if it can honour the options, and fsspec
             for everything else.
         through: A layer that reads of a remote store go through, or None.
+        retry_deadline: Seconds for which a request that fails is tried again, from its first failure to its
+            last attempt. None: the environment variable ``ENERGON_STREAM_RETRY_DEADLINE``, or 300.
+
+    A pickled copy carries whether the store has answered: a process that gets it waits for a store that is
+    down, where one that knows nothing of the store would suppose that it does not exist.
 
     Example:
         >>> spec = StoreSpec("s3://data").join("captions/.nv-meta")
@@ -167,6 +175,7 @@ class StoreSpec:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
     transport: Transport = "auto"
     through: StoreLayer | None = field(default=None, repr=False, compare=False)
+    retry_deadline: float | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.transport not in ("auto", "fsspec", "obstore"):
@@ -176,6 +185,10 @@ class StoreSpec:
 
     def __repr__(self) -> str:
         return f"StoreSpec({strip_credentials(self.url)!r}, transport={self.transport!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = self.url, self.storage_options, self.transport, self.through, self.retry_deadline
+        return _unpickled, (values, is_known(_contact_key(self)))
 
     def join(self, relative: str) -> StoreSpec:
         """Return the store of a path below this one, or of ``relative`` itself if that is absolute.
@@ -193,11 +206,11 @@ class StoreSpec:
         belongs to the process that makes the requests.
 
         Args:
-            policy: Retries; default ``RetryPolicy()``.
+            policy: Retries; default ``RetryPolicy()`` with the deadline of the store.
             counters: Counters of the requests; default those of the process.
 
         Raises:
-            ConfigError: Storage options for a local path.
+            ConfigError: Storage options for a local path, or an impossible deadline of retrying.
             UnsupportedStoreError: No transport for the scheme, or the requested transport cannot honour an
                 option.
         """
@@ -208,5 +221,30 @@ class StoreSpec:
                 )
             return LocalStore(self.url)
         opener = partial(open_transport, self.url, dict(self.storage_options or {}), self.transport)
-        store = ManagedStore(opener, policy or RetryPolicy(), counters)
+        policy = policy or RetryPolicy(deadline=retry_deadline(self.retry_deadline))
+        store = ManagedStore(opener, policy, counters, _contact_key(self))
         return store if self.through is None else self.through(store)
+
+
+_ENDPOINT_VARIABLES = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "GOOGLE_BASE_URL",
+    "STORAGE_EMULATOR_HOST",
+)
+
+
+def _contact_key(spec: StoreSpec) -> str:
+    """Return a name for bucket, server and credentials of a store, in which nothing of them can be read."""
+    scheme, _, rest = spec.url.partition("://")
+    options = json.dumps(dict(spec.storage_options or {}), sort_keys=True, default=repr)
+    parts = scheme, rest.partition("/")[0], options, *map(os.environ.get, _ENDPOINT_VARIABLES)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _unpickled(values: tuple[Any, ...], has_answered: bool) -> StoreSpec:
+    spec = StoreSpec(*values)
+    if has_answered:
+        note_known(_contact_key(spec))
+    return spec

@@ -66,7 +66,7 @@ def test_a_lasting_fault_ends_after_the_attempts(s3_server, store, slept):
     assert s3_server.counters().requests["GET"] == 4
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 405, 409, 416, 501])
+@pytest.mark.parametrize("status", [400, 403, 404, 405, 409, 501])
 def test_lasting_answers_are_not_retried(s3_server, store, slept, status):
     s3_server.add_rule(Rule("status", status=status))
     with pytest.raises(StorageError, match="key") as caught:

@@ -7,7 +7,7 @@ import time
 import children
 import pytest
 
-from energon_stream.errors import ConfigError, RangeError, ThrottledError, TransientStorageError
+from energon_stream.errors import ConfigError, ObjectNotFoundError, ThrottledError, TransientStorageError
 from energon_stream.storage import Body, ByteRange, Fetcher, RetryPolicy, StorageCounters, StoreSpec
 from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore
 from energon_stream.storage.managed import ManagedStore
@@ -233,16 +233,16 @@ def test_if_both_requests_fail_the_first_error_is_raised(fetcher, counters):
     def answer(path, number):
         if path == "bad" and number == 1:
             assert second_failed.wait(20)
-            raise RangeError("the first")
+            raise ObjectNotFoundError("the first")
         if path == "bad":
             second_failed.set()
-            raise RangeError("the second")
+            raise ObjectNotFoundError("the second")
 
     scripted = ScriptedStore(answer)
     store = managed(scripted, counters)
     for _ in range(20):
         fetcher.submit(store, "good", ByteRange(0, 10)).result()
-    with pytest.raises(RangeError, match="the first"):
+    with pytest.raises(ObjectNotFoundError, match="the first"):
         fetcher.submit(store, "bad", ByteRange(0, 10)).result()
     assert scripted.asked["bad"] == 2
 

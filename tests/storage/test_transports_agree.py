@@ -8,6 +8,7 @@ import pytest
 
 from energon_stream.errors import (
     AccessDeniedError,
+    BadAnswerError,
     ObjectChangedError,
     ObjectNotFoundError,
     RangeError,
@@ -92,7 +93,8 @@ def test_faults(s3_server, tmp_bucket, fault, action):
         assert (received, retries) == (len(ended), 1)
     else:
         assert ended == (expected, f"{tmp_bucket}/key")
-        assert (received, retries) == (0, ATTEMPTS - 1 if expected is TransientStorageError else 0)
+        is_retried = expected in (TransientStorageError, RangeError)  # one 416 may be a proxy's mistake
+        assert (received, retries) == (0, ATTEMPTS - 1 if is_retried else 0)
     assert (requests, gets[0]) == ({"get": retries + 1}, {"GET": retries + 1})
 
 
@@ -141,7 +143,7 @@ def answering(answer):
 @pytest.mark.parametrize(
     ("head", "length", "error"),
     [
-        ("200 OK\r\nContent-Length: 100", 100, UnsupportedStoreError),
+        ("200 OK\r\nContent-Length: 100", 100, BadAnswerError),
         ("206 P\r\nContent-Length: 100\r\nContent-Range: bytes 0-99/1000", 100, RangeError),
         ("206 P\r\nContent-Length: 50\r\nContent-Range: bytes 100-149/1000", 50, RangeError),
         ("206 P\r\nContent-Length: 100\r\nContent-Range: bytes 100-199/1000", 60, TransientStorageError),

@@ -1,0 +1,103 @@
+"""What a process knows of a store: whether it has ever answered, and whether it fails now."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from energon_stream.storage.fork import PerProcess
+
+_log = logging.getLogger(__name__)
+
+_WORTH_SAYING = 3.0
+"""Seconds of failing, before they are logged: shorter faults are part of every store's day."""
+_BETWEEN_LINES = 5.0
+_WORTH_WAKING = 1.0
+"""Seconds without any answer, after which an answer ends the waits of all requests. A store that rejects a
+share of the requests answers others meanwhile, and its back-off must not be cut short."""
+
+_known: set[str] = set()
+"""Stores that have answered, in this process or in one that passed that on. A forked child inherits them."""
+
+
+class Contact:
+    """The contact of this process with one store, which all requests to it share.
+
+    Args:
+        name: The store, for log lines.
+        key: Names the store among all of the process; None for a contact of its own.
+    """
+
+    def __init__(self, name: str, key: str | None = None) -> None:
+        self._name = name
+        self._key = key
+        self._lock = threading.Lock()
+        self._again = threading.Event()  # set, and replaced, when the store answers after an outage
+        self._failing_since: float | None = None  # first failure after the latest answer
+        self._next_line = 0.0
+        self._is_logged = False
+        self.is_known = key in _known
+
+    def know(self) -> None:
+        """Note that the store exists."""
+        if not self.is_known:
+            self.is_known = True
+            if self._key is not None:
+                _known.add(self._key)
+
+    def answered(self, failing_for: float = 0.0) -> None:
+        """Note an answer, to a request that had failed for so many seconds."""
+        self.know()
+        if self._failing_since is None and not failing_for:
+            return
+        with self._lock:
+            silent_for = 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
+            self._failing_since = None
+            if silent_for >= _WORTH_WAKING:
+                self._again.set()
+                self._again = threading.Event()
+            is_over = self._is_logged and max(silent_for, failing_for) >= _WORTH_SAYING
+            self._is_logged = self._is_logged and not is_over
+        if is_over:
+            message = "%s answers again, after %.1f s"
+            _log.warning(message, self._name, max(silent_for, failing_for))
+
+    def failed(self, problem: object, failing_for: float, deadline: float) -> None:
+        """Note a failure of a request that has failed for some seconds, and is given up at ``deadline``."""
+        now = time.monotonic()
+        with self._lock:
+            if self._failing_since is None:
+                self._failing_since = now
+            if failing_for < _WORTH_SAYING or now < self._next_line:
+                return
+            self._next_line = now + _BETWEEN_LINES
+            self._is_logged = True
+        since, until = (
+            time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+            for seconds in (-failing_for, deadline - failing_for)
+        )
+        message = "%s fails since %s and is tried again until %s (retry_deadline is %g s): %s"
+        _log.warning(message, self._name, since, until, deadline, problem)
+
+    def wait(self, seconds: float) -> None:
+        """Wait, but not longer than until the store answers after an outage."""
+        self._again.wait(seconds)
+
+
+_contacts: PerProcess[Contact] = PerProcess()
+
+
+def contact_with(key: str, name: str) -> Contact:
+    """Return this process's contact with a store."""
+    return _contacts.map(key, lambda: Contact(name, key))
+
+
+def is_known(key: str) -> bool:
+    """Return whether a store has answered, as far as this process knows."""
+    return key in _known
+
+
+def note_known(key: str) -> None:
+    """Note that a store has answered to another process."""
+    _known.add(key)
