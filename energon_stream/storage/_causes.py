@@ -55,6 +55,7 @@ _NUMBERED = {
     errno.ENETUNREACH: NO_ROUTE,
     errno.EHOSTUNREACH: NO_ROUTE,
 }
+_FOREIGN = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE")
 _DEEPEST = 12  # causes of causes that are looked at
 
 
@@ -73,7 +74,9 @@ def cause_in_chain(error: BaseException) -> str | None:
     for _ in range(_DEEPEST):
         if looked is None:
             break
-        found = _cause(looked) or found
+        cause = _cause(looked)
+        if found is None or cause not in (None, NO_ANSWER):  # a bare TimeoutError may be of a connection
+            found = cause
         nested = getattr(looked, "os_error", None) or getattr(looked, "__cause__", None)
         looked = nested if isinstance(nested, BaseException) else looked.__context__
     return found
@@ -84,8 +87,8 @@ def _cause(error: BaseException) -> str | None:
         return RESOLVE
     if isinstance(error, ssl.SSLCertVerificationError):
         return CERTIFICATE
-    if isinstance(error, ssl.SSLError):
-        return NOT_TLS if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE") else TLS
+    if isinstance(error, ssl.SSLError) and not hasattr(error, "os_error"):  # else aiohttp's, around another
+        return NOT_TLS if getattr(error, "reason", None) in _FOREIGN else TLS
     names = {base.__name__ for base in type(error).__mro__}
     for candidates, cause in _NAMED:
         if not names.isdisjoint(candidates):

@@ -145,7 +145,10 @@ class S3fsStore(FsspecStore):
         content_range: str | None = answers[0].get("ContentRange")
         if content_range is None and byte_range is not None and not byte_range.startswith("bytes=-"):
             raise self._not_partial(path)
-        total = int(content_range.rpartition("/")[2]) if content_range else len(data)
+        total_text = content_range.rpartition("/")[2] if content_range else str(size)
+        if not total_text.isdecimal():
+            raise self._bad_answer(path, "the answer to a range request names no range")
+        total = int(total_text)
         return Body(memoryview(data), version, total), content_range
 
     def _provides_credentials(self) -> bool:

@@ -37,12 +37,17 @@ class Contact:
         self._failing_since: float | None = None  # first failure after the latest answer
         self._next_line = 0.0
         self._is_logged = False
-        self.is_known = key in _known
+        self._has_answered = False
+
+    @property
+    def is_known(self) -> bool:
+        """True if the store has answered this process, or one that passed that on."""
+        return self._has_answered or self._key in _known
 
     def know(self) -> None:
         """Note that the store exists."""
-        if not self.is_known:
-            self.is_known = True
+        if not self._has_answered:
+            self._has_answered = True
             if self._key is not None:
                 _known.add(self._key)
 
@@ -57,11 +62,11 @@ class Contact:
             if silent_for >= _WORTH_WAKING:
                 self._again.set()
                 self._again = threading.Event()
-            is_over = self._is_logged and max(silent_for, failing_for) >= _WORTH_SAYING
+            # Other requests may have been answered all the time; the one that failed for long ends the matter.
+            is_over = self._is_logged and failing_for >= _WORTH_SAYING
             self._is_logged = self._is_logged and not is_over
         if is_over:
-            message = "%s answers again, after %.1f s"
-            _log.warning(message, self._name, max(silent_for, failing_for))
+            _log.warning("%s answers again, after %.1f s", self._name, failing_for)
 
     def failed(self, problem: object, failing_for: float, deadline: float) -> None:
         """Note a failure of a request that has failed for some seconds, and is given up at ``deadline``."""

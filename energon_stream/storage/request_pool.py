@@ -100,6 +100,7 @@ class RequestPool:
         self._workers = self._idle = 0
         self._hedges = 0  # second requests of tasks that have not ended
         self._max_hedges = max(1, max_in_flight // 3)
+        self._max_stalled = self._max_hedges + 2 * max_in_flight
         self._max_workers = max(_LEAST_THREADS, 2 * max_in_flight + self._max_hedges)
         self._closing = False
 
@@ -169,8 +170,8 @@ class RequestPool:
         if task.settled:
             raise AnswerUnwanted
         run.started = time.monotonic()
-        if task.size and not task.hedges:
-            self.watcher.began(task, task.size, task.urgency)
+        if task.size:
+            self.watcher.began(task, task.size, task.urgency, only_if_stalled=task.hedges > 0)
 
     def answered(self, run: _Run) -> bool:
         """Note that the first bytes of an answer arrived; returns whether the rest is wanted."""
@@ -194,8 +195,10 @@ class RequestPool:
         )
         with self._lock:
             task.reading -= run.is_reading
-            if error is not None or not run.is_second:  # a failing store must not get a third request
+            if not run.is_second:
                 self.watcher.ended(task)
+            elif error is not None:  # a failing store must not get a third request
+                self.watcher.repeat_failed(task)
             limit = self._limiter.limit
             if is_rejected or not is_transient:
                 self._limiter.observe(rejected=is_rejected, in_flight=self._busy)
@@ -305,8 +308,8 @@ class RequestPool:
         elif wins:
             future.set_exception(task.error)
 
-    def _repeat(self, task: _Task) -> bool:
-        if self._closing or self._hedges >= self._max_hedges:
+    def _repeat(self, task: _Task, stalls: bool) -> bool:
+        if self._closing or self._hedges >= (self._max_stalled if stalls else self._max_hedges):
             return False
         self._hedges += 1
         task.hedges += 1

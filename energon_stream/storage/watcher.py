@@ -20,6 +20,13 @@ T = TypeVar("T")
 _ANY_SIZE = 1
 _MOST_REPEATS = 2  # if one answer in fifty is late, one late request in fifty has a late second one
 
+STALLED = 20.0
+"""Seconds after which even a request whose budget is used up is repeated: its answer may trickle."""
+_TRICKLE = (
+    32 << 10
+)  # bytes a second; a slower answer is a trickle while nothing is known of the store's speed
+_FAR_TOO_LATE = 4.0  # times the time after which a request is late
+
 
 class HedgeSnapshot(NamedTuple):
     """State of second requests."""
@@ -43,7 +50,8 @@ class LateWatcher(Generic[T]):
 
     The thread sleeps until the first moment at which one of them can be late; without requests it sleeps
     until woken. All methods except :meth:`run` and :meth:`snapshot` are called with the owner's lock held.
-    So is ``repeat``, which starts a second request, or returns False if there is no room for one now.
+    So is ``repeat``, which starts a second request, or returns False if there is no room for one now; its
+    second argument says that the request stalls.
     ``start`` runs a function on a new thread. A share of 0 watches nothing.
     """
 
@@ -51,7 +59,7 @@ class LateWatcher(Generic[T]):
         self,
         lock: threading.Lock,
         share: float,
-        repeat: Callable[[T], bool],
+        repeat: Callable[[T, bool], bool],
         start: Callable[[Callable[[], None]], None],
     ) -> None:
         self._lock = lock
@@ -72,14 +80,16 @@ class LateWatcher(Generic[T]):
         with self._lock:
             return HedgeSnapshot(self.budget.earned, self._to_end.answers)
 
-    def began(self, request: T, size: int, urgency: tuple[int, int]) -> None:
+    def began(self, request: T, size: int, urgency: tuple[int, int], *, only_if_stalled: bool) -> None:
         """Note the start of an attempt. Of several late ones, the most urgent is repeated first."""
         if not self._active:
             return
         now = time.monotonic()
         attempt = self._in_flight[request] = _Attempt(size, urgency, now)
-        late_after = self._late_after(attempt)
-        if late_after is not None and now + late_after < self._look_at:
+        if only_if_stalled:
+            attempt.repeats = _MOST_REPEATS
+        late_after = min(self._late_after(attempt) or math.inf, self._stalls_after(attempt))
+        if now + late_after < self._look_at:
             self._wake(now + late_after)
 
     def first_byte(self, request: T, seconds: float) -> None:
@@ -90,6 +100,11 @@ class LateWatcher(Generic[T]):
             self._in_flight[request].is_answering = True
         if self._to_first_byte.observe(_ANY_SIZE, seconds) and self._in_flight:
             self._wake(time.monotonic())  # the requests in flight began before the model knew enough
+
+    def repeat_failed(self, request: T) -> None:
+        """Note that a second request failed. The first is repeated only if it stalls."""
+        if request in self._in_flight:
+            self._in_flight[request].repeats = _MOST_REPEATS
 
     def ended(self, request: T) -> None:
         """Note that an attempt is over, or that nobody waits for it any more."""
@@ -124,7 +139,11 @@ class LateWatcher(Generic[T]):
             self._start(self.run)
 
     def _late_after(self, attempt: _Attempt) -> float | None:
-        """Return the seconds after which the first or last bytes of an attempt are late; None if unknown."""
+        """Return the seconds after which the first or last bytes of an attempt are late; None if unknown or
+        repeated often enough.
+        """
+        if attempt.repeats >= _MOST_REPEATS:
+            return None
         to_end = self._to_end.late_after(attempt.size)
         to_first_byte = None
         if not attempt.is_answering:
@@ -133,27 +152,37 @@ class LateWatcher(Generic[T]):
             return to_end if to_first_byte is None else to_first_byte
         return min(to_end, to_first_byte)
 
+    def _stalls_after(self, attempt: _Attempt) -> float:
+        """Return the seconds after which an attempt stalls."""
+        late_after = self._to_end.late_after(attempt.size)
+        if late_after is None:
+            return STALLED + attempt.size / _TRICKLE
+        return max(STALLED, _FAR_TOO_LATE * late_after)
+
     def _repeat_late(self, now: float, pause: float) -> float:
         """Repeat requests that are late by more than a pause of the machine; returns when to look again."""
         next_look = math.inf
-        late: list[tuple[tuple[int, int], float, T]] = []
+        late: list[tuple[tuple[int, int], bool, T]] = []
         for request, attempt in self._in_flight.items():
             late_after = self._late_after(attempt)
-            if late_after is None:
-                continue
-            look_at = max(attempt.started + late_after + pause, attempt.look_at)
+            stalls_at = attempt.started + self._stalls_after(attempt) + pause
+            look_at = stalls_at
+            if late_after is not None:
+                look_at = min(stalls_at, max(attempt.started + late_after + pause, attempt.look_at))
             if look_at <= now:
-                late.append((attempt.urgency, late_after, request))
+                late.append((attempt.urgency, stalls_at <= now, request))
             else:
                 next_look = min(next_look, look_at)
-        for _, late_after, request in sorted(late, key=lambda entry: entry[0]):
+        for _, stalls, request in sorted(late, key=lambda entry: entry[0]):
             attempt = self._in_flight[request]
-            if self.budget.can_spend(attempt.size) and self._repeat(request):
-                self.budget.spend(attempt.size)
+            wait = self._late_after(attempt) or self._stalls_after(attempt)
+            if (stalls or self.budget.can_spend(attempt.size)) and self._repeat(request, stalls):
+                if not stalls:
+                    self.budget.spend(attempt.size)
                 attempt.repeats += 1
                 attempt.started, attempt.is_answering = now, False  # the second request may be late, too
-                if attempt.repeats == _MOST_REPEATS:
-                    del self._in_flight[request]
-            attempt.look_at = now + late_after
+            elif stalls:
+                attempt.started = now
+            attempt.look_at = now + wait
             next_look = min(next_look, attempt.look_at)
         return next_look

@@ -12,7 +12,10 @@ from typing import Literal, NamedTuple, get_args
 
 from energon_stream.errors import ConfigError
 
-Action = Literal["status", "reset", "truncate", "delay", "stall"]
+Oddity = Literal["html", "whole", "no_etag", "no_length"]
+Action = Literal["status", "reset", "truncate", "delay", "stall", "trickle"] | Oddity
+ODDITIES: tuple[str, ...] = get_args(Oddity)
+_ACTIONS = (*get_args(get_args(Action)[0]), *ODDITIES)
 
 _LOG_LENGTH = 50_000
 
@@ -58,12 +61,15 @@ class Rule:
 
     Attributes:
         action: ``status`` answers with an error, ``reset`` and ``truncate`` end the connection halfway
-            through the body, ``delay`` waits before the first byte, ``stall`` halfway.
+            through the body, ``delay`` waits before the first byte, ``stall`` halfway. ``trickle`` sends
+            the body slowly. ``html`` answers with a page and status 200, ``whole`` with the whole object to
+            a request for a range, ``no_etag`` and ``no_length`` without this header.
         pattern: Shell pattern of ``bucket/key``.
         method: Method of the requests; None for all.
         times: Number of requests that the rule is for; None for no limit.
         status: HTTP status for ``status``.
         seconds: Length of a ``delay`` or ``stall``.
+        rate: Bytes per second of a ``trickle``.
 
     Example:
         >>> from energon_stream.testing.s3server import Rule
@@ -76,10 +82,11 @@ class Rule:
     times: int | None = None
     status: int = 503
     seconds: float = 0.0
+    rate: float = 100.0
 
     def __post_init__(self) -> None:
-        if self.action not in get_args(Action):
-            raise ConfigError(f"unknown fault {self.action!r}", hint=f"use one of {get_args(Action)}")
+        if self.action not in _ACTIONS:
+            raise ConfigError(f"unknown fault {self.action!r}", hint=f"use one of {_ACTIONS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,7 @@ class Fate:
     cut: Literal["reset", "truncate"] | None = None
     stall: float = 0.0
     at: float = 0.5
+    odd: str | None = None  # one of the oddities
 
 
 class LogEntry(NamedTuple):
@@ -120,7 +128,7 @@ class ServerCounters:
     Attributes:
         requests: Requests per HTTP method; GETs that read no object (listings) count as ``LIST``.
         faults: Faults injected, per kind: ``status``, ``reset``, ``truncate``, ``delay``, ``stall``,
-            ``slow``.
+            ``slow``, and those of :class:`Rule`.
         bytes_sent: Body bytes sent.
         bytes_received: Body bytes received.
         connections: Connections accepted.
@@ -216,4 +224,8 @@ def _ruled(fate: Fate, rule: Rule) -> Fate:
         return replace(fate, latency=fate.latency + rule.seconds)
     if rule.action == "stall":
         return replace(fate, stall=rule.seconds)
-    return replace(fate, cut=rule.action)
+    if rule.action == "trickle":
+        return replace(fate, rate=rule.rate)
+    if rule.action == "reset" or rule.action == "truncate":
+        return replace(fate, cut=rule.action)
+    return replace(fate, odd=rule.action)

@@ -23,6 +23,7 @@ QUIET_HEADER = "x-energon-stream-quiet"
 """Requests with this header are neither counted nor shaped: tests use it to look at the server's objects."""
 
 _PACE_SECONDS = 0.005
+_TRICKLE = 8192  # bytes per second; slower bodies come byte by byte
 _MAX_HEAD = 64 * 1024
 
 
@@ -126,15 +127,24 @@ class _Connection:
             if fate.latency:
                 await asyncio.sleep(fate.latency)
             await self._traffic.released.wait()
-            if fate.status is None:
-                response = self._api.handle(request)
+            if fate.odd == "html":
+                response = Response(200, {"Content-Type": "text/html"}, b"<html><body>Sign in</body></html>")
+            elif fate.status is None:
+                asked = request
+                if fate.odd == "whole":
+                    asked = replace(
+                        request, headers={k: v for k, v in request.headers.items() if k != "range"}
+                    )
+                response = self._api.handle(asked)
+                if fate.odd == "no_etag":
+                    response.headers.pop("ETag", None)
             else:
                 response = error_response(fate.status, request.path)
             status = response.status
             sent = await self._send(response, fate, request)
         finally:
             self._traffic.end(request.method, name, request.headers.get("range"), status, sent)
-        return fate.cut is None
+        return fate.cut is None and fate.odd != "no_length"
 
     async def _send(self, response: Response, fate: Fate, request: HttpRequest) -> int:
         """Send a response, or the share of it that the fate allows; return the number of body bytes sent."""
@@ -142,7 +152,9 @@ class _Connection:
         length = len(body) if response.length is None else response.length
         lines = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in response.headers.items()]
-        lines += [f"Content-Length: {length}", "x-amz-request-id: 0", "", ""]
+        if fate.odd != "no_length":
+            lines.append(f"Content-Length: {length}")
+        lines += ["x-amz-request-id: 0", "", ""]
         head = "\r\n".join(lines).encode("latin-1")
         await self._loop.sock_sendall(self._connection, head)
         if request.method == "HEAD":
@@ -160,7 +172,8 @@ class _Connection:
         return stop
 
     async def _send_paced(self, body: memoryview, rate: float | None) -> None:
-        start, step = self._loop.time(), len(body) if rate is None else max(4096, int(rate * _PACE_SECONDS))
+        least = 1 if rate is not None and rate < _TRICKLE else 4096
+        start, step = self._loop.time(), len(body) if rate is None else max(least, int(rate * _PACE_SECONDS))
         for begin in range(0, len(body), max(1, step)):
             piece = body[begin : begin + step]
             if rate is not None:

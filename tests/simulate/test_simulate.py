@@ -126,7 +126,7 @@ def test_rejected_requests_are_made_again(lake):
     assert found.rejected > 0
     assert found.requests == sound.requests + found.rejected + found.repeated
     assert found.seconds > sound.seconds
-    with pytest.raises(TransientStorageError, match="rejected \\d+ attempts"):
+    with pytest.raises(TransientStorageError, match=r"rejected \d+ attempts"):
         predicted(lake / "whole", error_share=0.99)
 
 
