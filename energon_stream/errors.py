@@ -42,6 +42,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from functools import partial
 from typing import Any, Self
@@ -86,11 +87,28 @@ __all__ = [
 ]
 
 
+_USER_INFO = re.compile(r"(?<=://)(?<!dss://)[^/@\s]+@")
+_SECRET_QUERY = re.compile(
+    r"\?[^\s\"'<>]*\b(sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|token|awsaccesskeyid|key|secret)=[^\s\"'<>]*",
+    re.IGNORECASE,
+)
+
+
+def strip_credentials(text: str) -> str:
+    """Remove ``user:password@`` and signed queries from a URL, or from a message with URLs in it.
+
+    Example:
+        >>> strip_credentials("no such object: https://me:secret@host/key?token=abc")
+        'no such object: https://host/key'
+    """
+    return _SECRET_QUERY.sub("", _USER_INFO.sub("", text))
+
+
 class EnergonStreamError(Exception):
     """Base of all errors of this library.
 
-    The message says what is wrong, where, and what to do. The three parts are attributes too. Errors survive
-    pickling, because they cross process borders.
+    The message says what is wrong, where, and what to do. The three parts are attributes too, without the
+    credentials of URLs. Errors survive pickling, because they cross process borders.
 
     Args:
         what: The problem, a sentence without the final full stop.
@@ -108,6 +126,8 @@ class EnergonStreamError(Exception):
     """
 
     def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        what = strip_credentials(str(what))
+        where, hint = (None if part is None else strip_credentials(str(part)) for part in (where, hint))
         message = what if where is None else f"{what} [{where}]"
         super().__init__(message if hint is None else f"{message}. {hint}")
         self.what = what

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from energon_stream.media import AuxStores
 from energon_stream.samples import SourceInfo
+from energon_stream.storage import shown_url
 
 if TYPE_CHECKING:
     from energon_stream.index.dataset import DatasetIndex
@@ -105,7 +106,7 @@ class DatasetLeaf:
         for part in parts:
             if selection is None or part in selection:
                 names.append(begin + part)  # noqa: PERF401 # a comprehension takes half as long again
-        source = SourceInfo(self.index.spec.url, raw.index, raw.shard, tuple(names))
+        source = SourceInfo(shown_url(self.index.spec.url), raw.index, raw.shard, tuple(names))
         return builder.build(
             raw.key if self.plain_keys else raw.name,
             parts,

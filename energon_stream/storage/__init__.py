@@ -15,6 +15,7 @@ from energon_stream.storage.url import (
     local_path,
     parent_url,
     plain_or_dataset,
+    shown_url,
     strip_credentials,
 )
 
@@ -46,5 +47,6 @@ __all__ = [
     "retry_deadline",
     "run_isolated",
     "shared_fetcher",
+    "shown_url",
     "strip_credentials",
 ]

@@ -18,6 +18,8 @@ import obstore
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from energon_stream.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
     RangeError,
     StorageError,
     TransientStorageError,
@@ -57,6 +59,7 @@ _BAD_ANSWERS = {
 }
 """What obstore says of answers that make no sense, and what this library says."""
 
+_ABSENT = ".energon-stream-absent"  # name of an object that no bucket has
 _BETWEEN_RENEWALS = 1.0  # seconds; a provider may start a program or ask a server
 _REGION_TIMEOUT = 5.0
 
@@ -108,6 +111,14 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         return _meta(self._with_version(found, path))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
+        is_empty = True
+        for entry in self._listed(prefix):
+            is_empty = False
+            yield entry
+        if is_empty and self._config.kind == "s3":
+            yield from self._listed_again(prefix)
+
+    def _listed(self, prefix: str) -> Iterator[ListEntry]:
         folder = self._key(prefix)
         below_root = len(self._root) + 1 if self._root else 0
         pages = self._call(
@@ -116,6 +127,18 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         while page := self._call(prefix, lambda: next(pages, None)):
             for found in page:
                 yield ListEntry(found["path"][below_root:], _meta(found))
+
+    def _listed_again(self, prefix: str) -> Iterator[ListEntry]:
+        """List a folder that seemed to be empty. obstore takes a page of HTML for a listing without objects.
+
+        Raises BadAnswerError if the server answers with a page to everything.
+        """
+        probe = self._key(f"{prefix}/{_ABSENT}".strip("/"))
+        try:
+            self._call(prefix, lambda: obstore.head(self._client(), probe))
+        except (ObjectNotFoundError, AccessDeniedError, UnsupportedStoreError):
+            return self._listed(prefix)
+        raise self._bad_answer(prefix, "the answer to a listing is none")
 
     def put(self, path: str, data: bytes) -> None:
         self._call(path, lambda: obstore.put(self._client(), self._key(path), data))

@@ -72,7 +72,10 @@ class S3fsStore(FsspecStore):
         return body
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
-        return self._read(path, f"bytes=-{length}", etag)[0]
+        body, content_range = self._read(path, f"bytes=-{length}", etag)
+        if content_range is None and len(body.data) > length:
+            raise self._not_partial(path)
+        return body
 
     def head(self, path: str) -> ObjectMeta:
         answer = self._ask(path, "head_object", **self._address(path))
@@ -85,6 +88,8 @@ class S3fsStore(FsspecStore):
         request: dict[str, Any] = {"Bucket": bucket, "Prefix": f"{folder}/" if folder else ""}
         while True:
             page = self._ask(prefix, "list_objects_v2", **request)
+            if "IsTruncated" not in page and "Name" not in page:  # botocore takes any XML, HTML too
+                raise self._bad_answer(prefix, "the answer to a listing is none")
             for found in page.get("Contents", ()):
                 if not found["Key"].endswith("/"):  # a console's marker of an empty folder
                     key = found["Key"][below_root:].lstrip("/")

@@ -62,7 +62,7 @@ class Contact:
             if silent_for >= _WORTH_WAKING:
                 self._again.set()
                 self._again = threading.Event()
-            # Other requests may have been answered all the time; the one that failed for long ends the matter.
+            # Others may have been answered all the time; the request that failed for long ends the matter.
             is_over = self._is_logged and failing_for >= _WORTH_SAYING
             self._is_logged = self._is_logged and not is_over
         if is_over:

@@ -68,7 +68,7 @@ class RetryPolicy:
 
     Attributes:
         deadline: Seconds from a request's first failure to its last attempt.
-        patience: The same, from its start, if the store is unknown or gives bad answers.
+        patience: The same, if the store gives bad answers, or is unknown; then from the request's start.
         attempts: Most attempts in all, the first included; None for any number.
         base_delay: Upper bound of the first wait, in seconds.
         max_delay: Upper bound of any wait, in seconds.
@@ -131,10 +131,11 @@ class RetryPolicy:
             now = time.monotonic()
             failed_at = failed_at or now
             attempt += 1
-            is_patient = not self._is_doubtful(failure, contact)
+            is_first_contact = self._is_first_contact(failure, contact)
+            is_patient = isinstance(failure, TransientStorageError) and not is_first_contact
             limit = self.deadline if is_patient else min(self.patience, self.deadline)
             # The waits count too: a policy may wait by another clock than this one.
-            spent = max(now - (failed_at if is_patient else started), waited)
+            spent = max(now - (started if is_first_contact else failed_at), waited)
             if spent >= limit or attempt >= self._most(failure):
                 break
             if contact is not None and is_patient:
@@ -152,9 +153,10 @@ class RetryPolicy:
             answered=failure.answered,
         ) from failure
 
-    def _is_doubtful(self, failure: StorageError, contact: Contact | None) -> bool:
+    @staticmethod
+    def _is_first_contact(failure: StorageError, contact: Contact | None) -> bool:
         if not isinstance(failure, TransientStorageError):
-            return True
+            return False
         if failure.answered and contact is not None:
             contact.know()
         return not failure.answered and contact is not None and not contact.is_known

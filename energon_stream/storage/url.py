@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import posixpath
 import re
@@ -10,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from energon_stream.errors import ConfigError
+from energon_stream.errors import strip_credentials as strip_credentials
 
 DATASETS_VARIABLE = "NVDATASET_CACHE_DIR"
 """Environment variable: folder of the datasets that ``dss://name@version`` names, as ``name/version``."""
@@ -18,12 +20,6 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(::|://)")
 _LOCAL_SCHEMES = ("file", "local", "dss")
 _DATASET = re.compile(r"([^/@]+)@([^/@]+)(/.*)?")
 _MSC_FILES = "msc://__filesystem__/"
-_USER_INFO = re.compile(r"(?<=://)(?<!dss://)[^/@\s]+@")
-_SECRET_QUERY = re.compile(
-    r"\?[^\s\"'<>]*\b(sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|token|awsaccesskeyid|key|secret)=[^\s\"'<>]*",
-    re.IGNORECASE,
-)
-
 _SECRET_NAMES = re.compile(
     r"key|secret|token|password|signature|connection_string|authorization|cookie|sig$", re.I
 )
@@ -139,14 +135,10 @@ def parent_url(url: str) -> str:
     return join_url(url, "..") if is_url(url) else posixpath.dirname(url.rstrip("/"))
 
 
-def strip_credentials(text: str) -> str:
-    """Remove ``user:password@`` and signed queries from a URL, or from a message with URLs in it.
-
-    Example:
-        >>> strip_credentials("no such object: https://me:secret@host/key?token=abc")
-        'no such object: https://host/key'
-    """
-    return _SECRET_QUERY.sub("", _USER_INFO.sub("", text))
+@functools.lru_cache(maxsize=1024)
+def shown_url(url: str) -> str:
+    """Return a URL without credentials, fast: each sample names the URL of its dataset."""
+    return strip_credentials(url)
 
 
 def secrets_in(url: str, options: Mapping[str, Any]) -> frozenset[str]:
@@ -156,9 +148,9 @@ def secrets_in(url: str, options: Mapping[str, Any]) -> frozenset[str]:
     query = url.partition("?")[2]
     if strip_credentials(url) != url:
         found.update(value for name, value in parse_qsl(query) if _SECRET_NAMES.search(name))
-    user = _USER_INFO.search(url)
-    if user:
-        found.update((user[0][:-1], *user[0][:-1].split(":")))
+    user, mark, _ = url.partition("://")[2].partition("/")[0].rpartition("@")
+    if mark:
+        found.update((user, *user.split(":")))
     found |= {unquote(secret) for secret in found}
     return frozenset(secret for secret in found if len(secret) >= _SHORTEST_SECRET)
 

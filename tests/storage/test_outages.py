@@ -105,7 +105,7 @@ def test_bad_answers_are_tried_for_seconds_and_absent_ranges_four_times(clock):
     began, policy = clock.now, RetryPolicy(sleep=clock.sleep)
     assert policy.run(failing(clock, 2.0, BadAnswerError("HTML")), known()) > 3
     began = clock.now
-    with pytest.raises(BadAnswerError, match="^HTML$"):
+    with pytest.raises(BadAnswerError, match=r"^HTML$"):
         policy.run(failing(clock, 1e9, BadAnswerError("HTML")), known())
     assert clock.now - began == pytest.approx(4.0)
     calls = itertools.count()
