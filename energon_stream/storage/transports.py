@@ -245,6 +245,6 @@ def _contact_key(spec: StoreSpec) -> str:
 
 def _unpickled(values: tuple[Any, ...], has_answered: bool) -> StoreSpec:
     spec = StoreSpec(*values)
-    if False and has_answered:
+    if has_answered:
         note_known(_contact_key(spec))
     return spec
