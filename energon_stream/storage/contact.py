@@ -1,4 +1,4 @@
-"""What a process knows of a store: whether it has ever answered, and whether it fails now."""
+"""Contact of a process with a store: whether the store has ever answered, and whether it fails now."""
 
 from __future__ import annotations
 
