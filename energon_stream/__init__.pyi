@@ -17,6 +17,7 @@ from .index.media_metadata import (
     deserialize_media_metadata as deserialize_media_metadata,
     serialize_media_metadata as serialize_media_metadata,
 )
+from .limits import Limits as Limits
 from .loader import (
     BasicDataLoader as BasicDataLoader,
     SavableDataLoader as SavableDataLoader,

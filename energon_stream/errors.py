@@ -8,7 +8,8 @@
     │   │   └── MissingNameError (ImportError)  a name of ``megatron.energon`` is not offered
     │   ├── EmptyStreamError                there are more streams than samples
     │   ├── MissingPackageError (ImportError)  an optional package is not installed
-    │   └── UntrustedCodeError              a dataset names code that the user did not trust
+    │   ├── UntrustedCodeError              a dataset names code that the user did not trust
+    │   └── UntrustedUrlError               a dataset names a place that the user did not allow
     ├── StorageError (OSError)              a store did not deliver
     │   ├── ObjectNotFoundError (FileNotFoundError)  the object, bucket or file does not exist
     │   ├── AccessDeniedError (PermissionError)  the store refused the credentials
@@ -21,13 +22,15 @@
     ├── DatasetError (ValueError)           the data or metadata of a dataset is wrong
     │   ├── NotPreparedError                the folder has no usable ``.nv-meta``
     │   ├── MetadataError                   a metadata file has a wrong key, type or value
+    │   ├── LimitError                      the dataset is larger than a limit, see ``Limits``
     │   ├── CorruptTarError                 a tar header or payload is damaged
     │   ├── IndexMismatchError              an index and its tar disagree
     │   ├── DuplicateKeyError               two samples share a key
     │   └── EmptyDatasetError               a split part has no samples
     ├── SampleError (ValueError)            one sample could not be used; handlers may skip it
     │   ├── DecodeError                     a part's bytes do not have the format of its extension
-    │   │   └── UntrustedPickleError        a part is a pickle, and the user did not trust the dataset
+    │   │   ├── UntrustedPickleError        a part is a pickle, and the user did not trust the dataset
+    │   │   └── PartLimitError              a part is larger than a limit, see ``Limits``
     │   ├── FieldError (KeyError)           a part or field that the sample type needs is missing
     │   │   └── MissingFileError (FileNotFoundError)  a sample refers to a file that does not exist
     │   └── FatalSampleError (RuntimeError)  too many samples failed in a row; always ends the run
@@ -47,6 +50,8 @@ import reprlib
 from functools import partial
 from typing import Any, Self
 
+from energon_stream.printable import printable
+
 __all__ = [
     "AccessDeniedError",
     "AliasError",
@@ -63,6 +68,7 @@ __all__ = [
     "FieldError",
     "IgnoreSample",
     "IndexMismatchError",
+    "LimitError",
     "MetadataError",
     "MissingFileError",
     "MissingNameError",
@@ -70,6 +76,7 @@ __all__ = [
     "NotPreparedError",
     "ObjectChangedError",
     "ObjectNotFoundError",
+    "PartLimitError",
     "RangeError",
     "SampleError",
     "SkipSample",
@@ -83,6 +90,7 @@ __all__ = [
     "UnsupportedStoreError",
     "UntrustedCodeError",
     "UntrustedPickleError",
+    "UntrustedUrlError",
     "WorkerError",
 ]
 
@@ -108,7 +116,9 @@ class EnergonStreamError(Exception):
     """Base of all errors of this library.
 
     The message says what is wrong, where, and what to do. The three parts are attributes too, without the
-    credentials of URLs. Errors survive pickling, because they cross process borders.
+    credentials of URLs. Errors survive pickling, because they cross process borders. Control characters are
+    written out in the message, because names that come from data could steer the terminal; the attributes
+    have them as they are.
 
     Args:
         what: The problem, a sentence without the final full stop.
@@ -129,7 +139,7 @@ class EnergonStreamError(Exception):
         what = strip_credentials(str(what))
         where, hint = (None if part is None else strip_credentials(str(part)) for part in (where, hint))
         message = what if where is None else f"{what} [{where}]"
-        super().__init__(message if hint is None else f"{message}. {hint}")
+        super().__init__(printable(message if hint is None else f"{message}. {hint}"))
         self.what = what
         self.where = where
         self.hint = hint
@@ -166,6 +176,12 @@ class MissingPackageError(ConfigError, ImportError):
 
 class UntrustedCodeError(ConfigError):
     """A dataset names code (a class, a function, a file) that the user did not trust."""
+
+
+class UntrustedUrlError(ConfigError):
+    """A dataset in a store names the local disk, another scheme or another host, and the user did not allow
+    that.
+    """
 
 
 class StorageError(EnergonStreamError, OSError):
@@ -226,6 +242,10 @@ class MetadataError(DatasetError):
     """A metadata file has an unknown key, a wrong type or a wrong value."""
 
 
+class LimitError(DatasetError):
+    """A dataset would cost more than a limit allows; the message names the limit, see ``Limits``."""
+
+
 class CorruptTarError(DatasetError):
     """A tar header or payload is damaged; the message names shard and offset."""
 
@@ -281,6 +301,10 @@ class DecodeError(SampleError):
 
 class UntrustedPickleError(DecodeError):
     """A part is a pickle, which can run any code, and the user did not trust the dataset."""
+
+
+class PartLimitError(DecodeError):
+    """A part would take more memory than a limit allows; the message names the limit, see ``Limits``."""
 
 
 class FieldError(SampleError, KeyError):

@@ -20,6 +20,8 @@ LAYERS = [
         "logs",
         "debug_log",
         "imports",
+        "limits",
+        "printable",
         "progress",
     },
     {"storage"},

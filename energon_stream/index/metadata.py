@@ -6,13 +6,15 @@ For the same values, the writers produce the bytes that Megatron-Energon 7.4.1 p
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import MetadataError, ObjectNotFoundError
-from energon_stream.index.shard_names import collapse, expand
-from energon_stream.index.yaml_io import check_keys, dump_yaml, load_yaml
+from energon_stream.errors import LimitError, MetadataError, ObjectNotFoundError
+from energon_stream.index.braces import Expander
+from energon_stream.index.shard_names import collapse, is_inside
+from energon_stream.index.yaml_io import check_keys, check_size, dump_yaml, load_yaml, parse_int
+from energon_stream.limits import Limits
 
 if TYPE_CHECKING:
     from energon_stream.storage import Store
@@ -32,30 +34,62 @@ class SplitConfig:
     exclude: tuple[str, ...] = ()  # ``shard.tar`` or ``shard.tar/sample key``, braces expanded
 
 
-def load_document(data: bytes | memoryview, where: str) -> dict[str, Any]:
+def load_document(data: bytes | memoryview, where: str, limits: Limits | None = None) -> dict[str, Any]:
     """Parse a file that must hold a mapping. It is JSON if ``where`` ends in ``.json``, else YAML.
 
-    Raises MetadataError if the file cannot be parsed, or holds something else.
+    Raises MetadataError if the file cannot be parsed, or holds something else, and LimitError if it is too
+    large, or nested too deeply.
     """
-    value: Any
-    if where.endswith(".json"):
-        try:
-            value = json.loads(bytes(data))
-        except ValueError as error:
-            raise MetadataError(f"the file is not valid JSON: {error}", where=where) from error
-    else:
-        value = load_yaml(data, where)
+    limits = limits or Limits.from_environment()
+    value = (
+        _load_json(bytes(data), where, limits) if where.endswith(".json") else load_yaml(data, where, limits)
+    )
     if not isinstance(value, dict):
         raise MetadataError("the file must hold a mapping of keys to values", where=where)
     return value
 
 
-def parse_info(data: bytes | memoryview, where: str) -> dict[str, int]:
+def _load_json(data: bytes, where: str, limits: Limits) -> Any:
+    check_size(data, where, limits)
+    # Each value but the first follows a comma or an opening bracket.
+    values = 1 + sum(data.count(sign) for sign in (b",", b"[", b"{"))
+    if values > limits.document_values:
+        problem = f"the file may have {values:,} values"
+        raise LimitError(**limits.exceeded("document_values", problem), where=where)
+    try:
+        value = json.loads(data, parse_int=parse_int)
+        too_deep = _is_deeper(value, limits.document_depth)
+    except MetadataError as error:
+        raise MetadataError(error.what, where=where, hint=error.hint) from None
+    except ValueError as error:
+        raise MetadataError(f"the file is not valid JSON: {error}", where=where) from error
+    except RecursionError:
+        too_deep = True
+    if too_deep:
+        problem = "the file is nested more deeply"
+        raise LimitError(**limits.exceeded("document_depth", problem), where=where)
+    return value
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Return whether more than ``depth`` lists and dicts of a parsed value are inside each other."""
+    level = [value] if isinstance(value, (list, dict)) else []
+    for _ in range(depth):
+        inner = [item for each in level for item in (each.values() if type(each) is dict else each)]
+        level = [item for item in inner if type(item) in (list, dict)]
+        if not level:
+            return False
+    return bool(level)
+
+
+def parse_info(data: bytes | memoryview, where: str, limits: Limits | None = None) -> dict[str, int]:
     """Return the number of samples by shard path of an info file, in the order of the file.
 
-    Raises MetadataError if the file has a wrong form.
+    Raises MetadataError if the file has a wrong form, or names a shard outside the dataset, and LimitError if
+    the file or a number is too large.
     """
-    document = load_document(data, where)
+    limits = limits or Limits.from_environment()
+    document = load_document(data, where, limits)
     check_keys(document, ("energon_version", "shard_counts"), where)
     counts = document.get("shard_counts")
     if not isinstance(counts, dict):
@@ -63,12 +97,32 @@ def parse_info(data: bytes | memoryview, where: str) -> dict[str, int]:
     for path, count in counts.items():
         if type(count) is not int or count < 0:
             raise MetadataError(
-                f"the number of samples of {path!r} must be an integer ≥ 0, not {count!r}", where=where
+                f"the number of samples of {path!r:.80} must be an integer ≥ 0, not {count!r:.80}",
+                where=where,
             )
+        if count > limits.shard_samples:
+            problem = f"the shard {path!r:.80} is said to have {count:,} samples"
+            raise LimitError(**limits.exceeded("shard_samples", problem), where=where)
+    check_inside(counts, where)
     return counts
 
 
-def read_info(store: Store) -> dict[str, int]:
+def check_inside(paths: Iterable[str], where: str) -> None:
+    """Check that paths of shards stay inside the dataset.
+
+    Raises:
+        MetadataError: A path is absolute, a URL, or has ``..``.
+    """
+    for path in paths:
+        if not is_inside(path):
+            raise MetadataError(
+                f"the path {path!r:.80} leaves the dataset",
+                where=where,
+                hint="shards lie below the dataset's folder; to mix several folders, use a metadataset",
+            )
+
+
+def read_info(store: Store, limits: Limits | None = None) -> dict[str, int]:
     """Read ``.info.json``, or else ``.info.yaml``; see :func:`parse_info`.
 
     Raises ObjectNotFoundError if the dataset has neither.
@@ -77,7 +131,7 @@ def read_info(store: Store) -> dict[str, int]:
         path, body = INFO_JSON, store.get(INFO_JSON)
     except ObjectNotFoundError:
         path, body = INFO_YAML, store.get(INFO_YAML)
-    return parse_info(body.data, f"{store.url}/{path}")
+    return parse_info(body.data, f"{store.url}/{path}", limits)
 
 
 def encode_info(shard_counts: Mapping[str, int], *, as_yaml: bool = False) -> bytes:
@@ -86,16 +140,21 @@ def encode_info(shard_counts: Mapping[str, int], *, as_yaml: bool = False) -> by
     return dump_yaml(document) if as_yaml else json.dumps(document, indent=2).encode()
 
 
-def parse_split(data: bytes | memoryview, where: str) -> SplitConfig:
-    """Parse ``split.yaml`` or ``split.json``. Raises MetadataError if the file has a wrong form."""
-    document = load_document(data, where)
+def parse_split(data: bytes | memoryview, where: str, limits: Limits | None = None) -> SplitConfig:
+    """Parse ``split.yaml`` or ``split.json``.
+
+    Raises MetadataError if the file has a wrong form, and LimitError if the file is too large, or its braces
+    expand to too many names.
+    """
+    document = load_document(data, where, limits)
     check_keys(document, ("split_parts", "exclude"), where)
     parts = document.get("split_parts")
     if not isinstance(parts, dict):
         raise MetadataError("'split_parts' must map names to lists of shards", where=where)
+    expand = Expander(where, limits).expand
     return SplitConfig(
-        {name: tuple(expand(_strings(name, shards, where), where)) for name, shards in parts.items()},
-        tuple(expand(_strings("exclude", document.get("exclude"), where), where)),
+        {name: tuple(expand(_strings(name, shards, where))) for name, shards in parts.items()},
+        tuple(expand(_strings("exclude", document.get("exclude"), where))),
     )
 
 
@@ -103,7 +162,7 @@ def _strings(key: str, value: Any, where: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise MetadataError(f"{key!r} must be a list of strings, not {value!r:.80}", where=where)
+        raise MetadataError(f"{key!r:.80} must be a list of strings, not {value!r:.80}", where=where)
     return value
 
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from energon_stream.index.kept_index import PlainTars, sample_counts
 from energon_stream.index.metadata import META_FOLDER
 from energon_stream.index.shard_names import SPLIT_PARTS, only_tars, parse_tar_paths
 from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec, strip_credentials
+
+if TYPE_CHECKING:
+    from energon_stream.limits import Limits
 
 _log = logging.getLogger(__name__)
 
@@ -61,12 +65,12 @@ def open_plain(
     return WebDatasetIndex(root, split_part, paths, np.array(counts, dtype=np.int64), plain=plain)
 
 
-def find_tars(spec: StoreSpec) -> tuple[StoreSpec, list[ListEntry]]:
+def find_tars(spec: StoreSpec, limits: Limits | None = None) -> tuple[StoreSpec, list[ListEntry]]:
     """Return the common folder of the tars that a path names, and the tars in the order of the braces.
 
     Raises ConfigError if the path is wrong, and ObjectNotFoundError if some of the tars do not exist.
     """
-    folder, paths = parse_tar_paths(spec.url)
+    folder, paths = parse_tar_paths(spec.url, limits)
     root = replace(spec, url=folder)
     store = root.open()
     found: dict[str, ObjectMeta] = {}

@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-
-import braceexpand
+from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
-from energon_stream.storage import ListEntry, is_local, local_path, strip_credentials
+from energon_stream.index.braces import expand
+from energon_stream.storage import ListEntry, is_local, is_url, local_path, strip_credentials
+
+if TYPE_CHECKING:
+    from energon_stream.limits import Limits
 
 _log = logging.getLogger(__name__)
 
@@ -23,43 +26,18 @@ SPLIT_PARTS = ("train", "val", "test")  # usual names
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 _DECOMPRESS = "decompress the tars: samples are read by byte range, which compression prevents"
 _DIGITS = re.compile(r"([0-9]+)")
-_SPECIAL = re.compile(r"[{}\\]")
-# The one pattern that `prepare` writes: a range of numbers. braceexpand takes four times as long for 10^5
-# names.
-_RANGE = re.compile(r"([^{}\\]*)\{([0-9]+)\.\.([0-9]+)\}([^{}\\]*)")
 
 
-def expand(patterns: Iterable[str], where: str) -> list[str]:
-    """Expand brace patterns as a shell would, in order.
-
-    Raises:
-        MetadataError: The braces are not balanced.
+def is_inside(path: str) -> bool:
+    """Return True if a path of a shard, as metadata spells it, stays below the folder of its dataset.
 
     Example:
-        >>> expand(["{08..10}.tar", "{a,b}.tar"], "split.yaml")
-        ['08.tar', '09.tar', '10.tar', 'a.tar', 'b.tar']
+        >>> is_inside("images/00.tar"), is_inside("../x/00.tar"), is_inside("/etc/00.tar")
+        (True, False, False)
     """
-    names: list[str] = []
-    for pattern in patterns:
-        if not _SPECIAL.search(pattern):
-            names.append(pattern)
-        elif found := _RANGE.fullmatch(pattern):
-            names.extend(_expand_range(*found.groups()))
-        else:
-            try:
-                names.extend(braceexpand.braceexpand(pattern))
-            except ValueError as error:
-                raise MetadataError(f"the braces of {pattern!r} are not balanced", where=where) from error
-    return names
-
-
-def _expand_range(before: str, first: str, last: str, after: str) -> list[str]:
-    """Return names with each number of a range. As in a shell, a leading zero pads all numbers."""
-    padded = any(number.startswith("0") and number != "0" for number in (first, last))
-    width = max(len(first), len(last)) if padded else 0
-    start, stop = int(first), int(last)
-    numbers = range(start, stop + 1) if start <= stop else range(start, stop - 1, -1)
-    return [f"{before}{number:0{width}d}{after}" for number in numbers]
+    if path.startswith(("/", "~")) or "\0" in path or is_url(path):
+        return False
+    return ".." not in path or ".." not in path.split("/")
 
 
 def collapse(names: Sequence[str]) -> list[str]:
@@ -114,7 +92,7 @@ def names_tars(url: str) -> bool:
     return url.rstrip("}").endswith((".tar", *_COMPRESSED))
 
 
-def parse_tar_paths(url: str) -> tuple[str, list[str]]:
+def parse_tar_paths(url: str, limits: Limits | None = None) -> tuple[str, list[str]]:
     """Parse a path of tars, with or without braces.
 
     Returns:
@@ -122,6 +100,7 @@ def parse_tar_paths(url: str) -> tuple[str, list[str]]:
         the tars, relative to the folder, in the order in which a shell expands the braces.
 
     Raises:
+        LimitError: The braces expand to too many names.
         ConfigError: The braces are not balanced, include the bucket's name, or name a tar twice; or a name is
             not that of a tar, or that of a compressed one.
 
@@ -141,7 +120,7 @@ def parse_tar_paths(url: str) -> tuple[str, list[str]]:
             hint="name one bucket, and use braces in the path only",
         )
     try:
-        paths = expand([pattern], shown)
+        paths = expand([pattern], shown, limits)
     except MetadataError as error:
         raise ConfigError(error.what, where=shown, hint="write braces as {000..999} or {a,b}") from error
     for path in paths:

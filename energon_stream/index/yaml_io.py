@@ -18,7 +18,8 @@ from typing import Any
 import yaml
 
 from energon_stream.conventions import conventions
-from energon_stream.errors import MetadataError
+from energon_stream.errors import LimitError, MetadataError
+from energon_stream.limits import Limits
 
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # leaves scalars as strings; _scalar resolves them
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -33,23 +34,27 @@ _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
+_MOST_DIGITS = 40  # of an integer, with its sign and leading zeros
 _NUMERIC = frozenset("+-.0123456789")  # first characters of numbers
 _DOTTED_WORD = re.compile(r"\.(?=[iIN]|nan)")
 
 
-def load_yaml(data: bytes | memoryview, where: str) -> Any:
-    """Parse a document.
+def load_yaml(data: bytes | memoryview, where: str, limits: Limits | None = None) -> Any:
+    """Parse a document; ``limits`` None stands for those of the environment.
 
     Raises:
         MetadataError: The data is not YAML, is empty, or has a duplicate key or an alias.
+        LimitError: The document is too large, or nested too deeply.
 
     Example:
         >>> load_yaml(b"{weight: 1e3, train: [a.tar], on: yes}", "mix.yaml")
         {'weight': 1000.0, 'train': ['a.tar'], 'on': True}
     """
+    limits = limits or Limits.from_environment()
+    check_size(data, where, limits)
     try:
         # Events, not nodes: for a split file of 10^5 shards, a tree of nodes takes ten times the memory.
-        events = yaml.parse(bytes(data), _LOADER)
+        events = _bounded(yaml.parse(bytes(data), _LOADER), where, limits)
         if not any(isinstance(event, yaml.DocumentStartEvent) for event in events):
             raise MetadataError("the file is empty", where=where)
         value = _value(next(events), events, where)
@@ -58,8 +63,41 @@ def load_yaml(data: bytes | memoryview, where: str) -> Any:
             raise MetadataError("the file holds more than one document", where=where)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise MetadataError(f"the file is not valid YAML: {reason}", where=where) from error
+        raise MetadataError(f"the file is not valid YAML: {reason:.300}", where=where) from error
+    except MetadataError as error:
+        if error.where is not None:
+            raise
+        raise MetadataError(error.what, where=where, hint=error.hint) from None
+    except RecursionError:
+        problem = "the file is nested more deeply than Python can follow"
+        raise LimitError(**limits.exceeded("document_depth", problem), where=where) from None
     return value
+
+
+def check_size(data: bytes | memoryview, where: str, limits: Limits) -> None:
+    """Raise LimitError if a document is larger than the limit ``document_bytes``."""
+    if len(data) > limits.document_bytes:
+        problem = f"the file has {len(data):,} bytes"
+        raise LimitError(**limits.exceeded("document_bytes", problem), where=where)
+
+
+def _bounded(events: Iterator[yaml.Event], where: str, limits: Limits) -> Iterator[yaml.Event]:
+    """Yield events. Raises LimitError at the value that is one too many, or too deep."""
+    values = depth = 0
+    for event in events:
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.NodeEvent):
+            values += 1
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            if values > limits.document_values or depth > limits.document_depth:
+                name, problem = (
+                    ("document_depth", f"line {_line(event)} is nested more deeply")
+                    if depth > limits.document_depth
+                    else ("document_values", f"line {_line(event)} has more than the last value")
+                )
+                raise LimitError(**limits.exceeded(name, problem), where=where)
+        yield event
 
 
 def _value(event: yaml.Event, events: Iterator[yaml.Event], where: str) -> Any:
@@ -88,7 +126,7 @@ def _mapping(events: Iterator[yaml.Event], where: str) -> dict[str, Any]:
             raise MetadataError(f"the key in line {_line(event)} is not a string", where=where)
         key = event.value
         if key in result:
-            _refuse_duplicate(f"the key {key!r} appears twice, again in line {_line(event)}", where)
+            _refuse_duplicate(f"the key {key!r:.80} appears twice, again in line {_line(event)}", where)
         result[key] = _value(next(events), events, where)
     return result
 
@@ -111,10 +149,20 @@ def _scalar(text: str) -> Any:
     if text[0] not in _NUMERIC:
         return text
     if _INT.fullmatch(text):
-        return int(text)
+        return parse_int(text)
     if _FLOAT.fullmatch(text):
         return float(_DOTTED_WORD.sub("", text))
     return text
+
+
+def parse_int(text: str) -> int:
+    """Return an integer of at most 64 bits. Raises MetadataError for a larger one, without a place."""
+    if len(text) <= _MOST_DIGITS and -(1 << 63) <= (number := int(text)) < 1 << 64:
+        return number
+    raise MetadataError(
+        f"the number {text:.30}{'…' if len(text) > 30 else ''} has more than 64 bits",
+        hint="write it in quotes if it is a text",
+    )
 
 
 def dump_yaml(value: Any) -> bytes:
@@ -130,6 +178,6 @@ def check_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -
     """
     for key in mapping:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+            near = difflib.get_close_matches(key[:80], known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"valid keys are {', '.join(sorted(known))}"
-            raise MetadataError(f"unknown key {key!r}", where=where, hint=hint)
+            raise MetadataError(f"unknown key {key!r:.80}", where=where, hint=hint)

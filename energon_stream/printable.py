@@ -1,0 +1,38 @@
+"""Text for terminals: characters that steer a terminal, or hide text, are written out."""
+
+from __future__ import annotations
+
+import re
+
+# Control characters, signs that turn the direction of text, and halves of characters that are not UTF-8.
+_HIDDEN = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f"
+)
+_in_text = re.compile(f"[{_HIDDEN}]")
+_in_line = re.compile(f"[\t\n{_HIDDEN}]")
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
+
+
+def printable(text: str) -> str:
+    r"""Return a text with its control characters written out, except for tabs and the ends of lines.
+
+    Example:
+        >>> print(printable("a\x1b]0;title\x07b\nc"))
+        a\x1b]0;title\x07b
+        c
+    """
+    return _in_text.sub(_escape, text)
+
+
+def printable_line(text: str) -> str:
+    r"""Return one line: as :func:`printable`, with tabs and the ends of lines written out too.
+
+    Example:
+        >>> print(printable_line("shard\n.tar"))
+        shard\n.tar
+    """
+    return _in_line.sub(_escape, text)
