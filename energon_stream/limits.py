@@ -40,7 +40,8 @@ class Limits:
             mention counts.
         reference_depth: Metadatasets that name each other in a chain.
         shard_samples: Samples that metadata may claim for one shard.
-        part_bytes: Bytes that a part may have after it is unpacked: ``.gz``, ``.npz`` and ``.pth``.
+        part_bytes: Bytes that a part may have after it is unpacked: ``.gz``, ``.npz`` and ``.pth``. A part
+            that does not grow may have any size.
         image_pixels: Pixels of an image, width times height. The decoded image takes up to 20 bytes for each
             of them.
 

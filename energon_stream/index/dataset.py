@@ -36,7 +36,15 @@ from energon_stream.index.metadata import (
 from energon_stream.index.sample_sizes import MOST_BYTES, decode_sizes
 from energon_stream.index.shard_names import names_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE
-from energon_stream.storage import Body, Store, StoreSpec, is_local, local_path, shared_fetcher
+from energon_stream.storage import (
+    Body,
+    Store,
+    StoreSpec,
+    is_local,
+    local_path,
+    shared_fetcher,
+    strip_credentials,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.index.kept_index import PlainTars
     from energon_stream.index.sample_sizes import Sizes
+    from energon_stream.limits import Limits
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -144,6 +153,7 @@ def open_webdataset(
     split_part: str,
     split_config: str = SPLIT_CONFIG,
     dataset_config: str = DATASET_CONFIG,
+    limits: Limits | None = None,
 ) -> WebDatasetIndex:
     """Open one split part of a prepared dataset.
 
@@ -155,7 +165,9 @@ def open_webdataset(
         EmptyDatasetError: The split part has no samples.
         EnergonStreamError: As :func:`read_metadata`.
     """
-    metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config, with_sizes=True)
+    metadata = read_metadata(
+        spec, split_config=split_config, dataset_config=dataset_config, with_sizes=True, limits=limits
+    )
     return select_split_part(spec, split_part, metadata)
 
 
@@ -165,16 +177,26 @@ def read_metadata(
     split_config: str = SPLIT_CONFIG,
     dataset_config: str = DATASET_CONFIG,
     with_sizes: bool = False,
+    limits: Limits | None = None,
 ) -> DatasetMetadata:
     """Read the metadata files of a dataset with concurrent requests. Files of older names are a fallback.
 
-    ``with_sizes`` requests the sizes of the samples, too, if the dataset is remote.
+    ``with_sizes`` requests the sizes of the samples, too, if the dataset is remote. ``limits`` None stands
+    for those of the environment.
 
     Raises:
         ObjectNotFoundError: There is no such folder or bucket.
         NotPreparedError: The folder has no ``.nv-meta``, or no split file.
-        MetadataError: A file has a wrong form.
+        MetadataError: A file has a wrong form, or the name of one is no name of a file.
+        LimitError: A file is too large.
     """
+    for name in (split_config, dataset_config):
+        if "/" in name or name in ("", ".", ".."):
+            raise MetadataError(
+                f"{name!r:.80} is no name of a file in {META_FOLDER}",
+                where=strip_credentials(spec.url),
+                hint="give a file name such as other.yaml",
+            )
     store = spec.open()
     info, split, config = INFO_JSON, f"{META_FOLDER}/{split_config}", f"{META_FOLDER}/{dataset_config}"
     sizes = _ask_for_sizes(store) if with_sizes and not store.is_local else None
@@ -188,13 +210,13 @@ def read_metadata(
         raise _missing_info(store)
     if split not in found:
         raise _not_prepared(f"{META_FOLDER}/{split_config} not found", store)
-    counts = parse_info(found[info].data, f"{store.url}/{info}")
+    counts = parse_info(found[info].data, f"{store.url}/{info}", limits)
     return DatasetMetadata(
         store.url,
         counts,
-        parse_split(found[split].data, f"{store.url}/{split}"),
+        parse_split(found[split].data, f"{store.url}/{split}", limits),
         f"{store.url}/{split}",
-        load_document(found[config].data, f"{store.url}/{config}") if config in found else None,
+        load_document(found[config].data, f"{store.url}/{config}", limits) if config in found else None,
         None if sizes is None else _sizes_of_all(sizes, counts, found[info].data),
     )
 

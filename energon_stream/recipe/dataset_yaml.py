@@ -28,6 +28,7 @@ from energon_stream.storage.fork import run_forkable
 
 if TYPE_CHECKING:
     from energon_stream.index.dataset import WebDatasetIndex
+    from energon_stream.limits import Limits
     from energon_stream.read.decode import FileStoreDecoder
 
 _FOREIGN_CLASSES = "energon_stream.compat.foreign"
@@ -72,6 +73,7 @@ def make_sample_factory(
     trust: bool | None = None,
     dataset_config: str = DATASET_CONFIG,
     declared: DeclaredSamples | None = None,
+    limits: Limits | None = None,
 ) -> tuple[SampleFactory, DatasetYamlOptions]:
     """Find out how the samples of an opened dataset are made: by its ``dataset.yaml``, or as the user
     declares.
@@ -97,7 +99,9 @@ def make_sample_factory(
             hint="leave out sample_type and field_map, or name another file by dataset_config",
         )
     read_text = partial(_read_beside, index.spec)
-    return read_dataset_config(document, where=where, decoder=decoder, read_text=read_text, trust=trust)
+    return read_dataset_config(
+        document, where=where, decoder=decoder, read_text=read_text, trust=trust, limits=limits
+    )
 
 
 def _read_beside(spec: StoreSpec, name: str) -> str:
@@ -118,19 +122,21 @@ def read_dataset_config(
     decoder: FileStoreDecoder | None,
     read_text: Callable[[str], str],
     trust: bool | None = None,
+    limits: Limits | None = None,
 ) -> tuple[SampleFactory, DatasetYamlOptions]:
     """Understand a ``dataset.yaml``. Nothing in it is imported or run, unless the dataset is trusted.
 
     ``decoder`` decodes parts, unless the file names a decoder; None leaves them as bytes. ``read_text`` reads
     a file beside it, by name. ``trust`` True allows it to name code that is imported and run, False refuses
-    it, None asks the environment.
+    it, None asks the environment. ``limits`` are those of a decoder that the file names; None for those of
+    the environment.
 
     Raises:
         MetadataError: A key, class or type is wrong, or a required field has no part.
         UntrustedCodeError: It names code, and is not trusted.
     """
     if "decoder" in document:
-        decoder = _decoder(document["decoder"], where)
+        decoder = _decoder(document["decoder"], where, limits)
     module, custom = document.get("__module__"), None
     if isinstance(module, str) and not is_own_module(module):
         document, decoder, sample_type, custom = _describe_foreign(document, decoder, trust, where)
@@ -219,7 +225,7 @@ def _part_filter(
     )
 
 
-def _decoder(value: Any, where: str) -> FileStoreDecoder | None:
+def _decoder(value: Any, where: str, limits: Limits | None) -> FileStoreDecoder | None:
     """Make the ``SampleDecoder`` that a file names. It never unpickles: that is for the user to allow."""
     if value is None:
         return None
@@ -231,7 +237,8 @@ def _decoder(value: Any, where: str) -> FileStoreDecoder | None:
     check_keys(value, (*_CLASS_KEYS, *_DECODER_OPTIONS), where)
     from energon_stream.read.decode import SampleDecoder  # imports PyTorch; metadata is read without it
 
-    return SampleDecoder(**{key: option for key, option in value.items() if key in _DECODER_OPTIONS})
+    given = {key: option for key, option in value.items() if key in _DECODER_OPTIONS}
+    return SampleDecoder(**given, limits=limits)
 
 
 def _options(document: Mapping[str, Any], where: str) -> DatasetYamlOptions:

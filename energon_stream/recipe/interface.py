@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from energon_stream.errors import ConfigError
+from energon_stream.limits import Limits
 from energon_stream.recipe.location import DatasetLocation, PathOption, root_of
-from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.mixture import open_mixture
 from energon_stream.recipe.options import DatasetOptions, DatasetRequest, Shuffling
 from energon_stream.recipe.prepare import prepare_metadataset
@@ -52,6 +52,8 @@ class DatasetLoaderInterface:
     _: KW_ONLY
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     transport: Transport = "auto"
+    limits: Limits | None = None
+    allow_urls: Sequence[str] | None = None
 
     def get_datasets(  # noqa: D417 # get_train_dataset describes the other arguments
         self,
@@ -109,14 +111,16 @@ class DatasetLoaderInterface:
             raise ConfigError(
                 "a metadataset that is a dict has no place for indices", hint="write it to a file"
             )
-        reports = prepare_metadataset(root, storage_options=self.storage_options, transport=self.transport)
+        reports = prepare_metadataset(root, **self._access())
         return [report.url for report in reports]
 
     def traverse(self, *, split_part: str) -> list[LeafRef]:
         """List all datasets that a split names; see :func:`traverse_metadataset`."""
-        return traverse_metadataset(
-            self.path, split_part=split_part, storage_options=self.storage_options, transport=self.transport
-        )
+        return traverse_metadataset(self.path, split_part=split_part, **self._access())
+
+    def _access(self) -> dict[str, Any]:
+        names = ("storage_options", "transport", "limits", "allow_urls")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(kw_only=True)
@@ -176,6 +180,8 @@ def load_dataset(
     *,
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport = "auto",
+    limits: Limits | None = None,
+    allow_urls: Sequence[str] | None = None,
     **options: Any,
 ) -> DatasetLoaderInterface:
     """Find out whether a path names a dataset or a metadataset, and return an object that opens it.
@@ -184,6 +190,9 @@ def load_dataset(
         path: Dataset or metadataset; see :class:`~energon_stream.recipe.options.DatasetOptions`.
         storage_options: Credentials and the like.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
+        limits: Bounds on what the dataset may cost; None for those of the environment.
+        allow_urls: Prefixes of URLs that a metadataset in a store may name beside its own store; None for
+            those of the environment.
         **options: Other arguments of :class:`DatasetLoader`.
 
     Returns:
@@ -198,15 +207,30 @@ def load_dataset(
         >>> type(load_dataset("mix.yaml")).__name__, type(load_dataset("captions")).__name__
         ('MetadatasetV2', 'DatasetLoader')
     """
-    location = DatasetLocation(root_of(path), "", storage_options, transport)
-    if not location.is_metadataset:
-        return DatasetLoader(location.root, storage_options=storage_options, transport=transport, **options)
+    location = _location(path, "", storage_options, transport, limits, allow_urls)
+    kind: type[DatasetLoaderInterface] = DatasetLoader
+    if location.is_metadataset:
 
-    def read_version() -> int:
-        return MetadatasetFiles(storage_options, transport).document(location.root).version
+        def read_version() -> int:
+            return location.files().document(location.root).version
 
-    kind = MetadatasetV2 if location.read(read_version, forks=True) == 2 else Metadataset
-    return kind(location.root, storage_options=storage_options, transport=transport, **options)
+        kind = MetadatasetV2 if location.read(read_version, forks=True) == 2 else Metadataset
+    options.update(storage_options=storage_options, transport=transport, limits=limits, allow_urls=allow_urls)
+    return kind(location.root, **options)
+
+
+def _location(
+    path: PathOption,
+    split_part: str,
+    storage_options: Mapping[str, Any] | None,
+    transport: Transport,
+    limits: Limits | None,
+    allow_urls: Sequence[str] | None,
+) -> DatasetLocation:
+    bounds = limits or Limits.from_environment()
+    return DatasetLocation(
+        root_of(path), split_part, storage_options, transport, limits=bounds, allow_urls=allow_urls
+    )
 
 
 def traverse_metadataset(
@@ -215,6 +239,8 @@ def traverse_metadataset(
     split_part: str,
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport = "auto",
+    limits: Limits | None = None,
+    allow_urls: Sequence[str] | None = None,
 ) -> list[LeafRef]:
     """List all datasets that a split of a metadataset names. The datasets need not exist.
 
@@ -223,6 +249,8 @@ def traverse_metadataset(
         split_part: The split.
         storage_options: Credentials and the like.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
+        limits: See :func:`load_dataset`.
+        allow_urls: See :func:`load_dataset`.
 
     Returns:
         References with ``path``, ``split_part``, ``subflavors`` and ``aux``; of a join, those of its members.
@@ -237,7 +265,7 @@ def traverse_metadataset(
         >>> [(ref.path, ref.split_part) for ref in traverse_metadataset("mix.yaml", split_part="train")]
         [('.../captions', 'train'), ('.../texts', 'train')]
     """
-    location = DatasetLocation(root_of(path), split_part, storage_options, transport)
+    location = _location(path, split_part, storage_options, transport, limits, allow_urls)
     found: list[LeafRef] = []
     for item in location.read(location.items, forks=True):
         ref = item.ref

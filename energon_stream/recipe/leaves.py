@@ -53,7 +53,9 @@ def _dataset_leaf(
     if not isinstance(index, WebDatasetIndex):  # a JSONL file: its records are crude, and always parsed
         stores = _stores(ref, None, request.decoder)
         subflavors = dict(ref.subflavors)
-        factory = _within(SampleFactory(SampleDecoder()), ref, request, subflavors)
+        factory = _within(
+            SampleFactory(SampleDecoder(limits=request.location.limits)), ref, request, subflavors
+        )
         return DatasetLeaf(index, factory, subflavors, stores, plain_keys), DatasetYamlOptions()
     factory, options = make_sample_factory(
         index,
@@ -61,6 +63,7 @@ def _dataset_leaf(
         trust=request.trust_dataset_code,
         dataset_config=ref.dataset_config,
         declared=ref.declared,
+        limits=request.location.limits,
     )
     primary = AuxRef(ref.spec, "webdataset") if index.plain is None else None
     stores = _stores(ref, primary, request.decoder)

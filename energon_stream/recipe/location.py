@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.limits import Limits
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
+from energon_stream.recipe.reach import allowed_urls
 from energon_stream.recipe.subset import Subset
 from energon_stream.recipe.tree import LeafRef, MetadatasetRef, MixtureItem, Reference, inherit
 from energon_stream.storage import StoreLayer, StoreSpec, Transport, is_local
@@ -42,6 +44,9 @@ class DatasetLocation:
     declared: DeclaredSamples | None = None  # the user's declaration of the samples; single datasets only
     subflavors: Mapping[str, Any] = field(default_factory=dict)  # put on each sample
     retry_deadline: float | None = None  # seconds for which failing requests are tried again; None: the usual
+    limits: Limits = field(default_factory=Limits.from_environment)  # what the data may cost
+    # Prefixes of URLs that metadatasets in stores may name beside their own store; None asks the environment.
+    allow_urls: Sequence[str] | None = None
 
     @property
     def is_metadataset(self) -> bool:
@@ -58,13 +63,25 @@ class DatasetLocation:
         local = not self.is_metadataset and is_local(str(self.root))
         return run_forkable(function) if forks and not local else function()
 
+    def files(self) -> MetadatasetFiles:
+        """Return the reader of the metadataset files."""
+        allowed = allowed_urls(self.allow_urls)
+        return MetadatasetFiles(
+            self.storage_options,
+            self.transport,
+            self.through,
+            self.retry_deadline,
+            self.limits,
+            allowed,
+        )
+
     def items(self) -> list[MixtureItem]:
         """Read the metadataset files, and return the datasets that they name. The datasets are not touched.
 
         Raises ConfigError if an option is only for single datasets, and what :meth:`MetadatasetFiles.items`
         raises.
         """
-        files = MetadatasetFiles(self.storage_options, self.transport, self.through, self.retry_deadline)
+        files = self.files()
         return files.items(self._reference(files))
 
     def _reference(self, files: MetadatasetFiles) -> Reference:

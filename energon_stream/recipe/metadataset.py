@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -219,6 +220,8 @@ class _Node:
             return spec
         if isinstance(cache, Mapping):
             check_keys(cache, _CACHE_KEYS, f"{self.at}.cache")
+            if isinstance(directory := cache.get("directory"), str):
+                self.spec_of(os.path.abspath(directory))  # may a file of this store name the local disk?
             return replace(spec, through=CacheLayer(CacheConfig(**cache)))
         if cache is False:
             return replace(spec, through=None)

@@ -9,14 +9,17 @@ from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, LimitError
 from energon_stream.index.metadata import load_document
+from energon_stream.limits import Limits
 from energon_stream.recipe.metadataset import MetadatasetDocument, parse_metadataset
+from energon_stream.recipe.reach import allowed_urls, check_reach
 from energon_stream.recipe.tree import (
     LeafRef,
     MetadatasetRef,
     MixtureItem,
     Reference,
+    check_references,
     inherit,
     mixture_items,
     references,
@@ -47,6 +50,8 @@ class MetadatasetFiles:
     transport: Transport = "auto"
     through: StoreLayer | None = None
     retry_deadline: float | None = None
+    limits: Limits = field(default_factory=Limits.from_environment)
+    allow_urls: tuple[str, ...] = field(default_factory=partial(allowed_urls, None))
     _documents: dict[str, MetadatasetDocument] = field(default_factory=dict, init=False)
 
     def spec(self, url: str) -> StoreSpec:
@@ -58,12 +63,13 @@ class MetadatasetFiles:
     def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:
         """Read a file, or take its parsed content, in which paths are relative to the working directory.
 
-        Raises StorageError if the file cannot be reached, and MetadataError if the file is wrong; see
-        :func:`parse_metadataset`.
+        Raises StorageError if the file cannot be reached, LimitError if the file is too large, MetadataError
+        if the file is wrong, see :func:`parse_metadataset`, and UntrustedUrlError if it names a place outside
+        its store.
         """
         if isinstance(root, Mapping):
             return parse_metadataset(
-                root, where="the given dict", spec_of=partial(self._beside, os.getcwd()), file=None
+                root, where="the given dict", spec_of=partial(self._beside, os.getcwd(), None), file=None
             )
         spec = self.spec(root)
         self._read([spec])
@@ -72,23 +78,32 @@ class MetadatasetFiles:
     def items(self, root: Reference) -> list[MixtureItem]:
         """Read all files that a reference names, and return its datasets with their shares.
 
-        Raises what :meth:`document` raises, and ConfigError if a file lacks a split, or ranges of samples of
-        one dataset overlap.
+        References are counted before they are followed.
+
+        Raises what :meth:`document` raises, ConfigError if a file lacks a split, or ranges of samples of one
+        dataset overlap, and LimitError if there are too many references.
         """
         seen: set[tuple[str, str]] = set()
         level = [root]
         while level:
             named = [ref for node in level for ref in references(node) if isinstance(ref, MetadatasetRef)]
-            new = [ref for ref in named if (ref.spec.url, ref.split) not in seen]
-            seen.update((ref.spec.url, ref.split) for ref in new)
+            new = list({_name(ref): ref for ref in named if _name(ref) not in seen}.values())
+            seen.update(map(_name, new))
+            if len(seen) > self.limits.references:
+                problem = f"a metadataset names {len(seen):,} others"
+                raise LimitError(**self.limits.exceeded("references", problem), where=new[0].spec.url)
             self._read([ref.spec for ref in new])
             level = [self._documents[ref.spec.url].split(ref.split) for ref in new]
+        check_references(root, self._raw_content, self.limits)
         items = mixture_items(root, self._content)
         _check_overlaps(items)
         return items
 
+    def _raw_content(self, ref: MetadatasetRef) -> Reference:
+        return self._documents[ref.spec.url].split(ref.split)
+
     def _content(self, ref: MetadatasetRef) -> Reference:
-        content = self._documents[ref.spec.url].split(ref.split)
+        content = self._raw_content(ref)
         return inherit(content, ref.subflavors, ref.subset, ref.multiplier)
 
     def _read(self, specs: list[StoreSpec]) -> None:
@@ -99,14 +114,21 @@ class MetadatasetFiles:
         }
         for url, body in bodies.items():
             self._documents[url] = parse_metadataset(
-                load_document(body.result().data, url),
+                load_document(body.result().data, url, self.limits),
                 where=url,
-                spec_of=partial(self._beside, parent_url(url)),
+                spec_of=partial(self._beside, parent_url(url), url),
                 file=self.spec(url),
             )
 
-    def _beside(self, folder: str, path: str) -> StoreSpec:
-        return self.spec(join_url(folder, path))
+    def _beside(self, folder: str, file: str | None, path: str) -> StoreSpec:
+        url = join_url(folder, path)
+        if file is not None:
+            check_reach(url, named_by=file, allowed=self.allow_urls)
+        return self.spec(url)
+
+
+def _name(ref: MetadatasetRef) -> tuple[str, str]:
+    return ref.spec.url, ref.split
 
 
 def _check_overlaps(items: list[MixtureItem]) -> None:

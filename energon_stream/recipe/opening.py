@@ -21,6 +21,7 @@ from energon_stream.index.join_index import JoinIndex, JoinMember, open_join_ind
 from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import find_tars, list_tars, open_plain
+from energon_stream.limits import Limits
 from energon_stream.recipe.tree import AnyLeafRef, JoinRef, LeafRef, MixtureItem
 from energon_stream.storage import strip_credentials
 
@@ -44,18 +45,21 @@ def open_location(location: DatasetLocation, num_workers: int) -> list[tuple[Mix
 
     def read() -> list[tuple[MixtureItem, DatasetIndex]]:
         items = location.items()
-        return list(zip(items, open_all([item.ref for item in items]), strict=True))
+        return list(zip(items, open_all([item.ref for item in items], location.limits), strict=True))
 
     return location.read(read, forks=num_workers > 0)
 
 
-def open_all(refs: Sequence[AnyLeafRef]) -> list[DatasetIndex]:
+def open_all(refs: Sequence[AnyLeafRef], limits: Limits | None = None) -> list[DatasetIndex]:
     """Open datasets and joins, all at the same time; raises what :func:`open_location` does."""
+    limits = limits or Limits.from_environment()
     metadata: dict[_MetadataKey, Future[DatasetMetadata]] = {}
     pool = ThreadPoolExecutor(min(_OPENERS, len(refs)))
     try:
         # Of many datasets, the first batches read few: their .tar.idx files cost fewer requests.
-        begin = partial(_begin, pool=pool, metadata=metadata, with_sizes=len(refs) <= _MOST_SIZED)
+        begin = partial(
+            _begin, pool=pool, metadata=metadata, with_sizes=len(refs) <= _MOST_SIZED, limits=limits
+        )
         return [finish() for finish in [begin(ref) for ref in refs]]
     finally:
         pool.shutdown(cancel_futures=True)
@@ -66,10 +70,11 @@ def _begin(
     pool: ThreadPoolExecutor,
     metadata: dict[_MetadataKey, Future[DatasetMetadata]],
     with_sizes: bool,
+    limits: Limits,
 ) -> Callable[[], DatasetIndex]:
     """Begin to open a dataset; return a function that waits for the result."""
     if isinstance(ref, JoinRef):
-        members = [_begin(member.leaf, pool, metadata, with_sizes) for member in ref.members]
+        members = [_begin(member.leaf, pool, metadata, with_sizes, limits) for member in ref.members]
         # The join waits in the pool for its members. It cannot block them: they were submitted before it.
         return pool.submit(_open_join, ref, members).result
     kind = dataset_kind(ref.spec.url)
@@ -78,18 +83,22 @@ def _begin(
         _refuse(ref, declared, "sample_type", "the records of a JSONL file are crude")
         return pool.submit(open_jsonl, ref.spec).result
     if kind == "tars":
-        return pool.submit(_open_tars, ref).result
+        return pool.submit(_open_tars, ref, limits).result
     if ref.declared is not None:
-        return pool.submit(_open_declared, ref).result
+        return pool.submit(_open_declared, ref, limits).result
     key = ref.spec.url, ref.split_config, ref.dataset_config
     if key not in metadata:  # mixtures often name several split parts of one dataset
-        metadata[key] = pool.submit(_read_metadata, ref, with_sizes)
-    return lambda: _select(ref, metadata[key].result())
+        metadata[key] = pool.submit(_read_metadata, ref, limits, with_sizes)
+    return lambda: _select(ref, metadata[key].result(), limits)
 
 
-def _read_metadata(ref: LeafRef, with_sizes: bool = False) -> DatasetMetadata:
+def _read_metadata(ref: LeafRef, limits: Limits, with_sizes: bool = False) -> DatasetMetadata:
     return read_metadata(
-        ref.spec, split_config=ref.split_config, dataset_config=ref.dataset_config, with_sizes=with_sizes
+        ref.spec,
+        split_config=ref.split_config,
+        dataset_config=ref.dataset_config,
+        with_sizes=with_sizes,
+        limits=limits,
     )
 
 
@@ -103,16 +112,16 @@ def _open_join(ref: JoinRef, members: Sequence[Callable[[], DatasetIndex]]) -> J
     return open_join_index(ref.metadataset, join_members(ref, [finish() for finish in members]))
 
 
-def _open_tars(ref: LeafRef) -> WebDatasetIndex:
+def _open_tars(ref: LeafRef, limits: Limits) -> WebDatasetIndex:
     _refuse_files(ref)
-    return open_plain(*find_tars(ref.spec), split_part=ref.split_part)
+    return open_plain(*find_tars(ref.spec, limits), split_part=ref.split_part)
 
 
-def _open_declared(ref: LeafRef) -> WebDatasetIndex:
+def _open_declared(ref: LeafRef, limits: Limits) -> WebDatasetIndex:
     """Open a folder with declared samples: one of plain tars, or a prepared one without ``dataset.yaml``."""
     tars = list_tars(ref.spec)
     if tars is None:
-        return _select(ref, _read_metadata(ref))
+        return _select(ref, _read_metadata(ref, limits), limits)
     _refuse_files(ref)
     return open_plain(ref.spec, tars, split_part=ref.split_part)
 
@@ -128,12 +137,12 @@ def _refuse(ref: LeafRef, is_given: bool, what: str, reason: str) -> None:
         raise ConfigError(f"{what} is not allowed here: {reason}", where=where, hint="leave it out")
 
 
-def _select(ref: LeafRef, found: DatasetMetadata) -> WebDatasetIndex:
+def _select(ref: LeafRef, found: DatasetMetadata, limits: Limits) -> WebDatasetIndex:
     names = {"split_part": ref.split_part, "split_config": ref.split_config}
     wanted = {name: str((found.dataset_yaml or {}).get(name, value)) for name, value in names.items()}
     # dataset.yaml overrides the caller, and is known only now.
     if wanted["split_config"] != ref.split_config:
-        return open_webdataset(ref.spec, dataset_config=ref.dataset_config, **wanted)
+        return open_webdataset(ref.spec, dataset_config=ref.dataset_config, limits=limits, **wanted)
     return select_split_part(ref.spec, wanted["split_part"], found)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.limits import Limits
 from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.options import ReadOptions
 from energon_stream.recipe.fields import parse_parts
@@ -80,6 +81,11 @@ class SharedOptions(DecodingOptions, total=False):
             Default: as ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE`` say.
         trust_dataset_code: Whether classes and files that the dataset names may be imported and run. Default:
             whether ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
+        limits: Bounds on what the dataset may cost: :class:`Limits`. A decoder with limits of its own keeps
+            them. Default: as ``ENERGON_STREAM_LIMITS`` says.
+        allow_urls: Prefixes of URLs and paths, such as ``["https://data.example.org/"]``, that a metadataset
+            in a store may name beside its own store. Default: those of ``ENERGON_STREAM_ALLOW_URLS``,
+            separated by spaces.
     """
 
     subset: SubsetOption
@@ -94,6 +100,8 @@ class SharedOptions(DecodingOptions, total=False):
     read_options: ReadOptions | None
     cache: CacheOption
     trust_dataset_code: bool | None
+    limits: Limits | None
+    allow_urls: Sequence[str] | None
 
 
 class DatasetOptions(SharedOptions, total=False):
@@ -159,6 +167,9 @@ class DatasetRequest:
         config = options.get("worker_config") or WorkerConfig.default_worker_config()
         handler = options.get("handler")
         encoder = options.get("task_encoder") or DefaultTaskEncoder()
+        bounds = options.get("limits") or Limits.from_environment()
+        if not isinstance(bounds, Limits):
+            raise ConfigError(f"limits is {bounds!r:.80}", hint="pass Limits(…)")
         location = DatasetLocation(
             root_of(path),
             split_part,
@@ -172,12 +183,14 @@ class DatasetRequest:
             _declared(options.get("sample_type"), options.get("field_map"), config),
             dict(options.get("subflavors") or {}),
             (options.get("read_options") or ReadOptions()).retry_deadline,
+            bounds,
+            options.get("allow_urls"),
         )
         return cls(
             location,
             config if handler is None else _with_handler(config, handler),
             encoder,
-            _decoder(encoder.decoder, decoding),
+            limited(_decoder(encoder.decoder, decoding), bounds),
             options.get("trust_dataset_code"),
             parse_parts(options.get("parts"), "parts="),
             encoder.cookers if with_cookers else (),
@@ -188,6 +201,11 @@ class DatasetRequest:
 
 
 _NOT_DECODING = {"handler", *DatasetOptions.__optional_keys__ - DecodingOptions.__optional_keys__}
+
+
+def limited(decoder: FileStoreDecoder | None, limits: Limits) -> FileStoreDecoder | None:
+    """Return a decoder with the limits of a dataset; decoders of users have none to set."""
+    return decoder.within(limits) if isinstance(decoder, SampleDecoder) else decoder
 
 
 def _with_handler(config: WorkerConfig, handler: Callable[[Exception, Any], Any]) -> WorkerConfig:

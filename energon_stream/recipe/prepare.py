@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from energon_stream.errors import LimitError
 from energon_stream.index.join_index import JoinReport, build_join_index
+from energon_stream.limits import Limits
 from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.opening import join_members, open_all
+from energon_stream.recipe.reach import allowed_urls
 from energon_stream.recipe.tree import JoinRef, MetadatasetRef, references
 from energon_stream.storage import StoreSpec, Transport, run_isolated
 
@@ -19,6 +22,8 @@ def prepare_metadataset(
     *,
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport = "auto",
+    limits: Limits | None = None,
+    allow_urls: Sequence[str] | None = None,
 ) -> list[JoinReport]:
     """Build the join indices of a metadataset and of the metadatasets that it names. Only joins need this.
 
@@ -29,6 +34,9 @@ def prepare_metadataset(
         path: The metadataset file; a local path or any fsspec URL.
         storage_options: Credentials and the like for remote data.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
+        limits: Bounds on what the datasets may cost; None for those of the environment.
+        allow_urls: Prefixes of URLs that a metadataset in a store may name beside its own store; None for
+            those of the environment.
 
     Returns:
         One report for each join.
@@ -42,7 +50,12 @@ def prepare_metadataset(
         >>> prepare_metadataset("mix.yaml")
         []
     """
-    files = MetadatasetFiles(storage_options, transport)
+    files = MetadatasetFiles(
+        storage_options,
+        transport,
+        limits=limits or Limits.from_environment(),
+        allow_urls=allowed_urls(allow_urls),
+    )
     return run_isolated(_prepare, os.fspath(path), files)
 
 
@@ -59,13 +72,16 @@ def _prepare(path: str, files: MetadatasetFiles) -> list[JoinReport]:
                 elif isinstance(ref, MetadatasetRef) and ref.spec.url not in seen:
                     seen.add(ref.spec.url)
                     paths.append(ref.spec.url)
+                    if len(seen) > files.limits.references:
+                        problem = f"the metadatasets name {len(seen):,} others or more"
+                        raise LimitError(**files.limits.exceeded("references", problem), where=path)
         if joins:
-            reports += _build(files.spec(url), joins)
+            reports += _build(files.spec(url), joins, files.limits)
     return reports
 
 
-def _build(file: StoreSpec, joins: list[JoinRef]) -> list[JoinReport]:
-    indices = iter(open_all([member.leaf for join in joins for member in join.members]))
+def _build(file: StoreSpec, joins: list[JoinRef], limits: Limits) -> list[JoinReport]:
+    indices = iter(open_all([member.leaf for join in joins for member in join.members], limits))
     # All members are opened before the first index is written.
     members = [join_members(join, [next(indices) for _ in join.members]) for join in joins]
     reports = [build_join_index(file, entries) for entries in members]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from energon_stream.errors import MetadataError
+from energon_stream.errors import LimitError, MetadataError
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.recipe.subset import Subset
 
 if TYPE_CHECKING:
     from energon_stream.index.join_index import NonMatch
+    from energon_stream.limits import Limits
     from energon_stream.recipe.sample_types import DeclaredSamples
     from energon_stream.storage import StoreSpec
 
@@ -159,29 +161,65 @@ def multiplied(inner: int | None, outer: int | None) -> int | None:
     return -1 if -1 in (inner, outer) else inner * outer
 
 
+def check_references(node: Reference, content: Callable[[MetadatasetRef], Reference], limits: Limits) -> None:
+    """Count the references of a tree and of the metadatasets that it names, and how deep they are nested.
+
+    Each metadataset is counted once, however often others name it; ``content`` returns its tree.
+
+    Raises:
+        MetadataError: A metadataset contains itself.
+        LimitError: There are too many references, or a chain of metadatasets is too long.
+    """
+    known: dict[str, tuple[int, int]] = {}
+
+    def count(node: Reference, files: tuple[str, ...]) -> tuple[int, int]:
+        total = depth = 0
+        for ref in references(node):
+            total += len(ref.members) if isinstance(ref, JoinRef) else 1
+            if isinstance(ref, MetadatasetRef):
+                name = f"{ref.spec.url} [{ref.split}]"
+                if name in files:
+                    chain = " -> ".join((*files, name))
+                    raise MetadataError(f"the metadataset contains itself: {chain}", where=ref.spec.url)
+                longest = len(files) + 1 + known.get(name, (0, 0))[1]
+                if longest > limits.reference_depth:
+                    problem = f"{longest} metadatasets name each other in a chain"
+                    raise LimitError(**limits.exceeded("reference_depth", problem), where=ref.spec.url)
+                if name not in known:
+                    known[name] = count(content(ref), (*files, name))
+                total, depth = total + known[name][0], max(depth, 1 + known[name][1])
+            if total > limits.references:
+                problem = f"the metadatasets name {total:,} datasets or more"
+                raise LimitError(**limits.exceeded("references", problem), where=files[0] if files else None)
+        return total, depth
+
+    count(node, ())
+
+
 def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]) -> list[MixtureItem]:
     """Flatten a tree to its leaves with their shares; ``expand`` returns the content of a metadataset file.
 
-    Raises MetadataError if a tree has both weights and repetitions, or a file contains itself.
+    Raises MetadataError if a tree has both weights and repetitions, or a share is too small or too large.
     """
     modes: dict[str, str] = {}
 
-    def walk(node: Reference, share: float, files: tuple[str, ...]) -> Iterator[tuple[AnyLeafRef, float]]:
+    def walk(node: Reference, share: float) -> Iterator[tuple[AnyLeafRef, float]]:
         if isinstance(node, MetadatasetRef):
-            name = f"{node.spec.url} [{node.split}]"
-            if name in files:
-                chain = " -> ".join((*files, name))
-                raise MetadataError(f"the metadataset contains itself: {chain}", where=node.spec.url)
-            yield from walk(expand(node), share, (*files, name))
+            yield from walk(expand(node), share)
         elif isinstance(node, BlendRef):
             modes.setdefault(node.by, node.where)
             total = sum(node.shares) if node.by == "weight" else 1.0
             for child, part in zip(node.children, node.shares, strict=True):
-                yield from walk(child, share * part / total, files)
+                of_child = share * part / total
+                if not 0 < of_child < math.inf:
+                    raise MetadataError(
+                        f"the share {part:g} is too small or too large beside the others", where=node.where
+                    )
+                yield from walk(child, of_child)
         else:
             yield node, share
 
-    found = list(walk(node, 1.0, ()))
+    found = list(walk(node, 1.0))
     if len(modes) > 1:
         raise MetadataError(
             f"blend_epochized cannot be mixed with blend, which is at {modes['weight']}",

@@ -59,22 +59,47 @@ IMAGE_MODES: Mapping[str, ImageMode] = {
 """Modes of ``image_decode``."""
 
 
-def decode_image(data: bytes, mode: ImageMode) -> Any:
+class ImageTooLargeError(Exception):
+    """An image has more pixels than allowed. Its pixels were not decoded."""
+
+
+class UnsafeImageError(Exception):
+    """Pillow would start another program to draw the image, of a format that is a program itself."""
+
+
+_PROGRAMS = frozenset({"EPS", "WMF"})
+"""Formats that Pillow draws by Ghostscript or Windows."""
+
+
+def decode_image(data: bytes, mode: ImageMode, most_pixels: int, trusted: bool = False) -> Any:
     """Decode an image file.
 
     Args:
         data: The file.
         mode: Form of the result.
+        most_pixels: Largest number of pixels.
+        trusted: Whether formats are decoded for which Pillow starts another program.
 
     Returns:
         ``numpy.ndarray``, ``torch.Tensor`` or ``PIL.Image.Image`` ; see :class:`ImageMode`.
 
     Raises:
+        ImageTooLargeError: The image has more pixels.
+        UnsafeImageError: Another program would decode it, and it is not trusted.
         Exception: Pillow's error for a file that it cannot read.
     """
     from PIL import Image
 
-    with Image.open(io.BytesIO(data)) as opened:
+    try:
+        opened = Image.open(io.BytesIO(data))
+    except Image.DecompressionBombError as error:  # Pillow's own limit, which the process sets
+        raise ImageTooLargeError(str(error)) from error
+    with opened:
+        width, height = opened.size  # from the header
+        if width * height > most_pixels:
+            raise ImageTooLargeError(f"the image has {width:,} x {height:,} pixels")
+        if opened.format in _PROGRAMS and not trusted:
+            raise UnsafeImageError(str(opened.format))
         image = opened.convert(mode.colours)
     if mode.container == "pil":
         return image

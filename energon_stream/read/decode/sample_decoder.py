@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import copy
 import importlib
 import io
 import json
@@ -13,11 +13,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgpack
-import numpy as np
 
-from energon_stream.errors import ConfigError, DecodeError, EnergonStreamError, UntrustedPickleError
+from energon_stream.errors import (
+    ConfigError,
+    DecodeError,
+    EnergonStreamError,
+    PartLimitError,
+    UntrustedPickleError,
+)
 from energon_stream.imports import LazyModule
-from energon_stream.read.decode.images import IMAGE_EXTENSIONS, IMAGE_MODES, decode_image
+from energon_stream.limits import Limits
+from energon_stream.read.decode.images import (
+    IMAGE_EXTENSIONS,
+    IMAGE_MODES,
+    ImageTooLargeError,
+    UnsafeImageError,
+    decode_image,
+)
+from energon_stream.read.decode.unpacking import (
+    TooLargeError,
+    check_pth,
+    check_tensors,
+    gunzip,
+    read_npy,
+    read_npz,
+)
 from energon_stream.read.trust import TRUST_VARIABLE, is_trusted
 from energon_stream.storage.buffers import as_bytes
 
@@ -60,15 +80,6 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8")
 
 
-def _npy(data: bytes) -> Any:
-    return np.load(io.BytesIO(data), allow_pickle=False)
-
-
-def _npz(data: bytes) -> dict[str, Any]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        return dict(archive)
-
-
 def _tenbin(data: bytes) -> Any:
     from webdataset import tenbin
 
@@ -100,8 +111,7 @@ _DECODERS: Mapping[str, Callable[[bytes], Any]] = {
     **_kinds(_text, "txt text transcript"),
     **_kinds(int, "cls cls2 index inx id"),
     **_kinds(json.loads, "json jsn"),
-    **_kinds(_npy, "npy"),
-    **_kinds(_npz, "npz"),
+    **_kinds(read_npy, "npy"),
     **_kinds(_tenbin, "ten tb"),
     **_kinds(_msgpack, "mp msg"),
     **_kinds(_cbor, "cbor"),
@@ -122,7 +132,7 @@ class SampleDecoder(FileStoreDecoder):
     mp msg; cbor                    msgpack; CBOR (with the package ``cbor2``)
     ten tb                          list of arrays in WebDataset's tensor format
     pkl pickle pyd                  only with ``allow_pickle``
-    gz                              unpacked, then by the name without ``.gz``
+    gz                              unpacked within limits, then by the name without ``.gz``
     everything else                 ``bytes``
     =============================== ======================================================
 
@@ -136,6 +146,8 @@ class SampleDecoder(FileStoreDecoder):
         allow_pickle: Whether to unpickle, and to load ``pth`` with ``weights_only=False``. A pickle can run
             any code: allow it only for data that you made yourself. None: if
             ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
+        limits: Bounds on unpacked bytes and on pixels. None: those of the dataset that the decoder decodes
+            for, else those of ``ENERGON_STREAM_LIMITS``.
 
     Raises:
         ConfigError: A mode is unknown, or a package is not installed.
@@ -151,6 +163,7 @@ class SampleDecoder(FileStoreDecoder):
     video_decode_audio: bool = False
     guess_content: bool = False
     allow_pickle: bool | None = None
+    limits: Limits | None = None
 
     def __post_init__(self) -> None:
         _check_choice("image_decode", self.image_decode, IMAGE_MODES)
@@ -170,6 +183,7 @@ class SampleDecoder(FileStoreDecoder):
 
         Raises:
             DecodeError: The bytes do not fit the name, or the part is a pickle.
+            PartLimitError: The part is larger than a limit.
             ConfigError: Parts of this kind cannot be decoded.
         """
         copied = as_bytes(raw)
@@ -177,6 +191,17 @@ class SampleDecoder(FileStoreDecoder):
             return self._decode(fname, copied)
         except (EnergonStreamError, MemoryError):
             raise
+        except TooLargeError as error:
+            problem = f"part {fname!r} of {len(copied):,} bytes unpacks to {error.found} bytes"
+            raise PartLimitError(**self._bounds.exceeded("part_bytes", problem)) from None
+        except ImageTooLargeError as error:
+            problem = f"part {fname!r} of {len(copied):,} bytes is too large: {error}"
+            raise PartLimitError(**self._bounds.exceeded("image_pixels", problem)) from None
+        except UnsafeImageError as error:
+            raise DecodeError(
+                f"part {fname!r} is an {error} file, which another program would have to run",
+                hint=f"decode it yourself, or set {TRUST_VARIABLE}=1 if you trust the data",
+            ) from None
         except Exception as error:
             raise DecodeError(
                 f"part {fname!r} of {len(copied)} bytes cannot be decoded: {type(error).__name__}: {error}",
@@ -187,6 +212,18 @@ class SampleDecoder(FileStoreDecoder):
         """Decode all parts of a sample; names that begin with two underscores are no parts."""
         return {k: v if k.startswith("__") else self.decode(k, v) for k, v in sample.items()}
 
+    def within(self, limits: Limits) -> SampleDecoder:
+        """Return the decoder with limits; one that has limits already stays as it is."""
+        if self.limits is not None:
+            return self
+        made = copy.copy(self)  # classes derived from this one may have other arguments
+        object.__setattr__(made, "limits", limits)
+        return made
+
+    @property
+    def _bounds(self) -> Limits:
+        return self.limits or Limits.from_environment()
+
     def config(self) -> dict[str, Any]:
         """Return the options by name, as plain values."""
         names = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
@@ -195,20 +232,42 @@ class SampleDecoder(FileStoreDecoder):
     def _decode(self, name: str, data: bytes) -> Any:
         stem, _, extension = name.lower().rpartition(".")
         if extension == "gz":
-            return self._decode(stem, gzip.decompress(data))
+            left = self._room(data)
+            while extension == "gz":  # all layers share the limit
+                data = gunzip(data, left)
+                left -= len(data)
+                name = stem
+                stem, _, extension = name.rpartition(".")
         if self.guess_content and not _is_known(extension):
             extension = _guess_extension(data) or extension
         if extension in IMAGE_EXTENSIONS:
-            return data if self.image_decode is None else decode_image(data, IMAGE_MODES[self.image_decode])
+            if self.image_decode is None:
+                return data
+            trusted = is_trusted(self.allow_pickle)
+            return decode_image(data, IMAGE_MODES[self.image_decode], self._bounds.image_pixels, trusted)
         if extension in _AV_EXTENSIONS:
             return self._decode_av(name, data)
         if extension in _PICKLE_EXTENSIONS:
             return self._unpickle(name, data)
+        if extension == "npz":
+            return read_npz(data, self._room(data))
         if extension == "pth":
-            trusted = is_trusted(self.allow_pickle)
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=not trusted)
+            return self._load_pth(data)
         decoder = _DECODERS.get(extension)
         return data if decoder is None else decoder(data)
+
+    def _load_pth(self, data: bytes) -> Any:
+        trusted = is_trusted(self.allow_pickle)
+        if not trusted:
+            check_pth(data, self._room(data))
+        value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=not trusted)
+        if not trusted:
+            check_tensors(value, self._room(data))
+        return value
+
+    def _room(self, data: bytes) -> int:
+        """Return the largest number of bytes that a part may unpack to; it may always keep its size."""
+        return max(self._bounds.part_bytes, len(data))
 
     def _decode_av(self, name: str, data: bytes) -> bytes:
         if self.av_decode is not None:
@@ -241,7 +300,7 @@ def _is_known(extension: str) -> bool:
         or extension in IMAGE_EXTENSIONS
         or extension in _AV_EXTENSIONS
         or extension in _PICKLE_EXTENSIONS
-        or extension == "pth"
+        or extension in ("npz", "pth")
     )
 
 

@@ -1,0 +1,161 @@
+"""Unpacks parts within a limit on their bytes: nothing is allocated before it is known to fit."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+_GZIP = 31  # zlib's number for gzip with its header and checksum
+_FIRST_PIECE, _LARGEST_PIECE, _LARGEST_RESULT = 4 << 10, 1 << 20, 16 << 20  # bytes of one call of zlib
+_NUMPY_MAGIC = b"\x93NUMPY"
+_ZIP_MAGIC = b"PK\x03\x04"
+
+
+class TooLargeError(Exception):
+    """Unpacked data has more bytes than allowed; ``found`` says how many, if that is known."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(found)
+        self.found = found
+
+
+def gunzip(data: bytes, most: int) -> bytes:
+    """Unpack gzip data, of one member or several.
+
+    Args:
+        data: The packed bytes.
+        most: Largest number of bytes of the result.
+
+    Returns:
+        The unpacked bytes.
+
+    Raises:
+        TooLargeError: The result would have more bytes. It is not unpacked any further.
+        EOFError: The data is cut off.
+        zlib.error: The data is damaged, or no gzip data.
+    """
+    pieces = list(_members(data, most))
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _members(data: bytes, most: int) -> Iterator[bytes]:
+    view, position, left = memoryview(data), 0, most
+    while position < len(view):
+        # The first member is usually the only one. zlib copies what it leaves over, so later pieces are small.
+        member, length = zlib.decompressobj(_GZIP), _LARGEST_PIECE if not position else _FIRST_PIECE
+        while not member.eof:
+            packed: bytes | memoryview = view[position : position + length]
+            if not len(packed):
+                raise EOFError("the gzip data ends before its end mark")
+            position += len(packed)
+            length = min(2 * length, _LARGEST_PIECE)
+            while len(packed) and not member.eof:
+                piece = member.decompress(packed, min(left + 1, _LARGEST_RESULT))
+                left -= len(piece)
+                if left < 0:
+                    raise TooLargeError(f"more than {most:,}")
+                yield piece
+                packed = member.unconsumed_tail
+        position -= len(member.unused_data)
+        while position < len(view) and not view[position]:  # padding
+            position += 1
+
+
+def read_npy(data: bytes) -> Any:
+    """Return the array of an ``npy`` file, which is writable.
+
+    Raises ValueError if the file is damaged, has pickled objects, or has fewer bytes than its header says.
+    """
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    read_header = (
+        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    )
+    shape, fortran_order, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("the array has pickled objects")
+    start, size = file.tell(), math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or size > len(data) - start:
+        raise ValueError(f"the header says {size:,} bytes, and {len(data) - start:,} follow")
+    if dtype.itemsize == 0:
+        return np.empty(shape, dtype)
+    flat = np.frombuffer(data, dtype, math.prod(shape), start)
+    array = flat.reshape(shape, order="F" if fortran_order else "C")
+    return array.copy("K")
+
+
+def read_npz(data: bytes, most: int) -> dict[str, Any]:
+    """Return the arrays of an ``npz`` file by name; members that are no arrays stay bytes.
+
+    Raises TooLargeError if they have more than ``most`` bytes together, ValueError as :func:`read_npy`, and
+    ``zipfile.BadZipFile`` if the archive is damaged.
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+        _check_members(members, most)
+        found: dict[str, Any] = {}
+        for member in members:
+            with archive.open(member) as file:
+                content = file.read(
+                    member.file_size
+                )  # read() alone would unpack more than the size it claims
+            is_array = content.startswith(_NUMPY_MAGIC)
+            found[member.filename.removesuffix(".npy")] = read_npy(content) if is_array else content
+    return found
+
+
+def check_pth(data: bytes, most: int) -> None:
+    """Check a file of ``torch.save`` before ``torch.load`` unpacks it.
+
+    Raises TooLargeError if it unpacks to more than ``most`` bytes, and ValueError if its pickle makes a
+    ``bytearray``, which may have any length.
+    """
+    pickles = [data]
+    if data.startswith(_ZIP_MAGIC):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = archive.infolist()
+            _check_members(members, most)
+            pickles = []
+            for member in members:
+                if member.filename.endswith(".pkl"):
+                    with archive.open(member) as file:
+                        pickles.append(file.read(member.file_size))
+    if any(b"bytearray\n" in content for content in pickles):
+        raise ValueError("the pickle makes a bytearray, which may have any length")
+
+
+def check_tensors(value: Any, most: int) -> None:
+    """Raise TooLargeError if the tensors in a loaded value have more than ``most`` bytes together.
+
+    A tensor may show a small storage many times, or have a size and no storage; batching would fill it in.
+    """
+    total, seen, waiting = 0, set[int](), [value]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, (list, tuple)):
+            waiting.extend(one)
+        elif hasattr(one, "element_size"):
+            total += one.numel() * one.element_size()
+    if total > most:
+        raise TooLargeError(f"{total:,}")
+
+
+def _check_members(members: list[zipfile.ZipInfo], most: int) -> None:
+    """Check what an archive claims. Its members are read up to these sizes and no further."""
+    total = sum(member.file_size for member in members)
+    if total > most:
+        raise TooLargeError(f"{total:,}")
+    for member in members:
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{member.filename!r} is packed by a method that NumPy does not use")

@@ -1,0 +1,95 @@
+"""The places that a metadataset may name: a file in a store must not reach out of that store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from energon_stream.errors import ConfigError, UntrustedUrlError
+from energon_stream.storage import is_local, is_url, plain_or_dataset, strip_credentials
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ALLOW_URLS_VARIABLE = "ENERGON_STREAM_ALLOW_URLS"
+"""Environment variable with prefixes of URLs, separated by spaces, that every metadataset may name."""
+
+_ALIASES = {"s3a": "s3", "gcs": "gs"}
+_BUCKETS = frozenset({"s3", "gs", "az", "abfs", "abfss"})
+"""Schemes whose URLs begin with a bucket. The host is in the options, which all URLs share."""
+
+
+def allowed_urls(given: Sequence[str] | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return the prefixes that a user allows, or else those of ``ENERGON_STREAM_ALLOW_URLS``.
+
+    Raises ConfigError if ``given`` is a single text.
+    """
+    if isinstance(given, str):
+        raise ConfigError(f"allow_urls is {given!r:.80}", hint="pass a list of prefixes")
+    return tuple(environment.get(ALLOW_URLS_VARIABLE, "").split() if given is None else given)
+
+
+def check_reach(url: str, *, named_by: str, allowed: Iterable[str]) -> None:
+    """Check that a metadataset may name a place. One on the local disk is the user's own, and may name any.
+
+    Args:
+        url: Path or URL of a dataset, metadataset, folder of files, or disk cache.
+        named_by: Path or URL of the metadataset.
+        allowed: Prefixes of URLs that the user allows.
+
+    Raises:
+        UntrustedUrlError: The metadataset is in a store, and names the local disk, another scheme or another
+            host.
+
+    Example:
+        >>> check_reach("s3://pictures/cats", named_by="s3://mixtures/train.yaml", allowed=())
+        >>> check_reach("/home/me", named_by="s3://mixtures/train.yaml", allowed=())
+        Traceback (most recent call last):
+        energon_stream.errors.UntrustedUrlError: the metadataset names a place outside its store: /home/me ...
+    """
+    if is_local(named_by) or _origin(url) == _origin(named_by) or _is_allowed(url, allowed):
+        return
+    shown = strip_credentials(url)
+    raise UntrustedUrlError(
+        f"the metadataset names a place outside its store: {shown}",
+        where=strip_credentials(named_by),
+        hint=f"if you trust it, pass allow_urls=[{_prefix(shown)!r}], or set {ALLOW_URLS_VARIABLE}",
+    )
+
+
+def _origin(url: str) -> str:
+    """Return what two URLs of one store have in common: scheme and host, in a chain those of each element."""
+    if is_local(url):
+        return "file"
+    elements = url.split("::")  # the path is that of the first element that has one
+    index = next((place for place, element in enumerate(elements) if "://" in element), 0)
+    scheme, _, rest = elements[index].partition("://")
+    scheme = _ALIASES.get(scheme.lower(), scheme.lower())
+    host = rest.partition("/")[0]
+    if scheme in _BUCKETS:
+        host = host.partition("@")[2]  # container@account
+    elements[index] = f"{scheme}://{host.rpartition('@')[2].partition('?')[0].lower()}"
+    return "::".join(elements)
+
+
+def _is_allowed(url: str, allowed: Iterable[str]) -> bool:
+    if ".." in unquote(url).replace("\\", "/").split("/"):
+        return False
+    place = _normal(url)
+    return any(
+        place == prefix or place.startswith(prefix.rstrip("/") + "/") for prefix in map(_normal, allowed)
+    )
+
+
+def _normal(url: str) -> str:
+    return plain_or_dataset(url) if is_local(url) else url
+
+
+def _prefix(url: str) -> str:
+    """Return a prefix that allows a URL, for advice."""
+    if not is_url(url) or "://" not in url:
+        return url
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}/"
