@@ -36,8 +36,8 @@ class Limits:
         document_depth: Lists and mappings inside each other in such a file.
         names: Names that the brace patterns of a file or a path expand to. A long name counts as one for
             each 128 characters.
-        references: Datasets and metadatasets that a metadataset names, directly or through others. Each
-            mention counts.
+        references: Datasets and metadatasets that a metadataset names, directly or through others, itself
+            included. Each mention counts.
         reference_depth: Metadatasets that name each other in a chain.
         shard_samples: Samples that metadata may claim for one shard.
         part_bytes: Bytes that a part may have after it is unpacked: ``.gz``, ``.npz`` and ``.pth``. A part

@@ -63,15 +63,21 @@ def load_yaml(data: bytes | memoryview, where: str, limits: Limits | None = None
             raise MetadataError("the file holds more than one document", where=where)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
+        if "nesting" in reason:  # libyaml has a limit of its own, and looks ahead
+            raise _too_deep(where, limits) from None
         raise MetadataError(f"the file is not valid YAML: {reason:.300}", where=where) from error
     except MetadataError as error:
         if error.where is not None:
             raise
         raise MetadataError(error.what, where=where, hint=error.hint) from None
     except RecursionError:
-        problem = "the file is nested more deeply than Python can follow"
-        raise LimitError(**limits.exceeded("document_depth", problem), where=where) from None
+        raise _too_deep(where, limits) from None
     return value
+
+
+def _too_deep(where: str, limits: Limits) -> LimitError:
+    problem = "the file is nested more deeply than its parser can follow"
+    return LimitError(**limits.exceeded("document_depth", problem), where=where)
 
 
 def check_size(data: bytes | memoryview, where: str, limits: Limits) -> None:

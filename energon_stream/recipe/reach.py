@@ -70,6 +70,8 @@ def _origin(url: str) -> str:
     host = rest.partition("/")[0]
     if scheme in _BUCKETS:
         host = host.partition("@")[2]  # container@account
+    elif index < len(elements) - 1:
+        host = ""  # a path in the archive that the next element names
     elements[index] = f"{scheme}://{host.rpartition('@')[2].partition('?')[0].lower()}"
     return "::".join(elements)
 
@@ -89,7 +91,7 @@ def _normal(url: str) -> str:
 
 def _prefix(url: str) -> str:
     """Return a prefix that allows a URL, for advice."""
-    if not is_url(url) or "://" not in url:
+    if not is_url(url) or "::" in url:
         return url
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}/"

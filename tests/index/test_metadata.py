@@ -1,6 +1,8 @@
 """Metadata files: golden bytes, round trips, and what is wrong is named."""
 
+import itertools
 import json
+import re
 
 import braceexpand
 import numpy as np
@@ -146,6 +148,11 @@ def test_a_ratio_loses_no_shard(ratio):
 def test_what_is_expanded_here_is_what_the_library_expands(pattern):
     try:
         expected = list(braceexpand.braceexpand(pattern))
+        depths = itertools.accumulate(
+            (sign == "{") - (sign == "}") for sign in re.sub(r"\\.", "", pattern, flags=re.DOTALL)
+        )
+        if min(depths, default=0) < 0:
+            raise ValueError("the library takes }{ for text")
     except ValueError:
         with pytest.raises(MetadataError):
             expand([pattern], "f")

@@ -47,7 +47,7 @@ def gunzip(data: bytes, most: int) -> bytes:
 def _members(data: bytes, most: int) -> Iterator[bytes]:
     view, position, left = memoryview(data), 0, most
     while position < len(view):
-        # The first member is usually the only one. zlib copies what it leaves over, so later pieces are small.
+        # Usually there is one member. zlib copies what it leaves over, so the pieces of others are small.
         member, length = zlib.decompressobj(_GZIP), _LARGEST_PIECE if not position else _FIRST_PIECE
         while not member.eof:
             packed: bytes | memoryview = view[position : position + length]
