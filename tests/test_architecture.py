@@ -23,6 +23,7 @@ LAYERS = [
         "limits",
         "printable",
         "progress",
+        "threads",
     },
     {"storage"},
     {"cache"},

@@ -15,6 +15,7 @@ from energon_stream.cache.identity import clean_url
 from energon_stream.cache.locks import Busy
 from energon_stream.cache.maintenance import clear_cache, list_datasets, list_objects, verify_cache
 from energon_stream.cli.options import cache_option, require_cache, show_size
+from energon_stream.cli.terminal import echo
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.progress import Progress
 
@@ -47,11 +48,11 @@ def ls(dataset: str | None, cache_dir: str | None) -> None:
         for found in list_datasets(directory):
             used = " (in use)" if found.in_use else ""
             content = f"{show_size(found.bytes)} of {found.objects} objects"
-            click.echo(f"{found.url}: {content}, last use {_time(found.last_use)}{used}")
+            echo(f"{found.url}: {content}, last use {_time(found.last_use)}{used}")
         return
     for each in list_objects(directory, _root_folder(directory, dataset)):
         share = f"{show_size(each.bytes)} of {show_size(each.size)}"
-        click.echo(f"{each.path} {each.etag}: {share}, last use {_time(each.last_use)}")
+        echo(f"{each.path} {each.etag}: {share}, last use {_time(each.last_use)}")
 
 
 @cache.command()
@@ -69,7 +70,7 @@ def stats(cache_dir: str | None) -> None:
     click.echo(f"On disk: {show_size(bytes_on_disk)} in {blocks} blocks of {objects} objects")
     click.echo(f"Free on that disk: {show_size(shutil.disk_usage(config.directory).free)}")
     for found in datasets:
-        click.echo(f"  {found.bytes / max(1, bytes_on_disk):6.1%}  {show_size(found.bytes):>9}  {found.url}")
+        echo(f"  {found.bytes / max(1, bytes_on_disk):6.1%}  {show_size(found.bytes):>9}  {found.url}")
 
 
 @cache.command()

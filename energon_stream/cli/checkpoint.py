@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from energon_stream.cli.state_files import StateFile, check_dealable, like, read_states, write
+from energon_stream.cli.terminal import echo, echo_text
 from energon_stream.errors import StateMismatchError
 from energon_stream.state import read_rotation, redistribute, world_sizes
 
@@ -32,16 +33,16 @@ def info(files: tuple[Path, ...]) -> None:
     """Show what saved states contain, and to how many ranks they can be dealt."""
     read = [found for file in files for found in read_states(file)]
     for file in read:
-        click.echo(f"{file.path}: {file.form}")
+        echo(f"{file.path}: {file.form}")
         for state in file.ranks:
-            click.echo(f"  {_describe(state)}")
+            echo_text(f"  {_describe(state)}")
             prints = ", ".join(f"{name} {value}" for name, value in state["fingerprint"].items())
-            click.echo(f"  format version {state['version']}, fingerprint of {prints}")
+            echo(f"  format version {state['version']}, fingerprint of {prints}")
     # Each loader in a folder is a checkpoint of its own; files may be parts of one.
     alone = [[file] for file in read if file.dcp_key is not None]
     parts = [file for file in read if file.dcp_key is None]
     for together in [*alone, *([parts] if parts else [])]:
-        click.echo(_together(together))
+        echo_text(_together(together))
 
 
 def _describe(state: Mapping[str, Any]) -> str:

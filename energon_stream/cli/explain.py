@@ -18,6 +18,7 @@ from energon_stream.cli.options import (
     storage_option,
     training_options,
 )
+from energon_stream.cli.terminal import echo
 from energon_stream.errors import ConfigError
 from energon_stream.prewarming.explain import ExplainedRequest
 from energon_stream.prewarming.explain import explain as explain_steps
@@ -63,7 +64,7 @@ def explain(
         **options,
     )
     for request in found:
-        click.echo(json.dumps(request.as_dict()) if as_json else _line(request))
+        echo(json.dumps(request.as_dict()) if as_json else _line(request))
     if not as_json:
         _show_sums(found)
 

@@ -13,6 +13,7 @@ from energon_stream.cli.options import (
     split_config_option,
     storage_option,
 )
+from energon_stream.cli.terminal import echo
 from energon_stream.errors import IndexMismatchError, NotPreparedError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, read_metadata
 from energon_stream.index.jsonl import open_jsonl
@@ -39,7 +40,7 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
         _show_metadataset(path, storage_options)
         return
     if kind == "jsonl":
-        click.echo(f"{path}: {open_jsonl(spec).num_samples} samples")
+        echo(f"{path}: {open_jsonl(spec).num_samples} samples")
         return
     if kind == "tars":
         _show_plain(*find_tars(spec))
@@ -53,18 +54,18 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
         _show_plain(spec, tars)
         return
     counts = metadata.shard_counts
-    click.echo(f"{metadata.url}: {sum(counts.values())} samples in {len(counts)} shards")
-    click.echo(f"Sample type: {_sample_type(metadata)}")
+    echo(f"{metadata.url}: {sum(counts.values())} samples in {len(counts)} shards")
+    echo(f"Sample type: {_sample_type(metadata)}")
     if counts:
         store = spec.open()
         first = next(iter(counts))
         parts = peek_parts(store, ListEntry(first, store.head(first)))
-        click.echo(f"Parts of the first samples: {', '.join(parts)}")
+        echo(f"Parts of the first samples: {', '.join(parts)}")
     for name, shards in metadata.split.split_parts.items():
         samples = sum(counts.get(shard, 0) for shard in shards)
-        click.echo(f"{name}: {samples} samples in {len(shards)} shards")
+        echo(f"{name}: {samples} samples in {len(shards)} shards")
     if metadata.split.exclude:
-        click.echo(f"Excluded: {len(metadata.split.exclude)} entries")
+        echo(f"Excluded: {len(metadata.split.exclude)} entries")
 
 
 def _show_plain(root: StoreSpec, tars: list[ListEntry]) -> None:
@@ -75,11 +76,9 @@ def _show_plain(root: StoreSpec, tars: list[ListEntry]) -> None:
         with contextlib.suppress(IndexMismatchError):  # the next use builds it again
             if (count := plain.count(tar)) is not None:
                 counts.append(count)
-    click.echo(
-        f"{store.url}: {len(tars)} tars of {sum(tar.meta.size for tar in tars) / 1e6:.1f} MB, not prepared"
-    )
-    click.echo(f"Indexed on this node: {len(counts)} of them, {sum(counts)} samples, in {plain.folder}")
-    click.echo(f"Parts of the first samples: {', '.join(peek_parts(store, tars[0]))}")
+    echo(f"{store.url}: {len(tars)} tars of {sum(tar.meta.size for tar in tars) / 1e6:.1f} MB, not prepared")
+    echo(f"Indexed on this node: {len(counts)} of them, {sum(counts)} samples, in {plain.folder}")
+    echo(f"Parts of the first samples: {', '.join(peek_parts(store, tars[0]))}")
 
 
 def _show_metadataset(path: str, storage_options: dict[str, Any] | None) -> None:
@@ -92,7 +91,7 @@ def _show_metadataset(path: str, storage_options: dict[str, Any] | None) -> None
             leaves = [m.leaf for m in item.ref.members] if isinstance(item.ref, JoinRef) else [item.ref]
             names = " joined with ".join(f"{leaf.path} [{leaf.split_part}]" for leaf in leaves)
             share = f"{item.repetitions:g} times" if item.weight is None else f"{item.weight:.1%} of samples"
-            click.echo(f"{split}: {share} from {names}")
+            echo(f"{split}: {share} from {names}")
 
 
 def _sample_type(metadata: DatasetMetadata) -> str:

@@ -21,6 +21,7 @@ from energon_stream.cli.options import (
     split_parts_option,
     storage_option,
 )
+from energon_stream.cli.terminal import echo, echo_text
 from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError, DatasetError, FatalSampleError, IndexMismatchError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, read_metadata
@@ -98,7 +99,7 @@ def _check_shards(spec: StoreSpec, metadata: DatasetMetadata, parallel: int, pro
         for error in ordered_map(partial(_shard_error, store, listed, counts), counts, parallel):
             if error is not None:
                 errors += 1
-                click.echo(f"{error}", err=True)
+                echo_text(error, err=True)
             shown.advance()
     click.echo(f"{sum(counts.values())} samples in {len(counts)} shards, {errors} shards with errors")
     return errors
@@ -113,7 +114,7 @@ class _Failures:
     def __call__(self, error: Exception, sample: Any, sources: Any = None) -> None:
         with open(self.path, "ab") as file:
             file.write(b".")
-        click.echo(f"{error}", err=True)
+        echo_text(error, err=True)
 
     def count(self) -> int:
         """Return the number of failures in all processes."""
@@ -143,7 +144,7 @@ def _check_samples(
         except (DatasetError, FatalSampleError) as error:
             note(error, None)
         errors = note.count()
-    click.echo(f"{split}: {samples} samples made, {errors} errors")
+    echo(f"{split}: {samples} samples made, {errors} errors")
     return errors
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import click
 
 from energon_stream import conventions
+from energon_stream.cli.terminal import printable_messages
 from energon_stream.errors import EnergonStreamError
+from energon_stream.printable import printable
 
 _OF_ENERGON = {
     "analyze-debug": "Picture the order of samples in debug logs.",
@@ -73,9 +75,10 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with printable_messages():
+                return super().invoke(ctx)
         except EnergonStreamError as error:
-            raise click.ClickException(in_flags(str(error), _flags_of(self, ctx))) from error
+            raise click.ClickException(printable(in_flags(str(error), _flags_of(self, ctx)))) from error
         except click.Abort:  # Ctrl-C or the end of the input at a question; all are asked before work begins
             click.echo("\nStopped before all questions were answered. Nothing was changed.", err=True)
             click.echo("Run the command again; --help lists options that answer the questions.", err=True)

@@ -17,6 +17,7 @@ from energon_stream.cli.dataset_yaml import (
     sample_fields,
 )
 from energon_stream.cli.options import path_argument, progress_option, storage_option
+from energon_stream.cli.terminal import echo
 from energon_stream.cli.wizard import Wizard, parse_ratio
 from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError
@@ -28,6 +29,7 @@ from energon_stream.index.media_tables import prepare_media as add_media
 from energon_stream.index.metadata import DATASET_CONFIG, INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.prepare import PrepareReport, find_shards, prepare_dataset
 from energon_stream.index.scan import peek_parts
+from energon_stream.printable import printable_line
 from energon_stream.progress import Progress
 from energon_stream.storage import Store, StoreSpec
 
@@ -142,7 +144,7 @@ def prepare(
         raise ConfigError("both --split-parts and --split-ratio are given", hint="Give one of them.")
     store = StoreSpec(path, storage_options).open()
     entries = find_shards(store, exclude=exclude)
-    click.echo(f"Found {len(entries)} tar files, from {entries[0].path} to {entries[-1].path}.")
+    echo(f"Found {len(entries)} tar files, from {entries[0].path} to {entries[-1].path}.")
     wizard = None if non_interactive else Wizard()
     force = force_overwrite or tar_index_only or _may_overwrite(store, wizard)
     ratio = parse_ratio(split_ratio) if split_ratio else None
@@ -242,9 +244,7 @@ def _show_media(report: MediaReport) -> None:
             f"Skipped {report.skipped_av} audio and video files: their metadata is not available.", err=True
         )
     if report.unreadable:
-        click.echo(
-            f"{len(report.unreadable)} files are not images, the first is {report.unreadable[0]}.", err=True
-        )
+        echo(f"{len(report.unreadable)} files are not images, the first is {report.unreadable[0]}.", err=True)
 
 
 def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None) -> None:
@@ -257,9 +257,7 @@ def _prepare_joins(path: str, storage_options: dict[str, Any] | None) -> None:
     reports = prepare_metadataset(path, storage_options=storage_options)
     for report in reports:
         missing = ", ".join(map(str, report.missing[1:]))
-        click.echo(
-            f"{report.url}: {report.rows} rows, {report.skipped} skipped, without a partner: {missing}"
-        )
+        echo(f"{report.url}: {report.rows} rows, {report.skipped} skipped, without a partner: {missing}")
     click.echo(f"Prepared {len(reports)} joins.")
 
 
@@ -273,7 +271,7 @@ def _may_overwrite(store: Store, wizard: Wizard | None) -> bool:
     existing = {entry.path for entry in store.list(META_FOLDER)} & {INFO_JSON, INFO_YAML}
     if not existing or wizard is None:
         return False
-    if not click.confirm(f"{store.url} is prepared already. Replace it?"):
+    if not click.confirm(printable_line(f"{store.url} is prepared already. Replace it?")):
         click.echo("The existing preparation was kept.")
         raise SystemExit(1)
     return True
@@ -306,8 +304,8 @@ def _write_sample_loader(store: Store, document: dict[str, Any], report: Prepare
 
 
 def _show(report: PrepareReport) -> None:
-    click.echo(f"Parts: {', '.join(report.parts)}")
+    echo(f"Parts: {', '.join(report.parts)}")
     for name, shards in report.split.items():
         samples = sum(report.shard_counts[shard] for shard in shards)
-        click.echo(f"{name}: {samples} samples in {len(shards)} shards")
+        echo(f"{name}: {samples} samples in {len(shards)} shards")
     click.echo(f"Indexed {report.num_samples} samples in {len(report.shard_counts)} shards.")

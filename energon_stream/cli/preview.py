@@ -15,6 +15,7 @@ from energon_stream.cli.options import (
     split_parts_option,
     storage_option,
 )
+from energon_stream.cli.terminal import echo, echo_text
 from energon_stream.errors import DatasetError, FatalSampleError
 from energon_stream.index.dataset import dataset_kind, read_metadata
 from energon_stream.samples import METADATA_FIELDS
@@ -50,7 +51,7 @@ def preview(
     for number, sample in numbered:
         click.echo(f"Sample {number}")
         for line in describe(sample):
-            click.echo(line)
+            echo(line)
         if not _goes_on():
             click.echo("Exiting Preview")
             break
@@ -79,7 +80,7 @@ def _samples(
 
     def note(error: Exception, sample: Any, sources: Any = None) -> None:
         failures.append(error)
-        click.echo(f"{error}", err=True)
+        echo_text(error, err=True)
 
     config = WorkerConfig(0, 1, 0, global_error_handler=note)
     try:

@@ -21,7 +21,9 @@ from energon_stream.cli.dataset_yaml import (
     sample_fields,
     sample_types,
 )
+from energon_stream.cli.terminal import echo, echo_text
 from energon_stream.errors import ConfigError, EnergonStreamError
+from energon_stream.printable import printable_line
 
 _YES, _NO = frozenset({"", "y", "yes"}), frozenset({"n", "no"})
 
@@ -49,11 +51,11 @@ class Wizard:
             try:
                 return parse_ratio(self._ask('Split ratio of train, val and test, like "8,1,1"'))
             except ConfigError as error:
-                click.echo(error)
+                echo_text(error)
 
     def dataset_yaml(self, parts: Collection[str]) -> dict[str, Any] | None:
         """Ask for the content of ``dataset.yaml``; None if the user wants none."""
-        click.echo(f"Parts in the tars: {', '.join(parts)}")
+        echo(f"Parts in the tars: {', '.join(parts)}")
         if not self._confirm("Create a dataset.yaml interactively? [Y/n]"):
             return None
         sample_type, field_map = self._sample_type(), None
@@ -76,7 +78,7 @@ class Wizard:
                     return [*types, CRUDE][int(answer)]
                 click.echo(f"There is no class {answer}.")
             except ConfigError as error:
-                click.echo(error)
+                echo_text(error)
 
     def _field_map(self, sample_type: str, parts: Collection[str]) -> dict[str, str]:
         click.echo(
@@ -96,15 +98,15 @@ class Wizard:
                     field_map[field.name] = answer
                     break
                 except EnergonStreamError as error:
-                    click.echo(error)
+                    echo_text(error)
         return field_map
 
     def _ask(self, question: str) -> str:
         if self.pending is not None:
             answer, self.pending = self.pending, None
-            click.echo(f"{question}: {answer}")
+            echo(f"{question}: {answer}")
             return answer
-        return str(click.prompt(question, default="", show_default=False)).strip()
+        return str(click.prompt(printable_line(question), default="", show_default=False)).strip()
 
     def _confirm(self, question: str) -> bool:
         answer = self._ask(question)

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from energon_stream.storage import ByteRange, Store, shared_fetcher
+from energon_stream.threads import thread_errors
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -33,7 +34,8 @@ def ordered_map(function: Callable[[_T], _R], items: Iterable[_T], workers: int)
     """
     pool = ThreadPoolExecutor(workers, thread_name_prefix="energon-prepare")
     try:
-        yield from _in_order((pool.submit(function, item) for item in items), 2 * workers)
+        with thread_errors():
+            yield from _in_order((pool.submit(function, item) for item in items), 2 * workers)
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -37,7 +37,7 @@ from energon_stream.errors import (
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.index_files import RowFile
 from energon_stream.index.metadata import META_FOLDER, read_info
-from energon_stream.index.scan import scan_shard
+from energon_stream.index.scan import check_names, scan_shard
 from energon_stream.index.sqlite_index import SqliteWriter, sqlite_file
 from energon_stream.storage import ByteRange, ListEntry, StoreSpec
 
@@ -276,5 +276,7 @@ def _database(index: WebDatasetIndex, stack: ExitStack) -> str:
         order = _shard_ids(index)
         with SqliteWriter(path, list(order)) as writer:
             for shard in index.shard_paths:
-                writer.add(order[shard], scan_shard(store, ListEntry(shard, store.head(shard))))
+                scan = scan_shard(store, ListEntry(shard, store.head(shard)))
+                check_names(scan, store)
+                writer.add(order[shard], scan)
         return path

@@ -27,7 +27,7 @@ from energon_stream.index.metadata import (
     encode_split,
 )
 from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_bytes
-from energon_stream.index.scan import ShardScan, scan_shard
+from energon_stream.index.scan import ShardScan, check_names, scan_shard
 from energon_stream.index.shard_names import match_names, only_tars, split_by_patterns, split_by_ratio
 from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter, temporary_folder
 from energon_stream.index.yaml_io import dump_yaml
@@ -117,7 +117,7 @@ def prepare_dataset(
         ObjectNotFoundError: The folder has no tars, or none that the options select.
         ConfigError: The options contradict each other, all tars are compressed, or the dataset is prepared
             already.
-        CorruptTarError: A tar is damaged or cut off; names shard and offset.
+        CorruptTarError: A tar is damaged or cut off, or a member's name is not UTF-8; names the shard.
         DuplicateKeyError: Two samples have the same key.
         EmptyDatasetError: A tar has no samples.
 
@@ -203,6 +203,7 @@ def _index(
                 where=f"{store.url}/{entry.path}",
                 hint="leave it out with exclude=",
             )
+        check_names(found, store)
         store.put(index_path(entry.path), encode_offsets(found.offsets))
         if media_filter is None:
             return found, None

@@ -92,6 +92,28 @@ def scan_shard(
     return scan
 
 
+def check_names(scan: ShardScan, store: Store) -> None:
+    """Check that the names of a tar's members are UTF-8, because ``index.sqlite`` can hold no others.
+
+    Raises:
+        CorruptTarError: One is not.
+    """
+    names = (*scan.keys, *(part for _, part, _, _ in scan.parts))
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        wrong = next(name for name in names if not name.isascii() and _is_not_utf8(name))
+        raise CorruptTarError(
+            f"the member name {wrong!r:.80} is not UTF-8",
+            where=f"{store.url}/{scan.path}",
+            hint="rename the member, and write the tar again",
+        ) from None
+
+
+def _is_not_utf8(name: str) -> bool:
+    return any("\ud800" <= sign <= "\udfff" for sign in name)
+
+
 def peek_parts(store: Store, entry: ListEntry, samples: int = 8) -> tuple[str, ...]:
     """Return the sorted part names of the first samples of a tar. Raises the errors of :func:`scan_shard`."""
     scan = scan_shard(store, entry, ahead=0, most=samples)

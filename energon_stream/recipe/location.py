@@ -17,6 +17,7 @@ from energon_stream.recipe.subset import Subset
 from energon_stream.recipe.tree import LeafRef, MetadatasetRef, MixtureItem, Reference, inherit
 from energon_stream.storage import StoreLayer, StoreSpec, Transport, is_local
 from energon_stream.storage.fork import run_forkable
+from energon_stream.threads import thread_errors
 
 if TYPE_CHECKING:
     from energon_stream.recipe.sample_types import DeclaredSamples
@@ -61,7 +62,8 @@ class DatasetLocation:
         """
         # A metadataset may name remote datasets; that is not known before it is read.
         local = not self.is_metadataset and is_local(str(self.root))
-        return run_forkable(function) if forks and not local else function()
+        with thread_errors(self.root if isinstance(self.root, str) else None):
+            return run_forkable(function) if forks and not local else function()
 
     def files(self) -> MetadatasetFiles:
         """Return the reader of the metadataset files."""
