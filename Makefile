@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all unit lint types bench peers interop megatron stores test-floor clean
+.PHONY: demo test test-all unit lint types audit bench peers interop megatron stores test-floor clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -57,6 +57,10 @@ interop: $(VENV)/installed
 	.venv-energon/bin/python -m pip install -q -c constraints.txt torch
 	.venv-energon/bin/python -m pip install -q -c constraints.txt 'megatron-energon[s3]==7.4.1'
 	$(BIN)/python -m pytest tests/interop -v
+
+# Known vulnerabilities of what is installed; it needs the network of PyPI's advisories, and says so without.
+audit: $(VENV)/installed
+	$(BIN)/python -m pip_audit --skip-editable --progress-spinner off
 
 # The lowest supported versions of the dependencies, without the frameworks' loops, which need newer ones.
 test-floor:
