@@ -1,5 +1,6 @@
-"""Names of shards: brace patterns such as ``s_{000..007}.tar``, paths that name tars, tars in a listing, and
-the split parts that tars belong to, by the rules of Megatron-Energon.
+"""Names of shards: in brace patterns, paths and listings, and the split parts that tars belong to.
+
+The rules are those of Megatron-Energon.
 """
 
 from __future__ import annotations

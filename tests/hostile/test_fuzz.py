@@ -191,7 +191,7 @@ def test_metadatasets(data, document):
     refused_or(DatasetLocation(str(path), "train", limits=LIMITS).items)
 
 
-@examples(400, **FIXTURES)
+@examples(160, **FIXTURES)
 @given(
     st.lists(damaged(st.builds(lambda value: json.dumps(value).encode(), DOCUMENTS)), min_size=1, max_size=5)
 )
