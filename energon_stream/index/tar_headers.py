@@ -1,7 +1,7 @@
 """Parser of many samples at once: reads the headers of all samples in some bytes of a tar as arrays.
 
 This is the inner loop of training. It handles samples with the same parts, plain ustar headers, and PAX
-headers that do not change names and sizes. All other samples go to
+headers that do not change names and sizes. All other samples, and those with a wrong header checksum, go to
 :func:`energon_stream.index.tar_format.sample_parts`, one by one.
 """
 
@@ -22,6 +22,11 @@ _NAME, _KIND, _PREFIX = 100, 156, 345  # columns of a header
 _CHECKED = np.array([*range(124, 135), _KIND, *range(257, 262), _PREFIX])
 _FILE, _PAX = (np.frombuffer(b"0" * 11 + kind + b"ustar\0", np.uint8) for kind in (b"0", b"x"))
 _MAY_DIFFER = np.array([7] * 11 + [0] * 7, dtype=np.uint8)  # octal digits differ in the lowest three bits
+_SUM = np.ones(TAR_RECORD, dtype=np.float32)
+_SUM[148:156] = [*(-(8 ** np.arange(5, -1, -1))), 0, 0]
+_SUMMED = -8 * ord(" ") - ord("0") * sum(8**place for place in range(6))
+"""A header's bytes times ``_SUM`` is its sum, without the checksum field, less the octal number in that field.
+It is ``_SUMMED`` if the checksum is right. Floats of 32 bits are exact: no sum reaches 2 ** 24."""
 _FEW = 24
 """For fewer samples, parsing each by itself is faster than arrays."""
 _MOST_HEADERS = 64  # of a sample
@@ -57,17 +62,18 @@ def split_samples(data: memoryview, starts: Int64Array, stops: Int64Array) -> Al
     ):
         return None
     records = np.frombuffer(data, np.uint8, count=whole).reshape(-1, TAR_RECORD)
-    headers = records[:, : _PREFIX + 1]
     at, end = starts // TAR_RECORD, stops // TAR_RECORD
     keys: list[bytes] = []
     names: list[str] = []
     first_bytes, last_bytes = [], []
     for _ in range(_MOST_HEADERS):
-        header = headers[at]
+        header = records[at]
         is_pax = header[0, _KIND] == _PAX[11]
         differs = header[:, _CHECKED] ^ (_PAX if is_pax else _FILE)
         if np.count_nonzero(differs > _MAY_DIFFER):
             return None
+        if np.count_nonzero(header.astype(np.float32) @ _SUM != _SUMMED):
+            return None  # the checksum is wrong, or is written in an unusual form
         size = differs[:, :11] @ _OCTAL
         begin = at + 1
         at = begin + (size + TAR_RECORD - 1 >> 9)

@@ -188,6 +188,52 @@ def test_a_damaged_header_is_an_error_with_its_offset(place, change, second):
         list(iter_members(memoryview(damaged), 0, end))
 
 
+@pytest.mark.parametrize("tar_format", ["ustar", "pax"])
+def test_no_flipped_bit_of_a_header_goes_unnoticed(tar_format):
+    """Neither by the general way, nor by the fast ways of one sample and of many at once. A bit of the
+    checksum field itself may leave its number as it was.
+    """
+    samples = [build([(f"{n}.jpg", b"1" * 600), (f"{n}.txt", b"2")], FORMATS[tar_format]) for n in range(24)]
+    starts = np.cumsum([0, *(end for _, end in samples)])
+    buffer = bytearray(b"".join(tar[:end] for tar, end in samples))
+    whole = split_samples(memoryview(buffer), starts[:-1], starts[1:])
+    assert whole is not None
+    for header in range(int(starts[7]), int(starts[8]), 512):
+        is_header = buffer[header + 257 : header + 262] == b"ustar"
+        for bit in range(0, 512 * 8, 1 if tar_format == "ustar" else 5) if is_header else ():
+            buffer[header + bit // 8] ^= 1 << bit % 8
+            view = memoryview(buffer)
+            found = split_samples(view, starts[:-1], starts[1:])
+            if bit // 8 in CHECKSUM:
+                assert found is None or vars_of(found) == vars_of(whole)
+            else:
+                assert found is None
+                with pytest.raises(CorruptTarError, match=f"byte {header}"):
+                    sample_parts(view, int(starts[7]), int(starts[8]))
+            buffer[header + bit // 8] ^= 1 << bit % 8
+
+
+def vars_of(alike):
+    return alike.keys, alike.names, alike.starts, alike.stops
+
+
+def test_headers_with_signed_sums_and_other_forms_of_the_checksum_are_read():
+    """Some old writers summed signed bytes, and some fill the field with spaces or seven digits."""
+    for name, form, signed in (
+        ("é.jpg", b"%06o\0 ", True),
+        ("a.jpg", b"%7o ", False),
+        ("a.jpg", b"%07o\0", False),
+    ):
+        header = bytearray(build([(name, b"xyz")], tarfile.USTAR_FORMAT)[0][:512])
+        header[148:156] = b" " * 8
+        total = sum(header) - (256 * sum(byte > 127 for byte in header) if signed else 0)
+        header[148:156] = form % total
+        buffer = memoryview(bytes(header) + b"xyz".ljust(512, b"\0"))
+        found = (name[0], ["jpg"], [512], [515])
+        assert sample_parts(buffer, 0, 1024) == found
+        assert split_all(buffer, [0], [1024]) in (None, [found])
+
+
 def test_a_range_that_is_not_one_sample_is_an_error():
     buffer, end = build([("a.jpg", b"1" * 600), ("b.jpg", b"2")], tarfile.USTAR_FORMAT)
     border = 3 * 512
