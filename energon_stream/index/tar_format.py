@@ -29,6 +29,8 @@ _NO_PAYLOAD = frozenset({b"1", b"2", b"3", b"4", _DIRECTORY, b"6"})  # links, de
 _LONG_NAME, _LONG_LINK, _PAX_GLOBAL = b"L", b"K", b"g"
 _EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX_GLOBAL, b"x", b"X"})
 _GNU = frozenset({_LONG_NAME, _LONG_LINK, _SPARSE})  # have other data in the prefix field
+_NAME_BYTES = 100
+_MOST_OCTAL = 8**11 - 1  # a larger size is in another header
 _MAX_EXTENSION = 1 << 20  # bytes of a long name or of PAX records; more means damage
 
 _META_FOLDER = re.compile(r"__[^/]*__/")
@@ -100,6 +102,23 @@ def walk_members(read: Read, start: int, stop: int) -> Iterator[Member]:
             return
         yield member
         position = member.end
+
+
+def check_header(record: memoryview, name: str, size: int) -> None:
+    """Check that the header right before a payload is that of the member ``name`` with ``size`` bytes.
+
+    A long name, and one with other characters than ASCII, may be in another header; it is not compared.
+
+    Raises:
+        CorruptTarError: The header is damaged, or another member's.
+    """
+    header = _read_header(lambda offset, length: record[offset : offset + length], 0)
+    if header is None or header.kind not in _FILES:
+        raise CorruptTarError("it is not the header of a file")
+    if header.size != size and size <= _MOST_OCTAL:
+        raise CorruptTarError(f"the header of {header.name!r} has {header.size} bytes, the index {size}")
+    if header.name != name and name.isascii() and len(name) <= _NAME_BYTES:
+        raise CorruptTarError(f"the header is that of {header.name!r}")
 
 
 class _Header(NamedTuple):

@@ -25,8 +25,8 @@ _MAY_DIFFER = np.array([7] * 11 + [0] * 7, dtype=np.uint8)  # octal digits diffe
 _SUM = np.ones(TAR_RECORD, dtype=np.float32)
 _SUM[148:156] = [*(-(8 ** np.arange(5, -1, -1))), 0, 0]
 _SUMMED = -8 * ord(" ") - ord("0") * sum(8**place for place in range(6))
-"""A header's bytes times ``_SUM`` is its sum, without the checksum field, less the octal number in that field.
-It is ``_SUMMED`` if the checksum is right. Floats of 32 bits are exact: no sum reaches 2 ** 24."""
+"""Product of a header and ``_SUM`` if the checksum is right: the sum of all bytes without the checksum field,
+less the number in that field. Floats of 32 bits are exact, because no sum reaches 2 ** 24."""
 _FEW = 24
 """For fewer samples, parsing each by itself is faster than arrays."""
 _MOST_HEADERS = 64  # of a sample

@@ -8,21 +8,27 @@ from typing import NamedTuple
 
 import apsw
 
-from energon_stream.errors import MetadataError, NotPreparedError, ObjectNotFoundError, UnsupportedStoreError
+from energon_stream.errors import (
+    CorruptTarError,
+    IndexMismatchError,
+    MetadataError,
+    NotPreparedError,
+    ObjectNotFoundError,
+    UnsupportedStoreError,
+)
 from energon_stream.index.media_metadata import MediaMetadataBase, deserialize_media_metadata
 from energon_stream.index.metadata import INFO_JSON, read_info
-from energon_stream.index.tar_format import split_name
+from energon_stream.index.tar_format import TAR_RECORD, check_header, split_name
 from energon_stream.media import FileStore, FolderFileStore, open_once
 from energon_stream.media.file_store import missing_file
 from energon_stream.read.index_database import index_database
 from energon_stream.read.objects import VersionGuard
 from energon_stream.samples import SourceInfo
 from energon_stream.storage import ByteRange, Store, StoreSpec, strip_credentials
-from energon_stream.storage.buffers import as_bytes
 from energon_stream.storage.fork import PerProcess
 
 _FIND = """
-SELECT tar_file_id, sample_index, content_byte_offset, content_byte_size
+SELECT sample_index, tar_file_id, content_byte_offset, content_byte_size
 FROM samples JOIN sample_parts USING (tar_file_id, sample_index) WHERE sample_key = ? AND part_name = ?
 """
 _FIND_MEDIA = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
@@ -52,7 +58,7 @@ class _Index:
         except apsw.SQLError as error:
             raise _no_media(self.store.url) from error
         except apsw.Error as error:
-            raise MetadataError(f"the index cannot be used: {error}", where=where) from error
+            raise self._database.damaged(str(error)) from error
         if not found:
             raise missing_file(key, store)
         try:
@@ -78,14 +84,34 @@ class _Opened(_Index):
         name = split_name(key)
         if name is None:
             return None
-        try:
-            found = self._database.rows(_FIND, name)
-        except apsw.Error as error:
-            raise MetadataError(f"the index cannot be used: {error}", where=self._database.url) from error
+        found = self._database.checked_rows(_FIND, name)
         if not found:
             return None
-        shard, sample, offset, size = found[0]
-        return _Place(self._shards[shard], sample, ByteRange(offset, offset + size))
+        sample, *place = found[0]
+        shard, part = self._database.place(self._shards, place)
+        if part.start < TAR_RECORD or type(sample) is not int:
+            raise self._database.damaged(f"{key!r} is sample {sample!r:.40}, from byte {part.start} on")
+        return _Place(shard, sample, part)
+
+    def read(self, key: str, place: _Place) -> bytes:
+        """Read a part, and compare the header before it with the name and the size in the index.
+
+        Raises IndexMismatchError if they differ.
+        """
+        shard, part = place.shard, place.bytes
+        with_header = ByteRange(part.start - TAR_RECORD, part.stop)
+        body = self.store.get_range(shard, with_header, etag=self.versions.etag(shard))
+        self.versions.observe(shard, body.etag)
+        try:
+            check_header(body.data, key, len(part))
+        except CorruptTarError as error:
+            raise IndexMismatchError(
+                f"the index and the tar disagree about {key!r}: {error.what}",
+                where=f"{self.store.url}/{shard} from byte {with_header.start}",
+                hint="the shard was changed or damaged after it was indexed, or the answer was wrong; "
+                "run `energon-stream prepare` again",
+            ) from error
+        return body.data[TAR_RECORD:].tobytes()
 
 
 _datasets: PerProcess[_Opened] = PerProcess()
@@ -112,19 +138,17 @@ class WebdatasetFileStore(FileStore[bytes]):
         object.__setattr__(self, "spec", dataset_path)
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
-        """Read one part with one request; see ``FileStore``.
+        """Read one part and its tar header with one request; see ``FileStore``.
 
-        Raises NotPreparedError if the dataset has no index, and ObjectChangedError if a shard was replaced
-        since it was first read.
+        Raises NotPreparedError if the dataset has no index, ObjectChangedError if a shard was replaced since
+        it was first read, and IndexMismatchError if the header has another name or size than the index.
         """
         opened = _dataset(self.spec)
         place = opened.find(key)
         if place is None:
             raise missing_file(key, self)
-        versions = opened.versions
-        body = opened.store.get_range(place.shard, place.bytes, etag=versions.etag(place.shard))
-        versions.observe(place.shard, body.etag)
-        return as_bytes(body.data), SourceInfo(self.get_path(), place.sample, place.shard, (key,))
+        data = opened.read(key, place)
+        return data, SourceInfo(self.get_path(), place.sample, place.shard, (key,))
 
     def get_media_metadata(self, key: str) -> MediaMetadataBase:
         """Return the indexed size and format of an image, or length and format of video and audio.

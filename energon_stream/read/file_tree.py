@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import apsw
-
-from energon_stream.errors import MetadataError, NotPreparedError, ObjectNotFoundError
+from energon_stream.errors import NotPreparedError, ObjectNotFoundError
 from energon_stream.index.metadata import INFO_JSON, read_info
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.tar_format import sample_parts, split_name
@@ -159,12 +157,13 @@ class FileTree:
         """Return the parts of a sample by name; none if there is no such sample."""
         if self._has_parts:
             return {
-                name: _Part(self._shards[shard], ByteRange(start, start + size))
-                for name, shard, start, size in self._rows(_PARTS, key)
+                name: _Part(*self._database.place(self._shards, place))
+                for name, *place in self._rows(_PARTS, key)
             }
-        for shard, start, size in self._rows(_SAMPLE, key):
-            path = self._shards[shard]
-            found = sample_parts(memoryview(self._range(path, start, start + size)), 0, size)
+        for row in self._rows(_SAMPLE, key):
+            path, whole = self._database.place(self._shards, row)
+            start = whole.start
+            found = sample_parts(memoryview(self._range(path, start, whole.stop)), 0, len(whole))
             places = zip(found.names, found.starts, found.stops, strict=True)
             return {name: _Part(path, ByteRange(start + a, start + b)) for name, a, b in places}
         return {}
@@ -180,11 +179,9 @@ class FileTree:
 
     def _rows(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
         try:
-            return self._database.rows(query, values)
+            return self._database.checked_rows(query, values)
         except UnicodeEncodeError:  # no key has such characters
             return []
-        except apsw.Error as error:
-            raise MetadataError(f"the index cannot be used: {error}", where=self._database.url) from error
 
 
 def _end(folder: str) -> str:

@@ -6,19 +6,19 @@ import posixpath
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import apsw
+
+from energon_stream.errors import MetadataError
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.media import open_once
 from energon_stream.read.sqlite_ranges import RemoteDatabase, RemoteFile, connect_local
-from energon_stream.storage import StoreSpec, local_path
+from energon_stream.storage import ByteRange, StoreSpec, local_path
 from energon_stream.storage.fork import PerProcess
-
-if TYPE_CHECKING:
-    import apsw
 
 _CACHE_KIB = 256
 """SQLite's page cache of a connection. Dropped pages are read again from the lines that the process keeps."""
@@ -44,6 +44,29 @@ class IndexDatabase:
     def url(self) -> str:
         """URL of the index."""
         return f"{self.store.url}/{INDEX_SQLITE}"
+
+    def damaged(self, what: str) -> MetadataError:
+        """Return the error for an index that says something impossible."""
+        hint = "the index is damaged, or of other shards; run `energon-stream prepare` again"
+        return MetadataError(f"the index cannot be used: {what}", where=self.url, hint=hint)
+
+    def checked_rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Run a query; see :meth:`rows`. Raises MetadataError if the file is not a usable index."""
+        try:
+            return self.rows(query, values)
+        except apsw.Error as error:
+            raise self.damaged(str(error)) from error
+
+    def place(self, shards: Sequence[str], row: Sequence[Any]) -> tuple[str, ByteRange]:
+        """Return shard path and byte range of a row of shard number, first byte and size.
+
+        Raises MetadataError if the columns have a wrong type, or the shard does not exist.
+        """
+        if all(type(value) is int for value in row):
+            shard, start, size = row
+            if 0 <= shard < len(shards) and start >= 0 and size >= 0:
+                return shards[shard], ByteRange(start, start + size)
+        raise self.damaged(f"shard {row[0]!r:.40}, byte {row[1]!r:.40} and size {row[2]!r:.40} are no place")
 
     def rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Run a query.

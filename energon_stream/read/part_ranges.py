@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
 _MAX_RANGES = 4
+_MOST_BYTES = 1 << 60  # of a tar; sums with larger numbers wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +44,68 @@ class PartRanges:
     starts: Int64Array
     # ``int64 [n, width]``, one past the last byte of each range, padding included; -1 likewise.
     stops: Int64Array
+    known: Int64Array  # ``int64 [n]``, number of wanted parts of each sample
     skipped: int  # bytes of the samples outside all ranges
 
 
-def find_part_ranges(
-    samples: Int64Array,
-    starts: Int64Array,
-    sizes: Int64Array,
-    wanted: npt.NDArray[np.bool_],
-    *,
-    begin: int,
-    max_gap: int,
-    width: int,
-) -> PartRanges:
+@dataclass(frozen=True, slots=True, eq=False)
+class PartPlaces:
+    """Places of all known parts of neighbouring samples, in the order of the tar."""
+
+    samples: Int64Array  # ``int64``, sample of each part, from 0
+    starts: Int64Array  # ``int64``, first byte of each part's content
+    sizes: Int64Array  # ``int64``, its length
+    wanted: npt.NDArray[np.bool_]  # whether a part is wanted
+    begin: int  # first byte of the first part's header
+
+    @property
+    def gaps(self) -> Int64Array:
+        """Bytes between each part's content and what is before it: its headers, if no part is missing."""
+        return self.starts - np.concatenate([[self.begin], self.ends[:-1]])
+
+    @property
+    def ends(self) -> Int64Array:
+        """One past the last byte of each part, padding included."""
+        return self.starts + -(-self.sizes // TAR_RECORD) * TAR_RECORD
+
+    @property
+    def known(self) -> Int64Array:
+        """Number of wanted parts of each sample, ``int64``."""
+        return np.bincount(self.samples[self.wanted], minlength=int(self.samples[-1]) + 1)
+
+    def lie_within(self, starts: Int64Array, stops: Int64Array) -> bool:
+        """Return True if all parts are in their samples, whose first and last bytes are given."""
+        first, last = starts[self.samples], stops[self.samples]
+        return bool(((first <= self.starts - TAR_RECORD) & (self.ends <= last)).all())
+
+
+def doubtful_samples(places: PartPlaces, *, after: int, least: int, most: int) -> Int64Array:
+    """Return the samples that may have more wanted parts than are known, ``int64``.
+
+    These samples have fewer than ``most`` known wanted parts, and bytes that belong to no known part. So a
+    damaged index that leaves parts out does not lead to samples without them.
+
+    Args:
+        places: The known parts.
+        after: Bytes between the last part and the next one, or the end of the tar.
+        least: Bytes of the headers of a part.
+        most: Number of wanted parts of a complete sample.
+    """
+    count = len(places.known)
+    has_more = np.append(places.gaps, after) - least >= TAR_RECORD
+    of = np.append(places.samples, count)
+    firsts = np.flatnonzero(np.diff(of, prepend=-1))
+    unexplained = np.zeros(count + 1, dtype=bool)
+    unexplained[of[has_more]] = True
+    # Bytes between two samples may belong to either.
+    unexplained[:-1] |= has_more[firsts][1:]
+    doubtful = unexplained[:-1] & (places.known < most)
+    # After unknown bytes of a sample, it is unknown where the next one begins.
+    doubtful[1:] |= doubtful[:-1] & has_more[firsts][1:-1]
+    return np.flatnonzero(doubtful)
+
+
+def find_part_ranges(places: PartPlaces, *, max_gap: int, width: int) -> PartRanges:
     """Find the byte ranges that hold the wanted parts, with their headers.
 
     Wanted parts of a sample with at most ``max_gap`` unwanted bytes between them share a range. If a sample
@@ -63,25 +113,23 @@ def find_part_ranges(
     its smallest part, because the header has the key.
 
     Args:
-        samples: ``int64``, sample of each part, from 0, in the order of the tar.
-        starts: ``int64``, first byte of each part's content.
-        sizes: ``int64``, its length.
-        wanted: ``bool``, whether a part is wanted.
-        begin: First byte of the first part's header.
+        places: The parts.
         max_gap: Unwanted bytes that are read rather than split a range.
         width: Largest number of ranges of a sample.
 
     Raises:
         ValueError: The parts do not follow each other as in a tar.
     """
-    stops = starts + -(-sizes // TAR_RECORD) * TAR_RECORD
-    headers = np.concatenate([[begin], stops[:-1]])
+    samples, sizes, stops = places.samples, places.sizes, places.ends
+    headers = places.starts - places.gaps
     steps = np.diff(samples, prepend=-1)
-    if (starts - headers < TAR_RECORD).any() or (sizes < 0).any() or ((steps != 0) & (steps != 1)).any():
+    possible = (
+        (places.gaps >= TAR_RECORD) & (sizes >= 0) & (stops < _MOST_BYTES) & (steps >= 0) & (steps <= 1)
+    )
+    if not possible.all():
         raise ValueError("the parts do not follow each other")
-    count = int(samples[-1]) + 1
-    wanted = wanted.copy()
-    without = np.flatnonzero(np.bincount(samples[wanted], minlength=count) == 0)
+    wanted, known = places.wanted.copy(), places.known
+    count, without = len(known), np.flatnonzero(known == 0)
     by_size = np.lexsort((sizes, samples))
     wanted[by_size[np.searchsorted(samples, without)]] = True
 
@@ -95,4 +143,4 @@ def find_part_ranges(
     found = np.full((2, count, width), -1, dtype=np.int64)
     found[0, of[heads], column[heads]] = first[heads]
     found[1, of[heads], column[heads]] = last[tails]
-    return PartRanges(found[0], found[1], int(stops[-1] - begin - (found[1] - found[0]).sum()))
+    return PartRanges(found[0], found[1], known, int(stops[-1] - places.begin - (found[1] - found[0]).sum()))

@@ -4,7 +4,8 @@
 bytes. A dataset's first samples settle this, once for all readers: if the user selected parts, or if the
 headers of the first sample show that a field map leaves large parts out, the first page of the index tells
 how much can be skipped. If it is at most ``max_gap`` bytes a sample, which the planner would read over
-anyway, or if the index is unusable, whole samples are read.
+anyway, or if the index is unusable, whole samples are read. A sample is read whole, too, if it has bytes
+that the index says nothing of, where a part may be that the index has lost.
 
 Selected parts are settled before the first samples are located. If only a field map leaves parts out, the
 first samples of a reader are read whole meanwhile, because settling takes several round trips.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,12 +26,18 @@ import apsw
 import numpy as np
 
 from energon_stream.arrays import distinct
-from energon_stream.errors import EnergonStreamError, IndexMismatchError, MetadataError
+from energon_stream.errors import EnergonStreamError, IndexMismatchError
 from energon_stream.index.index_files import OffsetWindow
 from energon_stream.index.tar_format import TAR_RECORD, split_name, walk_members
 from energon_stream.read.index_database import IndexDatabase, index_database
 from energon_stream.read.locator import Load
-from energon_stream.read.part_ranges import PartRanges, PartSelection, find_part_ranges
+from energon_stream.read.part_ranges import (
+    PartPlaces,
+    PartRanges,
+    PartSelection,
+    doubtful_samples,
+    find_part_ranges,
+)
 from energon_stream.storage import ByteRange
 
 if TYPE_CHECKING:
@@ -51,8 +58,11 @@ _HEADER_BYTES = 4 << 10
 
 _PLACES = """
 SELECT sample_index, content_byte_offset, content_byte_size, part_name FROM sample_parts
-WHERE tar_file_id = ? AND sample_index >= ? AND sample_index < ?
+WHERE tar_file_id = ?
 """
+# The first and the last page of a shard have an open end. So they return the rows of the shard whose
+# sample_index is no integer: SQLite sorts these before or after all integers.
+_FROM, _BELOW, _AT_MOST = " AND sample_index >= ?", " AND sample_index < ?", f" LIMIT {1 << 20}"
 
 
 @dataclass(slots=True)
@@ -65,6 +75,8 @@ class PartLocator:
     _ids: Int64Array = field(init=False)
     _first_page: Int64Array = field(init=False)
     _skips: bool | None = field(init=False, default=None)  # whether parts are read; None until it is settled
+    _least_header: int = field(init=False, default=1 << 30)  # bytes of the headers of a part
+    _most_known: int = field(init=False, default=0)  # largest number of wanted parts that a sample has
     _asked: dict[str, bool] = field(init=False, default_factory=dict)
     _database: IndexDatabase | None = field(init=False, default=None)
     _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
@@ -138,7 +150,7 @@ class PartLocator:
             if window is None:
                 return False
             rows = window.offsets[samples[mine] - window.first]
-            found[:, mine] = rows.reshape(len(rows), 2, self.width).transpose(1, 0, 2)
+            found[:, mine] = rows[:, :-1].reshape(len(rows), 2, self.width).transpose(1, 0, 2)
         return True
 
     def _page_of(self, samples: Int64Array) -> Int64Array:
@@ -234,49 +246,89 @@ class PartLocator:
             error,
         )
 
-    def _ranges_of(self, page: int) -> PartRanges:
-        shard, _, before = self._samples_of(page)
-        count = min(_PAGE_SAMPLES, int(self.whole.index.shard_counts[shard]) - before)
-        return self._ranges(int(self._ids[shard]), before, count)
-
     def _window(self, page: int, found: PartRanges) -> OffsetWindow:
-        return OffsetWindow(self._samples_of(page)[1], np.concatenate([found.starts, found.stops], axis=1))
+        columns = [found.starts, found.stops, found.known[:, None]]
+        return OffsetWindow(self._samples_of(page)[1], np.concatenate(columns, axis=1))
 
-    def _ranges(self, shard_id: int, before: int, count: int) -> PartRanges:
-        """Return the ranges of the wanted parts of ``count`` samples of a shard, after ``before`` others."""
+    def _ranges_of(self, page: int) -> PartRanges:
+        """Return the ranges of the wanted parts of a page of samples.
+
+        Raises MetadataError if the index cannot be right: rows are missing or have wrong types, or parts lie
+        outside their samples.
+        """
         if self._database is None:
             self._database = index_database(self.whole.index.spec)
-        # The end of the sample before them is the first header's place.
-        rows = self._database.rows(_PLACES, (shard_id, max(0, before - 1), before + count))
-        numbers = np.array([row[:3] for row in rows], dtype=np.int64).reshape(-1, 3)
+        shard, first, before = self._samples_of(page)
+        samples = np.arange(first, first + min(_PAGE_SAMPLES, self.whole.shard_samples(shard) - before))
+        try:
+            places, after = self._places(self._database, shard, before, len(samples))
+            found = find_part_ranges(places, max_gap=self.max_gap, width=self.width)
+            bounds = self.whole.known_bounds(samples)
+            if bounds is not None and not places.lie_within(*bounds):
+                raise ValueError("parts lie outside their samples")
+        except ValueError as error:
+            where = f"{self.whole.index.shard_paths[shard]} from sample {before} on"
+            raise self._database.damaged(f"{error}, in {where}") from error
+        known = found.known
+        self._most_known = max(self._most_known, int(known.max()))
+        self._least_header = min(self._least_header, int(places.gaps.min()))
+        if after is None:  # the end of the shard
+            left = 0 if known[-1] == known.max() else TAR_RECORD
+            if bounds is not None:
+                left = int(bounds[1][-1] - places.ends[-1])
+            after = self._least_header + left
+        wanted = self.selection.wanted
+        most = len(wanted) if isinstance(wanted, frozenset) else int(known.max())
+        doubtful = doubtful_samples(places, after=after, least=self._least_header, most=most)
+        return self._with_whole(found, doubtful, samples) if len(doubtful) else found
+
+    def _with_whole(self, found: PartRanges, which: Int64Array, samples: Int64Array) -> PartRanges:
+        """Return ranges with those of some samples replaced by the whole samples."""
+        _, first, last = self.whole.locate(samples[which])
+        before = (found.stops - found.starts)[which].sum()
+        for ranges, ends in ((found.starts, first), (found.stops, last)):
+            ranges[which] = -1
+            ranges[which, :1] = ends
+        more = int((last - first).sum() - before)
+        return replace(found, skipped=max(0, found.skipped - more))
+
+    def _places(
+        self, database: IndexDatabase, shard: int, before: int, count: int
+    ) -> tuple[PartPlaces, int | None]:
+        """Return the places of the parts of ``count`` samples of a shard, after ``before`` others, and the
+        bytes between these parts and the next one; None at the end of the shard.
+
+        Raises ValueError if the index does not have them.
+        """
+        stop, is_last = before + count, before + count == self.whole.shard_samples(shard)
+        query, values = _PLACES, [int(self._ids[shard])]
+        if before:
+            # The end of the sample before them is the first header's place.
+            query, values = query + _FROM, [*values, before - 1]
+        if not is_last:
+            query, values = query + _BELOW, [*values, stop + 1]
+        rows = database.rows(query + _AT_MOST, tuple(values))
+        numbers = np.array([row[:3] for row in rows])
+        if not rows:
+            raise ValueError("there are no samples")
+        if numbers.dtype.kind != "i":
+            raise ValueError("a number has another type")
         wanted = np.array([self._wants(row[3]) for row in rows], dtype=bool)
         order = np.argsort(numbers[:, 1], kind="stable")
         samples, starts, sizes = numbers[order].T
-        mine = samples >= before
-        try:
-            if not mine.any() or samples[-1] != before + count - 1:
-                raise ValueError(f"there are not {count} samples")
-            earlier = np.flatnonzero(~mine)
-            begin = -(-int((starts + sizes)[earlier].max()) // TAR_RECORD) * TAR_RECORD if len(earlier) else 0
-            return find_part_ranges(
-                samples[mine] - before,
-                starts[mine],
-                sizes[mine],
-                wanted[order][mine],
-                begin=begin,
-                max_gap=self.max_gap,
-                width=self.width,
-            )
-        except ValueError as error:
-            raise MetadataError(
-                f"the index does not fit the shards: {error} in shard {shard_id} from sample {before} on",
-                where=self._database.url,
-                hint="run `energon-stream prepare` again",
-            ) from error
+        mine, later = (samples >= before) & (samples < stop), samples >= stop
+        if not mine.any() or samples[mine][-1] != stop - 1 or later.any() == is_last:
+            raise ValueError(f"there are not {count} samples")
+        earlier = np.flatnonzero(samples < before)
+        begin = -(-int((starts + sizes)[earlier].max()) // TAR_RECORD) * TAR_RECORD if len(earlier) else 0
+        places = PartPlaces(samples[mine] - before, starts[mine], sizes[mine], wanted[order][mine], begin)
+        return places, None if is_last else int(starts[later].min() - places.ends[-1])
 
     def _wants(self, part: str) -> bool:
         """Return whether a part is wanted. The user's function is called once for each name."""
         if part not in self._asked:
+            if not isinstance(part, str):
+                raise ValueError(f"{part!r:.40} is no name of a part")
             try:
                 self._asked[part] = part in self.selection
             except Exception:  # the call fails again for the sample, where the error can name it
@@ -291,7 +343,8 @@ class PartLocator:
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
     ) -> Cutter:
         """Read the headers of a fetch."""
-        return self.whole.split(number, data, start, starts, stops)
+        cutter = self.whole.split(number, data, start, starts, stops)
+        return _CheckedCutter(self, cutter) if self._skips and self.width == 1 else cutter
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
         """Merge the parts of all ranges."""
@@ -306,9 +359,43 @@ class PartLocator:
                     hint="the shard was changed after it was indexed; run `energon-stream prepare` again",
                 )
             raw.parts.update(more.parts)
+        return self.checked(raw)
+
+    def checked(self, raw: RawSample) -> RawSample:
+        """Return a sample that was cut out of its parts.
+
+        Raises IndexMismatchError if it has fewer wanted parts than the index says.
+        """
+        found = sum(map(self._wants, raw.parts))
+        if not self._skips or found >= self._most_known:
+            return raw
+        page = int(self._page_of(np.array([raw.index]))[0])
+        window = self._cached(page) or self._fetch(page)
+        known = 0 if window is None else int(window.offsets[raw.index - window.first, -1])
+        if found < known:
+            names = ", ".join(raw.parts)
+            raise IndexMismatchError(
+                f"the index and the tar disagree: sample {raw.key!r} has {known} wanted parts in index.sqlite, "
+                f"and {found} in the tar ({names} were read)",
+                where=f"{self.whole.index.spec.url}/{raw.shard}",
+                hint="the index is damaged, or the shard was changed; run `energon-stream prepare` again",
+            )
         return raw
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
         """Cut the ranges of a sample into parts as their bytes arrive."""
         cut = [(stream[0], self.whole.cut_streams(sample, [stream])) for stream in streams]
         return self.merge(sample, cut)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CheckedCutter:
+    """Cuts samples of one range each, and compares their parts with the index."""
+
+    locator: PartLocator
+    whole: Cutter
+
+    def cut(self, sample: int, number: int) -> RawSample | None:
+        """Cut one sample; see :meth:`Cutter.cut`."""
+        raw = self.whole.cut(sample, number)
+        return None if raw is None else self.locator.checked(raw)

@@ -170,6 +170,17 @@ class TarLocator:
             stops[mine] = window.offsets[local[mine] + 1 - window.first]
         return shards[:, None], starts[:, None], stops[:, None]
 
+    def known_bounds(self, samples: Int64Array) -> tuple[Int64Array, Int64Array] | None:
+        """Return first byte, and one past the last byte, of samples; None if index entries are needed."""
+        if self._bounds is None:
+            return None
+        _, starts, stops = self.locate(samples)
+        return starts[:, 0], stops[:, 0]
+
+    def shard_samples(self, shard: int) -> int:
+        """Return the number of samples in a shard."""
+        return int(self.index.shard_counts[shard])
+
     def object(self, shard: int) -> ShardObject:
         """Return a shard."""
         return ShardObject(self.store, self.index.shard_paths[shard], self._versions)

@@ -1,6 +1,11 @@
 """File stores: what they give, what a lookup costs, and what they refuse."""
 
+import contextlib
+import io
 import pickle
+import shutil
+import sqlite3
+import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +21,7 @@ from energon_stream import (
 from energon_stream.errors import (
     DecodeError,
     FieldError,
+    IndexMismatchError,
     MetadataError,
     NotPreparedError,
     ObjectChangedError,
@@ -24,6 +30,7 @@ from energon_stream.errors import (
 )
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.read.file_stores import WebdatasetFileStore
+from energon_stream.read.file_tree import FileTree
 from energon_stream.read.sqlite_ranges import RemoteFile
 from energon_stream.samples import SourceInfo, TextSample
 from energon_stream.storage import StoreSpec
@@ -132,7 +139,8 @@ def test_a_lookup_is_one_request_of_its_own_bytes(kind, bucket, server):
         assert store[f"in/{number:04d}.bin"][0] == media(number)["bin"]
     counters = server.counters()
     assert counters.requests == {"GET": SAMPLES}
-    assert counters.bytes_sent == SAMPLES * PAYLOAD
+    header = 512 if kind == "tars" else 0  # whose name and size are compared with the index
+    assert counters.bytes_sent == SAMPLES * (PAYLOAD + header)
     if kind == "tars":
         assert all(entry.key.endswith(".tar") and entry.range for entry in server.log())
 
@@ -213,3 +221,69 @@ class TestRemoteFile:
         s3_server.put("s3://lines/file", self.CONTENT[::-1])
         with pytest.raises(ObjectChangedError):
             file.read(20_000, 10)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "tar_file_id = 99",
+        "tar_file_id = -1",
+        "content_byte_offset = 'x'",
+        "content_byte_offset = 100",
+        "content_byte_size = NULL",
+        "content_byte_size = -5",
+        "sample_index = sample_index + 0.5",
+    ],
+)
+def test_places_of_a_wrong_type_or_range_are_named(bucket, tmp_path, damage):
+    folder = shutil.copytree(bucket / "tars", tmp_path / "tars")
+    database = sqlite3.connect(folder / ".nv-meta/index.sqlite")
+    with contextlib.closing(database):
+        for table in ("samples", "sample_parts"):
+            if table == "sample_parts" or "content" not in damage:
+                database.execute(f"UPDATE {table} SET {damage}")
+        database.commit()
+    with pytest.raises(MetadataError, match=r"index cannot be used.*index\.sqlite.*prepare` again"):
+        WebdatasetFileStore(folder)["in/0003.bin"]
+    if "sample_index" not in damage and "offset = 100" not in damage:
+        tree = FileTree(StoreSpec(str(folder)))
+        with pytest.raises(MetadataError, match=r"index cannot be used.*index\.sqlite.*prepare` again"):
+            tree.read("in/0003.bin", 0, 10)
+
+
+def test_the_bytes_of_another_part_are_noticed(bucket, tmp_path):
+    """The header before a part has another name or size than the index."""
+    folder = shutil.copytree(bucket / "tars", tmp_path / "tars")
+    database = sqlite3.connect(folder / ".nv-meta/index.sqlite")
+    with contextlib.closing(database):
+        for mine, other in ((0, 1), (2, None)):
+            query = (
+                "SELECT content_byte_offset FROM sample_parts WHERE sample_index = ? AND part_name = 'bin'"
+            )
+            offset = 1024 if other is None else database.execute(query, (other,)).fetchone()[0]
+            change = (
+                "UPDATE sample_parts SET content_byte_offset = ? WHERE sample_index = ? AND part_name = 'bin'"
+            )
+            database.execute(change, (offset, mine))
+        database.commit()
+    store = WebdatasetFileStore(folder)
+    for number in (0, 2):
+        with pytest.raises(IndexMismatchError, match=rf"about 'in/000{number}\.bin'.*data-000000\.tar"):
+            store[f"in/000{number}.bin"]
+    assert store["in/0001.bin"][0] == media(1)["bin"]
+
+
+def test_headers_of_all_forms_are_those_of_their_parts(tmp_path):
+    """Long names, other letters, and PAX headers are in further headers, which a lookup does not read."""
+    names = ["a.bin", f"{'d' * 90}/b.bin", f"{'d' * 120}/{'e' * 90}/c.bin", "é/d.bin", "e.bin"]
+    for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        folder = tmp_path / f"{form}"
+        folder.mkdir()
+        with tarfile.open(folder / "0.tar", "w", format=form) as tar:
+            for name in names:
+                info = tarfile.TarInfo(name)
+                info.size, info.mtime = len(name), 0.5 if form == tarfile.PAX_FORMAT else 0
+                tar.addfile(info, io.BytesIO(b"x" * len(name)))
+        prepare_dataset(str(folder), split_ratio=(1, 0, 0))
+        store = WebdatasetFileStore(folder)
+        assert [store[name][0] for name in names] == [b"x" * len(name) for name in names]

@@ -1,5 +1,6 @@
 """Reading some parts: the same samples as by reading all, for fewer bytes where that is so."""
 
+import contextlib
 import gc
 import itertools
 import json
@@ -24,10 +25,13 @@ from energon_stream import (
     get_train_dataset,
     stateless,
 )
+from energon_stream.errors import IndexMismatchError
+from energon_stream.index.index_files import index_path
+from energon_stream.index.sample_sizes import SampleSizes
 from energon_stream.index.tar_format import TAR_RECORD
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.read.index_database import _SLOTS
-from energon_stream.read.part_ranges import find_part_ranges
+from energon_stream.read.part_ranges import PartPlaces, find_part_ranges
 from energon_stream.storage import default_counters
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset, random_bytes, write_shards
 from energon_stream.testing.s3server import S3Server
@@ -74,7 +78,8 @@ def tars(draw):
 @given(tars(), st.sampled_from([0, 600, 32 << 10]), st.integers(1, 4))
 def test_ranges_hold_the_wanted_parts_and_no_large_others(tar, max_gap, width):
     samples, starts, sizes, wanted, begin, end = tar
-    found = find_part_ranges(samples, starts, sizes, wanted, begin=begin, max_gap=max_gap, width=width)
+    places = PartPlaces(samples, starts, sizes, wanted, begin)
+    found = find_part_ranges(places, max_gap=max_gap, width=width)
     ends = starts + [padded(size) for size in sizes]
     headers = np.array([begin, *ends[:-1]])
     read = 0
@@ -109,11 +114,9 @@ def test_ranges_hold_the_wanted_parts_and_no_large_others(tar, max_gap, width):
 def test_places_that_no_tar_has_are_refused(samples, starts):
     with pytest.raises(ValueError, match="follow each other"):
         find_part_ranges(
-            np.array(samples),
-            np.array(starts),
-            np.array([80, 80]),
-            np.array([True, False]),
-            begin=0,
+            PartPlaces(
+                np.array(samples), np.array(starts), np.array([80, 80]), np.array([True, False]), begin=0
+            ),
             max_gap=0,
             width=1,
         )
@@ -246,6 +249,66 @@ def test_an_index_that_is_of_no_use_is_not_used(folder, server, damage, caplog):
     samples = read_all(f"s3://bucket/{damaged.name}", server, parts=["json"])
     assert samples == read_all(folder, parts=["json"])
     assert "whole samples are read" in caplog.text
+
+
+TEXT_ROWS = "WHERE part_name = 'txt' AND sample_index > 0"
+DAMAGE = {
+    "number": f"UPDATE sample_parts SET sample_index = 'x' {TEXT_ROWS}",
+    "third": "UPDATE sample_parts SET sample_index = 'x' WHERE rowid % 3 = 2",
+    "no number": f"UPDATE sample_parts SET sample_index = NULL {TEXT_ROWS}",
+    "half": f"UPDATE sample_parts SET sample_index = sample_index + 0.5 {TEXT_ROWS}",
+    "offset": "UPDATE sample_parts SET content_byte_offset = 'x' WHERE rowid % 3 = 0",
+    "large": "UPDATE sample_parts SET content_byte_size = 9223372036854775807 WHERE rowid % 3 = 0",
+    "bytes": "UPDATE sample_parts SET content_byte_size = x'00' WHERE rowid % 7 = 0",
+    "name": "UPDATE sample_parts SET part_name = NULL WHERE part_name = 'bin'",
+    "shard": f"UPDATE sample_parts SET tar_file_id = 'x' {TEXT_ROWS}",
+    "rows": f"DELETE FROM sample_parts {TEXT_ROWS}",
+    "some rows": f"DELETE FROM sample_parts {TEXT_ROWS} AND sample_index % 4 = 1",
+    "shifted": "UPDATE sample_parts SET sample_index = sample_index + 1 WHERE part_name = 'jpg'",
+    "beyond": "UPDATE sample_parts SET content_byte_offset = content_byte_offset + 512 WHERE part_name = 'jpg'",
+}
+
+
+@pytest.mark.parametrize("page", [7, 1024])
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("has_sizes", [True, False])
+def test_a_damaged_index_loses_no_part(folder, server, monkeypatch, damage, page, has_sizes):
+    """The samples are right, or an error names the file and what to do."""
+    monkeypatch.setattr("energon_stream.read.parts._PAGE_SAMPLES", page)
+    name = f"{damage.replace(' ', '-')}-{page}-{has_sizes}"
+    damaged = shutil.copytree(folder, folder.parent / name, dirs_exist_ok=True)
+    index = damaged / ".nv-meta" / "index.sqlite"
+    database = sqlite3.connect(index)
+    with contextlib.closing(database):
+        database.execute(DAMAGE[damage])
+        database.commit()
+    if has_sizes:
+        sizes, info = SampleSizes(), (folder / ".nv-meta" / ".info.json").read_bytes()
+        for shard in json.loads(info)["shard_counts"]:
+            sizes.add(np.fromfile(folder / index_path(shard), dtype="<u8").tolist())
+        index.write_bytes(index.read_bytes() + sizes.encode(info))
+    how = {"parts": ["txt"], "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    expected = read_all(folder, **how)
+    try:
+        assert read_all(f"s3://bucket/{name}", server, **how) == expected
+    except IndexMismatchError as error:
+        assert "prepare` again" in str(error)  # noqa: PT017
+        assert name in str(error)  # noqa: PT017
+
+
+def test_names_that_are_exchanged_in_the_index_are_an_error(folder, server):
+    damaged = shutil.copytree(folder, folder.parent / "exchanged")
+    database = sqlite3.connect(damaged / ".nv-meta" / "index.sqlite")
+    with contextlib.closing(database):
+        database.execute(
+            "UPDATE sample_parts SET part_name = iif(part_name = 'txt', 'jpg', 'txt') "
+            "WHERE part_name IN ('txt', 'jpg') AND sample_index % 5 = 2"
+        )
+        database.commit()
+    with pytest.raises(
+        IndexMismatchError, match=r"has 1 wanted parts in index\.sqlite, and 0 in the tar.*again"
+    ):
+        read_all("s3://bucket/exchanged", server, parts=["txt"])
 
 
 @pytest.mark.parametrize(("workers", "ways"), [(0, (URL, BARE)), (0, (BARE, URL)), (1, (URL, BARE))])
