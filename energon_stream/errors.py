@@ -25,6 +25,7 @@
     │   ├── LimitError                      the dataset is larger than a limit, see ``Limits``
     │   ├── CorruptTarError                 a tar header or payload is damaged
     │   ├── IndexMismatchError              an index and its tar disagree
+    │   ├── ChecksumError                   a sample has other bytes than when it was prepared
     │   ├── DuplicateKeyError               two samples share a key
     │   └── EmptyDatasetError               a split part has no samples
     ├── SampleError (ValueError)            one sample could not be used; handlers may skip it
@@ -56,6 +57,7 @@ __all__ = [
     "AccessDeniedError",
     "AliasError",
     "BadAnswerError",
+    "ChecksumError",
     "ConfigError",
     "CorruptTarError",
     "DatasetError",
@@ -252,6 +254,10 @@ class CorruptTarError(DatasetError):
 
 class IndexMismatchError(DatasetError):
     """An index and its tar disagree."""
+
+
+class ChecksumError(DatasetError):
+    """A sample has other bytes than its checksum says; the message names shard and sample."""
 
 
 class DuplicateKeyError(DatasetError):

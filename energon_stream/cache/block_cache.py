@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.block_reader import BlockReader, OpenBlocks, join_chunks, recorded_gaps
 from energon_stream.cache.block_writer import BlockWriter
 from energon_stream.cache.directory import CacheDirectory
@@ -24,7 +25,6 @@ from energon_stream.storage.fork import PerProcess
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from energon_stream.cache.block_file import BlockFile
     from energon_stream.cache.config import CacheConfig
 
 _OPEN_BLOCKS = 64  # two file descriptors and 32 MiB of address space each
@@ -264,6 +264,15 @@ class BlockCache:
         writer, _ = self._open()
         place = self._place(identity, start, start + len(data))
         self._counters.get().add(stored_bytes=writer.keep(place, start, data))
+
+    def forget(self, identity: ObjectIdentity, start: int, stop: int) -> None:
+        """Remove the blocks that have bytes of an object, for all processes."""
+        writer, _ = self._open()
+        for wanted in self._place(identity, start, stop).ranges(start, stop):
+            block = BlockFile.open(wanted.block)
+            if block is not None:
+                with block:
+                    writer.discard(block)
 
     def _download(
         self, place: ObjectPlace, gaps: list[Span], get: Get, wait: bool, *, only_keep: bool = False

@@ -230,6 +230,12 @@ class CachedStore(ScheduledStore):
             known, byte_range.start, byte_range.stop, self._getter(known), wait=self._listener.retries
         )
 
+    def forget(self, path: str, byte_range: ByteRange) -> None:
+        """Remove the cached blocks that have bytes of an object, because the bytes are wrong."""
+        known = self._known.get(path)
+        if known is not None:
+            self.cache.forget(known, byte_range.start, byte_range.stop)
+
     def head(self, path: str) -> ObjectMeta:
         """Return the metadata of one object, from the store."""
         return self._store.head(path)

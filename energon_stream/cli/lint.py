@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from energon_stream.cli.options import (
 from energon_stream.cli.terminal import echo, echo_text
 from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError, DatasetError, FatalSampleError, IndexMismatchError
+from energon_stream.index.checksums import checksum_error, digest_samples, read_checksums
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, read_metadata
 from energon_stream.index.in_order import ordered_map
 from energon_stream.index.index_files import index_path, read_offsets
@@ -34,6 +35,7 @@ from energon_stream.progress import Progress
 from energon_stream.storage import ListEntry, Store, StoreSpec
 
 if TYPE_CHECKING:
+    from energon_stream.arrays import UInt64Array
     from energon_stream.recipe.options import SharedOptions
 
 
@@ -94,14 +96,19 @@ def _check_shards(spec: StoreSpec, metadata: DatasetMetadata, parallel: int, pro
     counts = metadata.shard_counts
     store = spec.open()
     listed = {entry.path: entry for entry in find_shards(store)}
+    checksums = read_checksums(store, sum(counts.values()), metadata.info_digest)
     errors = 0
     with Progress(len(counts), unit="tar", enabled=progress) as shown:
-        for error in ordered_map(partial(_shard_error, store, listed, counts), counts, parallel):
+        check = partial(_shard_error, store, listed, counts)
+        for error in ordered_map(lambda item: check(*item), _checksums_of(counts, checksums), parallel):
             if error is not None:
                 errors += 1
                 echo_text(error, err=True)
             shown.advance()
-    click.echo(f"{sum(counts.values())} samples in {len(counts)} shards, {errors} shards with errors")
+    verified = "" if checksums is None else ", all samples compared with their checksums"
+    click.echo(
+        f"{sum(counts.values())} samples in {len(counts)} shards, {errors} shards with errors{verified}"
+    )
     return errors
 
 
@@ -148,18 +155,34 @@ def _check_samples(
     return errors
 
 
+def _checksums_of(
+    counts: Mapping[str, int], checksums: UInt64Array | None
+) -> Iterator[tuple[str, list[int] | None]]:
+    """Yield each shard with the checksums of its samples; None if there are none."""
+    first = 0
+    for shard, count in counts.items():
+        yield shard, None if checksums is None else checksums[first : first + count].tolist()
+        first += count
+
+
 def _shard_error(
-    store: Store, listed: Mapping[str, ListEntry], counts: Mapping[str, int], shard: str
+    store: Store,
+    listed: Mapping[str, ListEntry],
+    counts: Mapping[str, int],
+    shard: str,
+    checksums: list[int] | None,
 ) -> DatasetError | None:
     """Return what is wrong with a tar or its index; None if nothing is."""
     try:
-        _check_shard(store, listed, shard, counts[shard])
+        _check_shard(store, listed, shard, counts[shard], checksums)
     except DatasetError as error:
         return error
     return None
 
 
-def _check_shard(store: Store, listed: Mapping[str, ListEntry], shard: str, count: int) -> None:
+def _check_shard(
+    store: Store, listed: Mapping[str, ListEntry], shard: str, count: int, checksums: list[int] | None
+) -> None:
     if shard not in listed:
         raise IndexMismatchError(".info.json names a shard that does not exist", where=f"{store.url}/{shard}")
     scan = scan_shard(store, listed[shard])
@@ -174,3 +197,10 @@ def _check_shard(store: Store, listed: Mapping[str, ListEntry], shard: str, coun
             f"entry {int(different[0]) + 1} of the index is not where a sample of the tar begins",
             where=f"{store.url}/{index_path(shard)}",
         )
+    if checksums is not None:
+        found = digest_samples(store, listed[shard], scan.offsets)
+        wrong = [
+            number for number, pair in enumerate(zip(found, checksums, strict=True)) if len(set(pair)) > 1
+        ]
+        if wrong:
+            raise checksum_error(f"{store.url}/{shard}", wrong[0])

@@ -85,6 +85,11 @@ def _media_options(command: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="If tars share sample keys, write all tars anew, with names such as a.tar/x.jpg.",
 )
+@click.option(
+    "--checksums",
+    is_flag=True,
+    help="Also read all bytes, and write a checksum for each sample.",
+)
 @click.option("--non-interactive", is_flag=True, help="Ask nothing; a missing option is an error.")
 @click.option("--split-ratio", metavar="TRAIN,VAL,TEST", help="Shares of the shards, for example 8,1,1.")
 @click.option("--force-overwrite", is_flag=True, help="Replace an existing preparation without asking.")
@@ -114,6 +119,7 @@ def prepare(
     tar_index_only: bool,
     shuffle_tars: bool,
     fix_duplicates: bool,
+    checksums: bool,
     non_interactive: bool,
     split_ratio: str | None,
     force_overwrite: bool,
@@ -166,6 +172,7 @@ def prepare(
             shuffle_tars=shuffle_tars,
             tar_index_only=tar_index_only,
             fix_duplicates=fix_duplicates,
+            checksums=checksums,
             media_filter=media,
             tmp_path=tmp_path,
             workers=num_workers,

@@ -21,6 +21,7 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     StorageError,
 )
+from energon_stream.index.checksums import AllSamples, digest
 from energon_stream.index.index_files import OffsetWindow, read_offsets
 from energon_stream.index.metadata import (
     DATASET_CONFIG,
@@ -101,6 +102,7 @@ class WebDatasetIndex(DatasetIndex):
     shard_ids: Int64Array | None = None
     # Size of each sample in tar blocks, which replaces the ``.tar.idx`` files; None if unknown.
     sizes: Sizes | None = None
+    every: AllSamples | None = None  # numbers of the samples in the whole dataset; None if unknown
     plain: PlainTars | None = None  # tars of a dataset that was not prepared; None for a prepared one
 
     def is_excluded(self, shard: int, key: str) -> bool:
@@ -145,6 +147,7 @@ class DatasetMetadata:
     # Content of ``dataset.yaml``; None if the dataset has no such file.
     dataset_yaml: Mapping[str, Any] | None
     sizes: Sizes | None = None  # size of each sample in tar blocks; None if unknown
+    info_digest: int = 0  # hash of ``.info.json``
 
 
 def open_webdataset(
@@ -218,6 +221,7 @@ def read_metadata(
         f"{store.url}/{split}",
         load_document(found[config].data, f"{store.url}/{config}", limits) if config in found else None,
         None if sizes is None else _sizes_of_all(sizes, counts, found[info].data),
+        digest(found[info].data),
     )
 
 
@@ -308,7 +312,14 @@ def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadat
         excluded_shards=tuple(path for path in listed if path in whole),
         shard_ids=ids,
         sizes=None if metadata.sizes is None else _sizes_of(metadata.sizes, counts, ids),
+        every=_all_samples(metadata, ids),
     )
+
+
+def _all_samples(metadata: DatasetMetadata, shards: Int64Array) -> AllSamples:
+    counts = np.fromiter(metadata.shard_counts.values(), dtype=np.int64)
+    ends = np.cumsum(counts)
+    return AllSamples(int(ends[-1]), metadata.info_digest, (ends - counts)[shards])
 
 
 def _sizes_of(sizes: Sizes, counts: Mapping[str, int], shards: Int64Array) -> Sizes:

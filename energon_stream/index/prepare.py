@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError, ObjectNotFoundError
+from energon_stream.index.checksums import CHECKSUMS, digest_samples, encode_checksums
 from energon_stream.index.duplicates import separate_tars
 from energon_stream.index.in_order import ordered_map
 from energon_stream.index.index_files import encode_offsets, index_path
@@ -75,6 +76,7 @@ def prepare_dataset(
     shuffle_seed: int = 42,
     tar_index_only: bool = False,
     fix_duplicates: bool = False,
+    checksums: bool = False,
     media_filter: MediaFilter | None = None,
     tmp_path: str | os.PathLike[str] | None = None,
     workers: int = 16,
@@ -104,6 +106,8 @@ def prepare_dataset(
         tar_index_only: Write the ``.tar.idx`` files only.
         fix_duplicates: If tars share sample keys, rename the members of all tars first, which writes the tars
             anew: ``x.jpg`` of ``a.tar`` becomes ``a.tar/x.jpg``.
+        checksums: Also read all bytes, and write a checksum for each sample, which ``ReadOptions(verify=…)``
+            compares. Without this, checksums of an earlier preparation are removed.
         media_filter: Images whose size is written to the index; None for none.
         tmp_path: Local folder for a temporary folder, made if missing, in which files are built before they
             are uploaded; None for the system's. It takes the index, and with ``fix_duplicates`` a tar for
@@ -136,6 +140,8 @@ def prepare_dataset(
         raise ConfigError(
             "tar_index_only excludes fix_duplicates, because new keys are written to index.sqlite"
         )
+    if tar_index_only and checksums:
+        raise ConfigError("tar_index_only excludes checksums, which belong to the whole preparation")
     check_file_names(split_config=split_config, dataset_config=dataset_config)
     if not tar_index_only and (split_ratio is None) == (split_patterns is None):
         raise ConfigError("give either split_ratio or split_patterns")
@@ -154,7 +160,8 @@ def prepare_dataset(
         random.Random(shuffle_seed).shuffle(order)
     split = split_by_patterns(order, split_patterns) if split_patterns else {}
     split = split_by_ratio(order, split_ratio) if split_ratio is not None else split
-    index = partial(_index, store, workers, media_filter, progress)
+    digests: list[Sequence[int]] | None = [] if checksums else None  # of the samples, tar by tar
+    index = partial(_index, store, workers, media_filter, progress, digests)
     files = tuple(map(index_path, paths))
     sizes = SampleSizes()
     if tar_index_only:
@@ -166,7 +173,7 @@ def prepare_dataset(
         database = str(Path(folder) / "index.sqlite")
         # The folder counts as not prepared from here to the end. With an index alone it would be a plain
         # folder.
-        for path in (INDEX_SQLITE, INFO_JSON, INFO_YAML):
+        for path in (INDEX_SQLITE, INFO_JSON, INFO_YAML, CHECKSUMS):
             if path in existing:
                 store.delete(path)
         if fix_duplicates and separate_tars(store, entries, workers, folder):
@@ -176,6 +183,9 @@ def prepare_dataset(
         documents = {split_config: encode_split(split)}
         if dataset_yaml is not None:
             documents[dataset_config] = dump_yaml(dict(dataset_yaml))
+        if digests is not None:
+            store.put(CHECKSUMS, encode_checksums(digests, encode_info(counts)))
+            files += (CHECKSUMS,)
         files += _write_metadata(store, database, counts, documents, sizes, INFO_YAML in existing)
     return PrepareReport(counts, split, parts, files, media)
 
@@ -185,17 +195,19 @@ def _index(
     workers: int,
     media_filter: MediaFilter | None,
     progress: Callable[[int, int], None] | None,
+    digests: list[Sequence[int]] | None,
     entries: Sequence[ListEntry],
     writer: SqliteWriter | None,
     sizes: SampleSizes,
 ) -> tuple[dict[str, int], tuple[str, ...], MediaReport | None]:
-    """Scan tars concurrently, and write a ``.tar.idx`` file for each, the database and the sizes.
+    """Scan tars concurrently, and write a ``.tar.idx`` file for each, the database and the sizes. Add the
+    checksums of each tar's samples to ``digests``, unless it is None.
 
     Return the number of samples by tar, the sorted part names, and the report on media.
     """
     tables = MediaTables(writer.database, media_filter) if writer and media_filter else None
 
-    def scan(entry: ListEntry) -> tuple[ShardScan, FoundMedia | None]:
+    def scan(entry: ListEntry) -> tuple[ShardScan, FoundMedia | None, Sequence[int]]:
         found = scan_shard(store, entry)
         if not found.keys:
             raise EmptyDatasetError(
@@ -205,19 +217,22 @@ def _index(
             )
         check_names(found, store)
         store.put(index_path(entry.path), encode_offsets(found.offsets))
+        checked = () if digests is None else digest_samples(store, entry, found.offsets)
         if media_filter is None:
-            return found, None
+            return found, None, checked
         files = (
             MediaFile(f"{found.keys[sample]}.{part}", entry.path, start, size, entry.meta.etag)
             for sample, part, start, size in found.parts
         )
-        return found, find_media(store, media_filter, files)
+        return found, find_media(store, media_filter, files), checked
 
     counts: dict[str, int] = {}
     parts: set[str] = set()
-    for tar_id, (found, media) in enumerate(ordered_map(scan, entries, workers)):
+    for tar_id, (found, media, checked) in enumerate(ordered_map(scan, entries, workers)):
         counts[found.path] = len(found.keys)
         sizes.add(found.offsets)
+        if digests is not None:
+            digests.append(checked)
         parts.update(part for _, part, _, _ in found.parts)
         if writer is not None:
             writer.add(tar_id, found)

@@ -77,9 +77,9 @@ class _Resources:
 
     def __init__(self, dataset: ReaderDataset) -> None:
         self.fetcher = shared_fetcher(dataset.options.in_flight)  # one for all datasets of a mixture
-        offsets = OffsetCache()
+        offsets, options = OffsetCache(), dataset.options
         self.locators = [
-            open_locator(number, leaf.index, offsets, leaf.selection, dataset.options.max_gap)
+            open_locator(number, leaf.index, offsets, leaf.selection, options.max_gap, options.verify)
             for number, leaf in enumerate(dataset.leaves)
         ]
 

@@ -124,7 +124,7 @@ def _explain_worker(
     options = dataset.options.share(len(streams))
     offsets = OffsetCache()
     locators = [
-        open_locator(number, leaf.index, offsets, leaf.selection, options.max_gap)
+        open_locator(number, leaf.index, offsets, leaf.selection, options.max_gap, options.verify)
         for number, leaf in enumerate(dataset.leaves)
     ]
     lanes = list(config.streams)

@@ -105,7 +105,7 @@ class WantedBytes:
         options = self._options = dataset.options
         offsets = OffsetCache(_INDEX_BYTES)
         self._locators = [
-            open_locator(number, leaf.index, offsets, leaf.selection, options.max_gap)
+            open_locator(number, leaf.index, offsets, leaf.selection, options.max_gap, options.verify)
             for number, leaf in enumerate(dataset.leaves)
         ]
         self._step = step_samples

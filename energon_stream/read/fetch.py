@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import IndexMismatchError
+from energon_stream.errors import DatasetError
 from energon_stream.read.objects import as_errors_of_shards
+from energon_stream.read.verify import read_again
 from energon_stream.storage import Body, ByteRange, Fetcher
 
 if TYPE_CHECKING:
+    from energon_stream.errors import ChecksumError
     from energon_stream.read.locator import Cutter, Locator, RawSample
     from energon_stream.read.read_plan import Request
+
+_log = logging.getLogger(__name__)
 
 
 def wait_for_first(answers: list[Future[Any]]) -> None:
@@ -25,15 +30,30 @@ class _Apart:
 
     __slots__ = ("_samples",)
 
-    def __init__(self, samples: list[RawSample | None | IndexMismatchError]) -> None:
+    def __init__(self, samples: list[RawSample | None | DatasetError]) -> None:
         self._samples = samples
 
     def cut(self, sample: int, place: int) -> RawSample | None:
         """Return a sample once; see :meth:`Cutter.cut`."""
         found, self._samples[place] = self._samples[place], None
-        if isinstance(found, IndexMismatchError):
+        if isinstance(found, DatasetError):
             raise found
         return found
+
+
+class _Refused:
+    """Cuts an answer some of whose samples have wrong checksums."""
+
+    __slots__ = ("_cutter", "_wrong")
+
+    def __init__(self, cutter: Cutter, wrong: dict[int, ChecksumError]) -> None:
+        self._cutter, self._wrong = cutter, wrong
+
+    def cut(self, sample: int, place: int) -> RawSample | None:
+        """Return a sample whose bytes are right; see :meth:`Cutter.cut`. Raises ChecksumError for others."""
+        if place in self._wrong:
+            raise self._wrong[place]
+        return self._cutter.cut(sample, place)
 
 
 class RangeFetch:
@@ -132,8 +152,8 @@ class RangeFetch:
     def cut(self, sample: int, place: int) -> RawSample | None:
         """Wait for the bytes and cut a sample.
 
-        Raises StorageError if the bytes could not be read, and IndexMismatchError if they are not the sample
-        or the index points beyond the object.
+        Raises StorageError if the bytes could not be read, IndexMismatchError if they are not the sample or
+        the index points beyond the object, and ChecksumError if they are wrong after a second request, too.
         """
         cutter = self._cutter
         if cutter is None:
@@ -194,14 +214,28 @@ class RangeFetch:
         request = self.request
         with as_errors_of_shards():
             body = self.answer.result()
-        self._locator.object(request.object).observe(body.etag)
-        return self._locator.split(request.object, body.data, request.start, request.starts, request.stops)
+        shard = self._locator.object(request.object)
+        shard.observe(body.etag)
+        wrong = self._wrong(body)
+        if wrong and not self.is_local:
+            _log.warning("bytes with a wrong checksum are requested again: %s", next(iter(wrong.values())))
+            with as_errors_of_shards():
+                body = read_again(shard, ByteRange(request.start, request.start + request.size))
+            wrong = self._wrong(body)
+        cutter = self._locator.split(request.object, body.data, request.start, request.starts, request.stops)
+        return _Refused(cutter, wrong) if wrong else cutter
+
+    def _wrong(self, body: Body) -> dict[int, ChecksumError]:
+        request = self.request
+        return self._locator.wrong_ranges(
+            request.samples, body.data, request.start, request.starts, request.stops
+        )
 
 
-def _own(cutter: Cutter, sample: int, place: int) -> RawSample | None | IndexMismatchError:
+def _own(cutter: Cutter, sample: int, place: int) -> RawSample | None | DatasetError:
     try:
         raw = cutter.cut(sample, place)
-    except IndexMismatchError as error:
+    except DatasetError as error:
         return error
     if raw is not None:
         raw.parts = {name: memoryview(bytes(part)) for name, part in raw.parts.items()}

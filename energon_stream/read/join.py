@@ -15,6 +15,7 @@ from energon_stream.read.tar import TarLocator
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.errors import ChecksumError
     from energon_stream.index.join_index import JoinIndex
     from energon_stream.read.locator import Cutter, Load, RawSample
     from energon_stream.read.objects import ShardObject
@@ -103,6 +104,12 @@ class JoinLocator:
         """Delegate to the member."""
         _, member, shard = self._member(number)
         return member.split(shard, data, start, starts, stops)
+
+    def wrong_ranges(
+        self, samples: Int64Array, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
+    ) -> dict[int, ChecksumError]:
+        """Return nothing: these samples have no checksums."""
+        return {}
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
         """Join the members' pieces, which must have the same key."""

@@ -15,6 +15,7 @@ from energon_stream.read.objects import ShardObject, VersionGuard
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.errors import ChecksumError
     from energon_stream.index.jsonl import JsonlIndex
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.storage import Store
@@ -97,6 +98,12 @@ class JsonlLocator:
         """Slice the records."""
         bounds = zip((starts - start).tolist(), (stops - start).tolist(), strict=True)
         return _Records(self.leaf, [data[first:last] for first, last in bounds])
+
+    def wrong_ranges(
+        self, samples: Int64Array, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
+    ) -> dict[int, ChecksumError]:
+        """Return nothing: these samples have no checksums."""
+        return {}
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
         """Return the only piece."""

@@ -6,17 +6,22 @@ memory once, beside a small number of pieces.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
+from energon_stream.errors import ChecksumError
 from energon_stream.read.objects import as_errors_of_shards
 from energon_stream.read.range_stream import RangeStream, piece_sizes
+from energon_stream.read.verify import forget
 from energon_stream.storage import ByteRange, Fetcher
 
 if TYPE_CHECKING:
     from energon_stream.read.locator import Locator, RawSample
     from energon_stream.read.options import ReadOptions
+
+_log = logging.getLogger(__name__)
 
 
 def read_large_sample(
@@ -43,7 +48,26 @@ def read_large_sample(
         IndexMismatchError: A range does not hold one sample, or lies beyond the end of its object.
         ObjectNotFoundError: An object was deleted.
         ObjectChangedError: An object was replaced while it was read.
+        ChecksumError: The bytes are wrong, after a second request, too.
     """
+    try:
+        return _read_once(locator, sample, ranges, fetcher, options)
+    except ChecksumError as error:
+        if locator.index_is_local:
+            raise
+        _log.warning("bytes with a wrong checksum are requested again: %s", error)
+        for number, start, stop in ranges:
+            forget(locator.object(number), ByteRange(start, stop))
+        return _read_once(locator, sample, ranges, fetcher, options)
+
+
+def _read_once(
+    locator: Locator,
+    sample: int,
+    ranges: Sequence[tuple[int, int, int]],
+    fetcher: Fetcher,
+    options: ReadOptions,
+) -> RawSample | None:
     pieces = piece_sizes(sum(stop - start for _, start, stop in ranges), options)
     with ExitStack() as stack, as_errors_of_shards():
         streams = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.errors import ChecksumError
     from energon_stream.read.objects import ShardObject
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.storage import Store
@@ -117,6 +118,22 @@ class Locator(Protocol):
             start: First byte of the fetch in the object.
             starts: ``int64``, first byte of each range, in the object.
             stops: ``int64``, one past the last byte of each.
+        """
+
+    def wrong_ranges(
+        self, samples: Int64Array, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
+    ) -> dict[int, ChecksumError]:
+        """Compare samples of a fetch with their checksums, if they have any and the user wants it.
+
+        Args:
+            samples: ``int64``, sample that each range belongs to.
+            data: Bytes of the fetch.
+            start: First byte of the fetch in the object.
+            starts: ``int64``, first byte of each range, in the object.
+            stops: ``int64``, one past the last byte of each.
+
+        Returns:
+            An error for each range whose bytes are wrong, by the number of the range.
         """
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]], /) -> RawSample | None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.jsonl import JsonlIndex
+from energon_stream.logs import log_once
 from energon_stream.read.join import JoinLocator
 from energon_stream.read.jsonl import JsonlLocator
 from energon_stream.read.parts import PartLocator
 from energon_stream.read.tar import TarLocator
+from energon_stream.read.verify import open_verifier
 
 if TYPE_CHECKING:
     from energon_stream.read.index_entries import OffsetCache
     from energon_stream.read.locator import Locator
+    from energon_stream.read.options import Verify
     from energon_stream.read.part_ranges import PartSelection
+
+_log = logging.getLogger(__name__)
 
 
 def open_locator(
@@ -24,6 +30,7 @@ def open_locator(
     offsets: OffsetCache,
     selection: PartSelection | None,
     max_gap: int,
+    verify: Verify = "never",
 ) -> Locator:
     """Open the locator of a dataset.
 
@@ -34,15 +41,22 @@ def open_locator(
         selection: Parts that are needed; None for all. It is ignored for local files, which are mapped, for
             joins and for JSONL files.
         max_gap: Bytes that are read rather than skipped.
+        verify: Samples whose bytes are compared with checksums. If all are, samples are read whole.
 
     Raises:
         TypeError: The kind of index is unknown.
+        EnergonStreamError: As :func:`open_verifier`.
     """
     if isinstance(index, WebDatasetIndex):
         whole = TarLocator(leaf, index, offsets)
-        if selection is None or whole.index_is_local or index.shard_ids is None:
+        whole.verifier = open_verifier(leaf, index, whole.store, verify)
+        if verify == "always" or selection is None or whole.index_is_local or index.shard_ids is None:
             return whole
         return PartLocator(whole, selection, max_gap)
+    if verify == "always":
+        log_once(
+            _log, "%s: samples of joins and JSONL files have no checksums to be compared", index.spec.url
+        )
     if isinstance(index, JsonlIndex):
         return JsonlLocator(leaf, index, offsets)
     if isinstance(index, JoinIndex):

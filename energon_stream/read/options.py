@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field, replace
+from typing import Literal, TypeAlias, get_args
 
 from energon_stream.errors import ConfigError
 from energon_stream.storage import retry_deadline
+
+Verify: TypeAlias = Literal["never", "sampled", "always"]
+"""Samples whose bytes are compared with checksums."""
 
 CHUNK = 1024
 """References that a reader locates at a time. Bounds the work between two samples."""
@@ -36,10 +40,15 @@ class ReadOptions:
             first batch, or of the first packing buffer.
         retry_deadline: Seconds for which a failing request is tried again. None: the environment variable
             ``ENERGON_STREAM_RETRY_DEADLINE``, or 300.
+        verify: Samples whose bytes are compared with the checksums that ``prepare --checksums`` has written:
+            ``"never"``; ``"sampled"``, one of 100, in datasets that have checksums; or ``"always"``. Then
+            ``parts`` saves no bytes, because samples are read whole. Samples of joins and JSONL files, and
+            with ``"sampled"`` those that are read in parts, are not compared.
         transport: Not an option here; refused with a pointer to the right place.
 
     Raises:
-        ConfigError: A limit is not positive, the deadline is negative, or a transport is given.
+        ConfigError: A limit is not positive, the deadline is negative, ``verify`` is
+            unknown, or a transport is given.
 
     Example:
         >>> from energon_stream import ReadOptions, WorkerConfig, get_train_dataset
@@ -56,6 +65,7 @@ class ReadOptions:
     max_ahead: int = 32768
     first_samples: int | None = None
     retry_deadline: float | None = None
+    verify: Verify = "never"
     transport: InitVar[None] = None  # earlier versions accepted it, without effect
     _client_bytes: int = field(default=_CLIENT_BYTES, repr=False)  # a reader's share of them
 
@@ -68,6 +78,8 @@ class ReadOptions:
             if getattr(self, name) < 1:
                 name = name.replace("exact", "first")
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="use a positive number")
+        if self.verify not in get_args(Verify):
+            raise ConfigError(f"verify is {self.verify!r}", hint=f"use one of {', '.join(get_args(Verify))}")
         if self.max_gap < 0:
             raise ConfigError(f"max_gap is {self.max_gap}", hint="use 0 or more bytes")
         retry_deadline(self.retry_deadline)

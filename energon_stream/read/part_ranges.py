@@ -71,7 +71,9 @@ class PartPlaces:
     @property
     def known(self) -> Int64Array:
         """Number of wanted parts of each sample, ``int64``."""
-        return np.bincount(self.samples[self.wanted], minlength=int(self.samples[-1]) + 1)
+        count = int(self.samples[-1]) + 1
+        found: Int64Array = np.bincount(self.samples[self.wanted], minlength=count)
+        return found
 
     def lie_within(self, starts: Int64Array, stops: Int64Array) -> bool:
         """Return True if all parts are in their samples, whose first and last bytes are given."""

@@ -42,6 +42,7 @@ from energon_stream.storage import ByteRange
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.errors import ChecksumError
     from energon_stream.read.locator import Cutter, Locator, RawSample
     from energon_stream.read.objects import ShardObject
     from energon_stream.read.range_stream import RangeStream
@@ -225,7 +226,7 @@ class PartLocator:
         window = (self._cached(page) or self._fetch(page)) if self.settle() else None
         if window is None:
             for load in self.whole.claim_loads(samples):
-                load.read(store)
+                load.read(store if load.store is self.whole.store else load.store)
         return window
 
     def _fetch(self, page: int) -> OffsetWindow | None:
@@ -345,6 +346,12 @@ class PartLocator:
         """Read the headers of a fetch."""
         cutter = self.whole.split(number, data, start, starts, stops)
         return _CheckedCutter(self, cutter) if self._skips and self.width == 1 else cutter
+
+    def wrong_ranges(
+        self, samples: Int64Array, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
+    ) -> dict[int, ChecksumError]:
+        """Compare samples of a fetch with their checksums, if whole samples are read."""
+        return self.whole.wrong_ranges(samples, data, start, starts, stops) if self._skips is False else {}
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
         """Merge the parts of all ranges."""

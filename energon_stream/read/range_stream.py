@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.read.options import CONNECTION_BYTES, ReadOptions
@@ -45,6 +46,11 @@ class RangeStream:
 
     A thread of the fetcher may read it: if a piece's request has not begun when the piece is needed, the
     reading thread fetches it itself, so no thread waits for a waiting one.
+
+    Attributes:
+        start: First byte.
+        stop: One past the last byte.
+        watch: Called with all bytes in order, also those that are skipped; None for nothing.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class RangeStream:
     ) -> None:
         self.start = byte_range.start
         self.stop = byte_range.stop
+        self.watch: Callable[[memoryview], object] | None = None
         self._shard, self._fetcher = shard, fetcher
         self._pieces = pieces
         self._requested = self._position = self.start
@@ -88,6 +95,8 @@ class RangeStream:
             self._piece = self._take()
         piece, self._piece = self._piece[:most], self._piece[most:]
         self._position += len(piece)
+        if self.watch is not None:
+            self.watch(piece)
         return piece
 
     def _take(self) -> memoryview:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from energon_stream.errors import CorruptTarError, IndexMismatchError
+from energon_stream.index.checksums import new_digest
 from energon_stream.index.index_files import OffsetWindow, page_bounds
 from energon_stream.index.sample_sizes import bounds_of
 from energon_stream.index.tar_format import sample_parts, walk_sample
@@ -20,8 +21,10 @@ from energon_stream.read.objects import ShardObject, VersionGuard
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.errors import ChecksumError
     from energon_stream.index.dataset import WebDatasetIndex
     from energon_stream.read.range_stream import RangeStream
+    from energon_stream.read.verify import Verifier
     from energon_stream.storage.base import Store
 
 
@@ -84,6 +87,7 @@ class TarLocator:
     leaf: int
     index: WebDatasetIndex
     offsets: OffsetCache = field(default_factory=OffsetCache)
+    verifier: Verifier | None = None  # compares samples with checksums; None if none are compared
     store: Store = field(init=False)
     _versions: VersionGuard = field(init=False)
     # Where each sample begins, as if all were in one object, and the end; None if the sizes are unknown.
@@ -122,10 +126,11 @@ class TarLocator:
         return self
 
     def claim_loads(self, samples: Int64Array) -> list[Load]:
-        """Return one load for each shard whose entries are missing; none if the sizes are known."""
+        """Return loads of checksums, and one for each shard whose entries are needed and missing."""
+        checks = [] if self.verifier is None else self.verifier.claim_loads(samples)
         if self._bounds is not None:
-            return []
-        return [
+            return checks
+        return checks + [
             Load(self.store, partial(self._load, *span))
             for span in self._spans(samples)
             if self.offsets.claim(self.leaf, *span)
@@ -195,6 +200,14 @@ class TarLocator:
             return _TarCutter(self, path, shard, data, start, starts, stops)
         return _AlikeCutter(self, path, shard, data, found)
 
+    def wrong_ranges(
+        self, samples: Int64Array, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
+    ) -> dict[int, ChecksumError]:
+        """Compare samples of a fetch with their checksums; see :meth:`Locator.wrong_ranges`."""
+        if self.verifier is None:
+            return {}
+        return self.verifier.wrong(samples, data, starts - start, stops - start)
+
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
         """Return the only piece."""
         return found[0][1]
@@ -203,6 +216,11 @@ class TarLocator:
         """Cut a stream into parts as its bytes arrive; see :meth:`Locator.cut_streams`."""
         shard, stream = streams[0]
         path = self.index.shard_paths[shard]
+        verifier, samples = self.verifier, np.array([sample])
+        hasher = None
+        if verifier is not None and len(verifier.chooses(samples)):
+            hasher = new_digest()
+            stream.watch = hasher.update
 
         def read(offset: int, length: int) -> memoryview:
             stream.seek(offset)
@@ -214,6 +232,10 @@ class TarLocator:
             )
         except CorruptTarError as error:
             raise self.mismatch(error, path, stream.start) from error
+        if verifier is not None and hasher is not None:
+            stream.seek(stream.stop)
+            if [hasher.intdigest()] != verifier.expected(samples):
+                raise verifier.error(sample)
         if self.index.excluded and self.index.is_excluded(shard, key):
             return None
         return RawSample(self.leaf, sample, key, path, dict(parts))

@@ -11,6 +11,7 @@ from energon_stream.storage import Body, ByteRange, LocalStore
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.errors import ChecksumError
     from energon_stream.read.objects import ShardObject
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.simulate.fetcher import VirtualFetcher
@@ -75,6 +76,11 @@ class VirtualLocator:
         self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
     ) -> Cutter:
         return _EmptyCutter(self.leaf)
+
+    def wrong_ranges(
+        self, samples: Int64Array, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
+    ) -> dict[int, ChecksumError]:
+        return {}
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
         return found[0][1]

@@ -177,7 +177,7 @@ class _Process:
         offsets = OffsetCache()
         locators = [
             VirtualLocator(
-                open_locator(number, leaf.index, offsets, leaf.selection, options.max_gap),
+                open_locator(number, leaf.index, offsets, leaf.selection, options.max_gap, options.verify),
                 number,
                 self.fetcher,
                 self._costs.planning,
