@@ -6,9 +6,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from types import NoneType
 from typing import Any, ClassVar, Self
 
 from energon_stream.errors import MetadataError
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "str": (str,),
+    "float | None": (float, int, NoneType),
+    "int | None": (int, NoneType),
+}
+"""Types of values by annotation."""
 
 
 class MediaMetadataType(StrEnum):
@@ -48,12 +57,17 @@ class MediaMetadataBase:
         """Make an object from its fields.
 
         Raises:
-            MetadataError: A field is missing or unknown.
+            MetadataError: A field is missing or unknown, or has a wrong type.
         """
+        types = {field.name: _TYPES[str(field.type)] for field in fields(cls)}
         try:
-            return cls(**payload)
+            made = cls(**payload)
         except TypeError as error:
             raise MetadataError(f"these are not the fields of {cls.__name__}: {payload!r:.200}") from error
+        for name, value in payload.items():
+            if isinstance(value, bool) or not isinstance(value, types[name]):
+                raise MetadataError(f"the field {name!r} of {cls.__name__} is {value!r:.80}")
+        return made
 
     def to_json(self) -> str:
         """Return the JSON text that ``index.sqlite`` stores."""
@@ -150,7 +164,7 @@ def deserialize_media_metadata(
         raise MetadataError(f"the kind of media is {kind!r}", hint=f"known are {', '.join(_CLASSES)}")
     try:
         payload = json.loads(metadata_json)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise MetadataError(f"the media metadata cannot be parsed: {metadata_json!r:.200}") from error
     if not isinstance(payload, dict):
         raise MetadataError(f"the media metadata is no mapping: {metadata_json!r:.200}")

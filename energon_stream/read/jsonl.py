@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.storage import Store
 
+_OPEN, _NEWLINE = b"{\n"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Records:
@@ -27,10 +29,20 @@ class _Records:
 
     leaf: int
     records: list[memoryview]
+    url: str  # of the file
 
     def cut(self, sample: int, number: int) -> RawSample | None:
         """Return one record; see :meth:`Cutter.cut`."""
-        return RawSample(self.leaf, sample, str(sample), None, {"json": self.records[number]})
+        record = self.records[number]
+        if record[0] != _OPEN or record[-1] != _NEWLINE or record[-2:-1] != b"}":
+            text = bytes(record).strip()  # blank lines, or the last line
+            if not (text.startswith(b"{") and text.endswith(b"}")):
+                raise IndexMismatchError(
+                    f"record {sample} does not begin and end with braces: {text[:40]!r}",
+                    where=self.url,
+                    hint="the index is damaged, or the file was changed; run `energon-stream prepare` again",
+                )
+        return RawSample(self.leaf, sample, str(sample), None, {"json": record})
 
 
 @dataclass(slots=True)
@@ -97,7 +109,7 @@ class JsonlLocator:
     ) -> Cutter:
         """Slice the records."""
         bounds = zip((starts - start).tolist(), (stops - start).tolist(), strict=True)
-        return _Records(self.leaf, [data[first:last] for first, last in bounds])
+        return _Records(self.leaf, [data[first:last] for first, last in bounds], self.index.spec.url)
 
     def wrong_ranges(
         self, samples: Int64Array, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
@@ -113,4 +125,4 @@ class JsonlLocator:
         """Read one record; see :meth:`Locator.cut_streams`."""
         stream = streams[0][1]
         whole = memoryview(stream.read(stream.stop - stream.start))
-        return _Records(self.leaf, [whole]).cut(sample, 0)
+        return _Records(self.leaf, [whole], self.index.spec.url).cut(sample, 0)
