@@ -22,11 +22,12 @@ _NAME, _KIND, _PREFIX = 100, 156, 345  # columns of a header
 _CHECKED = np.array([*range(124, 135), _KIND, *range(257, 262), _PREFIX])
 _FILE, _PAX = (np.frombuffer(b"0" * 11 + kind + b"ustar\0", np.uint8) for kind in (b"0", b"x"))
 _MAY_DIFFER = np.array([7] * 11 + [0] * 7, dtype=np.uint8)  # octal digits differ in the lowest three bits
-_SUM = np.ones(TAR_RECORD, dtype=np.float32)
+_SUM = np.ones(_PREFIX + 1, dtype=np.float32)
 _SUM[148:156] = [*(-(8 ** np.arange(5, -1, -1))), 0, 0]
 _SUMMED = -8 * ord(" ") - ord("0") * sum(8**place for place in range(6))
 """Product of a header and ``_SUM`` if the checksum is right: the sum of all bytes without the checksum field,
-less the number in that field. Floats of 32 bits are exact, because no sum reaches 2 ** 24."""
+less the number in that field. The bytes after ``_SUM`` mean nothing here, and are usually 0. Floats of 32
+bits are exact, because no sum reaches 2 ** 24."""
 _FEW = 24
 """For fewer samples, parsing each by itself is faster than arrays."""
 _MOST_HEADERS = 64  # of a sample
@@ -62,12 +63,13 @@ def split_samples(data: memoryview, starts: Int64Array, stops: Int64Array) -> Al
     ):
         return None
     records = np.frombuffer(data, np.uint8, count=whole).reshape(-1, TAR_RECORD)
+    headers = records[:, : _PREFIX + 1]
     at, end = starts // TAR_RECORD, stops // TAR_RECORD
     keys: list[bytes] = []
     names: list[str] = []
     first_bytes, last_bytes = [], []
     for _ in range(_MOST_HEADERS):
-        header = records[at]
+        header = headers[at]
         is_pax = header[0, _KIND] == _PAX[11]
         differs = header[:, _CHECKED] ^ (_PAX if is_pax else _FILE)
         if np.count_nonzero(differs > _MAY_DIFFER):

@@ -180,6 +180,24 @@ def test_lint_finds_what_disagrees(tmp_path):
         assert text in result.stderr
 
 
+def test_lint_compares_samples_with_their_checksums(tmp_path):
+    captioning_dataset(tmp_path, shards=3, samples_per_shard=5)
+    options = ["--checksums", "--non-interactive", "--split-ratio", "1,1,1", "--skip-dataset-yaml"]
+    assert run("prepare", tmp_path, *options).exit_code == 0
+    result = run("lint", tmp_path)
+    assert result.exit_code == 0
+    assert "0 shards with errors, all samples compared with their checksums" in result.output
+    tar = tmp_path / "data-000001.tar"
+    content = bytearray(tar.read_bytes())
+    content[600] ^= 1  # in a payload, where nothing else would notice
+    tar.write_bytes(content)
+    result = run("lint", tmp_path)
+    assert result.exit_code == 1
+    assert "1 shards with errors" in result.output
+    assert "sample 0 of the shard do not have their checksum" in result.stderr
+    assert "data-000001.tar" in result.stderr
+
+
 def test_info_on_tars_that_are_not_prepared(tars, s3_server, tmp_bucket, monkeypatch, tmp_path):
     from energon_stream import CrudeSample, WorkerConfig, get_val_dataset
 

@@ -204,7 +204,7 @@ def test_no_flipped_bit_of_a_header_goes_unnoticed(tar_format):
             buffer[header + bit // 8] ^= 1 << bit % 8
             view = memoryview(buffer)
             found = split_samples(view, starts[:-1], starts[1:])
-            if bit // 8 in CHECKSUM:
+            if bit // 8 in CHECKSUM or bit // 8 > 345:  # of a prefix that is not used, and behind it
                 assert found is None or vars_of(found) == vars_of(whole)
             else:
                 assert found is None
