@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.storage import Store
 
-_OPEN, _NEWLINE = b"{\n"
+_OPEN = ord("{")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class _Records:
     def cut(self, sample: int, number: int) -> RawSample | None:
         """Return one record; see :meth:`Cutter.cut`."""
         record = self.records[number]
-        if record[0] != _OPEN or record[-1] != _NEWLINE or record[-2:-1] != b"}":
+        if record[0] != _OPEN or bytes(record[-2:]) != b"}\n":
             text = bytes(record).strip()  # blank lines, or the last line
             if not (text.startswith(b"{") and text.endswith(b"}")):
                 raise IndexMismatchError(

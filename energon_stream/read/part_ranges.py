@@ -61,12 +61,14 @@ class PartPlaces:
     @property
     def gaps(self) -> Int64Array:
         """Bytes between each part's content and what is before it: its headers, if no part is missing."""
-        return self.starts - np.concatenate([[self.begin], self.ends[:-1]])
+        gaps: Int64Array = self.starts - np.concatenate([[self.begin], self.ends[:-1]])
+        return gaps
 
     @property
     def ends(self) -> Int64Array:
         """One past the last byte of each part, padding included."""
-        return self.starts + -(-self.sizes // TAR_RECORD) * TAR_RECORD
+        ends: Int64Array = self.starts + -(-self.sizes // TAR_RECORD) * TAR_RECORD
+        return ends
 
     @property
     def known(self) -> Int64Array:

@@ -296,8 +296,9 @@ class PartLocator:
     def _places(
         self, database: IndexDatabase, shard: int, before: int, count: int
     ) -> tuple[PartPlaces, int | None]:
-        """Return the places of the parts of ``count`` samples of a shard, after ``before`` others, and the
-        bytes between these parts and the next one; None at the end of the shard.
+        """Return the places of the parts of ``count`` samples of a shard, after ``before`` others.
+
+        Also return the bytes between these parts and the next one; None at the end of the shard.
 
         Raises ValueError if the index does not have them.
         """
