@@ -22,7 +22,7 @@ from energon_stream import (
 )
 from energon_stream.index.metadata import encode_info, encode_split
 from energon_stream.index.yaml_io import dump_yaml
-from energon_stream.state import dumps, loads
+from energon_stream.state import dumps, loads, with_digest
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset
 from energon_stream.testing.s3server import FolderObjects, S3Server
 
@@ -152,7 +152,7 @@ def test_a_restore_at_95_percent_of_a_billion_samples_costs_what_the_start_costs
     given = 95 * 10**9 // 100
     source["at"] = (epoch, 0, (0, given, given // (20 * SIDE_BY_SIDE), 0))
     with get_savable_loader(open_dataset(server, "billion", in_flight=1)) as loader:
-        loader.restore_state_rank(state)
+        loader.restore_state_rank(with_digest(state))
         keys = next(iter(loader))
     touched = {key.partition("/")[0] for key in keys}
     waited = {(entry.key, entry.range): entry for entry in until_served(server.log(), keys)}.values()
