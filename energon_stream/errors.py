@@ -6,6 +6,7 @@
     ├── ConfigError (ValueError)            an argument, or a combination of arguments, cannot work
     │   ├── AliasError                      ``megatron.energon`` cannot become a name of this library
     │   │   └── MissingNameError (ImportError)  a name of ``megatron.energon`` is not offered
+    │   ├── CacheDirectoryError (OSError)   the cache directory is not safe, or its file system has no locks
     │   ├── EmptyStreamError                there are more streams than samples
     │   ├── MissingPackageError (ImportError)  an optional package is not installed
     │   ├── UntrustedCodeError              a dataset names code that the user did not trust
@@ -57,6 +58,7 @@ __all__ = [
     "AccessDeniedError",
     "AliasError",
     "BadAnswerError",
+    "CacheDirectoryError",
     "ChecksumError",
     "ConfigError",
     "CorruptTarError",
@@ -166,6 +168,10 @@ class AliasError(ConfigError):
 
 class MissingNameError(AliasError, ImportError):
     """A name or module of ``megatron.energon`` that this library does not offer; the hint says why."""
+
+
+class CacheDirectoryError(ConfigError, OSError):
+    """The cache directory contains links or another user's files, or its file system has no working locks."""
 
 
 class EmptyStreamError(ConfigError):

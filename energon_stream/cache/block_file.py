@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from energon_stream.cache.locks import LockedFile, StripedLocks
+from energon_stream.cache.locks import StripedLocks
+from energon_stream.cache.private import PrivateFile
 from energon_stream.cache.records import (
     PAGE_BYTES,
     RECORD_BYTES,
@@ -56,7 +57,7 @@ class DamagedError(Exception):
 class BlockFile:
     """A block's open file. Its bytes are never overwritten or cut off, so views of them stay valid."""
 
-    def __init__(self, place: BlockPlace, file: LockedFile) -> None:
+    def __init__(self, place: BlockPlace, file: PrivateFile) -> None:
         self.place = place
         self._file = file
         self._status = os.fstat(file.fd)
@@ -70,7 +71,7 @@ class BlockFile:
         If ``alone``, return None also if somebody has it open.
         """
         try:
-            file = LockedFile(place.path, os.O_RDWR if writable else os.O_RDONLY)
+            file = PrivateFile(place.path, os.O_RDWR if writable else os.O_RDONLY)
         except FileNotFoundError:
             return None
         if file.try_lock(*_IN_USE, shared=not alone):

@@ -96,7 +96,7 @@ class BlockReader:
                 self._on_damage(block)
             problem = "are not those that were written"
         except OSError as error:
-            problem = f"cannot be read ({error.strerror})"
+            problem = f"cannot be read ({error.strerror or error})"
         message, identity = "cached bytes of %s/%s %s, they are fetched again [%s]", place.identity
         log_once(_log, message, identity.root, identity.path, problem, wanted.block.path, key=place.folder)
         return []

@@ -83,6 +83,7 @@ class BlockWriter:
         self._marks: dict[str, LockedFile] = {}
         self._failures = _Failures(directory.directory)
         self._full = (0.0, 0)  # until when nothing can be evicted for so many bytes
+        directory.make()
         with self._failures:
             directory.prepare()
 

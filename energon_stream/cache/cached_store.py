@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import msgpack
+import xxhash
 
 from energon_stream.cache.block_cache import BlockCache
 from energon_stream.cache.identity import ObjectIdentity, root_name
 from energon_stream.cache.locks import has_locks
+from energon_stream.cache.private import make_folder, read_private, replace_private
 from energon_stream.errors import ObjectChangedError, StorageError, UnsupportedStoreError
 from energon_stream.logs import log_once
-from energon_stream.storage import Body, ByteRange, ListEntry, LocalStore, ObjectMeta, Store
+from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.attempts import AttemptListener, ScheduledStore, with_listener
 from energon_stream.storage.fork import PerProcess
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from energon_stream.cache.download import Get
 
 _log = logging.getLogger(__name__)
+
+_HASH_BYTES = 16
 
 _caches: PerProcess[BlockCache] = PerProcess()
 
@@ -73,7 +77,8 @@ class Versions:
     makes it, and the others, and workers that start later, read it. Each run makes its own: listings from
     before ``since`` are not used.
 
-    File format: msgpack of ``{"listed": seconds since the epoch, "objects": {path: [etag, size]}}``.
+    File format: the xxh3_128 hash of the rest, and msgpack of ``{"listed": seconds since the epoch,
+    "objects": {path: [etag, size]}}``.
     """
 
     def __init__(self, directory: str, store: Store, since: float) -> None:
@@ -91,10 +96,12 @@ class Versions:
             return self._known.get(path)
 
     def _read(self) -> dict[str, ObjectMeta] | None:
-        with contextlib.suppress(StorageError, ValueError, KeyError, TypeError):
-            content = msgpack.unpackb(LocalStore(self._path).get("").data)
-            if content["listed"] >= self._since:
-                return {path: ObjectMeta(size, etag) for path, (etag, size) in content["objects"].items()}
+        with contextlib.suppress(OSError):
+            raw = read_private(self._path)
+            if raw[:_HASH_BYTES] == xxhash.xxh3_128_digest(raw[_HASH_BYTES:]):
+                content = msgpack.unpackb(raw[_HASH_BYTES:])
+                if content["listed"] >= self._since:
+                    return {path: ObjectMeta(size, etag) for path, (etag, size) in content["objects"].items()}
         return None
 
     def _list(self) -> dict[str, ObjectMeta]:
@@ -108,8 +115,11 @@ class Versions:
             message = "%s cannot be listed; the first answer of each object tells its version: %s"
             _log.info(message, self._store.url, error)
         objects = {path: (meta.etag, meta.size) for path, meta in found.items()}
-        with contextlib.suppress(StorageError):  # a read-only cache is useful as well
-            LocalStore(self._path).put("", msgpack.packb({"listed": listed, "objects": objects}))
+        raw = msgpack.packb({"listed": listed, "objects": objects})
+        with contextlib.suppress(OSError):  # a read-only cache is useful as well
+            make_folder(os.path.dirname(self._path))
+            temporary = f"{self._path}.{os.getpid()}-{threading.get_ident()}"
+            replace_private(self._path, xxhash.xxh3_128_digest(raw) + raw, temporary)
         return found
 
 

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from energon_stream.cache.records import LINE_BYTES
+from energon_stream.cache.records import LARGEST_BLOCK, LINE_BYTES
 from energon_stream.errors import ConfigError
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgtp])(i?)b?|b)?\s*", re.IGNORECASE)
-_LARGEST_BLOCK = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class CacheConfig:
             object.__setattr__(self, "max_bytes", parse_size(self.max_bytes, "max_bytes"))
         object.__setattr__(self, "min_free_bytes", parse_size(self.min_free_bytes, "min_free_bytes"))
         object.__setattr__(self, "block_bytes", parse_size(self.block_bytes, "block_bytes"))
-        if not 0 < self.block <= _LARGEST_BLOCK or self.block % LINE_BYTES:
+        if not 0 < self.block <= LARGEST_BLOCK or self.block % LINE_BYTES:
             raise ConfigError(
                 f"block_bytes is {self.block_bytes}", hint="Use a multiple of 128 KiB, up to 1 GiB."
             )

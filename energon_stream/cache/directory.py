@@ -13,9 +13,9 @@ Names in angle brackets are hashes. Another layout would be another folder besid
 from __future__ import annotations
 
 import json
+import logging
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from energon_stream.cache.block_file import BlockFile
@@ -35,9 +35,20 @@ from energon_stream.cache.ledger import (
     LedgerTransaction,
     Limits,
 )
-from energon_stream.cache.locks import LockedFile
+from energon_stream.cache.private import (
+    PrivateFile,
+    check_locks,
+    make_cache_folder,
+    make_folder,
+    make_layout_folder,
+    open_private,
+    read_private,
+    replace_private,
+)
 from energon_stream.cache.records import RecordTable
-from energon_stream.errors import ConfigError
+from energon_stream.errors import CacheDirectoryError, ConfigError
+
+_log = logging.getLogger(__name__)
 
 _LAYOUT = "v1"
 ROOT_FILE, OBJECT_FILE, _TEMPORARY = "root.json", "object.json", ".new"
@@ -50,28 +61,44 @@ class CacheDirectory:
 
     def __init__(self, directory: str, limits: Limits | None = None) -> None:
         self.directory = directory
-        self._data = os.path.join(directory, _LAYOUT, "data")
-        self.ledger = Ledger(os.path.join(directory, _LAYOUT, "usage"), limits or Limits())
+        self._layout = os.path.join(directory, _LAYOUT)
+        self._data = os.path.join(self._layout, "data")
+        self._usage = os.path.join(self._layout, "usage")
+        self.ledger = Ledger(self._usage, limits or Limits())
 
     def exists(self) -> bool:
         """Return True if a cache was ever opened here."""
         return os.path.isdir(self._data)
 
-    def prepare(self) -> None:
-        """Make the folders, and measure the files if that is needed.
+    def make(self) -> None:
+        """Make the cache directory, and the folders in it if it can be written; make sure that both are safe.
 
-        Raises ConfigError if the directory is not a folder, or cannot be made, and OSError if the directory
-        exists and cannot be written.
+        Raises:
+            CacheDirectoryError: Another user could change the files, or locks do not work there.
+            ConfigError: The directory is not a folder, or cannot be made.
         """
         try:
-            os.makedirs(self.directory, exist_ok=True)
+            make_cache_folder(self.directory)
+        except CacheDirectoryError:
+            raise
         except OSError as error:
             raise ConfigError(
                 f"the cache directory cannot be made: {error.strerror}",
                 where=self.directory,
                 hint="Name a folder on a local disk that can be written.",
             ) from error
-        os.makedirs(self._data, exist_ok=True)
+        try:
+            make_layout_folder(self._layout)
+            make_folder(self._data)
+            check_locks(self._usage)
+        except CacheDirectoryError:
+            raise
+        except OSError:  # full or read-only: its bytes can be read all the same
+            _log.debug("%s cannot be written", self.directory, exc_info=True)
+
+    def prepare(self) -> None:
+        """Measure the files if that is needed. Raises OSError if the directory cannot be written."""
+        make_folder(self._data)
         self.recount(seconds=30.0 if self.ledger.usage() is None else 0.0)
 
     def recount(self, *, seconds: float = 0.0, always: bool = False) -> bool:
@@ -104,15 +131,15 @@ class CacheDirectory:
                 place = block_at(os.path.join(object_folder, name))
                 if place is not None:
                     with suppress(FileNotFoundError):
-                        found.append((place, os.stat(place.path)))
+                        found.append((place, os.lstat(place.path)))
         return found
 
     # Files appear
 
-    def use_root(self, url: str) -> LockedFile | None:
+    def use_root(self, url: str) -> PrivateFile | None:
         """Mark a dataset as in use while the returned file is open; None if the cache does not have it."""
         with suppress(OSError):
-            file = LockedFile(os.path.join(self.root_folder(url), ROOT_FILE), os.O_RDONLY)
+            file = PrivateFile(os.path.join(self.root_folder(url), ROOT_FILE), os.O_RDONLY)
             if file.try_lock(*_IN_USE, shared=True) and os.fstat(file.fd).st_nlink:
                 return file
             file.close()
@@ -121,7 +148,7 @@ class CacheDirectory:
     def root_in_use(self, root_folder: str) -> bool:
         """Return True if a running process uses a dataset, or might."""
         try:
-            with LockedFile(os.path.join(root_folder, ROOT_FILE), os.O_RDWR) as file:
+            with PrivateFile(os.path.join(root_folder, ROOT_FILE), os.O_RDWR) as file:
                 return not file.try_lock(*_IN_USE)
         except FileNotFoundError:
             return False
@@ -153,13 +180,13 @@ class CacheDirectory:
                 self._make_folder(transaction, owner)
                 about = {"path": identity.path, "etag": identity.etag, "size": identity.size}
                 _describe(owner.folder, OBJECT_FILE, about)
-            os.close(os.open(place.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            os.close(open_private(place.path, os.O_WRONLY | os.O_CREAT))
         return True
 
     def _make_folder(self, transaction: LedgerTransaction, owner: ObjectPlace) -> None:
         while not os.path.isdir(owner.folder):  # it exists if a process was killed before it wrote more
             try:
-                os.mkdir(owner.folder)
+                make_folder(owner.folder)
             except FileNotFoundError:  # the dataset's folder was removed just now
                 if not self._make_root(transaction, owner):
                     raise
@@ -174,7 +201,8 @@ class CacheDirectory:
             if not os.path.exists(description):
                 if not transaction.take_locked(root_folder, ROOT_BYTES):
                     return False
-                os.makedirs(root_folder, exist_ok=True)
+                make_folder(self._data)  # somebody may have emptied the cache
+                make_folder(root_folder)
                 _describe(root_folder, ROOT_FILE, {"url": owner.identity.root})
         return True
 
@@ -217,7 +245,7 @@ class CacheDirectory:
     def remove_root(self, root_folder: str) -> None:
         """Remove a dataset's folder, unless it has objects or is in use."""
         try:
-            file = LockedFile(os.path.join(root_folder, ROOT_FILE), os.O_RDWR)
+            file = PrivateFile(os.path.join(root_folder, ROOT_FILE), os.O_RDWR)
         except FileNotFoundError:
             return
         with file, self.ledger.writing() as transaction, transaction.locked():
@@ -240,7 +268,7 @@ class CacheDirectory:
                     # Not BlockFile.open(): another process may be about to remove the file.
                     with (
                         suppress(FileNotFoundError),
-                        BlockFile(place, LockedFile(place.path, os.O_RDONLY)) as block,
+                        BlockFile(place, PrivateFile(place.path, os.O_RDONLY)) as block,
                     ):
                         count += block.disk_bytes()
             counts[root_folder] = count
@@ -250,17 +278,15 @@ class CacheDirectory:
 def read_description(folder: str, name: str) -> dict[str, Any]:
     """Read the file that describes a folder; return an empty dictionary if it cannot be read."""
     try:
-        found = json.loads(Path(folder, name).read_bytes())
-    except (OSError, ValueError):
+        found = json.loads(read_private(os.path.join(folder, name)))
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _describe(folder: str, name: str, about: dict[str, Any]) -> None:
-    temporary = os.path.join(folder, f"{name}{_TEMPORARY}")
-    with open(temporary, "wb", buffering=0) as file:
-        file.write(json.dumps(about).encode())
-    os.replace(temporary, os.path.join(folder, name))
+    path = os.path.join(folder, name)
+    replace_private(path, json.dumps(about).encode(), path + _TEMPORARY)
 
 
 def _remove_folder(folder: str) -> None:

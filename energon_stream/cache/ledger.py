@@ -21,7 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from energon_stream.cache.locks import Busy, LockedFile, StripedLocks, patience
+import xxhash
+
+from energon_stream.cache.locks import Busy, StripedLocks, patience
+from energon_stream.cache.private import PrivateFile, make_folder, read_private
 from energon_stream.cache.records import PAGE_BYTES
 
 COUNT_FILE = "bytes"
@@ -35,7 +38,9 @@ OBJECT_BYTES = 2 * PAGE_BYTES
 
 _FIXED_BYTES = 8 * PAGE_BYTES  # the cache's own folders and the ledger
 _MAGIC = b"ESCACHE1"
-_FIELDS = struct.Struct("<8sqq16s")
+_CHECK_BYTES = 16
+_FIELDS = struct.Struct(f"<8sqq{_CHECK_BYTES}s")
+_MOST_BYTES = 1 << 60  # more than this is damage
 _COUNT = struct.Struct("<q")
 
 _MOST_RESERVED = 64 << 20
@@ -87,7 +92,7 @@ class Ledger:
     def __init__(self, path: str, limits: Limits) -> None:
         self.limits = limits
         self._path = path
-        self._file: LockedFile | None = None
+        self._file: PrivateFile | None = None
         self._lock = threading.Lock()
         self._transaction: LedgerTransaction | None = None
 
@@ -97,7 +102,7 @@ class Ledger:
         if file is not None and _exists(file):
             return _read(file)
         try:
-            with LockedFile(self._path, os.O_RDONLY) as file:
+            with PrivateFile(self._path, os.O_RDONLY) as file:
                 return _read(file)
         except FileNotFoundError:
             return None
@@ -128,7 +133,7 @@ class Ledger:
             if self._transaction is None:
                 file = self._file
                 if file is None or not _exists(file):  # removed, and perhaps made anew
-                    file = LockedFile(self._path, os.O_RDWR)
+                    file = PrivateFile(self._path, os.O_RDWR)
                 if not file.lock(*_WRITING, seconds=patience(), shared=True):
                     raise Busy
                 self._file = file  # the old one closes when nobody reads it any more
@@ -157,7 +162,7 @@ class Ledger:
     @contextmanager
     def evicting(self) -> Iterator[bool]:
         """Become the one process that makes room; yields False if another one does."""
-        with LockedFile(self._path, os.O_RDWR) as file:
+        with PrivateFile(self._path, os.O_RDWR) as file:
             yield file.try_lock(*_EVICTING)
 
     def recount(
@@ -170,7 +175,7 @@ class Ledger:
         Returns:
             True if the count is right now; False if others kept writing for so many seconds.
         """
-        with LockedFile(self._path, os.O_RDWR | os.O_CREAT) as file:
+        with PrivateFile(self._path, os.O_RDWR | os.O_CREAT) as file:
             if not file.lock(*_WRITING, seconds=seconds):
                 return False
             usage = _read(file)
@@ -192,7 +197,7 @@ class LedgerTransaction:
     bytes without touching the file. The last thread to end subtracts what is left.
     """
 
-    def __init__(self, file: LockedFile, limits: Limits) -> None:
+    def __init__(self, file: PrivateFile, limits: Limits) -> None:
         self.file = file
         self.num_writers = 0
         self._limits = limits
@@ -306,13 +311,14 @@ def free_bytes(disk: str | int) -> int:
 def root_bytes(root_folder: str) -> int:
     """Return the bytes counted for one dataset."""
     try:
-        return _parse_count(Path(root_folder, COUNT_FILE).read_bytes())
+        return _parse_count(read_private(os.path.join(root_folder, COUNT_FILE)))
     except FileNotFoundError:
         return 0
 
 
 def _parse_count(raw: bytes) -> int:
-    return int(_COUNT.unpack(raw)[0]) if len(raw) == _COUNT.size else 0
+    count: int = _COUNT.unpack(raw)[0] if len(raw) == _COUNT.size else 0
+    return count if 0 <= count < _MOST_BYTES else 0
 
 
 def _add(root_folder: str, amount: int) -> None:
@@ -321,33 +327,41 @@ def _add(root_folder: str, amount: int) -> None:
         os.pwrite(file.fd, _COUNT.pack(count + amount), 0)
 
 
-def _open_count(root_folder: str) -> LockedFile:
+def _open_count(root_folder: str) -> PrivateFile:
     path = os.path.join(root_folder, COUNT_FILE)
     try:
-        return LockedFile(path, os.O_RDWR | os.O_CREAT)
+        return PrivateFile(path, os.O_RDWR | os.O_CREAT)
     except FileNotFoundError:  # the dataset is new
-        os.makedirs(root_folder, exist_ok=True)
-        return LockedFile(path, os.O_RDWR | os.O_CREAT)
+        make_folder(os.path.dirname(root_folder))
+        make_folder(root_folder)
+        return PrivateFile(path, os.O_RDWR | os.O_CREAT)
 
 
-def _exists(file: LockedFile) -> bool:
+def _exists(file: PrivateFile) -> bool:
     return os.fstat(file.fd).st_nlink > 0
 
 
-def _read(file: LockedFile) -> Usage | None:
+def _read(file: PrivateFile) -> Usage | None:
     raw = os.pread(file.fd, _FIELDS.size, 0)
     if len(raw) < _FIELDS.size:
         return None
-    magic, count, pending, boot = _FIELDS.unpack(raw)
-    return Usage(count, pending) if (magic, boot) == (_MAGIC, _boot_id()) else None
+    usage = Usage(*_FIELDS.unpack(raw)[1:3])
+    return usage if raw == _encode(usage) else None
 
 
-def _write(file: LockedFile, usage: Usage) -> None:
-    os.pwrite(file.fd, _FIELDS.pack(_MAGIC, *usage, _boot_id()), 0)
+def _write(file: PrivateFile, usage: Usage) -> None:
+    os.pwrite(file.fd, _encode(usage), 0)
+
+
+def _encode(usage: Usage) -> bytes:
+    """Encode the content, with a check of the numbers and of this boot.
+
+    After a crash of the machine, files may lack what was written to them.
+    """
+    numbers = _FIELDS.pack(_MAGIC, *usage, b"")[:-_CHECK_BYTES]
+    return numbers + xxhash.xxh3_128_digest(_boot_id() + numbers)
 
 
 @functools.cache
 def _boot_id() -> bytes:
-    """Return this boot's id. After a crash of the machine, files may lack what was written to them."""
-    text = Path("/proc/sys/kernel/random/boot_id").read_text()
-    return bytes.fromhex(text.strip().replace("-", ""))
+    return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()

@@ -18,6 +18,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Self
 
 from energon_stream.storage.fork import PerProcess
 
@@ -47,16 +48,20 @@ def has_locks() -> bool:
 
 
 class LockedFile:
-    """A file, opened like by ``os.open``, and the locks on its bytes. Closing it releases the locks, unless
-    the file is mapped.
+    """A file, opened like by ``os.open`` but never through a link, and the locks on its bytes. Closing it
+    releases the locks, unless the file is mapped.
 
     A forked child closes its copy at once, because the copy would keep the parent's locks.
     """
 
     def __init__(self, path: str, flags: int) -> None:
         self.fd = -1
-        self.fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        self.fd = self._open(path, flags)
         _open.add(self)
+
+    @staticmethod
+    def _open(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
     def try_lock(self, start: int, stop: int, *, shared: bool = False) -> bool:
         """Lock bytes, which need not exist; return False if another open file has locked them."""
@@ -100,7 +105,7 @@ class LockedFile:
             fd, self.fd = self.fd, -1
             os.close(fd)
 
-    def __enter__(self) -> LockedFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

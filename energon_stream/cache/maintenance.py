@@ -90,7 +90,7 @@ def list_objects(directory: CacheDirectory, root_folder: str) -> list[CachedObje
                 CachedObject(
                     str(about.get("path", "?")),
                     str(about.get("etag", "?")),
-                    int(about.get("size", 0)),
+                    size if isinstance(size := about.get("size"), int) else 0,
                     len(statuses),
                     sum(512 * status.st_blocks for status in statuses),
                     max(status.st_mtime for status in statuses),

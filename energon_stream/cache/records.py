@@ -29,6 +29,9 @@ _HASHED_AT_ONCE = 64 << 10
 PAGE_BYTES = 4096
 """Allocation unit of file systems."""
 
+LARGEST_BLOCK = 1 << 30
+"""Most bytes of a block."""
+
 RECORD_BYTES = 32
 _EXTENT_BYTES = 12
 _FIELDS = np.dtype("<u8")  # start, stop, hash, check
@@ -115,7 +118,8 @@ class RecordTable:
         if stop is not None:
             wanted &= table[:, 0] < stop
         table = table[wanted]
-        table = table[table[:, 3] == _checks(key, table)]
+        table = table[(table[:, 3] == _checks(key, table)) & (table[:, 0] < table[:, 1])]
+        table = table[table[:, 1] <= LARGEST_BLOCK]
         starts, stops = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
         order = starts.argsort(kind="stable")
         starts, stops = starts[order], stops[order]
