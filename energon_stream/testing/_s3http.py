@@ -1,7 +1,4 @@
-"""HTTP/1.1 for the stand-in S3 server, on bare sockets of an asyncio loop.
-
-Bare sockets allow to end connections the way networks end them: by RST or by FIN, in the middle of a body.
-"""
+"""Connections of the stand-in S3 server."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ import asyncio
 import contextlib
 import json
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
 
+from energon_stream.testing._http import HttpReader, accept, reset_on_close
 from energon_stream.testing._s3api import HttpRequest, Response, S3Api, error_response
 from energon_stream.testing._s3faults import Fate, Rule, Shaping, Traffic
 
@@ -24,50 +21,6 @@ QUIET_HEADER = "x-energon-stream-quiet"
 
 _PACE_SECONDS = 0.005
 _TRICKLE = 8192  # bytes per second; slower bodies come byte by byte
-_MAX_HEAD = 64 * 1024
-
-
-class _Reader:
-    """Buffered reads from one connection."""
-
-    def __init__(self, connection: socket.socket, begun: bytearray | None = None) -> None:
-        self._loop, self._connection = asyncio.get_running_loop(), connection
-        self._buffer = begun or bytearray()
-
-    async def until(self, mark: bytes) -> bytes:
-        """Read up to a mark, which is dropped. Raises ``EOFError`` at the end of the connection."""
-        while (position := self._buffer.find(mark)) < 0:
-            data = await self._loop.sock_recv(self._connection, _MAX_HEAD)
-            if not data or len(self._buffer) > _MAX_HEAD:
-                raise EOFError
-            self._buffer += data
-        found = bytes(self._buffer[:position])
-        del self._buffer[: position + len(mark)]
-        return found
-
-    async def exactly(self, length: int) -> bytearray:
-        """Read ``length`` bytes, straight into the result."""
-        result = bytearray(length)
-        view, filled = memoryview(result), min(length, len(self._buffer))
-        view[:filled] = self._buffer[:filled]
-        del self._buffer[:filled]
-        while filled < length:
-            count = await self._loop.sock_recv_into(self._connection, view[filled:])
-            if not count:
-                raise EOFError
-            filled += count
-        return result
-
-
-async def _read_chunks(reader: _Reader) -> bytearray:
-    """Read a chunked body, of HTTP or of ``aws-chunked``; signatures and trailers are skipped."""
-    body = bytearray()
-    while size := int((await reader.until(b"\r\n")).partition(b";")[0], 16):
-        body += await reader.exactly(size)
-        await reader.until(b"\r\n")
-    while await reader.until(b"\r\n"):
-        pass
-    return body
 
 
 class _Connection:
@@ -76,12 +29,11 @@ class _Connection:
     def __init__(self, connection: socket.socket, api: S3Api, traffic: Traffic) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection, self._api, self._traffic = connection, api, traffic
-        self._reader = _Reader(connection)
+        self._reader = HttpReader(connection)
         self._counted = False
 
     async def run(self) -> None:
         """Serve until the client closes the connection, or a fault ends it."""
-        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A ValueError is a request that cannot be parsed; clients of S3 send none.
         with self._connection, contextlib.suppress(EOFError, ConnectionError, ValueError):
             while await self._serve_one():
@@ -89,14 +41,16 @@ class _Connection:
 
     async def _serve_one(self) -> bool:
         """Serve a request; return False to end the connection."""
-        head = (await self._reader.until(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        method, target, _ = head[0].split(" ", 2)
-        pairs = (line.partition(":") for line in head[1:])
-        headers = {name.lower(): value.strip() for name, _, value in pairs}
-        request = await self._with_body(HttpRequest.parse(method, target, headers))
+        head = await self._reader.head()
+        method, target, _ = head.first.split(" ", 2)
+        request = HttpRequest.parse(method, target, head.fields)
+        body = await self._reader.request_body(head)
+        if body and request.headers.get("x-amz-content-sha256", "").startswith("STREAMING-"):
+            body = await HttpReader(self._connection, body).chunks()
+        request = replace(request, body=body)
         if request.path.startswith(CONTROL_PATH):
             await self._send(_control(self._traffic, request), Fate(), request)
-        elif QUIET_HEADER in headers:
+        elif QUIET_HEADER in request.headers:
             await self._send(self._api.handle(request), Fate(), request)
         else:
             if not self._counted:
@@ -105,20 +59,7 @@ class _Connection:
             self._traffic.counters.bytes_received += len(request.body)
             if not await self._serve_shaped(request):
                 return False
-        return headers.get("connection", "").lower() != "close"
-
-    async def _with_body(self, request: HttpRequest) -> HttpRequest:
-        headers = request.headers
-        length = int(headers.get("content-length", "0"))
-        chunked = "chunked" in headers.get("transfer-encoding", "")
-        if not length and not chunked:
-            return request
-        if headers.get("expect", "").lower() == "100-continue":
-            await self._loop.sock_sendall(self._connection, b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = await _read_chunks(self._reader) if chunked else await self._reader.exactly(length)
-        if headers.get("x-amz-content-sha256", "").startswith("STREAMING-"):
-            body = await _read_chunks(_Reader(self._connection, body))
-        return replace(request, body=body)
+        return head.keeps_open
 
     async def _serve_shaped(self, request: HttpRequest) -> bool:
         name, status, sent = request.path[1:], 0, 0
@@ -166,7 +107,7 @@ class _Connection:
             await self._send_paced(body[stop:], fate.rate)
             return length
         if fate.cut == "reset":
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            reset_on_close(self._connection)
         elif fate.cut == "truncate":
             self._connection.shutdown(socket.SHUT_WR)
         return stop
@@ -204,17 +145,4 @@ def _control(traffic: Traffic, request: HttpRequest) -> Response:
 
 async def serve(listener: socket.socket, api: S3Api, traffic: Traffic) -> None:
     """Accept and serve connections until cancelled."""
-    loop = asyncio.get_running_loop()
-    listener.setblocking(False)
-    tasks: set[asyncio.Task[None]] = set()
-    try:
-        while True:
-            connection, _ = await loop.sock_accept(listener)
-            task = loop.create_task(_Connection(connection, api, traffic).run())
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-    finally:
-        listener.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await accept(listener, lambda connection: _Connection(connection, api, traffic).run())

@@ -15,15 +15,15 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote, urlsplit
 
 from energon_stream.errors import ConfigError, StorageError
+from energon_stream.testing._http import run_in_thread, url_of
 from energon_stream.testing._s3api import S3Api
 from energon_stream.testing._s3faults import LogEntry, Rule, ServerCounters, Shaping, Traffic
 from energon_stream.testing._s3http import CONTROL_PATH, QUIET_HEADER, serve
@@ -219,25 +219,9 @@ class S3Server(S3Control):
             self._stop = None
 
     def _start_thread(self) -> tuple[str, Callable[[], None]]:
-        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = Future()
         listener = socket.create_server(("127.0.0.1", self._port), backlog=1024)
-        url = _url(listener)
-
-        async def main() -> None:
-            task = asyncio.ensure_future(_serve(listener, self._root, self._shaping))
-            started.set_result((asyncio.get_running_loop(), task))
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-        thread = threading.Thread(target=asyncio.run, args=(main(),), name="s3-stand-in", daemon=True)
-        thread.start()
-        loop, task = started.result()
-
-        def stop() -> None:
-            loop.call_soon_threadsafe(task.cancel)
-            thread.join()
-
-        return url, stop
+        _, stop = run_in_thread(partial(_serve, listener, self._root, self._shaping), "s3-stand-in")
+        return url_of(listener), stop
 
     def _start_process(self) -> tuple[str, Callable[[], None]]:
         command = [sys.executable, "-m", "energon_stream.testing.s3server", "--until-stdin-closes"]
@@ -259,10 +243,6 @@ class S3Server(S3Control):
 
         S3Control(line).shape(**asdict(self._shaping))
         return line, stop
-
-
-def _url(listener: socket.socket) -> str:
-    return "http://{}:{}".format(*listener.getsockname())
 
 
 async def _serve(listener: socket.socket, root: _Root, shaping: Shaping) -> None:
@@ -292,7 +272,7 @@ def main() -> None:
         task = asyncio.ensure_future(_serve(listener, options.root, shaping))
         if options.until_stdin_closes:
             asyncio.get_running_loop().add_reader(sys.stdin, task.cancel)
-        sys.stdout.write(f"{_url(listener)}\n")
+        sys.stdout.write(f"{url_of(listener)}\n")
         sys.stdout.flush()
         await task
 
