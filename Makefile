@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all unit lint types audit bench peers interop megatron stores test-floor clean
+.PHONY: demo test test-all unit lint types audit bench peers interop megatron stores test-floor chaos soak clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -46,6 +46,16 @@ unit: $(VENV)/installed
 bench: $(VENV)/installed
 	$(PIP) -e '.[bench]'
 	$(BIN)/python benchmarks/run.py $(BENCH)
+
+# Training while everything fails: faults of the network, kills, replaced objects, damaged caches; 15 minutes at most.
+# CHAOS="--samples 100000 --seed 7" changes it.
+chaos: $(VENV)/installed
+	$(BIN)/python tests/chaos/run.py $(CHAOS)
+	$(BIN)/python tests/chaos/kills.py
+
+# 200 epochs, after which memory, threads and descriptors must be those of the start.
+soak: $(VENV)/installed
+	$(BIN)/python tests/chaos/soak.py
 
 # What `make bench` compares with, each in a virtual environment of its own; without them it says so and goes on.
 peers:

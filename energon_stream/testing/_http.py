@@ -131,14 +131,23 @@ async def accept(
     loop = asyncio.get_running_loop()
     listener.setblocking(False)
     tasks: set[asyncio.Task[None]] = set()
+    # Not sock_accept(), which loses a connection that comes while it is cancelled.
+    ready = asyncio.Event()
+    loop.add_reader(listener, ready.set)
     try:
         while True:
-            connection, _ = await loop.sock_accept(listener)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            task = loop.create_task(serve(connection))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            await ready.wait()
+            ready.clear()
+            with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+                while True:
+                    connection, _ = listener.accept()
+                    connection.setblocking(False)
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    task = loop.create_task(serve(connection))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
     finally:
+        loop.remove_reader(listener)
         listener.close()
         for task in tasks:
             task.cancel()
