@@ -8,6 +8,7 @@ stand-in server behind a fault proxy. A loader must deliver each sample once, wi
 """
 
 import argparse
+import contextlib
 import hashlib
 import importlib
 import json
@@ -86,10 +87,8 @@ def run_case(python: str, spec: dict, proxy, seconds: float, outage: str | None)
                     started = True
                     proxy.outage(outage, OUTAGE_SECONDS)
             hangs = process.poll() is None
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
             took = time.monotonic() - begun
             out.seek(0)

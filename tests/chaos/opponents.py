@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import workload
 
 from energon_stream.testing.s3server import S3Server
-from energon_stream.testing.servers import SeaweedFS
+from energon_stream.testing.servers import LocalStack, SeaweedFS
 
 if TYPE_CHECKING:
     import random
@@ -104,18 +106,19 @@ def serve(name: str, buckets: Path) -> Iterator[Any]:
         with S3Server(buckets, own_process=True) as server:
             yield server
         return
-    if name == "seaweedfs":
-        with SeaweedFS() as server:
-            server.create_bucket("data")
-            client = server.client()
+    with SeaweedFS() if name == "seaweedfs" else localstack() as server:
+        server.create_bucket("data")
+        with closing(server.client()) as client:
             for path in sorted((buckets / "data").rglob("*")):
                 if path.is_file():
-                    client.put_object(
-                        Bucket="data",
-                        Key=path.relative_to(buckets / "data").as_posix(),
-                        Body=path.read_bytes(),
-                    )
-            client.close()
-            yield server
-        return
-    raise ValueError(name)
+                    key = path.relative_to(buckets / "data").as_posix()
+                    client.put_object(Bucket="data", Key=key, Body=path.read_bytes())
+        yield server
+
+
+def localstack() -> LocalStack:
+    """Return LocalStack, which has an environment of its own."""
+    installer = Path(__file__).resolve().parents[2] / "localstack" / "run.py"
+    command = [sys.executable, str(installer), "--install-only"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return LocalStack(done.stdout.strip())

@@ -357,7 +357,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=1)
     add("--ranks", type=int, default=2)
     add("--workers", type=int, default=2, help="worker processes of each rank")
-    add("--server", default="stand-in", choices=["stand-in", "seaweedfs"])
+    add("--server", default="stand-in", choices=["stand-in", "seaweedfs", "localstack"])
     add("--every", type=float, default=2.0, help="mean seconds between attacks")
     add("--share", type=float, default=0.01, help="share of the requests that have each kind of fault")
     add("--rare", nargs="*", default=["416", "html", "no-length", "wrong-etag"], help="a tenth as frequent")
