@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.errors import DatasetError
 from energon_stream.read.objects import as_errors_of_shards
 from energon_stream.read.verify import read_again
-from energon_stream.storage import Body, ByteRange, Fetcher
+from energon_stream.storage import Body, ByteRange, Fetcher, abandon
 
 if TYPE_CHECKING:
     from energon_stream.errors import ChecksumError
@@ -204,10 +204,11 @@ class RangeFetch:
         return before - self.held
 
     def drop(self) -> int:
-        """Cancel the request if it has not begun; return the bytes that the fetch held."""
+        """Cancel the request, or let it end; return the bytes that the fetch held."""
         held, self._uses, self.keeps = self.held, 0, False
         if self._answer is not None:
             self._answer.cancel()
+            abandon(self._answer)
         return held
 
     def _split(self) -> Cutter:

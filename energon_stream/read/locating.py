@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from energon_stream.arrays import distinct
 from energon_stream.read.located import Located
+from energon_stream.storage import abandon
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -140,8 +141,11 @@ class Locating:
             self.take(size)
 
     def close(self) -> None:
-        """Forget all references."""
+        """Forget all references. Loads that fail are not tried again."""
         self.is_exhausted = True
+        for chunk in self._chunks:
+            for load in chunk.awaited():
+                abandon(load)
         self._chunks.clear()
 
 

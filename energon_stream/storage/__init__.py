@@ -2,7 +2,7 @@
 
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.counters import CounterSnapshot, StorageCounters, default_counters
-from energon_stream.storage.fetcher import Fetcher, shared_fetcher
+from energon_stream.storage.fetcher import Fetcher, abandon, shared_fetcher
 from energon_stream.storage.fork import run_isolated
 from energon_stream.storage.local import LocalStore
 from energon_stream.storage.planner import FetchPlan, plan_fetches
@@ -35,6 +35,7 @@ __all__ = [
     "StoreLayer",
     "StoreSpec",
     "Transport",
+    "abandon",
     "default_counters",
     "is_local",
     "is_url",

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.storage.attempts import ScheduledStore, with_listener
 from energon_stream.storage.fork import PerProcess
-from energon_stream.storage.request_pool import RequestPool
+from energon_stream.storage.request_pool import Answer, RequestPool
 
 if TYPE_CHECKING:
     from energon_stream.storage.base import Body, ByteRange, Store
@@ -124,6 +124,12 @@ class Fetcher:
     def _drain(self) -> None:
         """Let requests in flight end: a thread inside a client must not outlive the interpreter."""
         self._pools.get().close(_EXIT_GRACE)
+
+
+def abandon(answer: Future[Any]) -> None:
+    """Note that nobody waits for an answer any more, so that a failing request is not tried again."""
+    if isinstance(answer, Answer):
+        answer.unwanted = True
 
 
 def _answered(function: Callable[[], _T]) -> Future[_T]:

@@ -25,6 +25,12 @@ _LEAST_THREADS = 256
 those of a store that is down must not hold up the requests to another one."""
 
 
+class Answer(Future[Any]):
+    """The future answer of a request. An unwanted one makes no further attempt."""
+
+    unwanted = False
+
+
 @dataclass(slots=True, eq=False)
 class _Task:
     """One request; the pool's lock protects its fields."""
@@ -32,7 +38,7 @@ class _Task:
     function: Callable[[AttemptListener], Any]
     urgency: tuple[int, int]  # deadline, order of submission
     size: int  # 0: not to be repeated
-    future: Future[Any] = field(default_factory=Future)
+    future: Answer = field(default_factory=Answer)
     has_slot: bool = False
     granted: threading.Lock | None = None  # released when a slot is granted after a back-off
     hedges: int = 0  # second requests
@@ -146,9 +152,11 @@ class RequestPool:
     def begin(self, run: _Run) -> None:
         """Begin an attempt; after a back-off, wait for a slot.
 
-        Raises AnswerUnwanted if a second run was faster.
+        Raises AnswerUnwanted if a second run was faster, or nobody wants the answer any more.
         """
         task = run.task
+        if task.future.unwanted:
+            raise AnswerUnwanted
         if run.is_second or (task.has_slot and not task.size):  # only this thread changes it
             run.started = time.monotonic()
             return
@@ -302,7 +310,7 @@ class RequestPool:
                     self.watcher.budget.earn(-task.size)
                 if run.is_reading and task.size > _WORTH_DROPPING:  # so the store reports first bytes
                     self.watcher.budget.give_back((task.runs - task.reading) * (task.size - _WORTH_DROPPING))
-                future, task.future = task.future, Future()
+                future, task.future = task.future, Answer()
         if wins and error is None:
             future.set_result(result)
         elif wins:

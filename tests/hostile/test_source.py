@@ -17,7 +17,7 @@ ALLOWED = {
     ("recipe/named_code.py", "compile"),
     # A process's own bytes, over a private pipe or in a private file.
     ("storage/fork.py", "pickle.loads"),
-    ("loader/session.py", "pickle.loads"),
+    ("loader/workers.py", "pickle.loads"),
     ("loader/worker_process.py", "pickle.loads"),
     ("media/file_pool.py", "pickle.loads"),
     ("loader/savable.py", "marshal.loads"),

@@ -103,7 +103,8 @@ def test_preparing_over_s3_gives_the_same_and_skips_large_payloads(tmp_path, s3_
     )
     sent = s3_server.counters().bytes_sent - before.bytes_sent
     assert sent < total / 5, "large payloads were downloaded"
-    assert s3_server.counters().requests.get("HEAD", 0) == before.requests.get("HEAD", 0)
+    # A listing of nothing is compared with a HEAD, for a web page would look the same.
+    assert s3_server.counters().requests.get("HEAD", 0) <= before.requests.get("HEAD", 0) + 1
 
     local = prepare_dataset(str(folder), split_ratio=(1, 1, 1), dataset_yaml=CAPTIONING_YAML)
     assert remote == local

@@ -196,7 +196,7 @@ def test_a_worker_cannot_start_without_processes(monkeypatch):
     def fork():
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    loader = get_loader(NumbersDataset(100, WorkerConfig(0, 1, 2)))
+    loader = get_loader(NumbersDataset(100, WorkerConfig(0, 1, 2)), start_method="fork")
     monkeypatch.setattr(os, "fork", fork)
     with pytest.raises(WorkerError, match=r"worker 0 cannot start: .*temporarily.*ulimit -u"):
         next(iter(loader))

@@ -249,7 +249,8 @@ def test_versions_are_asked_for_where_listing_is_forbidden(server, cache):
     assert (again.fetched_bytes, again.plan.cached_bytes) == (0, first.plan.bytes)
 
 
-def test_datasets_without_a_cache_and_with_one_of_their_own(server, cache, tmp_path):
+def test_datasets_without_a_cache_and_with_one_of_their_own(server, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("ENERGON_STREAM_ALLOW_URLS", str(tmp_path))  # the metadataset names a folder of it
     own = {"directory": str(tmp_path / "own"), "min_free_bytes": 0}
     blend = [{"path": "whole"}, {"path": "few", "cache": False}, {"path": "many", "cache": own}]
     server.put("s3://bucket/caches.yaml", dump_yaml({**V2, "splits": {"train": {"blend": blend}}}))

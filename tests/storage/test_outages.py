@@ -18,8 +18,17 @@ from energon_stream.errors import (
     RangeError,
     TransientStorageError,
 )
-from energon_stream.storage import ByteRange, Fetcher, RetryPolicy, StoreSpec, retry_deadline, run_isolated
+from energon_stream.storage import (
+    ByteRange,
+    Fetcher,
+    RetryPolicy,
+    StoreSpec,
+    abandon,
+    retry_deadline,
+    run_isolated,
+)
 from energon_stream.storage import contact as contacts
+from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore
 from energon_stream.storage.contact import Contact
 from energon_stream.testing.s3server import Rule
 
@@ -165,6 +174,32 @@ def test_an_answer_after_an_outage_ends_all_waits(monkeypatch):
             contact.failed("refused", 0.0, 300.0)
             contact.answered()
             thread.join(0.01)
+
+
+def test_an_abandoned_request_is_not_tried_again():
+    failed, tries = threading.Event(), []
+
+    class Store(ScheduledStore):
+        is_local = False
+
+    def request(store):
+        def attempt(number):
+            store._listener.begin()
+            tries.append(number)
+            failed.set()
+            raise UNREACHABLE
+
+        return RetryPolicy(sleep=lambda seconds: abandoned.wait()).run(attempt, known())
+
+    abandoned, fetcher = threading.Event(), Fetcher(1)
+    answer = fetcher.ask(Store(), request)
+    failed.wait()
+    abandon(answer)
+    abandoned.set()
+    with pytest.raises(AnswerUnwanted):
+        answer.result()
+    assert tries == [0]
+    fetcher.close()
 
 
 def test_the_deadline_comes_from_the_option_or_the_environment(monkeypatch):

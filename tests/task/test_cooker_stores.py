@@ -151,7 +151,7 @@ def test_samples_are_completed_from_stores(lake, tmp_path, workers, place, poole
 
 
 def test_a_lookup_is_one_request(lake, tmp_path):
-    """Facts 4.9, end to end: 20 kB of media for each sample cost 20 kB, once an index was read."""
+    """Facts 4.9, end to end: 20 kB of media a sample cost 20 kB and a header, once an index was read."""
     with S3Server(lake.parent) as server:
         dataset = open_dataset(lake / "yaml" / "both.yaml", server=server)
         pool = FileStoreCachePool(tmp_path)
@@ -163,7 +163,7 @@ def test_a_lookup_is_one_request(lake, tmp_path):
     assert len(shards) == SAMPLES
     assert {entry.method for entry in log} == {"GET"}
     sizes = [1 + int(last) - int(first) for first, last in (entry.range[6:].split("-") for entry in shards)]
-    assert sizes == [PAYLOAD] * SAMPLES
+    assert sizes == [512 + PAYLOAD] * SAMPLES  # the header, whose name and size are compared
     assert len(log) - len(shards) == 2  # .info.json, index.sqlite
 
 
