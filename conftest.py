@@ -8,6 +8,7 @@ shards
 * ``texts/``: 64 ``TextSample``
 * ``crude/``: 64 samples of ``jpg`` and ``json`` without a type, for cookers
 * ``tars/``: 4 WebDataset tars of ``jpg`` and ``txt`` that nobody prepared
+* ``clip.mp4``: 50 frames of 64 x 48 pixels and 2 seconds of sound
 * ``lines.jsonl``: 32 JSON lines, prepared
 * ``mix.yaml``: ``captions`` and ``texts``, blended 3 to 1; ``val`` has ``captions``
 
@@ -35,6 +36,7 @@ from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.testing.datasets import prepared_captioning_dataset, prepared_text_dataset
+from energon_stream.testing.media_files import VideoFile
 from energon_stream.testing.s3server import S3Server
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def write_example_data(folder: Path) -> None:
     shutil.rmtree(folder / "tars/.nv-meta")
     for index in (folder / "tars").glob("*.idx"):
         index.unlink()
+    VideoFile(audio_codec="aac").write(folder / "clip.mp4")
     (folder / "lines.jsonl").write_text("".join(f'{{"id": {i}, "text": "line {i}"}}\n' for i in range(32)))
     prepare_jsonl(str(folder / "lines.jsonl"))
     blend = [{"weight": 3, "path": "captions"}, {"weight": 1, "path": "texts"}]

@@ -9,7 +9,7 @@ from .errors import (
     IgnoreSample as IgnoreSample,
     SkipSample as SkipSample,
 )
-from .index.media_metadata import (
+from .media.metadata import (
     AVMetadata as AVMetadata,
     ImageMetadata as ImageMetadata,
     MediaMetadataBase as MediaMetadataBase,

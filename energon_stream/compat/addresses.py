@@ -72,18 +72,21 @@ HOMES: Mapping[str, str] = {
     ),
     "compat.media_filters": "MediaFilterConfig MediaFilterStrategy SourceData prepare_filesystem_dataset",
     "compat.placeholders": (
-        "AVData AVDecoder AVDecoderType DEBUG_SHARD_PRINT DEFAULT_DECODER FlexState GC_DEFAULT_EVERY_N_ITER "
+        "DEBUG_SHARD_PRINT DEFAULT_DECODER FlexState GC_DEFAULT_EVERY_N_ITER "
         "GcFreezeError IJSONL_SUFFIX INDEX_BATCH_SIZE INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME "
         "INFO_JSON_FILENAME INFO_YAML_FILENAME ITAR_SUFFIX ImageDecoderType JOIN_INDEX_FILENAME "
         "MAIN_FOLDER_NAME PRINT_LOCAL_MAX_LENGTH SPLIT_YAML_FILENAME SavableCheckpoint "
-        "SavableDataLoaderState SavableDatasetCheckpoint SavableDatasetState SliceState SystemRngState "
-        "VideoData"
+        "SavableDataLoaderState SavableDatasetCheckpoint SavableDatasetState SliceState SystemRngState"
     ),
     "compat.type_variables": (
         "F FeatureBatcher P T TMetadata TType T_aggregation_data T_batch T_batch_in T_batch_sample "
         "T_encoded_sample T_index T_input_data T_raw_batch T_result T_sample T_sample_in T_sample_out V"
     ),
     "errors": "DuplicateSampleKeyError=DuplicateKeyError JsonValueError=MetadataError SampleException=SampleError",
+    "media.av": (
+        "AVData AVDecoder AVDecoderType AVWebdatasetDecoder VideoData get_clips_uniform "
+        "get_single_frames_uniform"
+    ),
     "media.file_pool": "CacheFileLazy=StoredLazy",
     "media.file_store": "FileStoreWrapper",
     "read.decode": "SampleDecoder",

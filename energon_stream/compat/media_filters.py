@@ -15,7 +15,7 @@ from energon_stream.index.media_tables import prepare_media
 from energon_stream.progress import Progress
 
 if TYPE_CHECKING:
-    from energon_stream.index.media_metadata import MediaMetadataBase
+    from energon_stream.media.metadata import MediaMetadataBase
 
 SourceData: TypeAlias = Union[bytes, EPath, BinaryIO]  # noqa: UP007 # evaluated
 """A media file: its bytes, its path, or an open file."""

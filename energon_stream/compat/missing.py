@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_MEDIA = "video and audio / transforms: a later release"
+_MEDIA = "transforms: a later release"
+_AV = "a part of how Megatron-Energon reads video and audio; use AVDecoder"
 _PROCESSES = "a part of Megatron-Energon's worker processes; here nothing crosses a fork"
 _PREPARING = "a part of how Megatron-Energon prepares; call BaseWebdatasetFactory.prepare_dataset"
 _READING = "a part of how Megatron-Energon reads its indices; use WebdatasetFileStore or SqliteIndexReader"
@@ -16,9 +17,8 @@ _WRAPPERS = "a part of wrapper datasets of one's own; derive from energon_stream
 _CODE = "code that lies beside data runs only from dataset.yaml, and only if the data is trusted"
 
 MISSING_MODULES: Mapping[str, str] = {
-    "av.av_init": _MEDIA,
-    "av.av_reader": _MEDIA,
-    "av.utils": _MEDIA,
+    "av.av_init": _AV,
+    "av.av_reader": _AV,
     "flavors.webdataset.aggregator_pool": _PREPARING,
     "flavors.webdataset.tar_patcher": "a part of --fix-duplicates, which `energon prepare` has",
     "flavors.webdataset.thread_local_sqlite": _READING,
@@ -30,8 +30,7 @@ MISSING_MODULES: Mapping[str, str] = {
 """Address, to the reason why it and all below it is missing."""
 
 MISSING_NAMES: Mapping[str, Mapping[str, str]] = {
-    "av": {"AVWebdatasetDecoder get_clips_uniform get_single_frames_uniform": _MEDIA},
-    "av.av_decoder": {"AVIndexMode AVWebdatasetDecoder AV_DECODE_AVAILABLE MISSING_DEPENDENCY": _MEDIA},
+    "av.av_decoder": {"AVIndexMode AV_DECODE_AVAILABLE MISSING_DEPENDENCY": _AV},
     "flavors.webdataset.prepare": {"SqliteIndexWriterAggregator": _PREPARING},
     "flavors.webdataset.sample_decoder": {
         "GuessingHandlerWrapper": "SampleDecoder(guess_content=True) guesses; derive other decoders from it"

@@ -6,10 +6,9 @@ they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, make_dataclass
+from dataclasses import make_dataclass
 from typing import Any, Literal, TypeAlias
 
-from energon_stream.errors import ConfigError
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, SPLIT_CONFIG
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.read.decode import SampleDecoder
@@ -28,7 +27,6 @@ DEBUG_SHARD_PRINT = False
 ITAR_SUFFIX = ".tar.idx"
 IJSONL_SUFFIX = ".jsonl.idx"
 
-AVDecoderType: TypeAlias = Literal["torch", "AVDecoder", "pyav"]
 ImageDecoderType: TypeAlias = Literal[
     "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb",
     "torch", "torchrgba", "pill", "pil", "pilrgb", "pilrgba",
@@ -78,52 +76,3 @@ SavableCheckpoint = _state_class(
 SavableDataLoaderState = _state_class(
     "savable_loader", "SavableDataLoaderState", "worker_states", "next_worker_id", "micro_batch_size"
 )
-
-
-class AVDecoder:
-    """Decodes video and audio in Megatron-Energon; this version has no such decoder.
-
-    Raises:
-        ConfigError: Always.
-
-    Example:
-        >>> AVDecoder(b"...")
-        Traceback (most recent call last):
-        energon_stream.errors.ConfigError: video and audio cannot be decoded by this version. ...
-    """
-
-    def __init__(self, stream: Any, suppress_warnings: bool = False) -> None:
-        raise ConfigError(
-            "video and audio cannot be decoded by this version",
-            hint="set `decoder = SampleDecoder(av_decode=None)` on the task encoder, and decode there",
-        )
-
-
-@dataclass
-class AVData:
-    """Clips of a file, for code that makes or takes such objects.
-
-    Attributes:
-        video_clips: Tensors of shape ``(frames, channels, height, width)``.
-        video_timestamps: Begin and end of each clip, in seconds.
-        audio_clips: Tensors of shape ``(channels, samples)``.
-        audio_timestamps: Begin and end of each clip, in seconds.
-
-    Example:
-        >>> AVData(video_timestamps=[(0.0, 1.5)]).video_timestamps
-        [(0.0, 1.5)]
-    """
-
-    video_clips: list[Any] | None = None
-    video_timestamps: list[tuple[float, float]] | None = None
-    audio_clips: list[Any] | None = None
-    audio_timestamps: list[tuple[float, float]] | None = None
-
-
-class VideoData(AVData):
-    """An older name of ``AVData``.
-
-    Example:
-        >>> isinstance(VideoData(), AVData)
-        True
-    """

@@ -13,7 +13,7 @@ import numpy as np
 
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.imports import LazyModule
-from energon_stream.index.media_metadata import ImageMetadata
+from energon_stream.media.metadata import ImageMetadata
 from energon_stream.storage import ByteRange, Store, plan_fetches, shared_fetcher
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TypeAlias
 from energon_stream.errors import ConfigError, MetadataError, NotPreparedError, ObjectNotFoundError
 from energon_stream.index.in_order import ordered_map
 from energon_stream.index.media import MediaFile, MediaFilter, read_images
-from energon_stream.index.media_metadata import ImageMetadata
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, parse_info
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file, temporary_folder
+from energon_stream.media.metadata import ImageMetadata
 from energon_stream.storage import ObjectMeta, Store, StoreSpec
 
 MEDIA_TABLES = """

@@ -16,11 +16,11 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     UnsupportedStoreError,
 )
-from energon_stream.index.media_metadata import MediaMetadataBase, deserialize_media_metadata
 from energon_stream.index.metadata import INFO_JSON, read_info
 from energon_stream.index.tar_format import TAR_RECORD, check_header, split_name
 from energon_stream.media import FileStore, FolderFileStore, open_once
 from energon_stream.media.file_store import missing_file
+from energon_stream.media.metadata import MediaMetadataBase, deserialize_media_metadata
 from energon_stream.read.index_database import index_database
 from energon_stream.read.objects import VersionGuard
 from energon_stream.samples import SourceInfo

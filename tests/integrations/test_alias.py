@@ -17,6 +17,7 @@ from energon_stream.compat.addresses import ENERGON_VERSION, missing_reason
 from energon_stream.compat.alias import ON_PATH
 from energon_stream.errors import AliasError, StateError
 from energon_stream.integrations.megatron import install_alias, uninstall_alias
+from energon_stream.testing.media_files import VideoFile
 
 CLIENTS = {
     "": "VQASample DefaultTaskEncoder WorkerConfig stateless get_train_dataset Sample SimilarityInterleavedSample "
@@ -283,9 +284,14 @@ def test_pickles_do_not_need_the_alias(alias):
     assert pickle.loads(made)[0].caption == "b"
 
 
-def test_video_says_that_it_is_not_there(alias):
+def test_video_is_decoded_under_the_alias(alias, tmp_path):
+    from megatron.energon import SampleDecoder
     from megatron.energon.av import AVData, AVDecoder
+    from megatron.energon.av.utils import get_clips_uniform
 
-    with pytest.raises(ValueError, match="cannot be decoded by this version"):
-        AVDecoder(io.BytesIO())
-    assert AVData(video_clips=[]).audio_clips is None
+    VideoFile(frames=10).write(tmp_path / "a.mp4")
+    decoder = SampleDecoder().decode("mp4", (tmp_path / "a.mp4").read_bytes())
+    assert isinstance(decoder, AVDecoder)
+    found = get_clips_uniform(decoder, 0.1, 2, request_video=True)
+    assert isinstance(found, AVData)
+    assert [len(clip) for clip in found.video_clips] == [3, 3]

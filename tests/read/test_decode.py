@@ -142,12 +142,6 @@ def test_nothing_is_unpickled_unless_allowed(monkeypatch):
             SampleDecoder().decode(name, unsafe)
 
 
-def test_video_and_audio_are_honestly_missing():
-    with pytest.raises(ConfigError, match="cannot decode"):
-        SampleDecoder().decode("mp4", b"")
-    assert SampleDecoder(av_decode=None).decode("mp4", b"video") == b"video"
-
-
 def test_content_is_guessed_only_when_asked_and_unknown():
     data = png(IMAGES["grey"])
     assert SampleDecoder().decode("picture", data) == data

@@ -23,6 +23,7 @@ from energon_stream.errors import (
 )
 from energon_stream.imports import LazyModule
 from energon_stream.limits import Limits
+from energon_stream.media.av import AV_EXTENSIONS, AV_MODES, AVDecoderType, decode_av
 from energon_stream.read.decode.images import (
     IMAGE_EXTENSIONS,
     IMAGE_MODES,
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
-_AV_EXTENSIONS = frozenset({"mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"})
-_AV_MODES = ("AVDecoder", "torch", "pyav")
 _PICKLE_EXTENSIONS = frozenset({"pkl", "pickle", "pyd"})
 
 
@@ -124,6 +123,7 @@ class SampleDecoder(FileStoreDecoder):
 
     =============================== ======================================================
     images                          see ``image_decode``
+    video and audio                 see ``av_decode``
     txt text transcript             ``str`` (UTF-8)
     cls cls2 index inx id           ``int``
     json jsn                        parsed
@@ -138,9 +138,11 @@ class SampleDecoder(FileStoreDecoder):
 
     Attributes:
         image_decode: One of :data:`IMAGE_MODES`; None leaves images as bytes.
-        av_decode: ``"AVDecoder"``, ``"torch"`` or ``"pyav"``. None of them is available yet, so video and
-            audio parts raise a ``ConfigError``. None leaves them as bytes.
-        video_decode_audio: Whether to decode the audio of videos as well.
+        av_decode: Form of video and audio, for which the extra ``av`` is needed. ``"AVDecoder"``: an
+            :class:`AVDecoder <energon_stream.media.av.AVDecoder>`, which decodes what is asked for.
+            ``"torch"``: ``AVData`` with all frames, or all samples of audio files. ``"pyav"``: an
+            open ``av.container.InputContainer``. None leaves the bytes.
+        video_decode_audio: Whether ``"torch"`` decodes the audio of videos as well.
         guess_content: Whether to recognise parts with unknown extensions by their first bytes (with the
             package ``filetype``).
         allow_pickle: Whether to unpickle, and to load ``pth`` with ``weights_only=False``. A pickle can run
@@ -159,7 +161,7 @@ class SampleDecoder(FileStoreDecoder):
     """
 
     image_decode: str | None = "torchrgb"
-    av_decode: str | None = "AVDecoder"
+    av_decode: AVDecoderType | None = "AVDecoder"
     video_decode_audio: bool = False
     guess_content: bool = False
     allow_pickle: bool | None = None
@@ -167,7 +169,7 @@ class SampleDecoder(FileStoreDecoder):
 
     def __post_init__(self) -> None:
         _check_choice("image_decode", self.image_decode, IMAGE_MODES)
-        _check_choice("av_decode", self.av_decode, _AV_MODES)
+        _check_choice("av_decode", self.av_decode, AV_MODES)
         if self.guess_content:
             _optional("filetype", "guess_content=True")
 
@@ -245,8 +247,10 @@ class SampleDecoder(FileStoreDecoder):
                 return data
             trusted = is_trusted(self.allow_pickle)
             return decode_image(data, IMAGE_MODES[self.image_decode], self._bounds.image_pixels, trusted)
-        if extension in _AV_EXTENSIONS:
-            return self._decode_av(name, data)
+        if extension in AV_EXTENSIONS:
+            if self.av_decode is None:
+                return data
+            return decode_av(data, self.av_decode, self.video_decode_audio, self._bounds)
         if extension in _PICKLE_EXTENSIONS:
             return self._unpickle(name, data)
         if extension == "npz":
@@ -269,14 +273,6 @@ class SampleDecoder(FileStoreDecoder):
         """Return the largest number of bytes that a part may unpack to; it may always keep its size."""
         return max(self._bounds.part_bytes, len(data))
 
-    def _decode_av(self, name: str, data: bytes) -> bytes:
-        if self.av_decode is not None:
-            raise ConfigError(
-                f"part {name!r} is video or audio, which this version cannot decode",
-                hint="set `decoder = SampleDecoder(av_decode=None)` on the task encoder to get its bytes",
-            )
-        return data
-
     def _unpickle(self, name: str, data: bytes) -> Any:
         if not is_trusted(self.allow_pickle):
             raise UntrustedPickleError(
@@ -298,7 +294,7 @@ def _is_known(extension: str) -> bool:
     return (
         extension in _DECODERS
         or extension in IMAGE_EXTENSIONS
-        or extension in _AV_EXTENSIONS
+        or extension in AV_EXTENSIONS
         or extension in _PICKLE_EXTENSIONS
         or extension in ("npz", "pth")
     )
@@ -306,4 +302,4 @@ def _is_known(extension: str) -> bool:
 
 def _guess_extension(data: bytes) -> str | None:
     extension: str | None = _optional("filetype", "guess_content=True").guess_extension(data)
-    return extension if extension in IMAGE_EXTENSIONS or extension in _AV_EXTENSIONS else None
+    return extension if extension in IMAGE_EXTENSIONS or extension in AV_EXTENSIONS else None

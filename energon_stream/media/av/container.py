@@ -1,0 +1,94 @@
+"""Containers of video and audio, opened with PyAV."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from energon_stream.errors import DecodeError, EnergonStreamError
+from energon_stream.imports import LazyModule
+
+if TYPE_CHECKING:
+    import av
+else:
+    av = LazyModule("av", "av")
+
+AV_EXTENSIONS: frozenset[str] = frozenset({
+    "aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "opus", "wav", "webm",
+})  # fmt: skip
+"""Extensions of parts that are decoded as video or audio."""
+
+
+@contextmanager
+def open_container(stream: BinaryIO) -> Iterator[Any]:
+    """Open a container within a ``with`` statement.
+
+    Args:
+        stream: The file, from any position.
+
+    Returns:
+        A ``av.container.InputContainer``, which is closed at the end of the block.
+
+    Raises:
+        DecodeError: The file is no video or audio, or it is damaged.
+        MissingPackageError: PyAV is not installed.
+    """
+    with translated_errors():
+        stream.seek(0)
+        with av.open(stream, metadata_errors="replace") as container:
+            yield container
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Turn the errors of PyAV within a ``with`` statement into DecodeError."""
+    try:
+        yield
+    except EnergonStreamError:
+        raise
+    except (av.error.FFmpegError, EOFError) as error:
+        raise DecodeError(
+            f"the video or audio cannot be decoded: {type(error).__name__}: {error}",
+            hint="check whether the file is damaged or cut off, for example with ffprobe",
+        ) from error
+
+
+def only_stream(container: Any, kind: str) -> Any:
+    """Return the first video or audio stream, and let demuxers leave out all others.
+
+    Raises DecodeError if there is none.
+    """
+    found = first_stream(container, kind)
+    if found is None:
+        kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "no streams"
+        raise DecodeError(f"the file has no {kind} stream; it has {kinds}")
+    if not is_matroska(container):  # its streams share blocks of bytes, and a first packet would be lost
+        discard = type(found.discard)
+        for stream in container.streams:
+            stream.discard = discard.default if stream.index == found.index else discard.all
+    # Threads of libav would not survive a fork, and the cores belong to the worker processes.
+    found.codec_context.thread_type = "NONE"
+    found.codec_context.thread_count = 1
+    return found
+
+
+def is_matroska(container: Any) -> bool:
+    """Return True for mkv and webm, of which the index has the key frames of the video alone."""
+    return "matroska" in container.format.name
+
+
+def first_stream(container: Any, kind: str) -> Any | None:
+    """Return the first stream of a kind, without cover images of audio files; None if there is none."""
+    for stream in getattr(container.streams, kind):
+        if not stream.disposition & stream.disposition.attached_pic:
+            return stream
+    return None
+
+
+def as_stream(file: BinaryIO | bytes | memoryview) -> BinaryIO:
+    """Return a file that can be read and moved in, of a file or of bytes."""
+    if isinstance(file, (bytes, bytearray, memoryview)):
+        return io.BytesIO(file)
+    return file

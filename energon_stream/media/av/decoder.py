@@ -1,0 +1,275 @@
+"""``AVDecoder``, which decodes what a program asks for of a video or audio file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from energon_stream.errors import DecodeError, PartLimitError
+from energon_stream.limits import Limits
+from energon_stream.media.av.audio import AudioClip, AudioStream, AudioUnit
+from energon_stream.media.av.container import first_stream, only_stream, open_container
+from energon_stream.media.av.data import AVData
+from energon_stream.media.av.video import FrameSize, Range, VideoClip, VideoStream, VideoUnit
+from energon_stream.media.metadata import AVMetadata
+
+_ALL: Range = (0.0, float("inf"))
+
+
+@dataclass
+class AVDecoder:
+    """A video or audio file, of which the methods decode what is asked for. Needs the extra ``av``.
+
+    Nothing is read before a method is called. Each call opens the file anew, and keeps nothing.
+
+    * **Video** comes as ``uint8`` tensors of shape ``(frames, 3, height, width)``: RGB, 0 to 255.
+    * **Audio** comes as tensors of shape ``(channels, samples)``, of the type of the codec: ``float32`` in -1
+      to 1 for most codecs, ``int16`` or ``int32`` for WAV and FLAC. Nothing is resampled.
+    * **A video range** includes its end: ``(1.0, 2.0)`` has all frames that are displayed at some time from
+      1.0 to 2.0 seconds, ``(3, 7)`` in frames has five frames.
+    * **An audio range** does not: ``(1.0, 2.0)`` has one second of samples.
+    * A clip after the end of the file is left out of the result. One that reaches over the end is shorter,
+      and a video clip before the first frame has the first frame.
+    * Times are those of the file. In mkv and webm, frame ``n`` is the one that is displayed at ``n / fps``.
+
+    Args:
+        stream: The file: an open binary file that can be moved in. A file of
+            :meth:`FileStore.open <energon_stream.FileStore.open>` is read by range, as far as clips need it.
+        suppress_warnings: Accepted for Megatron-Energon's programs; nothing warns here.
+        limits: Bound on the pixels of a frame (``image_pixels``). None: that of ``ENERGON_STREAM_LIMITS``.
+
+    Raises:
+        DecodeError: (All methods.) The file is damaged, has no such stream, or a range ends before it begins.
+        PartLimitError: (All methods that decode video.) A frame has more pixels than ``limits`` allows.
+        MissingPackageError: (All methods.) PyAV is not installed.
+        StorageError: (All methods.) A store did not deliver the bytes.
+
+    Example:
+        >>> from energon_stream.media.av import AVDecoder
+        >>> with open("clip.mp4", "rb") as file:
+        ...     decoder = AVDecoder(file)
+        ...     clips, timestamps = decoder.get_video_clips([(0.5, 1.0)])
+        >>> clips[0].shape, timestamps
+        (torch.Size([14, 3, 48, 64]), [(0.48, 1.04)])
+    """
+
+    stream: BinaryIO
+    suppress_warnings: bool = field(default=False, repr=False)
+    limits: Limits | None = field(default=None, repr=False, kw_only=True)
+
+    def get_video(self) -> AVData:
+        """Decode all frames of the video."""
+        return self.get_clips(video_clip_ranges=[_ALL])
+
+    def get_audio(self) -> AVData:
+        """Decode all audio."""
+        return self.get_clips(audio_clip_ranges=[_ALL])
+
+    def get_video_with_audio(self) -> AVData:
+        """Decode all frames of the video, and all audio."""
+        return self.get_clips(video_clip_ranges=[_ALL], audio_clip_ranges=[_ALL])
+
+    def get_frames(self, video_decode_audio: bool = False) -> AVData:
+        """Decode the video, or the audio of a file without video.
+
+        Args:
+            video_decode_audio: Whether to decode the audio of a video too, if it has any.
+        """
+        with open_container(self.stream) as container:
+            has_video = first_stream(container, "video") is not None
+            has_audio = first_stream(container, "audio") is not None
+        return self.get_clips(
+            video_clip_ranges=[_ALL] if has_video or not has_audio else None,
+            audio_clip_ranges=[_ALL] if has_audio and (video_decode_audio or not has_video) else None,
+        )
+
+    def get_video_clips(
+        self,
+        video_clip_ranges: Sequence[Range],
+        video_unit: VideoUnit = "seconds",
+        video_out_frame_size: FrameSize | None = None,
+    ) -> tuple[list[Any], list[Range]]:
+        """Decode clips of the video.
+
+        Args:
+            video_clip_ranges: Begin and end of each clip. The end belongs to the clip.
+            video_unit: Unit of the ranges: ``"seconds"`` or ``"frames"``.
+            video_out_frame_size: Width and height to which frames are scaled, bilinearly; None keeps
+                their size.
+
+        Returns:
+            The clips, and the begin and end of each in seconds.
+        """
+        found = self.get_clips(
+            video_clip_ranges, video_unit=video_unit, video_out_frame_size=video_out_frame_size
+        )
+        return found.video_clips or [], found.video_timestamps or []
+
+    def get_audio_clips(
+        self, audio_clip_ranges: Sequence[Range], audio_unit: AudioUnit = "seconds"
+    ) -> tuple[list[Any], list[Range]]:
+        """Decode clips of the audio.
+
+        Args:
+            audio_clip_ranges: Begin and end of each clip. The end does not belong to the clip.
+            audio_unit: Unit of the ranges: ``"seconds"`` or ``"samples"``.
+
+        Returns:
+            The clips, and the begin and end of each in seconds.
+        """
+        found = self.get_clips(audio_clip_ranges=audio_clip_ranges, audio_unit=audio_unit)
+        return found.audio_clips or [], found.audio_timestamps or []
+
+    def get_clips(
+        self,
+        video_clip_ranges: Sequence[Range] | None = None,
+        audio_clip_ranges: Sequence[Range] | None = None,
+        video_unit: VideoUnit = "seconds",
+        audio_unit: AudioUnit = "seconds",
+        video_out_frame_size: FrameSize | None = None,
+    ) -> AVData:
+        """Decode clips of the video and of the audio.
+
+        Args:
+            video_clip_ranges: As for :meth:`get_video_clips`; None for no video.
+            audio_clip_ranges: As for :meth:`get_audio_clips`; None for no audio.
+            video_unit: Unit of the video ranges.
+            audio_unit: Unit of the audio ranges.
+            video_out_frame_size: As for :meth:`get_video_clips`.
+
+        Returns:
+            The clips, in the order of the ranges; empty lists for what was not asked for.
+        """
+        clips: list[VideoClip] = []
+        sounds: list[AudioClip] = []
+        if video_clip_ranges is not None:
+            with open_container(self.stream) as container:
+                video = self._video(container)
+                found = (video.clip(wanted, video_unit, video_out_frame_size) for wanted in video_clip_ranges)
+                clips = [clip for clip in found if clip is not None]
+        if audio_clip_ranges is not None:  # opened anew: some demuxers lose packets when streams change
+            with open_container(self.stream) as container:
+                audio = AudioStream(container, only_stream(container, "audio"))
+                heard = (audio.clip(wanted, audio_unit) for wanted in audio_clip_ranges)
+                sounds = [sound for sound in heard if sound is not None]
+        return AVData(
+            video_clips=[clip.frames for clip in clips],
+            video_timestamps=[clip.timestamps for clip in clips],
+            audio_clips=[sound.samples for sound in sounds],
+            audio_timestamps=[sound.timestamps for sound in sounds],
+        )
+
+    def has_video_stream(self) -> bool:
+        """Return True if the file has video."""
+        with open_container(self.stream) as container:
+            return first_stream(container, "video") is not None
+
+    def has_audio_stream(self) -> bool:
+        """Return True if the file has audio."""
+        with open_container(self.stream) as container:
+            return first_stream(container, "audio") is not None
+
+    def get_video_fps(self) -> float:
+        """Return the average number of frames per second."""
+        with open_container(self.stream) as container:
+            return _fps(only_stream(container, "video"))
+
+    def get_audio_samples_per_second(self) -> int:
+        """Return the number of samples of a channel per second."""
+        with open_container(self.stream) as container:
+            return AudioStream(container, only_stream(container, "audio")).rate
+
+    def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]:
+        """Return the length of the video in seconds, and the number of frames.
+
+        Args:
+            get_frame_count: Whether to count the frames. If the header has no count, the whole file is read.
+
+        Returns:
+            Length and number; None for what is unknown, both None if the file has no video.
+        """
+        with open_container(self.stream) as container:
+            if first_stream(container, "video") is None:
+                return None, None
+            return _video_length(container, get_frame_count)
+
+    def get_audio_duration(self) -> float | None:
+        """Return the length of the audio in seconds; None if the file has no audio."""
+        with open_container(self.stream) as container:
+            return None if first_stream(container, "audio") is None else _audio_length(container)
+
+    def get_metadata(
+        self,
+        get_video: bool = True,
+        get_video_duration: bool = True,
+        get_video_frame_count: bool = True,
+        get_video_frame_size: bool = True,
+        get_audio: bool = True,
+        get_audio_duration: bool = True,
+        get_audio_num_samples: bool = False,
+    ) -> AVMetadata:
+        """Return the length and format of the file.
+
+        Args:
+            get_video: Whether to look at the video.
+            get_video_duration: Whether to find its length.
+            get_video_frame_count: Whether to count its frames; see :meth:`get_video_duration`.
+            get_video_frame_size: Whether to find width and height.
+            get_audio: Whether to look at the audio.
+            get_audio_duration: Whether to find its length.
+            get_audio_num_samples: Whether to count its samples, by decoding all of it.
+        """
+        known: dict[str, Any] = {}
+        with open_container(self.stream) as container:
+            video = first_stream(container, "video") if get_video else None
+            if video is not None:
+                known["video_fps"] = _fps(video)
+                if get_video_duration or get_video_frame_count:
+                    length, frames = _video_length(container, get_video_frame_count)
+                    known["video_duration"] = length if get_video_duration else None
+                    known["video_num_frames"] = frames
+                if get_video_frame_size:
+                    known["video_width"], known["video_height"] = video.width, video.height
+            audio = first_stream(container, "audio") if get_audio else None
+            if audio is not None:
+                known["audio_channels"] = audio.codec_context.layout.nb_channels
+                known["audio_sample_rate"] = audio.codec_context.sample_rate
+                if get_audio_duration:
+                    known["audio_duration"] = _audio_length(container)
+                if get_audio_num_samples:
+                    samples = AudioStream(container, only_stream(container, "audio")).count()
+                    known["audio_num_samples"] = samples
+        return AVMetadata(**known)
+
+    def _video(self, container: Any) -> VideoStream:
+        stream = only_stream(container, "video")
+        limits = self.limits or Limits.from_environment()
+        if stream.width * stream.height > limits.image_pixels:
+            problem = f"the video has frames of {stream.width:,} x {stream.height:,} pixels"
+            raise PartLimitError(**limits.exceeded("image_pixels", problem))
+        return VideoStream(container, stream)
+
+
+def _fps(stream: Any) -> float:
+    rate = stream.average_rate or stream.guessed_rate
+    if not rate:
+        raise DecodeError("the frame rate of the video is unknown")
+    return float(rate)
+
+
+def _video_length(container: Any, count_frames: bool) -> tuple[float, int | None]:
+    stream = only_stream(container, "video")
+    frames = stream.frames or None
+    if stream.duration and (frames or not count_frames):
+        return float(stream.duration * stream.time_base), frames if count_frames else None
+    video = VideoStream(container, stream)
+    length = 0.0 if count_frames else video.end_of_last_group()
+    return (length, None) if length else video.extent()
+
+
+def _audio_length(container: Any) -> float:
+    stream = only_stream(container, "audio")
+    if stream.duration:
+        return float(stream.duration * stream.time_base)
+    return AudioStream(container, stream).end()

@@ -1,0 +1,229 @@
+"""Packets of a stream from a given time on, and the bytes of the file that hold them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from energon_stream.errors import DecodeError
+from energon_stream.imports import LazyModule
+from energon_stream.media.av.container import is_matroska
+from energon_stream.storage import ByteRange
+
+if TYPE_CHECKING:
+    import av
+else:
+    av = LazyModule("av", "av")
+
+_MAX_REORDER = 16
+"""Most frames by which the order of decoding differs from the order of display, in any codec."""
+
+_USUAL_REORDER = 3
+LAST = 1 << 62
+"""A tick after all others."""
+
+_MARGIN_SECONDS = 1.0
+_MARGIN_BYTES = 64 << 10
+
+
+def ticks(seconds: float, time_base: Any) -> int:
+    """Return the tick of a stream's clock that contains a time; -1 before, and the largest after all."""
+    if math.isnan(seconds):
+        raise DecodeError("a time of a clip is not a number")
+    # The tolerance mends what the division loses: 0.6 s is frame 15 at 25 frames a second.
+    exact = float(seconds) * time_base.denominator / time_base.numerator + 1e-4
+    return int(min(max(exact, -(float(LAST))), float(LAST)))
+
+
+class Group(NamedTuple):
+    """Packets from a key frame on: its number in the order of display, its time in ticks, and all packets."""
+
+    number: int
+    pts: int | None
+    packets: Iterator[Any]
+
+
+class Packets:
+    """Compressed packets of one stream of an open container, from any key frame on.
+
+    Args:
+        container: An open container.
+        stream: One of its streams. All others are discarded.
+    """
+
+    def __init__(self, container: Any, stream: Any) -> None:
+        self._container, self.stream = container, stream
+        self._entries = stream.index_entries
+        first = stream.start_time
+        if len(self._entries):
+            lowest = self._entries[0].timestamp
+            self.start = lowest if first is None else first
+            self._lowest = min(lowest, self.start)
+        else:
+            self.start = self._lowest = first or 0
+        # The index has times of decoding; those of display are later by about this many ticks.
+        self._delay = self.start - self._lowest
+        self.is_at_end = False  # True once all packets after a time were read
+
+    @property
+    def are_numbered(self) -> bool:
+        """True if the index has an entry for each packet, as those of mp4, mov and avi do."""
+        return bool(0 < self.stream.frames <= len(self._entries))
+
+    def from_time(self, first: int, last: int = LAST) -> Iterator[Any]:
+        """Return the packets for ticks ``first`` to ``last``, from the last key frame at or before them."""
+        target = max(first, self.start)
+        while True:
+            packets = self._seek(target)
+            key = next(packets, None)
+            if key is None or key.pts is None or key.pts <= first or target <= self._lowest:
+                break
+            target = min(target, key.pts if key.dts is None else key.dts) - 1
+        packets = packets if key is None else itertools.chain([key], packets)
+        return self._until(packets, last)
+
+    def _until(self, packets: Iterator[Any], last: int) -> Iterator[Any]:
+        self.is_at_end = False
+        for packet in packets:
+            if packet.dts is not None and packet.dts > last:  # as are all that follow it
+                return
+            yield packet
+        self.is_at_end = True
+
+    def from_number(self, first: int, last: int) -> Group:
+        """Return the packets for frames ``first`` to ``last``, from the last key frame at or before them."""
+        key = self._key_before(first)
+        while True:
+            leading, pts, packets = _leading(self._from_entry(key))
+            if key + leading <= first or key == 0:
+                break
+            key = self._key_before(key - 1)
+        return Group(key + leading, pts, itertools.islice(packets, self._stop(last) - key))
+
+    def _from_entry(self, key: int) -> Iterator[Any]:
+        """Yield packets from an entry of the index on."""
+        begin = self._entries[key].timestamp
+        for target in (
+            begin + self._delay,
+            begin,
+            self._lowest,
+        ):  # demuxers seek by the one or the other time
+            packets = self._seek(target)
+            first = next(packets, None)
+            if first is None or first.dts is None or first.dts <= begin:
+                break
+        packets = packets if first is None else itertools.chain([first], packets)
+        return itertools.dropwhile(lambda packet: packet.dts is not None and packet.dts < begin, packets)
+
+    def bytes_of_numbers(self, first: int, last: int) -> list[ByteRange]:
+        """Return the bytes of the packets that frames ``first`` to ``last`` need."""
+        key = self._key_before(min(first, len(self._entries) - 1))
+        return self._bytes(key, self._stop(last))
+
+    def bytes_of_times(self, first: int, last: int, size: int) -> list[ByteRange]:
+        """Return the bytes of the packets that a clip needs.
+
+        Args:
+            first: First tick of the clip.
+            last: Last tick.
+            size: Length of the file.
+
+        Returns:
+            Ranges of the file; none if the file has no index.
+        """
+        if self.are_numbered:
+            return self._bytes(self._key_at(first), self._first_after(last))
+        if is_matroska(self._container):
+            return self._bytes_between_cues(first, last, size)
+        return _share_of_file(self._container, self.stream, first, last, size)
+
+    def _bytes_between_cues(self, first: int, last: int, size: int) -> list[ByteRange]:
+        """Return the bytes of whole groups: the index of this container has key frames only."""
+        if not len(self._entries):
+            return []
+        rate = self.stream.average_rate
+        reordered = _USUAL_REORDER if getattr(self.stream.codec_context, "has_b_frames", False) else 1
+        margin = int(reordered / rate / self.stream.time_base) if rate else 0
+        begin, end = self._entries[self._key_at(first)].pos, self._first_after(last + margin)
+        last_begin = self._entries[max(end - 1, 0)].pos
+        while end < len(self._entries) and self._entries[end].pos <= last_begin:
+            end += 1
+        return [ByteRange(begin, self._entries[end].pos if end < len(self._entries) else size)]
+
+    def _key_at(self, tick: int) -> int:
+        found = self._entries.search_timestamp(max(tick, self.start) - self._delay, backward=True)
+        return max(int(found), 0)
+
+    def _stop(self, number: int) -> int:
+        """Return the number, in the order of decoding, of the first packet that is not needed for frame
+        ``number`` and those before it.
+        """
+        number = min(number, len(self._entries) - 1)
+        most = min(number + 1 + _MAX_REORDER, len(self._entries))
+        keys = (n for n in range(number + 1, most) if self._entries[n].is_keyframe)
+        return next(keys, most)
+
+    def _bytes(self, first: int, stop: int) -> list[ByteRange]:
+        entries = (self._entries[number] for number in range(first, stop))
+        return [ByteRange(entry.pos, entry.pos + entry.size) for entry in entries]
+
+    def _first_after(self, tick: int) -> int:
+        low, high = 0, len(self._entries)
+        while low < high:
+            middle = (low + high) // 2
+            if self._entries[middle].timestamp > tick:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _key_before(self, number: int) -> int:
+        timestamp = self._entries[max(number, 0)].timestamp
+        return max(int(self._entries.search_timestamp(timestamp, backward=True)), 0)
+
+    def _seek(self, tick: int) -> Iterator[Any]:
+        target, stream = max(tick, self._lowest), self.stream
+        if stream.type == "audio" and self._container.streams.video and is_matroska(self._container):
+            # Without a stream, seeking goes by the key frames of the video.
+            target, stream = int(min(target * stream.time_base, 2**40) * av.time_base), None
+        try:
+            self._container.seek(target, stream=stream, backward=True)
+        except (av.error.PermissionError, av.error.ValueError):  # nothing to seek to: no key frames, no index
+            self._container.seek(0, backward=True)
+        return (packet for packet in self._container.demux(self.stream) if packet.size)
+
+
+def _leading(packets: Iterator[Any]) -> tuple[int, int | None, Iterator[Any]]:
+    """Count the packets after a key frame that are displayed before it: they need the group before.
+
+    Returns this number, the time of the key frame, and all packets.
+    """
+    taken: list[Any] = []
+    leading = 0
+    for packet in packets:
+        taken.append(packet)
+        key = taken[0].pts
+        if key is None or packet.pts is None or packet.dts is None or packet.dts >= key:
+            break
+        leading += packet.pts < key
+    return leading, taken[0].pts if taken else None, itertools.chain(taken, packets)
+
+
+def _share_of_file(container: Any, stream: Any, first: int, last: int, size: int) -> list[ByteRange]:
+    """Return about the bytes of a time in a file without an index, whose rate of bytes is about constant."""
+    if not container.duration:
+        return []
+    whole = float(container.duration / 1e6 / stream.time_base)
+    margin = _MARGIN_SECONDS / float(stream.time_base)
+    begin = int(max(first - margin, 0) / whole * size) - _MARGIN_BYTES
+    end = int(min((last + margin) / whole, 1.0) * size) + _MARGIN_BYTES
+    return [ByteRange(max(begin, 0), min(end, size))] if begin < size else []
+
+
+def decoded(stream: Any, packets: Iterator[Any]) -> Iterator[Any]:
+    """Decode packets, and then what the decoder still keeps."""
+    for packet in packets:
+        yield from stream.decode(packet)
+    yield from stream.decode(None)

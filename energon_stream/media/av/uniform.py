@@ -1,0 +1,134 @@
+"""Clips and single frames at equal distances."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.errors import ConfigError, DecodeError
+from energon_stream.imports import LazyModule
+
+if TYPE_CHECKING:
+    from energon_stream.media.av.data import AVData
+    from energon_stream.media.av.decoder import AVDecoder
+    from energon_stream.media.av.video import FrameSize, Range
+
+torch: Any = LazyModule("torch")
+
+
+def get_clips_uniform(
+    av_decoder: AVDecoder,
+    clip_duration_seconds: float,
+    num_clips: int,
+    request_video: bool = False,
+    request_audio: bool = False,
+    video_out_frame_size: FrameSize | None = None,
+) -> AVData:
+    """Decode clips of equal length at equal distances, the first at the begin and the last at the end.
+
+    Args:
+        av_decoder: The file.
+        clip_duration_seconds: Length of each clip; 0 for single frames.
+        num_clips: Number of clips. They overlap if the file is short.
+        request_video: Whether to decode video.
+        request_audio: Whether to decode audio.
+        video_out_frame_size: Width and height to which frames are scaled; None keeps their size.
+
+    Returns:
+        The clips; see :meth:`AVDecoder.get_clips`.
+
+    Raises:
+        ConfigError: Neither video nor audio is requested, or a number is negative.
+        DecodeError: The file is damaged, or lacks what is requested.
+
+    Example:
+        >>> from energon_stream.media.av import AVDecoder, get_clips_uniform
+        >>> with open("clip.mp4", "rb") as file:
+        ...     clips = get_clips_uniform(AVDecoder(file), 0.4, 3, request_video=True)
+        >>> clips.video_timestamps
+        [(0.0, 0.44), (0.8, 1.24), (1.6, 2.0)]
+    """
+    if not (request_video or request_audio):
+        raise ConfigError("neither video nor audio is requested", hint="set request_video or request_audio")
+    if clip_duration_seconds < 0 or num_clips < 0:
+        raise ConfigError(
+            f"{num_clips} clips of {clip_duration_seconds} seconds", hint="neither may be negative"
+        )
+    lengths, margin = [], 0.0
+    if request_video:
+        lengths.append(_length(av_decoder.get_video_duration()[0], "video"))
+        margin = 0.5 / av_decoder.get_video_fps()  # the last single frame lies before the end, not at it
+    if request_audio:
+        lengths.append(_length(av_decoder.get_audio_duration(), "audio"))
+    ranges = uniform_ranges(min(lengths), clip_duration_seconds, num_clips, margin)
+    return av_decoder.get_clips(
+        video_clip_ranges=ranges if request_video else None,
+        audio_clip_ranges=ranges if request_audio else None,
+        video_out_frame_size=video_out_frame_size,
+    )
+
+
+def get_single_frames_uniform(
+    av_decoder: AVDecoder,
+    num_frames: int,
+    *,
+    video_out_frame_size: FrameSize | None = None,
+    return_timestamps: bool = False,
+) -> Any:
+    """Decode frames at equal distances, the first and the last frame among them.
+
+    Args:
+        av_decoder: The video.
+        num_frames: Number of frames; frames repeat if the video has fewer.
+        video_out_frame_size: Width and height to which frames are scaled; None keeps their size.
+        return_timestamps: Whether to return the times of the frames as well.
+
+    Returns:
+        A tensor of shape ``(frames, 3, height, width)``, as for :meth:`AVDecoder.get_video`; or this tensor
+        and a list with the time of each frame in seconds.
+
+    Raises:
+        ConfigError: ``num_frames`` is not positive.
+        DecodeError: The file is damaged, or has no video.
+
+    Example:
+        >>> from energon_stream.media.av import AVDecoder, get_single_frames_uniform
+        >>> with open("clip.mp4", "rb") as file:
+        ...     frames, times = get_single_frames_uniform(AVDecoder(file), 3, return_timestamps=True)
+        >>> frames.shape, times
+        (torch.Size([3, 3, 48, 64]), [0.0, 1.0, 1.96])
+    """
+    if num_frames < 1:
+        raise ConfigError(f"num_frames is {num_frames}", hint="use 1 or more")
+    found = get_clips_uniform(
+        av_decoder, 0.0, num_frames, request_video=True, video_out_frame_size=video_out_frame_size
+    )
+    if not found.video_clips:
+        raise DecodeError("the video has no frames")
+    frames = torch.cat([clip[:1] for clip in found.video_clips])
+    return (frames, [begin for begin, _ in found.video_timestamps or []]) if return_timestamps else frames
+
+
+def uniform_ranges(length: float, clip_length: float, count: int, margin: float = 0.0) -> list[Range]:
+    """Return ranges of equal length at equal distances.
+
+    Args:
+        length: Length of the file in seconds.
+        clip_length: Length of a clip.
+        count: Number of clips.
+        margin: How far before the end of the file the last range begins at the latest.
+
+    Example:
+        >>> uniform_ranges(2.0, 0.5, 3)
+        [(0.0, 0.5), (0.75, 1.25), (1.5, 2.0)]
+    """
+    last = max(length - clip_length, 0.0)
+    step = last / (count - 1) if count > 1 else 0.0
+    latest = max(length - margin, 0.0)
+    begins = [min(number * step, latest) for number in range(count)]
+    return [(begin, begin + clip_length) for begin in begins]
+
+
+def _length(found: float | None, kind: str) -> float:
+    if found is None:
+        raise DecodeError(f"the file has no {kind}")
+    return found
