@@ -15,6 +15,17 @@ from energon_stream.errors import ConfigError
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgtp])(i?)b?|b)?\s*", re.IGNORECASE)
 
 
+def node_directory() -> str:
+    """Return the user's folder for what is kept on this node.
+
+    It is ``ENERGON_STREAM_CACHE_DIR``, or ``energon_stream`` in ``XDG_CACHE_HOME`` (``~/.cache``).
+    """
+    named = os.environ.get("ENERGON_STREAM_CACHE_DIR")
+    if not named:
+        named = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "energon_stream")
+    return os.path.abspath(os.path.expanduser(named))
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """Directory, size and policy of the disk cache of a node. Sizes are numbers of bytes or texts such as

@@ -31,6 +31,7 @@ import numpy as np
 import xxhash
 
 from energon_stream.cache import CachedStore, CacheLayer
+from energon_stream.cache.config import node_directory
 from energon_stream.cache.identity import root_name
 from energon_stream.cache.locks import LockedFile, has_locks
 from energon_stream.errors import (
@@ -62,17 +63,10 @@ _running = PerProcess(lambda: threading.BoundedSemaphore(_SCANS))  # shared by a
 
 
 def index_directory(spec: StoreSpec) -> str:
-    """Return the folder for the indices of a dataset: that of the dataset's cache, or else the user's.
-
-    The user's folder is ``ENERGON_STREAM_CACHE_DIR``, or ``energon_stream`` in ``XDG_CACHE_HOME``
-    (``~/.cache``).
-    """
+    """Return the folder for the indices of a dataset: that of the dataset's cache, or else the user's."""
     if isinstance(spec.through, CacheLayer):
         return spec.through.config.directory
-    named = os.environ.get("ENERGON_STREAM_CACHE_DIR")
-    if not named:
-        named = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "energon_stream")
-    return os.path.abspath(os.path.expanduser(named))
+    return node_directory()
 
 
 @dataclass(frozen=True, slots=True)

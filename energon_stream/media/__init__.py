@@ -8,7 +8,6 @@ from energon_stream.media.file_store import (
     FileStore,
     FolderFileStore,
     PrimaryFileStore,
-    open_once,
 )
 from energon_stream.media.pool import (
     CachePool,
@@ -19,6 +18,7 @@ from energon_stream.media.pool import (
     active_pool,
     use_pool,
 )
+from energon_stream.media.ranged_file import FilePlace, RangedFile, open_once
 
 __all__ = [
     "CachePool",
@@ -26,6 +26,7 @@ __all__ = [
     "Decoder",
     "DirectLazy",
     "FileCacheLazy",
+    "FilePlace",
     "FileStore",
     "FileStoreCachePool",
     "FolderFileStore",
@@ -34,6 +35,7 @@ __all__ = [
     "MockLazy",
     "NoCachePool",
     "PrimaryFileStore",
+    "RangedFile",
     "active_pool",
     "open_once",
     "use_pool",

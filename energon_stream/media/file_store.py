@@ -6,12 +6,13 @@ the first lookup. Several threads may use one.
 
 from __future__ import annotations
 
+import io
 import os
 import posixpath
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, BinaryIO, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from energon_stream.errors import (
     FieldError,
@@ -20,19 +21,12 @@ from energon_stream.errors import (
     SampleError,
     UnsupportedStoreError,
 )
+from energon_stream.media.ranged_file import FilePlace, RangedFile, open_once
 from energon_stream.samples import SourceInfo
-from energon_stream.storage import Store, StoreSpec, Transport, strip_credentials
+from energon_stream.storage import StoreSpec, Transport, strip_credentials
 from energon_stream.storage.buffers import as_bytes
-from energon_stream.storage.fork import PerProcess
 
 T_co = TypeVar("T_co", covariant=True)
-
-_STORES: PerProcess[Store] = PerProcess()
-
-
-def open_once(spec: StoreSpec) -> Store:
-    """Return the store of a specification, opened at the first call in this process."""
-    return _STORES.map(spec, spec.open)
 
 
 class Decoder(Protocol):
@@ -40,6 +34,17 @@ class Decoder(Protocol):
 
     def decode(self, name: str, data: bytes | memoryview, /) -> Any:
         """Decode one file."""
+
+
+@runtime_checkable
+class FileDecoder(Decoder, Protocol):
+    """A decoder that makes values of some files which read their bytes later, by range."""
+
+    def takes_file(self, name: str, /) -> bool:
+        """Return True if :meth:`decode_file` is for files of this name."""
+
+    def decode_file(self, name: str, file: BinaryIO, /) -> Any:
+        """Return the value of a file that can be moved in. Nothing need be read yet."""
 
 
 class FileStore(ABC, Generic[T_co]):
@@ -88,6 +93,18 @@ class FileStore(ABC, Generic[T_co]):
     def decode(self, key: str, data: Any) -> Any:
         """Turn the data of :meth:`read` into the data that the store returns."""
         return data
+
+    def open(self, key: str) -> tuple[BinaryIO, SourceInfo]:
+        """Return a file that can be moved in, and its source.
+
+        Folders and prepared datasets read such a file by range, as far as it is read. Other stores read it
+        whole.
+
+        Args:
+            key: The name.
+        """
+        data, source = self.read(key)
+        return io.BytesIO(data), source
 
     def get_media_metadata(self, key: str) -> Any:
         """Return the indexed size and format of an image.
@@ -148,12 +165,7 @@ class FolderFileStore(FileStore[bytes]):
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
         """Read a file; see :class:`FileStore`."""
-        path = posixpath.normpath(key)
-        if self.spec.url == "/":
-            path = path.lstrip("/")
-        # Names come from data. They must not reach files outside the folder that the user named.
-        if path.startswith(("/", "..")) or path == ".":
-            raise SampleError(f"{key!r} is not a path within this folder", where=self.get_path())
+        path = self._path(key)
         try:
             data = as_bytes(open_once(self.spec).get(path).data)
         except ObjectNotFoundError as error:
@@ -161,9 +173,23 @@ class FolderFileStore(FileStore[bytes]):
             raise MissingFileError(f"there is no {key!r}", where=self.get_path(), hint=hint) from error
         return data, SourceInfo(self.get_path(), key, None, (key,))
 
+    def open(self, key: str) -> tuple[BinaryIO, SourceInfo]:
+        """Return a file that is read by range; see :class:`FileStore`."""
+        file = RangedFile(FilePlace(self.spec, self._path(key)))
+        return cast("BinaryIO", file), SourceInfo(self.get_path(), key, None, (key,))
+
     def get_path(self) -> str:
         """Return the path or URL of the folder."""
         return strip_credentials(self.spec.url)
+
+    def _path(self, key: str) -> str:
+        path = posixpath.normpath(key)
+        if self.spec.url == "/":
+            path = path.lstrip("/")
+        # Names come from data. They must not reach files outside the folder that the user named.
+        if path.startswith(("/", "..")) or path == ".":
+            raise SampleError(f"{key!r} is not a path within this folder", where=self.get_path())
+        return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +213,9 @@ class FileStoreWrapper(FileStore[Any]):
     def decode(self, key: str, data: Any) -> Any:
         return self.inner.decode(self._name(key), data)
 
+    def open(self, key: str) -> tuple[BinaryIO, SourceInfo]:
+        return self.inner.open(self._name(key))
+
     def get_media_metadata(self, key: str) -> Any:
         return self.inner.get_media_metadata(self._name(key))
 
@@ -209,7 +238,10 @@ class DecodeFileStore(FileStoreWrapper):
     decoder: Decoder
 
     def __getitem__(self, key: str) -> tuple[Any, SourceInfo]:
-        """Read and decode a file; see :class:`FileStore`."""
+        """Read and decode a file; see :class:`FileStore`. Video and audio are read later, by range."""
+        if isinstance(self.decoder, FileDecoder) and self.decoder.takes_file(key):
+            file, source = self.inner.open(key)
+            return self.decoder.decode_file(key, file), source
         data, source = self.inner[key]
         return self.decoder.decode(key, data), source
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 import apsw
 
@@ -18,7 +18,7 @@ from energon_stream.errors import (
 )
 from energon_stream.index.metadata import INFO_JSON, read_info
 from energon_stream.index.tar_format import TAR_RECORD, check_header, split_name
-from energon_stream.media import FileStore, FolderFileStore, open_once
+from energon_stream.media import FilePlace, FileStore, FolderFileStore, RangedFile, open_once
 from energon_stream.media.file_store import missing_file
 from energon_stream.media.metadata import MediaMetadataBase, deserialize_media_metadata
 from energon_stream.read.index_database import index_database
@@ -149,6 +149,14 @@ class WebdatasetFileStore(FileStore[bytes]):
             raise missing_file(key, self)
         data = opened.read(key, place)
         return data, SourceInfo(self.get_path(), place.sample, place.shard, (key,))
+
+    def open(self, key: str) -> tuple[BinaryIO, SourceInfo]:
+        """Return a part as a file that is read by range; see ``FileStore``."""
+        place = _dataset(self.spec).find(key)
+        if place is None:
+            raise missing_file(key, self)
+        file = RangedFile(FilePlace(self.spec, place.shard, place.bytes.start, len(place.bytes)))
+        return cast("BinaryIO", file), SourceInfo(self.get_path(), place.sample, place.shard, (key,))
 
     def get_media_metadata(self, key: str) -> MediaMetadataBase:
         """Return the indexed size and format of an image, or length and format of video and audio.

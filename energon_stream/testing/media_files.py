@@ -87,6 +87,8 @@ class VideoFile:
                 "x264-params": f"keyint={self.group}:scenecut=0:bframes={self.b_frames}",
                 "preset": "ultrafast",
             }
+        elif self.codec.startswith("libvpx"):
+            stream.options = {"deadline": "realtime", "cpu-used": "8"}
         if self.milliseconds is not None:
             stream.codec_context.time_base = Fraction(1, 1000)
         return stream

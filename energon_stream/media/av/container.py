@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +78,13 @@ def only_stream(container: Any, kind: str) -> Any:
 def is_matroska(container: Any) -> bool:
     """Return True for mkv and webm, of which the index has the key frames of the video alone."""
     return "matroska" in container.format.name
+
+
+def read_index(container: Any) -> None:
+    """Let the demuxer read its index, or the end of the file, which some do only when they first seek."""
+    is_flac = container.format.name == "flac"  # it reads the end only for a time that it does not know
+    with contextlib.suppress(av.error.FFmpegError):
+        container.seek((container.duration or 0) // 2 if is_flac else 0, backward=True)
 
 
 def first_stream(container: Any, kind: str) -> Any | None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from energon_stream.errors import DecodeError, PartLimitError
 from energon_stream.limits import Limits
 from energon_stream.media.av.audio import AudioClip, AudioStream, AudioUnit
-from energon_stream.media.av.container import first_stream, only_stream, open_container
+from energon_stream.media.av.container import first_stream, only_stream, open_container, read_index
 from energon_stream.media.av.data import AVData
 from energon_stream.media.av.video import FrameSize, Range, VideoClip, VideoStream, VideoUnit
 from energon_stream.media.metadata import AVMetadata
+from energon_stream.media.ranged_file import RangedFile
+
+if TYPE_CHECKING:
+    from energon_stream.storage import ByteRange
 
 _ALL: Range = (0.0, float("inf"))
 
@@ -141,6 +145,8 @@ class AVDecoder:
         Returns:
             The clips, in the order of the ranges; empty lists for what was not asked for.
         """
+        if isinstance(self.stream, RangedFile):
+            self._fetch_clips(self.stream, video_clip_ranges, audio_clip_ranges, video_unit, audio_unit)
         clips: list[VideoClip] = []
         sounds: list[AudioClip] = []
         if video_clip_ranges is not None:
@@ -241,6 +247,30 @@ class AVDecoder:
                     samples = AudioStream(container, only_stream(container, "audio")).count()
                     known["audio_num_samples"] = samples
         return AVMetadata(**known)
+
+    def _fetch_clips(
+        self,
+        file: RangedFile,
+        video_clip_ranges: Sequence[Range] | None,
+        audio_clip_ranges: Sequence[Range] | None,
+        video_unit: VideoUnit,
+        audio_unit: AudioUnit,
+    ) -> None:
+        """Fetch the bytes of all clips at once."""
+        for _ in range(2):  # a second time if the file was replaced since its header was kept
+            wanted: list[ByteRange] = []
+            with open_container(self.stream) as container:
+                read_index(container)
+                if video_clip_ranges is not None:
+                    video = self._video(container)
+                    for clip_range in video_clip_ranges:
+                        wanted += video.bytes_of(clip_range, video_unit, file.size)
+                if audio_clip_ranges is not None:
+                    audio = AudioStream(container, only_stream(container, "audio"))
+                    for clip_range in audio_clip_ranges:
+                        wanted += audio.bytes_of(clip_range, audio_unit, file.size)
+            if file.prefetch(wanted):
+                return
 
     def _video(self, container: Any) -> VideoStream:
         stream = only_stream(container, "video")

@@ -21,11 +21,14 @@ _MAX_REORDER = 16
 """Most frames by which the order of decoding differs from the order of display, in any codec."""
 
 _USUAL_REORDER = 3
+_SHARE_OF_NEXT = 0.15
 LAST = 1 << 62
 """A tick after all others."""
 
-_MARGIN_SECONDS = 1.0
-_MARGIN_BYTES = 64 << 10
+_MARGIN_SECONDS = 2.0
+_MARGIN_BYTES = 128 << 10
+_WITHOUT_INDEX = ("mp3", "aac")
+"""Formats of which the packets before a clip must be read to find the clip."""
 
 
 def ticks(seconds: float, time_base: Any) -> int:
@@ -86,10 +89,14 @@ class Packets:
 
     def _until(self, packets: Iterator[Any], last: int) -> Iterator[Any]:
         self.is_at_end = False
+        stop = self._first_after(last) if self.are_numbered else 0
+        final = self._entries[stop - 1].timestamp if 0 < stop < len(self._entries) else None
         for packet in packets:
             if packet.dts is not None and packet.dts > last:  # as are all that follow it
                 return
             yield packet
+            if final is not None and packet.dts is not None and packet.dts >= final:
+                return  # without reading the next one, of which the bytes are not at hand
         self.is_at_end = True
 
     def from_number(self, first: int, last: int) -> Group:
@@ -137,20 +144,32 @@ class Packets:
             return self._bytes(self._key_at(first), self._first_after(last))
         if is_matroska(self._container):
             return self._bytes_between_cues(first, last, size)
-        return _share_of_file(self._container, self.stream, first, last, size)
+        begin, end = _share_of_file(self._container, self.stream, first, last, size)
+        if self._container.format.name in _WITHOUT_INDEX:
+            begin = 0
+        return [ByteRange(begin, end)]
 
     def _bytes_between_cues(self, first: int, last: int, size: int) -> list[ByteRange]:
         """Return the bytes of whole groups: the index of this container has key frames only."""
         if not len(self._entries):
             return []
-        rate = self.stream.average_rate
-        reordered = _USUAL_REORDER if getattr(self.stream.codec_context, "has_b_frames", False) else 1
-        margin = int(reordered / rate / self.stream.time_base) if rate else 0
-        begin, end = self._entries[self._key_at(first)].pos, self._first_after(last + margin)
+        begin, end = self._entries[self._key_at(first)].pos, self._first_after(last)
         last_begin = self._entries[max(end - 1, 0)].pos
         while end < len(self._entries) and self._entries[end].pos <= last_begin:
             end += 1
-        return [ByteRange(begin, self._entries[end].pos if end < len(self._entries) else size)]
+        if end == len(self._entries):
+            return [ByteRange(begin, size)]
+        stop = self._entries[end].pos
+        if self._entries[end].timestamp <= last + self._reordered():
+            stop += int(_SHARE_OF_NEXT * (stop - begin))  # the decoder reaches into the next group
+        return [ByteRange(begin, min(stop, size))]
+
+    def _reordered(self) -> int:
+        """Return by about how many ticks frames are decoded before they are displayed."""
+        if self.stream.type != "video" or not self.stream.average_rate:
+            return 0
+        frames = _USUAL_REORDER if self.stream.codec_context.has_b_frames else 1
+        return int(frames / self.stream.average_rate / self.stream.time_base)
 
     def _key_at(self, tick: int) -> int:
         found = self._entries.search_timestamp(max(tick, self.start) - self._delay, backward=True)
@@ -211,15 +230,15 @@ def _leading(packets: Iterator[Any]) -> tuple[int, int | None, Iterator[Any]]:
     return leading, taken[0].pts if taken else None, itertools.chain(taken, packets)
 
 
-def _share_of_file(container: Any, stream: Any, first: int, last: int, size: int) -> list[ByteRange]:
+def _share_of_file(container: Any, stream: Any, first: int, last: int, size: int) -> tuple[int, int]:
     """Return about the bytes of a time in a file without an index, whose rate of bytes is about constant."""
     if not container.duration:
-        return []
-    whole = float(container.duration / 1e6 / stream.time_base)
+        return 0, size
+    whole = float(container.duration / av.time_base / stream.time_base)
     margin = _MARGIN_SECONDS / float(stream.time_base)
-    begin = int(max(first - margin, 0) / whole * size) - _MARGIN_BYTES
+    begin = int(min(max(first - margin, 0) / whole, 1.0) * size) - _MARGIN_BYTES
     end = int(min((last + margin) / whole, 1.0) * size) + _MARGIN_BYTES
-    return [ByteRange(max(begin, 0), min(end, size))] if begin < size else []
+    return max(begin, 0), min(end, size)
 
 
 def decoded(stream: Any, packets: Iterator[Any]) -> Iterator[Any]:

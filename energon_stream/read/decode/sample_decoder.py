@@ -10,7 +10,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgpack
 
@@ -209,6 +209,15 @@ class SampleDecoder(FileStoreDecoder):
                 f"part {fname!r} of {len(copied)} bytes cannot be decoded: {type(error).__name__}: {error}",
                 hint="check whether the part is damaged or has the wrong extension",
             ) from error
+
+    def takes_file(self, name: str) -> bool:
+        """Return True if files of a name are decoded from what is read later: video and audio."""
+        is_lazy = self.av_decode in ("AVDecoder", "pyav")
+        return is_lazy and name.lower().rpartition(".")[2] in AV_EXTENSIONS
+
+    def decode_file(self, name: str, file: BinaryIO) -> Any:
+        """Return the value of a file for which :meth:`takes_file` holds."""
+        return decode_av(file, self.av_decode or "AVDecoder", limits=self._bounds)
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Decode all parts of a sample; names that begin with two underscores are no parts."""

@@ -1,0 +1,243 @@
+"""Clips that are read by range from S3: what they cost, counted at the server, and that they are the same."""
+
+import io
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from energon_stream import (
+    DecodeFileStore,
+    MapDataset,
+    PackingDataset,
+    PrimaryFileStore,
+    SampleDecoder,
+    SystemFileStore,
+)
+from energon_stream.errors import DecodeError, MissingFileError
+from energon_stream.index.prepare import prepare_dataset
+from energon_stream.media import RangedFile, openings
+from energon_stream.media.av import AVDecoder, get_single_frames_uniform
+from energon_stream.read.file_stores import WebdatasetFileStore
+from energon_stream.storage import StoreSpec
+from energon_stream.testing.datasets import CRUDE_YAML, write_shards
+from energon_stream.testing.media_files import VideoFile
+from energon_stream.testing.operator_suite import NumbersDataset, assert_exact_resume
+from energon_stream.testing.s3server import S3Server
+
+BIG = {"frames": 300, "size": (192, 108), "group": 50, "noise": 60, "audio_codec": "aac"}
+SOUND = {"frames": 0, "audio_seconds": 60.0}
+FILES = {
+    "a.mp4": VideoFile(**BIG),
+    "fast.mp4": VideoFile(**BIG, options=(("movflags", "faststart"),)),
+    "a.mkv": VideoFile(**BIG),
+    "v.webm": VideoFile(**{**BIG, "codec": "libvpx", "audio_codec": None, "b_frames": 0}),
+    "fragments.mp4": VideoFile(**BIG, options=(("movflags", "frag_keyframe+empty_moov"),)),
+    "a.wav": VideoFile(**SOUND, audio_codec="pcm_s16le"),
+    "a.flac": VideoFile(**SOUND, audio_codec="flac"),
+    "a.mp3": VideoFile(**SOUND, audio_codec="libmp3lame", audio_rate=44_100),
+    "a.ogg": VideoFile(**SOUND, audio_codec="libopus", audio_rate=48_000),
+}
+INDEXED = ["a.mp4", "fast.mp4", "a.mkv", "v.webm"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("s3")
+    folder = root / "bucket" / "files"
+    folder.mkdir(parents=True)
+    for name, file in FILES.items():
+        file.write(folder / name)
+
+    def parts(number):
+        return {"mp4": (folder / "a.mp4").read_bytes(), "json": b"%d" % number}
+
+    write_shards(root / "bucket" / "tars", shards=1, samples_per_shard=2, parts=parts, key="{:04d}")
+    prepare_dataset(str(root / "bucket" / "tars"), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
+    return folder
+
+
+@pytest.fixture
+def server(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("ENERGON_STREAM_CACHE_DIR", str(tmp_path / "node"))
+    openings._memory.clear()
+    with S3Server(folder.parent.parent) as server:
+        yield server
+    openings._memory.clear()
+
+
+@pytest.fixture
+def store(server):
+    return DecodeFileStore(
+        SystemFileStore("s3://bucket/files", storage_options=server.storage_options), SampleDecoder()
+    )
+
+
+def gets(server):
+    """Ranges of the GETs since the last call, as (first byte, byte after the last)."""
+    entries = [
+        entry
+        for entry in server.log()
+        if entry.method == "GET" and entry.range and not entry.key.endswith(".sqlite")
+    ]
+    server.reset_counters()
+    found = []
+    for entry in entries:
+        first, _, last = entry.range.removeprefix("bytes=").partition("-")
+        found.append((int(first), int(last) + 1))
+    return found
+
+
+def group_bytes(path, first, last):
+    """Bytes of all packets of the groups of pictures that a time touches, and of what lies between them."""
+    import av
+
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        packets = [p for p in container.demux(stream) if p.size]
+        keys = [i for i, p in enumerate(packets) if p.is_keyframe]
+        times = [float(packets[i].pts * stream.time_base) for i in keys]
+        begin = max(i for i, time in zip(keys, times, strict=True) if time <= first)
+        after = [i for i, time in zip(keys, times, strict=True) if time > last]
+        end = packets[after[0]].pos if after else os.path.getsize(path)
+        return end - packets[begin].pos
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_a_clip_costs_one_get_once_the_header_is_known(folder, server, store, name):
+    local = AVDecoder(io.BytesIO((folder / name).read_bytes()))
+    store.get(name).get_video_clips([(0.5, 1.0)])
+    assert len(gets(server)) <= 7  # header, index, and the groups of pictures
+    for unit, begin, end in [("seconds", 4.2, 6.2), ("seconds", 9.0, 9.9), ("frames", 110, 140)]:
+        found, times = store.get(name).get_video_clips([(begin, end)], unit)
+        expected, expected_times = local.get_video_clips([(begin, end)], unit)
+        assert times == expected_times
+        assert torch.equal(found[0], expected[0])
+        ranges = gets(server)
+        assert len(ranges) <= (2 if (name, begin) == ("a.mkv", 9.0) else 1)  # its end needs the next group
+        seconds = (begin / 25, end / 25) if unit == "frames" else (begin, end)
+        assert sum(stop - start for start, stop in ranges) <= 1.2 * group_bytes(folder / name, *seconds)
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_clips_of_one_file_are_fetched_together(folder, server, store, name):
+    local = AVDecoder(io.BytesIO((folder / name).read_bytes()))
+    store.get(name).has_video_stream()
+    store.get(name).get_video_clips([(0, 0.1)])
+    gets(server)
+    wanted = [(2.0, 2.3), (2.5, 3.0), (3.1, 3.5), (3.6, 3.9)]
+    found, _ = store.get(name).get_video_clips(wanted)
+    for ours, theirs in zip(found, local.get_video_clips(wanted)[0], strict=True):
+        assert torch.equal(ours, theirs)
+    ranges = gets(server)
+    assert len(ranges) == len({start for start, _ in ranges}) <= 2
+    assert sum(stop - start for start, stop in ranges) <= 1.2 * group_bytes(folder / name, 2.0, 3.9)
+
+
+@pytest.mark.parametrize("name", list(FILES))
+def test_everything_equals_the_local_file(folder, store, name):
+    local, remote = AVDecoder(io.BytesIO((folder / name).read_bytes())), store.get(name)
+    assert isinstance(remote.stream, RangedFile)
+    assert remote.get_metadata() == local.get_metadata()
+    if local.has_video_stream():
+        assert torch.equal(get_single_frames_uniform(remote, 3), get_single_frames_uniform(local, 3))
+        for clip_range in [(0.0, 0.2), (7.9, 8.3), (11.9, 20.0), (3.0, 3.0)]:
+            ours, theirs = remote.get_video_clips([clip_range]), local.get_video_clips([clip_range])
+            assert torch.equal(ours[0][0], theirs[0][0])
+            assert ours[1] == theirs[1]
+        assert remote.get_video_clips([(30, 31)]) == ([], [])
+    if local.has_audio_stream():
+        for clip_range in [(0.0, 0.2), (7.9, 8.3), (11.5, 20.0)]:
+            ours, theirs = remote.get_audio_clips([clip_range]), local.get_audio_clips([clip_range])
+            assert torch.equal(ours[0][0], theirs[0][0])
+
+
+@pytest.mark.parametrize(("name", "most"), [("a.wav", 1), ("a.flac", 2), ("a.mp3", 1), ("a.ogg", 2)])
+def test_audio_by_time_reads_a_part_of_the_file(folder, server, store, name, most):
+    store.get(name).get_audio_clips([(1, 2)])
+    gets(server)
+    store.get(name).get_audio_clips([(40, 41)])
+    assert len(gets(server)) <= most
+
+
+def test_a_part_of_a_tar_is_read_by_range(folder, server):
+    spec = StoreSpec("s3://bucket/tars", server.storage_options)
+    primary = PrimaryFileStore(DecodeFileStore(WebdatasetFileStore(spec), SampleDecoder()), "0001")
+    primary.get(".mp4").get_video_clips([(0, 0.1)])
+    gets(server)
+    found, _ = primary.get(".mp4").get_video_clips([(4.2, 6.2)])
+    local = AVDecoder(io.BytesIO((folder / "a.mp4").read_bytes()))
+    assert torch.equal(found[0], local.get_video_clips([(4.2, 6.2)])[0][0])
+    ranges = gets(server)
+    assert len(ranges) == 1
+    assert ranges[0][1] - ranges[0][0] <= 1.2 * group_bytes(folder / "a.mp4", 4.2, 6.2)
+
+
+def test_headers_are_kept_on_the_node(server, store):
+    store.get("a.mp4").get_video_clips([(0, 0.1)])
+    openings._memory.clear()  # as in another process
+    gets(server)
+    store.get("a.mp4").get_video_clips([(4.2, 6.2)])
+    assert len(gets(server)) == 1
+    (kept,) = [path for path in (Path(openings.node_directory()) / "v1").rglob("*") if path.is_file()]
+    kept.write_bytes(kept.read_bytes()[:-1] + b"?")  # damaged, so it does not count
+    openings._memory.clear()
+    store.get("a.mp4").get_video_clips([(4.2, 6.2)])
+    assert len(gets(server)) > 1
+
+
+def test_a_file_that_was_replaced_is_opened_anew(folder, server, store):
+    server.create_bucket("other")
+    (folder.parent.parent / "other").mkdir(exist_ok=True)
+    server.put("s3://other/x.mp4", (folder / "a.mp4").read_bytes())
+    other = DecodeFileStore(
+        SystemFileStore("s3://other", storage_options=server.storage_options), SampleDecoder()
+    )
+    other.get("x.mp4").get_video_clips([(4, 5)])
+    VideoFile(**{**BIG, "frames": 200, "noise": 20}).write(folder.parent / "new.mp4")
+    new = (folder.parent / "new.mp4").read_bytes()
+    server.put("s3://other/x.mp4", new)
+    found, _ = other.get("x.mp4").get_video_clips([(4, 5)])
+    assert torch.equal(found[0], AVDecoder(io.BytesIO(new)).get_video_clips([(4, 5)])[0][0])
+
+
+def test_small_and_damaged_files(server, store):
+    server.put("s3://bucket/files/empty.mp4", b"")
+    server.put("s3://bucket/files/text.mp4", b"hello")
+    for name in ("empty.mp4", "text.mp4"):
+        with pytest.raises(DecodeError, match="cannot be decoded"):
+            store.get(name).get_video()
+    with pytest.raises(MissingFileError):
+        store.get("absent.mp4").get_video()
+
+
+def test_decoders_of_ranged_files_travel(store):
+    copy = pickle.loads(pickle.dumps(store.get("a.mp4")))
+    assert torch.equal(
+        copy.get_video_clips([(1, 1.2)])[0][0], store.get("a.mp4").get_video_clips([(1, 1.2)])[0][0]
+    )
+
+
+def test_clips_resume_exactly_also_in_packs(folder):
+    videos = DecodeFileStore(SystemFileStore(str(folder)), SampleDecoder())
+
+    def clip(number):
+        return (
+            videos.get(["a.mp4", "v.webm"][number % 2])
+            .get_video_clips([(number % 8, number % 8 + 0.1)])[0][0]
+            .sum()
+        )
+
+    assert_exact_resume(lambda: MapDataset(NumbersDataset(24), clip), steps=8, tail=4)
+
+    def packed():
+        return PackingDataset(
+            NumbersDataset(24),
+            buffer_size=6,
+            pre_packer=lambda numbers: [numbers[start : start + 3] for start in range(0, len(numbers), 3)],
+            final_packer=lambda numbers: torch.stack([clip(number) for number in numbers]),
+        )
+
+    assert_exact_resume(packed, steps=6, tail=3)
