@@ -62,7 +62,8 @@ def main() -> None:
         root = Path(folder, "s3", "data")
         root.mkdir(parents=True)
         write_large(root / "large.mp4", options.megabytes, Path(folder, "seed.mp4"))
-        local = AVDecoder(open(root / "large.mp4", "rb"))
+        local = SystemFileStore(str(root)).open("large.mp4")[0]
+        local = AVDecoder(local)
         seconds = local.get_video_duration()[0] or 0.0
         print(f"{(root / 'large.mp4').stat().st_size / 1e6:.0f} MB, {seconds:.0f} s")
         with S3Server(root.parent, own_process=True) as server:

@@ -205,10 +205,10 @@ def prepare_media(
     tmp_path: str | None,
     **media: Any,
 ) -> None:
-    """Index the size of images in a prepared dataset or a plain folder.
+    """Index the size of images, and the length of video and audio, of a prepared dataset or a folder.
 
-    PATH is local, s3://… or any other fsspec URL. Needs one of the --media-metadata-by-… options. Audio and
-    video files are skipped.
+    PATH is local, s3://… or any other fsspec URL. Needs one of the --media-metadata-by-… options. Video
+    and audio need the extra "av".
     """
     chosen = _media_filter(**media)
     if chosen is None:
@@ -248,10 +248,11 @@ def _show_media(report: MediaReport) -> None:
     click.echo(f"Stored media metadata of {report.stored} files.")
     if report.skipped_av:
         click.echo(
-            f"Skipped {report.skipped_av} audio and video files: their metadata is not available.", err=True
+            f"Skipped {report.skipped_av} audio and video files: install energon-stream[av] to read them.",
+            err=True,
         )
     if report.unreadable:
-        echo(f"{len(report.unreadable)} files are not images, the first is {report.unreadable[0]}.", err=True)
+        echo(f"{len(report.unreadable)} files cannot be read, the first is {report.unreadable[0]}.", err=True)
 
 
 def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None) -> None:

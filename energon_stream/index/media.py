@@ -1,4 +1,4 @@
-"""Reads the size and format of images from the first bytes of their files."""
+"""Reads the size and format of images, video and audio from the headers of their files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy as np
 
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.imports import LazyModule
-from energon_stream.media.metadata import ImageMetadata
+from energon_stream.media.av import AVDecoder
+from energon_stream.media.metadata import AVMetadata, ImageMetadata
 from energon_stream.storage import ByteRange, Store, plan_fetches, shared_fetcher
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _FORMATS = ("BMP", "GIF", "ICO", "JPEG", "JPEG2000", "PNG", "TIFF", "WEBP")
 _HEAD_BYTES = 64 << 10
 _MAX_GAP = 64 << 10  # one request fetches small adjacent files; large files are never read whole
 _MAX_FETCH = 4 << 20
+_COUNTED_BYTES = 4 << 20  # in files of up to this size frames are counted, if the header does not say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,21 @@ def read_images(store: Store, files: Sequence[MediaFile]) -> list[ImageMetadata 
         head = bodies[fetch].result().data[file.start - first : int(stop) - first]
         found.append(_header(cast("BinaryIO", _Payload(store, file, head))))
     return found
+
+
+def read_av(store: Store, file: MediaFile) -> AVMetadata:
+    """Read the metadata of a video or audio file, by range.
+
+    The number of frames is left out where the header does not say it: counting would read the whole file.
+
+    Raises:
+        DecodeError: The file cannot be read.
+        MissingPackageError: PyAV is not installed.
+    """
+    payload = cast("BinaryIO", _Payload(store, file, memoryview(b"")))
+    decoder = AVDecoder(payload)
+    frames = file.size <= _COUNTED_BYTES or file.name.lower().endswith((".mp4", ".mov", ".m4v", ".avi"))
+    return decoder.get_metadata(get_video_frame_count=frames)
 
 
 def _header(file: BinaryIO) -> ImageMetadata | None:

@@ -12,12 +12,19 @@ from dataclasses import astuple, dataclass
 from itertools import islice
 from typing import TypeAlias
 
-from energon_stream.errors import ConfigError, MetadataError, NotPreparedError, ObjectNotFoundError
+from energon_stream.errors import (
+    ConfigError,
+    DecodeError,
+    MetadataError,
+    MissingPackageError,
+    NotPreparedError,
+    ObjectNotFoundError,
+)
 from energon_stream.index.in_order import ordered_map
-from energon_stream.index.media import MediaFile, MediaFilter, read_images
+from energon_stream.index.media import MediaFile, MediaFilter, read_av, read_images
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, parse_info
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file, temporary_folder
-from energon_stream.media.metadata import ImageMetadata
+from energon_stream.media.metadata import MediaMetadataBase
 from energon_stream.storage import ObjectMeta, Store, StoreSpec
 
 MEDIA_TABLES = """
@@ -40,32 +47,41 @@ class MediaReport:
     """Outcome for the files that a media filter matches."""
 
     stored: int = 0  # number of files whose metadata is in the index now
-    skipped_av: int = 0  # number of audio and video files; metadata of these is not supported
-    # Names of the files that are not images. Always empty with ``HEADER``, which tries all files.
+    skipped_av: int = 0  # number of audio and video files that were skipped, because PyAV is not installed
+    # Names of the files that cannot be read. ``HEADER``, which tries all files, names no images here.
     unreadable: tuple[str, ...] = ()
 
     def __add__(self, other: MediaReport) -> MediaReport:
         return MediaReport(*map(operator.add, astuple(self), astuple(other)))
 
 
-FoundMedia: TypeAlias = tuple[Mapping[str, ImageMetadata], MediaReport]
-"""Images of some files by name, and the outcome for these files."""
+FoundMedia: TypeAlias = tuple[Mapping[str, MediaMetadataBase], MediaReport]
+"""Metadata of some files by name, and the outcome for these files."""
 
 
 def find_media(store: Store, media_filter: MediaFilter, files: Iterable[MediaFile]) -> FoundMedia:
     """Read the metadata of the files that a filter matches. Raises the errors of :func:`read_images`."""
     matching = [file for file in files if media_filter.matches(file.name)]
     candidates = [file for file in matching if not file.is_av]
-    images: dict[str, ImageMetadata] = {}
+    known: dict[str, MediaMetadataBase] = {}
     unreadable: list[str] = []
     for start in range(0, len(candidates), _BATCH):
         batch = candidates[start : start + _BATCH]
         for file, image in zip(batch, read_images(store, batch), strict=True):
             if image is not None:
-                images[file.name] = image
+                known[file.name] = image
             elif media_filter.strategy != "HEADER":
                 unreadable.append(file.name)
-    return images, MediaReport(len(images), len(matching) - len(candidates), tuple(unreadable))
+    skipped = 0
+    for file in (file for file in matching if file.is_av):
+        try:
+            known[file.name] = read_av(store, file)
+        except MissingPackageError:
+            skipped += 1
+        except DecodeError:
+            if media_filter.strategy != "HEADER":
+                unreadable.append(file.name)
+    return known, MediaReport(len(known), skipped, tuple(unreadable))
 
 
 class MediaTables:
@@ -82,11 +98,11 @@ class MediaTables:
         )
 
     def add(self, found: FoundMedia) -> None:
-        """Store images, and count them in ``report``."""
-        images, report = found
+        """Store metadata, and count the files in ``report``."""
+        known, report = found
         self._database.executemany(
-            "INSERT OR REPLACE INTO media_metadata VALUES (?, 'image', ?)",
-            ((name, image.to_json()) for name, image in images.items()),
+            "INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)",
+            ((name, one.metadata_type.value, one.to_json()) for name, one in known.items()),
         )
         self.report += report
 
@@ -114,7 +130,7 @@ def prepare_media(
         progress: Called with the number of files checked since the last call.
 
     Raises:
-        ConfigError: The filter finds no image, or ``workers`` is not positive.
+        ConfigError: The filter finds no readable file, or ``workers`` is not positive.
         NotPreparedError: The folder has tars and is not prepared, or has no index.
         MetadataError: The index is damaged, or does not match ``.info.json``.
         ObjectNotFoundError: There is no such folder, or a shard is missing.
@@ -154,8 +170,9 @@ def prepare_media(
             raise MetadataError(f"index.sqlite cannot be used: {error}", where=where) from error
         if not tables.report.stored:
             raise ConfigError(
-                f"the media filter {media_filter.strategy} found no image among {done} files "
-                f"({tables.report.skipped_av} audio and video files, {len(tables.report.unreadable)} others)",
+                f"the media filter {media_filter.strategy} found no readable media among {done} files "
+                f"({tables.report.skipped_av} skipped because the extra 'av' is not installed, "
+                f"{len(tables.report.unreadable)} unreadable)",
                 where=store.url,
                 hint="patterns match samplekey.part in a prepared dataset, and the path in a plain folder",
             )
