@@ -1,4 +1,4 @@
-"""What opening a media file needs, kept in the process and on this node.
+"""Headers and indices of media files, kept in the process and on this node.
 
 A file on disk holds a mark of the format, an XXH3 hash of its path and content, and the content: MessagePack
 of the size, the version and the pieces, packed with zlib. Files lie in 256 folders. When one of them is full,

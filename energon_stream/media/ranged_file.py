@@ -31,7 +31,7 @@ def open_once(spec: StoreSpec) -> Store:
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """Where a file is: in the object at ``path``, ``size`` bytes from ``start``. A picklable value."""
+    """Place of a file: ``size`` bytes from ``start`` of the object at ``path``. A picklable value."""
 
     spec: StoreSpec
     path: str

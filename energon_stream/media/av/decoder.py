@@ -23,7 +23,7 @@ _ALL: Range = (0.0, float("inf"))
 
 @dataclass
 class AVDecoder:
-    """A video or audio file, of which the methods decode what is asked for. Needs the extra ``av``.
+    """A video or audio file with methods that decode parts of it. Needs the extra ``av``.
 
     Nothing is read before a method is called. Each call opens the file anew, and keeps nothing.
 

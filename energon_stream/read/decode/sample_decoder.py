@@ -139,7 +139,7 @@ class SampleDecoder(FileStoreDecoder):
     Attributes:
         image_decode: One of :data:`IMAGE_MODES`; None leaves images as bytes.
         av_decode: Form of video and audio, for which the extra ``av`` is needed. ``"AVDecoder"``: an
-            :class:`AVDecoder <energon_stream.media.av.AVDecoder>`, which decodes what is asked for.
+            :class:`AVDecoder <energon_stream.media.av.AVDecoder>` with methods for clips and frames.
             ``"torch"``: ``AVData`` with all frames, or all samples of audio files. ``"pyav"``: an
             open ``av.container.InputContainer``. None leaves the bytes.
         video_decode_audio: Whether ``"torch"`` decodes the audio of videos as well.
