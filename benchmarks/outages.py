@@ -128,7 +128,7 @@ OUTAGES = {
 
 
 def batches(url: str, options: dict[str, Any] | None, transport: str, workers: int) -> Iterator[Any]:
-    """Read a dataset for ever, with little read-ahead."""
+    """Read a dataset without end, with little read-ahead."""
     dataset = get_train_dataset(
         url,
         batch_size=BATCH,

@@ -1,4 +1,4 @@
-"""How worker processes start: by fork where that is safe, else by a server that has the library loaded."""
+"""Start methods of worker processes: fork where it is safe, else a server that has the library loaded."""
 
 from __future__ import annotations
 

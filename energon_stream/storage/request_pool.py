@@ -152,7 +152,7 @@ class RequestPool:
     def begin(self, run: _Run) -> None:
         """Begin an attempt; after a back-off, wait for a slot.
 
-        Raises AnswerUnwanted if a second run was faster, or nobody wants the answer any more.
+        Raises AnswerUnwanted if a second run was faster, or the answer was abandoned.
         """
         task = run.task
         if task.future.unwanted:
