@@ -33,13 +33,13 @@ def open_leaf(
     if isinstance(ref, JoinRef) and isinstance(index, JoinIndex):
         uncooked = replace(request, cookers=())  # cookers get the joined samples
         members = [
-            _dataset_leaf(member.leaf, own, uncooked)[0]
+            _dataset_leaf(member.leaf, own, uncooked, on_demand=bool(request.cookers))[0]
             for member, own in zip(ref.members, index.members, strict=True)
         ]
         return join_leaf(number, ref, index, members, order or OrderSpec(), request.trust_dataset_code)
     if isinstance(ref, JoinRef):
         raise TypeError(f"a join cannot be made of a {type(index).__name__}")
-    leaf, options = _dataset_leaf(ref, index, request)
+    leaf, options = _dataset_leaf(ref, index, request, on_demand=bool(request.cookers))
     order = OrderSpec() if order is None else replace(order, **options.order)
     where = f"{index.spec.url} [{index.split_part}]"
     start, stop = (options.subset or ref.subset).bounds(index.num_samples, where)
@@ -47,8 +47,9 @@ def open_leaf(
 
 
 def _dataset_leaf(
-    ref: LeafRef, index: DatasetIndex, request: DatasetRequest
+    ref: LeafRef, index: DatasetIndex, request: DatasetRequest, on_demand: bool
 ) -> tuple[DatasetLeaf, DatasetYamlOptions]:
+    """Make the leaf of a dataset. ``on_demand``: cookers decide which parts of crude samples are decoded."""
     plain_keys = request.config.conventions == "energon"
     if not isinstance(index, WebDatasetIndex):  # a JSONL file: its records are crude, and always parsed
         stores = _stores(ref, None, request.decoder)
@@ -68,7 +69,7 @@ def _dataset_leaf(
     primary = AuxRef(ref.spec, "webdataset") if index.plain is None else None
     stores = _stores(ref, primary, request.decoder)
     subflavors = {**options.subflavors, **ref.subflavors}
-    factory = _within(factory, ref, request, subflavors)
+    factory = replace(_within(factory, ref, request, subflavors), on_demand=on_demand)
     return DatasetLeaf(index, factory, subflavors, stores, plain_keys), options
 
 

@@ -7,10 +7,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from energon_stream.errors import FieldError, SampleError, UntrustedPickleError
+from energon_stream.errors import (
+    ConfigError,
+    EnergonStreamError,
+    FieldError,
+    SampleError,
+    UntrustedPickleError,
+)
 from energon_stream.read.part_ranges import PartSelection
 from energon_stream.recipe.fields import FieldAccess, parts_of
-from energon_stream.samples import METADATA_FIELDS, CrudeSample, Sample, SourceInfo
+from energon_stream.samples import METADATA_FIELDS, CrudeSample, OnDemandSample, Sample, SourceInfo
 from energon_stream.storage.buffers import as_bytes
 
 if TYPE_CHECKING:
@@ -49,6 +55,7 @@ class SampleFactory:
     loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
     part_filter: frozenset[str] | Callable[[str], bool] | None = None  # parts that are used; None for all
     declared: bool = False  # True if the user named the parts that are used
+    on_demand: bool = False  # True if parts of crude samples are decoded where someone looks at them
     custom: CustomBuild | None = None  # makes the samples, and may look at all parts; None for this factory
     selection: PartSelection | None = field(init=False)  # parts that are read; None for all
 
@@ -126,8 +133,7 @@ class SampleFactory:
                 return crude
             return _loaded(sample_type, self.loader, crude)
         except SampleError as error:
-            where = f"{source.dataset_path}: sample {key}"
-            raise type(error)(error.what, where=where, hint=error.hint) from error.__cause__
+            raise _of_sample(error, key, source) from error.__cause__
 
     def _mapped(self, parts: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
         decoded: dict[str, Any] = {}
@@ -141,25 +147,47 @@ class SampleFactory:
         return {access.field: access.read(parts.keys(), decode) for access in self.fields}
 
     def _crude(self, key: str, parts: Mapping[str, bytes | memoryview], source: SourceInfo) -> CrudeSample:
-        """Decode the parts. Pickles that are not trusted fail where they are looked up, not here."""
+        """Make a crude sample of its parts. Pickles that are not trusted fail where they are looked up."""
         wanted = self.part_filter
         if wanted is not None:
             accepts = wanted.__contains__ if isinstance(wanted, frozenset) else wanted
             parts = {part: data for part, data in parts.items() if accepts(part)}
         crude, refused = CrudeSample(), {}
-        if self.decoder is None:
+        decoder = self.decoder
+        if decoder is None:
             for part, data in parts.items():
                 crude[part] = as_bytes(data)
             return crude
-        for part, data in parts.items():
-            try:
-                crude[part] = self.decoder.decode(part, data)
-            except UntrustedPickleError as error:
-                where = f"{source.dataset_path}: sample {key}"
-                refused[part] = UntrustedPickleError(error.what, where=where, hint=error.hint)
+        if self.on_demand:
+            undecoded = {}
+            for part, data in parts.items():
+                refusal = decoder.refusal(part)
+                if refusal is None:
+                    undecoded[part] = as_bytes(data)
+                else:
+                    refused[part] = _of_sample(refusal, key, source)
+            crude = OnDemandSample(undecoded, partial(_decode_part, decoder, key, source))
+        else:
+            for part, data in parts.items():
+                try:
+                    crude[part] = decoder.decode(part, data)
+                except UntrustedPickleError as error:
+                    refused[part] = _of_sample(error, key, source)
         if refused:
             crude.refused = refused
         return crude
+
+
+def _decode_part(decoder: FileStoreDecoder, key: str, source: SourceInfo, part: str, data: bytes) -> Any:
+    try:
+        return decoder.decode(part, data)
+    except (SampleError, ConfigError) as error:
+        raise _of_sample(error, key, source) from error.__cause__
+
+
+def _of_sample(error: EnergonStreamError, key: str, source: SourceInfo) -> EnergonStreamError:
+    """Return an error that names the sample as well."""
+    return type(error)(error.what, where=f"{source.dataset_path}: sample {key}", hint=error.hint)
 
 
 def _loaded(

@@ -24,7 +24,7 @@ from energon_stream.pipeline import (
     SavableDataset,
 )
 from energon_stream.pipeline.reader_dataset import find_readers
-from energon_stream.samples import CrudeSample
+from energon_stream.samples import CrudeSample, OnDemandSample
 from energon_stream.task.cooking import (
     Cooker,
     check_cookers,
@@ -232,7 +232,9 @@ class PipelineBuilder:
             own = sample.stores or AuxStores()
             sample.stores = AuxStores(own.aux if aux is None else aux, primary or own.primary)
         chosen = select_cooker(self.cookers, subflavors or dict.get(sample, "__subflavors__"))
-        return self._hook_function("cook_crude_sample")(sample, chosen, cooker_arguments(chosen, sample))
+        cooked = self._hook_function("cook_crude_sample")(sample, chosen, cooker_arguments(chosen, sample))
+        # Damaged parts of a sample that the cooker passes on fail here, where that sample alone is left out.
+        return cooked.decoded() if isinstance(cooked, OnDemandSample) else cooked
 
     def build_encode_sample(
         self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None

@@ -26,8 +26,8 @@ class Cooker(Generic[T_co]):
     """A function for crude samples, and the subflavors of the datasets that it is for.
 
     Attributes:
-        cook: Called with a ``CrudeSample``, whose parts are decoded, and with the auxiliary stores of its
-            dataset (``aux:`` in the metadataset) as keyword arguments.
+        cook: Called with a ``CrudeSample``, and with the auxiliary stores of its dataset (``aux:`` in the
+            metadataset) as keyword arguments. Each part is decoded when the function first looks at it.
         has_subflavors: Subflavors that a dataset must have; None matches every dataset.
 
     Example:

@@ -74,6 +74,14 @@ class FileStoreDecoder(ABC):
             DecodeError: The bytes do not fit the name.
         """
 
+    def refusal(self, fname: str) -> DecodeError | None:
+        """Return the error of a part that is refused by its name alone; None if it may be decoded.
+
+        Args:
+            fname: Part name (``jpg``, ``left.jpg``) or file name.
+        """
+        return None
+
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8")
@@ -219,6 +227,19 @@ class SampleDecoder(FileStoreDecoder):
         """Return the value of a file for which :meth:`takes_file` holds."""
         return decode_av(file, self.av_decode or "AVDecoder", limits=self._bounds)
 
+    def refusal(self, fname: str) -> DecodeError | None:
+        """Return the error of a pickle that is not trusted; None for other parts."""
+        name = fname.lower()
+        while name.endswith(".gz"):
+            name = name[:-3]
+        if name.rpartition(".")[2] not in _PICKLE_EXTENSIONS or is_trusted(self.allow_pickle):
+            return None
+        return UntrustedPickleError(
+            f"part {name!r} is a pickle, which can run any code",
+            hint="if you trust the data, set `decoder = SampleDecoder(allow_pickle=True)` on the task "
+            f"encoder, or {TRUST_VARIABLE}=1",
+        )
+
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Decode all parts of a sample; names that begin with two underscores are no parts."""
         return {k: v if k.startswith("__") else self.decode(k, v) for k, v in sample.items()}
@@ -283,12 +304,9 @@ class SampleDecoder(FileStoreDecoder):
         return max(self._bounds.part_bytes, len(data))
 
     def _unpickle(self, name: str, data: bytes) -> Any:
-        if not is_trusted(self.allow_pickle):
-            raise UntrustedPickleError(
-                f"part {name!r} is a pickle, which can run any code",
-                hint="if you trust the data, set `decoder = SampleDecoder(allow_pickle=True)` on the task "
-                f"encoder, or {TRUST_VARIABLE}=1",
-            )
+        refusal = self.refusal(name)
+        if refusal is not None:
+            raise refusal
         return pickle.loads(data)
 
 
