@@ -6,6 +6,7 @@ import copy
 import importlib
 import io
 import json
+import operator
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ from energon_stream.read.decode.images import (
     UnsafeImageError,
     decode_image,
 )
+from energon_stream.read.decode.jpeg import check_backend
 from energon_stream.read.decode.unpacking import (
     TooLargeError,
     check_pth,
@@ -158,9 +160,16 @@ class SampleDecoder(FileStoreDecoder):
             ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
         limits: Bounds on unpacked bytes and on pixels. None: those of the dataset that the decoder decodes
             for, else those of ``ENERGON_STREAM_LIMITS``.
+        image_backend: Package that decodes JPEG files: ``"pillow"``, ``"simplejpeg"`` (faster) or
+            ``"torchvision"``. The pixels are the same. Pillow decodes what another package cannot, and all
+            other formats.
+        image_min_size: Height and width, in pixels, that the task needs. JPEG files that are larger by a
+            factor of 2, 4 or 8 are decoded at a half, a quarter or an eighth of their size, which is faster.
+            None for full size.
 
     Raises:
-        ConfigError: A mode is unknown, or a package is not installed.
+        ConfigError: A mode or a backend is unknown, or a size is not positive.
+        MissingPackageError: A package is not installed.
 
     Example:
         >>> from energon_stream import SampleDecoder
@@ -174,10 +183,15 @@ class SampleDecoder(FileStoreDecoder):
     guess_content: bool = False
     allow_pickle: bool | None = None
     limits: Limits | None = None
+    image_backend: str = "pillow"
+    image_min_size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         _check_choice("image_decode", self.image_decode, IMAGE_MODES)
         _check_choice("av_decode", self.av_decode, AV_MODES)
+        check_backend(self.image_backend)
+        if self.image_min_size is not None:
+            object.__setattr__(self, "image_min_size", _checked_size(self.image_min_size))
         if self.guess_content:
             _optional("filetype", "guess_content=True")
 
@@ -258,7 +272,9 @@ class SampleDecoder(FileStoreDecoder):
 
     def config(self) -> dict[str, Any]:
         """Return the options by name, as plain values."""
-        names = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
+        names = ["image_decode", "av_decode", "video_decode_audio", "guess_content"]
+        names += ["image_backend"] * (self.image_backend != "pillow")
+        names += ["image_min_size"] * (self.image_min_size is not None)
         return {name: getattr(self, name) for name in names}
 
     def _decode(self, name: str, data: bytes) -> Any:
@@ -275,8 +291,14 @@ class SampleDecoder(FileStoreDecoder):
         if extension in IMAGE_EXTENSIONS:
             if self.image_decode is None:
                 return data
-            trusted = is_trusted(self.allow_pickle)
-            return decode_image(data, IMAGE_MODES[self.image_decode], self._bounds.image_pixels, trusted)
+            return decode_image(
+                data,
+                IMAGE_MODES[self.image_decode],
+                self._bounds.image_pixels,
+                is_trusted(self.allow_pickle),
+                self.image_backend,
+                self.image_min_size,
+            )
         if extension in AV_EXTENSIONS:
             if self.av_decode is None:
                 return data
@@ -315,6 +337,16 @@ def _check_choice(option: str, value: str | None, choices: Mapping[str, Any] | t
         raise ConfigError(
             f"{option} is {value!r}", hint=f"use one of {', '.join(choices)}, or None for bytes"
         )
+
+
+def _checked_size(size: Any) -> tuple[int, int]:
+    try:
+        height, width = map(operator.index, size)
+    except (TypeError, ValueError):
+        height = width = 0
+    if min(height, width) < 1:
+        raise ConfigError(f"image_min_size is {size!r:.80}", hint="use (height, width) in pixels, or None")
+    return height, width
 
 
 def _is_known(extension: str) -> bool:
