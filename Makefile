@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all unit lint types audit bench peers interop megatron stores test-floor chaos soak clean
+.PHONY: demo test test-all unit lint types audit bench peers interop megatron stores transforms test-floor chaos soak clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -86,10 +86,17 @@ megatron: $(VENV)/installed
 	.venv-megatron-core/bin/python -m pip install -q --no-deps megatron-bridge==0.3.1
 	$(BIN)/python -m pytest tests/integrations -v
 
+# The transforms and the image decoders beside torchvision, which fits one version of torch alone.
+transforms:
+	test -x .venv-transforms/bin/python || $(PYTHON) -m venv .venv-transforms
+	.venv-transforms/bin/python -m pip install -q --disable-pip-version-check torch==2.14.1 torchvision==0.29.1
+	.venv-transforms/bin/python -m pip install -q --disable-pip-version-check -e '.[test]'
+	.venv-transforms/bin/python -m pytest -n 2 tests/transforms tests/read/test_image_backends.py energon_stream/transforms
+
 # Azure's emulator, without which its tests are skipped; it comes from npm.
 stores: $(VENV)/installed
 	npm install --prefix .venv-stores --no-fund --no-audit azurite@3.35.0
 	$(BIN)/python -m pytest tests/storage -v
 
 clean:
-	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-peers .venv-floor .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-peers .venv-floor .venv-transforms .mypy_cache .ruff_cache .pytest_cache

@@ -38,7 +38,7 @@ LAYERS = [
     {"state"},
     {"loader"},
     {"__init__"},
-    {"cli", "compat", "integrations", "run_megatron", "simulate", "testing"},
+    {"cli", "compat", "integrations", "run_megatron", "simulate", "testing", "transforms"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = {

@@ -93,6 +93,12 @@ HOMES: Mapping[str, str] = {
     "read.file_stores": "WebdatasetFileStore",
     "samples": "VQAOCRSample",
     "task": "LoadedDataset",
+    "transforms": (
+        "CenterCropMapper CustomTransform MergeTransform RandomCropMapper RandomHorizontalFlipMapper "
+        "RandomPerspectiveMapper RandomResizedCropMapper RandomRotationMapper RandomVerticalFlipMapper "
+        "ResizeMapper TransformMapper"
+    ),
+    "transforms.common": "Sampling TTransform",
     "task.stateless": "get_failure_tolerance get_stateless",
 }
 """Modules of this library, to names; ``theirs=ours`` where the names differ."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_MEDIA = "transforms: a later release"
 _AV = "a part of how Megatron-Energon reads video and audio; use AVDecoder"
 _PROCESSES = "a part of Megatron-Energon's worker processes; here nothing crosses a fork"
 _PREPARING = "a part of how Megatron-Energon prepares; call BaseWebdatasetFactory.prepare_dataset"
@@ -25,7 +24,6 @@ MISSING_MODULES: Mapping[str, str] = {
     "fork_hook": _PROCESSES,
     "metadataset.join_dataset_loader": _JOINS,
     "module_loader": _CODE,
-    "transforms": _MEDIA,
 }
 """Address, to the reason why it and all below it is missing."""
 

@@ -16,12 +16,22 @@ import pytest
 from energon_stream.compat.address_names import NAMES
 from energon_stream.compat.addresses import home, missing_reason
 from energon_stream.compat.missing import MISSING_MODULES, MISSING_NAMES
-from energon_stream.errors import MissingNameError
+from energon_stream.errors import MissingNameError, MissingPackageError
 
 FACTS = [
     json.loads(line) for line in Path(__file__).with_name("energon_7_4_1.jsonl").read_text().splitlines()
 ]
-OFFERED = [fact for fact in FACTS if missing_reason(fact["address"]) is None]
+try:
+    import torchvision
+except (ImportError, RuntimeError):
+    torchvision = None
+NEED_TORCHVISION = ("transforms", "transforms.custom", "transforms.mappers", "transforms.merge")
+OFFERED = [
+    fact
+    for fact in FACTS
+    if missing_reason(fact["address"]) is None
+    and (torchvision is not None or fact["address"] not in NEED_TORCHVISION)
+]
 PYTHON = Path(__file__).resolve().parents[2] / ".venv-energon" / "bin" / "python"
 
 pytestmark = pytest.mark.usefixtures("alias")
@@ -52,6 +62,17 @@ def test_every_name_is_there_or_says_why_not(fact):
     for name in fact["imported"]:
         if home("", name) is not None:
             assert getattr(module, name) is not None
+
+
+@pytest.mark.skipif(torchvision is not None, reason="torchvision is there")
+@pytest.mark.parametrize("address", NEED_TORCHVISION)
+def test_transforms_without_torchvision_name_the_extra(address):
+    module = importlib.import_module(full(address))
+    names = [name for fact in FACTS if fact["address"] == address for name in fact["names"]]
+    assert set(names) <= set(module.__all__)
+    for name in names:
+        with pytest.raises(MissingPackageError, match=r"energon-stream\[transforms\]"):
+            getattr(module, name)
 
 
 _MADE_BY_POOLS = "cache pools make these objects"
