@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Matrix = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.floating[Any]]
 Size = tuple[int, int]
 
 _NEAR = 1e-6
@@ -62,7 +62,8 @@ def affine(angle: float, scaling: float, shears: Sequence[float]) -> Matrix:
     turn, x, y = math.radians(angle), math.radians(shears[0]), math.radians(shears[1])
     lean = np.array([[1.0, -math.tan(x), 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     rise = np.array([[1.0, 0.0, 0.0], [-math.tan(y), 1.0, 0.0], [0.0, 0.0, 1.0]])
-    return scale(scaling, scaling) @ rotate(-turn) @ rise @ lean
+    found: Matrix = scale(scaling, scaling) @ rotate(-turn) @ rise @ lean
+    return found
 
 
 def homography(start: Sequence[Sequence[float]], end: Sequence[Sequence[float]]) -> Matrix:

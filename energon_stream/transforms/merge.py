@@ -80,8 +80,9 @@ class MergeTransform(torch.nn.Module):
         Returns:
             The same kind of image, with the type of its pixels.
         """
-        source: Size = tuple(F.get_size(x))  # type: ignore[assignment] # two numbers
-        matrix, size = np.eye(3), np.array(source)
+        source: Size = tuple(F.get_size(x))  # two numbers
+        matrix: homography.Matrix = np.eye(3)
+        size = np.array(source)
         clips = []
         for mapper in self._mappers:
             clips.append(Clip(matrix, (int(size[0]), int(size[1]))))
