@@ -128,5 +128,7 @@ from .task.packers import (
     pack_by_size as pack_by_size,
 )
 from .worker import WorkerConfig as WorkerConfig
+from .write.finish import finish_dataset as finish_dataset
+from .write.shard_writer import ShardWriter as ShardWriter
 
 __version__: str

@@ -31,6 +31,7 @@ LAYERS = [
     {"index"},
     {"schedule"},
     {"read"},
+    {"write"},
     {"pipeline"},
     {"task"},
     {"recipe"},

@@ -259,10 +259,10 @@ class CachedStore(ScheduledStore):
         self._known.pop(path, None)
         self._store.put(path, data)
 
-    def put_file(self, path: str, local_path: str) -> None:
+    def put_file(self, path: str, local_path: str, *, move: bool = False) -> None:
         """Upload a local file."""
         self._known.pop(path, None)
-        self._store.put_file(path, local_path)
+        self._store.put_file(path, local_path, move=move)
 
     def delete(self, path: str) -> None:
         """Remove one object."""

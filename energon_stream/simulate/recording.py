@@ -85,8 +85,8 @@ class _RecordedStore:
     def put(self, path: str, data: bytes) -> None:
         self._store.put(path, data)
 
-    def put_file(self, path: str, local_path: str) -> None:
-        self._store.put_file(path, local_path)
+    def put_file(self, path: str, local_path: str, *, move: bool = False) -> None:
+        self._store.put_file(path, local_path, move=move)
 
     def delete(self, path: str) -> None:
         self._store.delete(path)

@@ -153,7 +153,7 @@ class FsspecStore(RemoteStore):
 
         self._call(path, write)
 
-    def put_file(self, path: str, local_path: str) -> None:
+    def put_file(self, path: str, local_path: str, *, move: bool = False) -> None:
         with open(local_path, "rb"):  # a missing local file is not a missing object
             self._call(path, lambda: self._fs.put_file(local_path, self._path(path)))
 

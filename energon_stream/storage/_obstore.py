@@ -143,7 +143,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
     def put(self, path: str, data: bytes) -> None:
         self._call(path, lambda: obstore.put(self._client(), self._key(path), data))
 
-    def put_file(self, path: str, local_path: str) -> None:
+    def put_file(self, path: str, local_path: str, *, move: bool = False) -> None:
         with open(local_path, "rb"):  # a missing local file is not a missing object
             self._call(path, lambda: obstore.put(self._client(), self._key(path), Path(local_path)))
 

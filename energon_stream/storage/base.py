@@ -115,8 +115,11 @@ class Store(Protocol):
     def put(self, path: str, data: bytes) -> None:
         """Write a whole object. Readers see all of it or nothing."""
 
-    def put_file(self, path: str, local_path: str) -> None:
-        """Upload a local file as an object, in several requests if it is large."""
+    def put_file(self, path: str, local_path: str, *, move: bool = False) -> None:
+        """Upload a local file as an object, in several requests if it is large.
+
+        With ``move``, the caller needs the local file no more: a store on its disk may rename it.
+        """
 
     def delete(self, path: str) -> None:
         """Remove one object; an absent one is not an error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
@@ -63,7 +64,7 @@ class LocalStore:
 
     def head(self, path: str) -> ObjectMeta:
         location = self._locate(path)
-        with _named_errors(location):
+        with named_errors(location):
             status = os.stat(location)
         if not os.path.isfile(location):
             raise _not_found(location)
@@ -88,13 +89,13 @@ class LocalStore:
         with self._replacing(path) as temporary:
             Path(temporary).write_bytes(data)
 
-    def put_file(self, path: str, local_path: str) -> None:
+    def put_file(self, path: str, local_path: str, *, move: bool = False) -> None:
         with self._replacing(path) as temporary:
-            shutil.copyfile(local_path, temporary)
+            (shutil.move if move else shutil.copyfile)(local_path, temporary)
 
     def delete(self, path: str) -> None:
         location = self._locate(path)
-        with _named_errors(location):
+        with named_errors(location):
             Path(location).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -106,7 +107,7 @@ class LocalStore:
 
     def _view(self, path: str, etag: str | None) -> tuple[memoryview, str]:
         location = self._locate(path)
-        with _named_errors(location):
+        with named_errors(location):
             while True:
                 version = _etag(os.stat(location))
                 if etag not in (None, version):
@@ -120,7 +121,7 @@ class LocalStore:
     def _replacing(self, path: str) -> Iterator[str]:
         """Give the name of a temporary file beside the target, and rename it at the end."""
         location = self._locate(path)
-        with _named_errors(location):
+        with named_errors(location):
             folder = os.path.dirname(location)
             os.makedirs(folder, exist_ok=True)
             temporary = os.path.join(folder, f".{uuid.uuid4().hex}{_TEMP_SUFFIX}")
@@ -149,7 +150,8 @@ def _not_found(location: str) -> ObjectNotFoundError:
 
 
 @contextmanager
-def _named_errors(location: str) -> Iterator[None]:
+def named_errors(location: str) -> Iterator[None]:
+    """Raise this library's errors for those of the file system."""
     try:
         yield
     except StorageError:
@@ -161,4 +163,9 @@ def _named_errors(location: str) -> Iterator[None]:
             "the file system refused access", where=location, hint="Check owner and mode of the file."
         ) from error
     except OSError as error:
-        raise StorageError(f"reading or writing failed: {error.strerror}", where=location) from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise StorageError(
+            f"reading or writing failed: {error.strerror}",
+            where=location,
+            hint="Free some space, and run this again." if is_full else None,
+        ) from error

@@ -80,7 +80,7 @@ class ManagedStore(ScheduledStore):
     def put(self, path: str, data: bytes) -> None:
         self._run("put", lambda store: store.put(path, data))
 
-    def put_file(self, path: str, local_path: str) -> None:
+    def put_file(self, path: str, local_path: str, *, move: bool = False) -> None:
         self._run("put", lambda store: store.put_file(path, local_path))
 
     def delete(self, path: str) -> None:

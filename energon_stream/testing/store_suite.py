@@ -179,6 +179,12 @@ class StoreConformance:
         filling.open().put_file("deep/folder/copy", str(tmp_path / "source"))
         assert bytes(store.get("deep/folder/copy").data) == content
 
+    def test_put_file_may_take_the_file(self, store: Store, filling: StoreSpec, tmp_path: Path) -> None:
+        """A file that is moved is written whole, and replaces another object."""
+        (tmp_path / "source").write_bytes(b"moved")
+        filling.open().put_file("digits", str(tmp_path / "source"), move=True)
+        assert bytes(store.get("digits").data) == b"moved"
+
     def test_concurrent_reads(self, store: Store) -> None:
         """Threads share a store."""
         ranges = [ByteRange(start, stop) for start in range(10) for stop in range(start + 1, 11)] * 4

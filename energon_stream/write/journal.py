@@ -1,0 +1,154 @@
+"""Record of the complete shards of a dataset that is being written, in ``.nv-meta/writing``.
+
+Each part (one of the writers side by side) has a JSON file with its arguments, and each complete shard a file
+with what the index must know of it. A shard counts when its record is there; it is written after the tar. So
+a writer that was killed goes on after the last record, and no tar is read again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgpack
+import numpy as np
+
+from energon_stream.errors import ConfigError, MetadataError
+from energon_stream.index.metadata import META_FOLDER
+from energon_stream.index.scan import ShardScan
+
+if TYPE_CHECKING:
+    from energon_stream.storage import Store
+
+WRITING = f"{META_FOLDER}/writing"
+_RECORD = ".shard"
+
+
+@dataclass(frozen=True, slots=True)
+class PartArguments:
+    """Arguments of one part, which must be equal when its writer is opened again."""
+
+    part: int  # number of the part
+    parts: int  # number of all parts
+    name: str  # begin of the shards' names
+    max_size: int  # largest size of a tar in bytes
+    max_count: int  # largest number of samples in a tar
+    signature: str  # version of the source, as the caller names it
+
+    @property
+    def path(self) -> str:
+        """Path of the part's file."""
+        return f"{WRITING}/{self.part:05d}.json"
+
+    def shard(self, number: int) -> str:
+        """Return the path of the part's shard of a number."""
+        part = "" if self.parts == 1 else f"{self.part:05d}-"
+        return f"{self.name}-{part}{number:06d}.tar"
+
+
+class ShardRecord(NamedTuple):
+    """A complete shard."""
+
+    scan: ShardScan  # its samples
+    digests: list[int]  # checksum of each sample
+
+
+def save_part(store: Store, arguments: PartArguments, *, is_complete: bool) -> None:
+    """Write a part's file."""
+    store.put(arguments.path, json.dumps({**asdict(arguments), "complete": is_complete}).encode())
+
+
+def load_part(store: Store, path: str) -> tuple[PartArguments, bool]:
+    """Return a part's arguments, and whether all of its samples are written.
+
+    Raises:
+        MetadataError: The file is damaged, or of another version.
+    """
+    try:
+        found = json.loads(bytes(store.get(path).data))
+        is_complete = bool(found.pop("complete"))
+        return PartArguments(**found), is_complete
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(store, path) from error
+
+
+def check_same(store: Store, known: PartArguments, given: PartArguments) -> None:
+    """Raise ConfigError if a writer is opened again with other arguments than before."""
+    before, now = asdict(known), asdict(given)
+    for name, value in before.items():
+        if now[name] != value and (name in ("parts", "name") or known.part == given.part):
+            what = "the source is not the one" if name == "signature" else f"{name} is {now[name]}"
+            of = "that the dataset was begun with" if name == "signature" else f"but it was {value} before"
+            raise ConfigError(
+                f"{what} {of}" if name == "signature" else f"{what}, {of}",
+                where=store.url,
+                hint="go on with what the dataset was begun with, or remove the folder and begin again",
+            )
+
+
+def save_shard(store: Store, record: ShardRecord) -> None:
+    """Write a shard's record."""
+    scan = record.scan
+    names = sorted({name for _, name, _, _ in scan.parts})
+    number = {name: place for place, name in enumerate(names)}
+    rows = np.array(
+        [(sample, number[name], start, size) for sample, name, start, size in scan.parts], dtype="<i8"
+    )
+    content = {
+        "path": scan.path,
+        "keys": scan.keys,
+        "names": names,
+        "offsets": np.array(scan.offsets, dtype="<i8").tobytes(),
+        "parts": rows.tobytes(),
+        "digests": np.array(record.digests, dtype="<u8").tobytes(),
+    }
+    store.put(record_path(scan.path), msgpack.packb(content))
+
+
+def load_shard(store: Store, path: str) -> ShardRecord:
+    """Read a shard's record, given the record's path.
+
+    Raises:
+        MetadataError: The record is damaged.
+    """
+    try:
+        found = msgpack.unpackb(bytes(store.get(path).data))
+        names = found["names"]
+        rows = np.frombuffer(found["parts"], dtype="<i8").reshape(-1, 4).tolist()
+        scan = ShardScan(
+            found["path"],
+            found["keys"],
+            np.frombuffer(found["offsets"], dtype="<i8").tolist(),
+            [(sample, names[name], start, size) for sample, name, start, size in rows],
+        )
+        digests = np.frombuffer(found["digests"], dtype="<u8").tolist()
+    except (ValueError, KeyError, TypeError, IndexError, msgpack.UnpackException) as error:
+        raise _damaged(store, path) from error
+    if record_path(scan.path) != path or not len(scan.keys) == len(digests) == len(scan.offsets) - 1:
+        raise _damaged(store, path)
+    return ShardRecord(scan, digests)
+
+
+def record_path(shard: str) -> str:
+    """Return the path of a shard's record."""
+    return f"{WRITING}/{shard.removesuffix('.tar')}{_RECORD}"
+
+
+def part_files(paths: Iterable[str]) -> list[str]:
+    """Return the paths of parts among those of the metadata, sorted."""
+    return sorted(path for path in paths if path.startswith(f"{WRITING}/") and path.endswith(".json"))
+
+
+def record_files(paths: Iterable[str]) -> list[str]:
+    """Return the paths of records among those of the metadata, in the order of the shards."""
+    return sorted(path for path in paths if path.startswith(f"{WRITING}/") and path.endswith(_RECORD))
+
+
+def _damaged(store: Store, path: str) -> MetadataError:
+    return MetadataError(
+        "the record of a dataset that is being written cannot be used",
+        where=f"{store.url}/{path}",
+        hint="remove the folder and begin again",
+    )

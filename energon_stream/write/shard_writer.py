@@ -1,0 +1,293 @@
+"""Writes a dataset, shard by shard, to a folder or an object store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.errors import ConfigError
+from energon_stream.index.in_order import ordered_map
+from energon_stream.index.index_files import encode_offsets, index_path
+from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER
+from energon_stream.index.sqlite_index import temporary_folder
+from energon_stream.storage import StoreSpec, local_path
+from energon_stream.storage.local import named_errors
+from energon_stream.write.finish import CRUDE, IndexBuilder, find_split, remove_records
+from energon_stream.write.journal import (
+    WRITING,
+    PartArguments,
+    ShardRecord,
+    check_same,
+    load_part,
+    load_shard,
+    part_files,
+    record_path,
+    save_part,
+    save_shard,
+)
+from energon_stream.write.tar_shard import SampleEncoder, TarShard
+
+if TYPE_CHECKING:
+    from energon_stream.storage import Store
+
+_MAX_SIZE = 1_000_000_000
+_READERS = 16
+
+
+class ShardWriter:
+    """Writes samples to a new dataset: tars, their indices, and at the end the metadata that publishes it.
+
+    Use it as a context. When the block ends without an error, the dataset is complete and can be loaded;
+    before that, nobody can load it. If the process ends early, open a writer with the same arguments again:
+    it goes on after the last complete shard, and ``written`` says how many samples to leave out. Equal
+    samples give equal bytes.
+
+    A shard is built in a local file. Its upload, in several requests if the tar is large, runs while the next
+    shard is built.
+
+    Args:
+        url_or_path: New folder, local or any fsspec URL.
+        max_size: Largest size of a tar in bytes; a tar with one sample may be larger.
+        max_count: Largest number of samples in a tar; None for no limit.
+        name: Begin of the tars' names: ``data-000000.tar``.
+        part: Number of this writer, of several side by side.
+        parts: Number of writers. With more than one, call :func:`finish_dataset` when all are done.
+        split_ratio: Shares of the shards in train, val and test, or in split parts by name; None for all in
+            ``train``. For one writer only, as the next two.
+        split_patterns: ``NAME:PATTERN`` with a regular expression, glob or brace pattern of shards.
+        dataset_yaml: Content of ``dataset.yaml``, which says what samples are; None to write no such file.
+            The default is crude samples.
+        signature: Version of what the samples are made from. A writer that goes on refuses another one.
+        storage_options: Credentials and the like for the URL's file system.
+        tmp_path: Local folder for the shards of a remote dataset until they are uploaded (up to two at a
+            time), and for the index; None for the system's.
+
+    Attributes:
+        written: Number of samples in complete shards of this part when the writer was opened, plus those
+            written since.
+
+    Raises:
+        ConfigError: The folder has a dataset or tars, or arguments are wrong or other ones than before.
+
+    Example:
+        >>> from energon_stream import ShardWriter, WorkerConfig, get_train_dataset
+        >>> rows = [{"__key__": f"{number:04d}", "txt": f"text {number}"} for number in range(10)]
+        >>> with ShardWriter("written", max_count=4) as writer:
+        ...     for row in rows[writer.written :]:
+        ...         writer.write(row)
+        >>> sorted(writer.shard_counts.items())
+        [('data-000000.tar', 4), ('data-000001.tar', 4), ('data-000002.tar', 2)]
+    """
+
+    def __init__(
+        self,
+        url_or_path: str | os.PathLike[str],
+        *,
+        max_size: int = _MAX_SIZE,
+        max_count: int | None = None,
+        name: str = "data",
+        part: int = 0,
+        parts: int = 1,
+        split_ratio: Sequence[float] | Mapping[str, float] | None = None,
+        split_patterns: Sequence[str] | None = None,
+        dataset_yaml: Mapping[str, Any] | None = CRUDE,
+        signature: str = "",
+        storage_options: Mapping[str, Any] | None = None,
+        tmp_path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if max_size < 1 or (max_count is not None and max_count < 1):
+            raise ConfigError(f"max_size is {max_size} and max_count {max_count}", hint="use 1 or more")
+        if not 0 <= part < parts:
+            raise ConfigError(f"part {part} of {parts} parts", hint="part counts from 0 to parts - 1")
+        if not name or any(sign in name for sign in "/\\.\0{}[]*?,"):
+            raise ConfigError(f"name is {name!r}", hint="give a plain word, such as train")
+        arguments = PartArguments(part, parts, name, max_size, max_count or 0, signature)
+        self._arguments = arguments
+        self._split = partial(find_split, split_ratio=split_ratio, split_patterns=split_patterns)
+        self._dataset_yaml = dataset_yaml
+        self._store = StoreSpec(os.fspath(url_or_path), storage_options).open()
+        self._encoder = SampleEncoder()
+        self._shard: TarShard | None = None
+        self._upload: Future[None] | None = None
+        self._is_usable, self._is_complete = True, False
+        existing = _existing(self._store)
+        for path in part_files(existing):
+            known, is_complete = load_part(self._store, path)
+            check_same(self._store, known, arguments)
+            self._is_complete |= is_complete and known.part == part
+        with ExitStack() as stack:
+            folder = stack.enter_context(temporary_folder(tmp_path))
+            self._builder = stack.enter_context(IndexBuilder(folder))
+            self._pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="energon-write"))
+            self._folder = self._shard_folder(folder)
+            self.written = self._go_on(existing)
+            if not self._is_complete:
+                save_part(self._store, arguments, is_complete=False)
+            self._stack = stack.pop_all()
+
+    @property
+    def shard_counts(self) -> Mapping[str, int]:
+        """Number of samples by path of this part's complete shards."""
+        return self._builder.counts
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Write a sample.
+
+        Args:
+            sample: The key as ``__key__``, and the parts by name: bytes, or values that fit the extension:
+                ``json`` takes what JSON can hold, ``txt`` a ``str``, ``cls`` an ``int``, ``npy`` an array.
+                Other names that begin with ``__`` are left out.
+
+        Raises:
+            SampleError: The key or a part cannot be written. The writer may be used on.
+            DuplicateKeyError: The sample's key was written before. Those of other shards are noticed when the
+                shard is complete, those of other parts by :func:`finish_dataset`.
+            StorageError: The disk is full, or the store refused the shard before.
+            ConfigError: The writer has ended.
+        """
+        encoded = self._encoder.encode(sample)
+        if not self._is_usable or self._is_complete:
+            raise ConfigError(
+                f"part {self._arguments.part} is complete" if self._is_complete else "the writer has ended",
+                where=self._store.url,
+                hint="open a new writer",
+            )
+        shard, arguments = self._shard, self._arguments
+        if shard is not None and (
+            len(shard.digests) == arguments.max_count or shard.size + encoded.size > arguments.max_size
+        ):
+            self._end_shard(shard)
+            shard = None
+        try:
+            if shard is None:
+                shard = self._shard = self._begin_shard()
+            shard.add(encoded)
+        except OSError:
+            self._is_usable = False
+            raise
+        self.written += 1
+
+    def close(self) -> None:
+        """Complete this part: wait until its last shard is uploaded. A single writer is finished as well.
+
+        Raises StorageError if the store refuses a shard, and EmptyDatasetError if a single writer got no
+        samples.
+        """
+        if not self._is_usable:
+            return
+        try:
+            if self._shard is not None and self._shard.digests:
+                self._end_shard(self._shard)
+            self._wait()
+            if not self._is_complete:
+                self._remove_stray()
+                save_part(self._store, self._arguments, is_complete=True)
+            if self._arguments.parts == 1:
+                split = self._split(self._store, self._builder.counts)
+                self._builder.publish(self._store, split=split, dataset_yaml=self._dataset_yaml)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """End without the shard that is under way. Complete shards stay, and another writer can go on."""
+        self._is_usable = False
+        if self._shard is not None:
+            self._shard.drop()
+            self._shard = None
+        self._stack.close()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _shard_folder(self, temporary: str) -> str:
+        """Return the folder in which shards are built: on the dataset's own disk, if it is local."""
+        if not self._store.is_local:
+            return temporary
+        folder = os.path.join(local_path(self._store.url), WRITING)
+        with named_errors(folder):
+            os.makedirs(folder, exist_ok=True)
+            for slot in range(2):
+                Path(self._slot(folder, slot)).unlink(missing_ok=True)  # of a writer that was killed
+        return folder
+
+    def _slot(self, folder: str, shard: int) -> str:
+        """Return the local path of a shard under way; the one before it may be waiting for its upload."""
+        return os.path.join(folder, f"{self._arguments.part:05d}-{shard % 2}.energon-tmp")
+
+    def _go_on(self, existing: set[str]) -> int:
+        """Take over the complete shards of an earlier writer; return the number of their samples."""
+        paths = []
+        while (path := record_path(self._arguments.shard(len(paths)))) in existing:
+            paths.append(path)
+        for record in ordered_map(partial(load_shard, self._store), paths, _READERS):
+            self._builder.add(record)
+        return sum(self._builder.counts.values())
+
+    def _begin_shard(self) -> TarShard:
+        number = len(self._builder.counts)
+        return TarShard(self._arguments.shard(number), self._slot(self._folder, number))
+
+    def _end_shard(self, shard: TarShard) -> None:
+        try:
+            shard.close()
+            record = ShardRecord(shard.scan, shard.digests)
+            self._builder.add(record)
+            self._wait()
+        except BaseException:
+            self._is_usable = False
+            raise
+        self._shard = None
+        self._upload = self._pool.submit(_publish, self._store, shard.local_path, record)
+
+    def _wait(self) -> None:
+        if self._upload is not None:
+            self._upload.result()
+
+    def _remove_stray(self) -> None:
+        """Remove a tar that a killed writer left without a record. There is one at most."""
+        path = self._arguments.shard(len(self._builder.counts))
+        self._store.delete(path)
+        self._store.delete(index_path(path))
+
+
+def _publish(store: Store, local: str, record: ShardRecord) -> None:
+    """Write a tar, its index and its record, in this order."""
+    scan = record.scan
+    store.put_file(scan.path, local, move=store.is_local)
+    store.put(index_path(scan.path), encode_offsets(scan.offsets))
+    save_shard(store, record)
+
+
+def _existing(store: Store) -> set[str]:
+    """Return the paths of the metadata. Raises ConfigError if the folder has a dataset, or tars of others."""
+    existing = {entry.path for entry in store.list(META_FOLDER)}
+    if existing & {INFO_JSON, INFO_YAML}:
+        remove_records(store)
+        raise ConfigError(
+            "the folder has a dataset already", where=store.url, hint="write to a new folder, or remove it"
+        )
+    if not part_files(existing):
+        tar = next((entry.path for entry in store.list() if entry.path.endswith(".tar")), None)
+        # Another part may have begun since the first listing.
+        existing = {entry.path for entry in store.list(META_FOLDER)} if tar else existing
+        if tar and not part_files(existing):
+            raise ConfigError(
+                f"the folder has tars already, such as {tar!r:.80}",
+                where=store.url,
+                hint="write to a new folder, or index these tars with `energon-stream prepare`",
+            )
+    return existing

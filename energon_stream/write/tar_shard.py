@@ -1,0 +1,191 @@
+"""One tar that grows by samples: its bytes depend on the samples only."""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import xxhash
+
+from energon_stream.errors import DuplicateKeyError, SampleError
+from energon_stream.index.scan import ShardScan
+from energon_stream.index.tar_format import TAR_RECORD, split_name
+from energon_stream.storage.local import named_errors
+from energon_stream.write.encode import encode_part
+
+_MOST_NAME = 100  # bytes; a longer name is in a PAX header
+_MOST_SIZE = 8**11 - 1
+_JOINED = 1 << 18  # a smaller sample is joined before it is written, which costs less than many calls
+_BUFFER = 1 << 20
+_END = bytes(2 * TAR_RECORD)
+_MODE = b"0000644\0" + 2 * b"0000000\0"  # mode, user and group
+_MIDDLE = b"00000000000\0" + 8 * b" "  # time, and the checksum while it is computed
+_REST = (b"0" + bytes(100) + b"ustar\00000").ljust(TAR_RECORD - 156, b"\0")
+_CHECKSUM = slice(148, 156)
+_PADDING = [bytes(-size % TAR_RECORD) for size in range(TAR_RECORD)]
+
+
+class Encoded:
+    """A sample as it will be in a tar.
+
+    Attributes:
+        key: Sample key.
+        pieces: Headers, payloads and padding, in order.
+        parts: Name, first byte and size of each payload, relative to the sample.
+        size: Bytes of all pieces.
+    """
+
+    __slots__ = ("key", "parts", "pieces", "size")
+
+    def __init__(self, key: str, contents: list[tuple[str, bytes | memoryview]]) -> None:
+        self.key = key
+        self.pieces: list[bytes | memoryview] = []
+        self.parts: list[tuple[str, int, int]] = []
+        position = 0
+        for name, content in contents:
+            header, length = _header(f"{key}.{name}", len(content)), len(content)
+            position += len(header)
+            self.parts.append((name, position, length))
+            self.pieces += (header, content, _PADDING[length % TAR_RECORD])
+            position += length + -length % TAR_RECORD
+        self.size = position
+
+
+class SampleEncoder:
+    """Turns samples into members of a tar, parts in sorted order, and checks their names."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()  # names of parts that are good
+
+    def encode(self, sample: Mapping[str, Any]) -> Encoded:
+        """Return a sample's members. Keys that begin with ``__`` are no parts.
+
+        Raises:
+            SampleError: The sample has no key or no parts, a name cannot be that of a member, or a value does
+                not fit its part.
+        """
+        key = sample.get("__key__")
+        if not isinstance(key, str):
+            raise SampleError("a sample has no '__key__'", hint="give each sample a string that is its key")
+        _check_key(key)
+        names = sorted(name for name in sample if not name.startswith("__"))
+        if not names:
+            raise SampleError(f"the sample {key!r:.80} has no parts", hint="leave it out")
+        contents = []
+        for name in names:
+            if name not in self._names:
+                _check_part(key, name)
+                self._names.add(name)
+            try:
+                contents.append((name, encode_part(name, sample[name])))
+            except (TypeError, ValueError) as error:  # UnicodeEncodeError is a ValueError
+                raise SampleError(
+                    f"sample {key!r:.80}: {error}",
+                    hint="give bytes, or a value that fits the part's extension",
+                ) from error
+        return Encoded(key, contents)
+
+
+class TarShard:
+    """A tar under way in a local file, and what an index must know of it.
+
+    Attributes:
+        scan: The samples, as :func:`~energon_stream.index.scan.scan_shard` would find them.
+        digests: Checksum of each sample.
+        size: Bytes so far, without the end mark.
+    """
+
+    def __init__(self, path: str, local_path: str) -> None:
+        self.scan = ShardScan(path)
+        self.digests: list[int] = []
+        self.local_path = local_path
+        self.size = 0
+        self._keys: set[str] = set()
+        with named_errors(local_path):
+            self._file = open(local_path, "wb", buffering=_BUFFER)  # noqa: SIM115 - closed by close()
+
+    def add(self, sample: Encoded) -> None:
+        """Append a sample.
+
+        Raises:
+            DuplicateKeyError: The tar has a sample of that key.
+            StorageError: The disk is full, or fails.
+        """
+        scan = self.scan
+        if sample.key in self._keys:
+            raise DuplicateKeyError(
+                f"the sample key {sample.key!r:.80} appears twice: samples {scan.keys.index(sample.key)} and "
+                f"{len(scan.keys)} of {scan.path}",
+                hint="give each sample of the dataset a key of its own",
+            )
+        with named_errors(self.local_path):
+            if sample.size < _JOINED:
+                data = b"".join(sample.pieces)
+                self._file.write(data)
+                self.digests.append(xxhash.xxh3_64_intdigest(data))
+            else:
+                hasher = xxhash.xxh3_64()
+                for piece in sample.pieces:
+                    self._file.write(piece)
+                    hasher.update(piece)
+                self.digests.append(hasher.intdigest())
+        number, begin = len(scan.keys), self.size
+        self._keys.add(sample.key)
+        scan.keys.append(sample.key)
+        scan.offsets.append(begin)
+        scan.parts += [(number, name, begin + start, size) for name, start, size in sample.parts]
+        self.size += sample.size
+
+    def close(self) -> None:
+        """Write the end mark. Raises StorageError if the disk is full, or fails."""
+        self.scan.offsets.append(self.size)
+        with named_errors(self.local_path), self._file:
+            self._file.write(_END)
+
+    def drop(self) -> None:
+        """Close the file of a tar that will not be used."""
+        try:
+            self._file.close()
+        except OSError:  # the disk is full: what was buffered is lost, which is what the caller wants
+            return
+
+
+def _header(name: str, size: int) -> bytes:
+    raw = name.encode()
+    if len(raw) > _MOST_NAME or size > _MOST_SIZE:
+        member = tarfile.TarInfo(name)
+        member.size = size
+        return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+    header = b"".join((raw.ljust(_MOST_NAME, b"\0"), _MODE, b"%011o\0" % size, _MIDDLE, _REST))
+    # The low half of an Adler-32 is 1 plus the sum of all bytes; no such header reaches its modulus.
+    total = (zlib.adler32(header) & 0xFFFF) - 1
+    return b"".join((header[: _CHECKSUM.start], b"%06o\0 " % total, header[_CHECKSUM.stop :]))
+
+
+def _check_key(key: str) -> None:
+    wrong = split_name(f"{key}.x") != (key, "x") or "\0" in key or key.endswith("/")
+    if wrong or ("/" in key and (key[0] == "/" or ".." in key.split("/"))):
+        raise SampleError(
+            f"{key!r:.80} cannot be a sample key",
+            hint="the last component of a key has no dot, and a key does not leave its folder",
+        )
+    if not key.isascii():
+        _check_utf8("sample key", key)
+
+
+def _check_part(key: str, name: str) -> None:
+    if split_name(f"k.{name}") != ("k", name) or not name or "\0" in name:
+        raise SampleError(
+            f"sample {key!r:.80}: {name!r:.80} cannot be the name of a part",
+            hint="use an extension such as jpg or left.png",
+        )
+    _check_utf8("part name", name)
+
+
+def _check_utf8(what: str, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise SampleError(f"the {what} {name!r:.80} is not UTF-8", hint="rename it") from None
