@@ -230,7 +230,7 @@ class ShardWriter:
 
     def _go_on(self, existing: set[str]) -> int:
         """Take over the complete shards of an earlier writer; return the number of their samples."""
-        paths = []
+        paths: list[str] = []
         while (path := record_path(self._arguments.shard(len(paths)))) in existing:
             paths.append(path)
         for record in ordered_map(partial(load_shard, self._store), paths, _READERS):

@@ -1,4 +1,4 @@
-"""The writer of datasets: equal to prepare on the same tars, deterministic, resumable, invisible until done."""
+"""ShardWriter writes what prepare would write, shows whole datasets only, and goes on where it was."""
 
 import errno
 import io
@@ -117,7 +117,7 @@ def test_nothing_is_visible_before_the_end_and_a_later_writer_goes_on(tmp_path):
     samples = [sample(i) for i in range(20)]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     write(whole, samples, max_count=6)
-    with pytest.raises(ZeroDivisionError), ShardWriter(cut, max_count=6) as writer:
+    with pytest.raises(ZeroDivisionError), ShardWriter(cut, max_count=6) as writer:  # noqa: PT012
         for number, each in enumerate(samples):
             writer.write(each)
             if number == 14:
@@ -137,7 +137,7 @@ def test_nothing_is_visible_before_the_end_and_a_later_writer_goes_on(tmp_path):
 
 def test_a_tar_without_its_record_does_not_stay(tmp_path):
     samples = [sample(i) for i in range(12)]
-    with pytest.raises(ZeroDivisionError), ShardWriter(tmp_path / "a", max_count=6) as writer:
+    with pytest.raises(ZeroDivisionError), ShardWriter(tmp_path / "a", max_count=6) as writer:  # noqa: PT012
         for each in samples[:6]:
             writer.write(each)
         raise ZeroDivisionError
@@ -224,7 +224,7 @@ def test_duplicate_keys_are_named(tmp_path, places):
 def test_duplicate_keys_of_parts_are_named_at_the_end(tmp_path):
     for part in range(2):
         write(tmp_path / "a", [sample(1)], part=part, parts=2)
-    with pytest.raises(DuplicateKeyError, match="data-00000-000000.tar and sample 0 of data-00001"):
+    with pytest.raises(DuplicateKeyError, match=r"data-00000-000000.tar and sample 0 of data-00001"):
         finish_dataset(str(tmp_path / "a"))
 
 
@@ -268,7 +268,7 @@ def test_no_samples(tmp_path):
 
 
 def test_a_damaged_record_is_named(tmp_path):
-    with pytest.raises(ZeroDivisionError), ShardWriter(tmp_path / "a", max_count=2) as writer:
+    with pytest.raises(ZeroDivisionError), ShardWriter(tmp_path / "a", max_count=2) as writer:  # noqa: PT012
         for i in range(3):
             writer.write(sample(i))
         raise ZeroDivisionError
@@ -295,8 +295,8 @@ def test_a_full_disk_is_named_and_ends_the_writer(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     samples = [sample(i) for i in range(12)]
-    with (
-        pytest.raises(StorageError, match="No space left on device.*Free some space"),
+    with (  # noqa: PT012
+        pytest.raises(StorageError, match=r"No space left on device.*Free some space"),
         ShardWriter(tmp_path / "a", max_count=6) as writer,
     ):
         for each in samples[:8]:
