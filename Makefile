@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Versions that fit each other; constraints.txt has a torch without CUDA, for which no torchvision is published.
+TORCHVISION := torch==2.14.1 torchvision==0.29.1
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all unit lint types audit bench peers interop megatron stores transforms test-floor chaos soak clean
+.PHONY: demo test test-all unit lint types audit bench peers interop megatron stores transforms ray convert docs test-floor chaos soak clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -24,8 +26,8 @@ demo: $(VENV)/core
 
 test: lint unit
 
-# The same with all of hypothesis' examples; it takes an hour.
-test-all: PROFILE = --hypothesis-profile nightly
+# The same with all of hypothesis' examples, and with the slow tests; it takes an hour.
+test-all: PROFILE = --hypothesis-profile nightly -m ''
 test-all: lint unit
 
 types: $(VENV)/installed
@@ -61,11 +63,13 @@ soak: $(VENV)/installed
 peers:
 	PYTHON=$(PYTHON) sh benchmarks/peers.sh
 
-# Both ways with Megatron-Energon 7.4.1, which gets a virtual environment of its own.
+# Both ways with Megatron-Energon 7.4.1, which gets a virtual environment of its own: with PyAV, with torchvision and
+# the torch that fits it, and with this library, whose transforms need them as well.
 interop: $(VENV)/installed
 	test -x .venv-energon/bin/python || $(PYTHON) -m venv .venv-energon
-	.venv-energon/bin/python -m pip install -q -c constraints.txt torch
-	.venv-energon/bin/python -m pip install -q -c constraints.txt 'megatron-energon[s3]==7.4.1'
+	.venv-energon/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION)
+	.venv-energon/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION) 'megatron-energon[s3,av-decode,transforms]==7.4.1'
+	.venv-energon/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION) -e .
 	$(BIN)/python -m pytest tests/interop -v
 
 # Known vulnerabilities of what is installed; it needs the network of PyPI's advisories, and says so without.
@@ -89,9 +93,29 @@ megatron: $(VENV)/installed
 # The transforms and the image decoders beside torchvision, which fits one version of torch alone.
 transforms:
 	test -x .venv-transforms/bin/python || $(PYTHON) -m venv .venv-transforms
-	.venv-transforms/bin/python -m pip install -q --disable-pip-version-check torch==2.14.1 torchvision==0.29.1
+	.venv-transforms/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION)
 	.venv-transforms/bin/python -m pip install -q --disable-pip-version-check -e '.[test]'
-	.venv-transforms/bin/python -m pytest -n 2 tests/transforms tests/read/test_image_backends.py energon_stream/transforms
+	.venv-transforms/bin/python -m pytest -n 2 tests/transforms tests/interop/test_transforms_interop.py tests/read/test_image_backends.py energon_stream/transforms
+
+# Two nodes of Ray on this machine, one of which is killed. Ray is heavy, so it has an environment of its own.
+ray:
+	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install -q -c constraints.txt torch
+	.venv-ray/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,ray]'
+	.venv-ray/bin/python -m pytest tests/engine
+
+# Conversions from the formats whose packages pin what the library must not pin; equal there and in 7.4.1.
+convert: $(VENV)/installed
+	test -x .venv-convert/bin/python || $(PYTHON) -m venv .venv-convert
+	.venv-convert/bin/python -m pip install -q -c constraints.txt torch
+	.venv-convert/bin/python -m pip install -q --disable-pip-version-check -e '.[test,parquet,huggingface,mds,litdata]'
+	.venv-convert/bin/python -m pytest tests/convert tests/interop/test_convert_interop.py -v
+
+# The site of the documentation, in .site/html: a warning, or a link that leads nowhere, is an error.
+docs:
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -q --disable-pip-version-check -r docs/tools/requirements.txt
+	.venv-docs/bin/python docs/tools/build_site.py
 
 # Azure's emulator, without which its tests are skipped; it comes from npm.
 stores: $(VENV)/installed
@@ -99,4 +123,4 @@ stores: $(VENV)/installed
 	$(BIN)/python -m pytest tests/storage -v
 
 clean:
-	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-peers .venv-floor .venv-transforms .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-peers .venv-floor .venv-transforms .venv-ray .venv-convert .venv-docs .site .mypy_cache .ruff_cache .pytest_cache

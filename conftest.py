@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import children
 import pytest
 import yaml
 from sybil import Sybil
@@ -56,10 +57,11 @@ def _has_torchvision() -> bool:
     return True
 
 
-# Doctests import their modules; `make transforms` runs these.
-collect_ignore = (
-    [] if _has_torchvision() else [f"energon_stream/transforms/{name}.py" for name in ("mappers", "merge")]
-)
+# Doctests import their modules. `make docs` runs the first elsewhere. The second makes its process ignore
+# SIGTERM, and all programs that it starts.
+collect_ignore = ["docs/tools", "energon_stream/loader/fork_server.py"]
+if not _has_torchvision():  # `make transforms` runs these
+    collect_ignore += [f"energon_stream/transforms/{name}.py" for name in ("mappers", "merge")]
 OWN_MODULE = "megatron.energon"
 SECONDS = 300
 """After so long a command of a page is stuck, on the busiest of machines."""
@@ -99,6 +101,16 @@ def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def write_commands(folder: Path) -> Path:
+    """Write the library's commands and ``python`` as programs that need not import PyTorch again."""
+    for name in ("energon", "energon-stream", "python"):
+        script = () if name == "python" else (Path(sys.executable).parent / name,)
+        words = " ".join(f"'{word}'" for word in (children.launcher(), *script))
+        (folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
     """The folder in which examples run, and the environment in which ``s3://data`` is that folder.
@@ -106,8 +118,11 @@ def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[P
     Folder and server stay the same for all examples of a process, because the process keeps open stores.
     """
     root = tmp_path_factory.mktemp("served")
+    commands = write_commands(tmp_path_factory.mktemp("commands"))
     with S3Server(root) as server:
-        binaries = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        binaries = os.pathsep.join(
+            [str(commands), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        )
         environment = {
             "AWS_ENDPOINT_URL": server.endpoint_url,
             "AWS_ACCESS_KEY_ID": "example",

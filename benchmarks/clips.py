@@ -1,33 +1,94 @@
-"""Clips of 2 seconds out of a large mp4 on the S3 stand-in, by range and by whole downloads.
+"""Clips of 2 seconds out of a mp4 of 1 GB on S3, alone and inside a tar, counted at the server.
 
-    python benchmarks/clips.py --megabytes 1000 --clips 1000
+    python benchmarks/clips.py FOLDER make                 # once: the file, the tar, and their indices
+    python benchmarks/clips.py FOLDER single               # one clip at a time, and if the frames are equal
+    python benchmarks/clips.py FOLDER batch                # 64 clips a batch, beside raw range GETs
+    python benchmarks/clips.py FOLDER memory               # 1,000 clips in this process, and in a worker
+    python benchmarks/clips.py FOLDER whole --energon PY   # whole downloads: here, and 7.4.1 in another venv
 
-The video is a short one of noise, whose packets are muxed again and again until the file has the size.
+The video is one of noise (640 x 360, 25 frames a second, a key frame a second), whose packets are muxed again
+and again until the file has the size. The server is that of the other benchmarks, at 50 ms.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import resource
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import av
+import torch
+from nginx_s3 import PROFILES, Server, serve
 
-from energon_stream import DecodeFileStore, SampleDecoder, SystemFileStore
-from energon_stream.media.av import AVDecoder
+from energon_stream import (
+    Cooker,
+    DecodeFileStore,
+    DefaultTaskEncoder,
+    SampleDecoder,
+    SystemFileStore,
+    WorkerConfig,
+    basic_sample_keys,
+    cooker,
+    get_savable_loader,
+    get_train_dataset,
+)
+from energon_stream.files.stores import WebdatasetFileStore
+from energon_stream.index.media import MediaFilter
+from energon_stream.index.media_tables import prepare_media
+from energon_stream.index.prepare import prepare_dataset
+from energon_stream.media.av import AVDecoder, Clips, fetch_clips
+from energon_stream.storage import ByteRange, Fetcher, StoreSpec
+from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 from energon_stream.testing.media_files import VideoFile
-from energon_stream.testing.s3server import S3Server
 
-FPS, GROUP = 25, 50
+if TYPE_CHECKING:
+    from energon_stream.media.file_store import FileStore
+
+FPS = GROUP = 25
+SECONDS = 2.0
+PROFILE = PROFILES["H50"]
+MIX = """\
+__module__: megatron.energon
+__class__: MetadatasetV2
+splits:
+  train: {path: clips, aux: {videos: filesystem://files}}
+"""
+
+
+def make(folder: Path, megabytes: int) -> None:
+    """Write the file, a tar with it, a crude dataset that names 1,000 clips, and the indices."""
+    data = folder / "s3" / "data"
+    for name in ("files", "tars"):
+        (data / name).mkdir(parents=True)
+    write_large(data / "files" / "large.mp4", megabytes, folder / "seed.mp4")
+    video = (data / "files" / "large.mp4").read_bytes()
+    write_shards(data / "tars", shards=1, samples_per_shard=1, parts=lambda _: {"mp4": video}, key="{:04d}")
+    rng = random.Random(0)
+    last = length(folder) - SECONDS - 1
+    lines = [json.dumps({"at": rng.uniform(0, last)}).encode() for _ in range(1024)]
+    write_shards(
+        data / "clips", shards=4, samples_per_shard=256, parts=lambda n: {"json": lines[n]}, key="{:06d}"
+    )
+    for name in ("tars", "clips"):
+        prepare_dataset(str(data / name), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
+    for name in ("tars", "files"):
+        prepare_media(str(data / name), MediaFilter("EXTENSION"))
+    (data / "mix.yaml").write_text(MIX)
 
 
 def write_large(path: Path, megabytes: int, seed: Path) -> None:
     """Mux the packets of a short video until the file has a size."""
-    VideoFile(frames=500, size=(960, 540), group=GROUP, b_frames=0, noise=48).write(seed)
+    VideoFile(frames=250, size=(640, 360), group=GROUP, b_frames=0, noise=64).write(seed)
     with av.open(str(seed)) as source, av.open(str(path), "w") as target:
         stream = target.add_stream_from_template(source.streams.video[0])
         packets = [packet for packet in source.demux(video=0) if packet.size]
@@ -42,57 +103,249 @@ def write_large(path: Path, megabytes: int, seed: Path) -> None:
             target.mux(packet)
 
 
-def group_bytes(path: Path, begin: float, end: float) -> int:
-    """Bytes of the groups of pictures that a clip touches."""
-    with av.open(str(path)) as container:
+def large(folder: Path) -> Path:
+    return folder / "s3" / "data" / "files" / "large.mp4"
+
+
+def length(folder: Path) -> float:
+    with large(folder).open("rb") as file:
+        return AVDecoder(file).get_video_duration()[0] or 0.0
+
+
+def groups(folder: Path) -> list[tuple[int, int]]:
+    """First byte, and the byte after the last one, of each group of pictures."""
+    with av.open(str(large(folder))) as container:
         entries = container.streams.video[0].index_entries
-        first = int(begin * FPS) // GROUP * GROUP
-        last = min((int(end * FPS) // GROUP + 1) * GROUP, len(entries)) - 1
-        return entries[last].pos + entries[last].size - entries[first].pos
+        found = []
+        for first in range(0, len(entries), GROUP):
+            last = entries[min(first + GROUP, len(entries)) - 1]
+            found.append((entries[first].pos, last.pos + last.size))
+        return found
+
+
+def group_bytes(found: list[tuple[int, int]], begin: float) -> int:
+    """Bytes of the groups of pictures that a clip touches."""
+    return found[int(begin + SECONDS)][1] - found[int(begin)][0]
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[Server, dict[str, object]]]:
+    with serve(folder / "s3") as server:
+        options = {
+            "endpoint_url": server.endpoints[PROFILE.name],
+            "key": "key",
+            "secret": "secret",
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+        print(f"{server.kind}, {PROFILE.latency * 1000:.0f} ms, {large(folder).stat().st_size / 1e6:.0f} MB")
+        yield server, options
+
+
+def stores(options: dict[str, object]) -> dict[str, tuple[FileStore, str]]:
+    files = SystemFileStore("s3://data/files", storage_options=options)
+    tars = WebdatasetFileStore(StoreSpec("s3://data/tars", options))
+    return {
+        "alone": (DecodeFileStore(files, SampleDecoder()), "large.mp4"),
+        "in a tar": (DecodeFileStore(tars, SampleDecoder()), "0000.mp4"),
+    }
+
+
+def media_gets(server: Server) -> list[int]:
+    """Bytes of each GET of media since the last call."""
+    time.sleep(0.1)  # the server writes its log when an answer has ended
+    return [r.nbytes for r in server.take() if r.method == "GET" and r.path.endswith((".mp4", ".tar"))]
+
+
+def single(folder: Path, clips: int) -> None:
+    """One clip at a time."""
+    last, found = length(folder) - SECONDS - 1, groups(folder)
+    rng = random.Random(1)
+    begins = [rng.uniform(0, last) for _ in range(clips)]
+    with served(folder) as (server, options):
+        frames: dict[float, torch.Tensor] = {}
+        for name, (store, key) in stores(options).items():
+            rows = []
+            for begin in begins:
+                server.take()
+                start = time.perf_counter()
+                (clip,), _ = store.get(key).get_video_clips([(begin, begin + SECONDS)])
+                spent = time.perf_counter() - start
+                assert torch.equal(clip, frames.setdefault(begin, clip))
+                gets = media_gets(server)
+                rows.append((spent, len(gets), sum(gets), sum(gets) / group_bytes(found, begin)))
+            print(f"{name}, from a fresh node: {rows[0][1]} GETs, {rows[0][0]:.3f} s")
+            spent, gets, nbytes, share = zip(*rows[1:], strict=True)
+            print(
+                f"{name}, then {len(rows) - 1} clips: at most {max(gets)} GETs, {max(nbytes) / 1e6:.2f} MB, "
+                f"{max(share):.2f} of its groups, {max(spent):.3f} s; median {sorted(spent)[len(spent) // 2]:.3f} s"
+            )
+    local = AVDecoder(large(folder).open("rb"))
+    start = time.perf_counter()
+    local.get_video_clips([(begins[0], begins[0] + SECONDS)])
+    print(f"decoding a clip of the local file: {time.perf_counter() - start:.3f} s")
+    print(f"equal to the whole file, decoded from begin to end: {equal_to_whole(folder, frames)}")
+
+
+def equal_to_whole(folder: Path, clips: dict[float, torch.Tensor]) -> bool:
+    """Decode the whole file with PyAV, without seeking, and compare the frames of clips."""
+    wanted = {int(begin * FPS) + n: (begin, n) for begin in clips for n in range(len(clips[begin]))}
+    same, seen = True, 0
+    with av.open(str(large(folder))) as container:
+        for number, frame in enumerate(container.decode(video=0)):
+            if number in wanted:
+                begin, place = wanted[number]
+                expected = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+                same &= bool(torch.equal(clips[begin][place], expected))
+                seen += 1
+    return same and seen == len(wanted)
+
+
+def batch(folder: Path, size: int) -> None:
+    """Clips of a batch together, beside raw range GETs of the same bytes."""
+    last, rng = length(folder) - SECONDS - 1, random.Random(2)
+    with served(folder) as (server, options):
+        store, key = stores(options)["alone"]
+        raw, fetcher = StoreSpec("s3://data/files", options).open(), Fetcher(48)
+        store.get(key).get_video_clips([(0, 0.1)])
+        for _ in range(4):
+            begins = sorted(rng.uniform(0, last) for _ in range(size))
+            decoders = [store.get(key) for _ in begins]
+            wanted = [Clips([(begin, begin + SECONDS)]) for begin in begins]
+            server.take()
+            start = time.perf_counter()
+            fetch_clips(list(zip(decoders, wanted, strict=True)))
+            for decoder in decoders:
+                decoder.stream.wait()
+            spent = time.perf_counter() - start
+            gets = media_gets(server)
+            ranges = [(p.start, p.stop) for d in decoders for p in d.stream._ahead]
+            start = time.perf_counter()
+            answers = [fetcher.submit(raw, key, ByteRange(*place)) for place in sorted(set(ranges))]
+            total = sum(len(answer.result().data) for answer in answers)
+            raw_spent = time.perf_counter() - start
+            del answers
+            start = time.perf_counter()
+            for decoder, clips in zip(decoders, wanted, strict=True):
+                decoder.get_video_clips(clips.video)
+            decoding = time.perf_counter() - start
+            server.take()
+            print(
+                f"{size} clips: {len(gets)} GETs, {sum(gets) / 1e6:.0f} MB in {spent:.2f} s, "
+                f"{sum(gets) / 1e6 / spent:.0f} MB/s; raw {total / 1e6:.0f} MB, {total / 1e6 / raw_spent:.0f} MB/s; "
+                f"share {sum(gets) / spent / (total / raw_spent):.2f}; decoding them {decoding:.1f} s"
+            )
+
+
+def cook(crude, videos):
+    at = crude["json"]["at"]
+    (clip,), _ = videos.get("large.mp4", crude).get_video_clips([(at, at + 0.2)])
+    return {**basic_sample_keys(crude), "clip": clip.float().mean(), "memory": memory()}
+
+
+cook = cooker(
+    parts=["json"],
+    clips=lambda crude: {"videos": {"large.mp4": Clips([(crude["json"]["at"], crude["json"]["at"] + 0.2)])}},
+)(cook)
+
+
+class Task(DefaultTaskEncoder):
+    cookers = [Cooker(cook)]
+
+
+def flat(folder: Path, count: int) -> None:
+    """Memory after 100 and after all clips."""
+    rng, last = random.Random(3), length(folder) - SECONDS - 1
+    with served(folder) as (_, options):
+        store, key = stores(options)["alone"]
+        seen = {}
+        for number in range(count):
+            begin = rng.uniform(0, last)
+            store.get(key).get_video_clips([(begin, begin + 0.2)])
+            seen[number + 1] = memory()
+        print(f"one process: {seen[100]} MiB after 100 clips, {seen[count]} MiB after {count}")
+        dataset = get_train_dataset(
+            "s3://data/mix.yaml",
+            batch_size=1,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=1),
+            task_encoder=Task(),
+            repeat=False,
+            storage_options=options,
+        )
+        for number, found in enumerate(get_savable_loader(dataset)):
+            seen[number + 1] = int(found["memory"][0])
+            if number + 1 == count:
+                break
+        print(f"a worker, ahead: {seen[100]} MiB after 100 clips, {seen[count]} MiB after {count}")
+
+
+def memory() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+
+
+ENERGON = """
+import io, sys, time
+import boto3
+from megatron.energon.av import AVDecoder
+endpoint, begin = sys.argv[1], float(sys.argv[2])
+client = boto3.client("s3", endpoint_url=endpoint, aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1")
+start = time.perf_counter()
+data = client.get_object(Bucket="data", Key="files/large.mp4")["Body"].read()
+fetched = time.perf_counter() - start
+clips, times = AVDecoder(io.BytesIO(data)).get_video_clips([(begin, begin + 2.0)])
+print(f"7.4.1: whole download {fetched:.2f} s, with a clip {time.perf_counter() - start:.2f} s, {tuple(clips[0].shape)}")
+"""
+TORCHCODEC = """
+import io, sys, time
+import boto3
+from torchcodec.decoders import VideoDecoder
+endpoint, begin = sys.argv[1], float(sys.argv[2])
+client = boto3.client("s3", endpoint_url=endpoint, aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1")
+start = time.perf_counter()
+data = client.get_object(Bucket="data", Key="files/large.mp4")["Body"].read()
+VideoDecoder(data, num_ffmpeg_threads=1).get_frames_played_in_range(begin, begin + 2.0)
+print(f"torchcodec: whole download with a clip {time.perf_counter() - start:.2f} s")
+"""
+
+
+def whole(folder: Path, python: str | None) -> None:
+    """Whole downloads, from which a clip is decoded."""
+    with served(folder) as (server, options):
+        start = time.perf_counter()
+        data = SystemFileStore("s3://data/files", storage_options=options).get("large.mp4")
+        fetched = time.perf_counter() - start
+        SampleDecoder().decode("mp4", data).get_video_clips([(100.3, 100.3 + SECONDS)])
+        print(f"here: whole download {fetched:.2f} s, with a clip {time.perf_counter() - start:.2f} s")
+        for code in (ENERGON, TORCHCODEC) if python else ():
+            command = [python, "-c", code, server.endpoints[PROFILE.name], "100.3"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            print(done.stdout.strip() or f"failed: {done.stderr.strip().splitlines()[-1]}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--megabytes", type=int, default=100)
-    parser.add_argument("--clips", type=int, default=100)
-    parser.add_argument("--latency", type=float, default=0.05)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("row", choices=["make", "single", "batch", "memory", "whole"])
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--clips", type=int)
+    parser.add_argument("--energon", help="Python of a virtual environment with Megatron-Energon 7.4.1")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["ENERGON_STREAM_CACHE_DIR"] = f"{folder}/node"
-        root = Path(folder, "s3", "data")
-        root.mkdir(parents=True)
-        write_large(root / "large.mp4", options.megabytes, Path(folder, "seed.mp4"))
-        local = SystemFileStore(str(root)).open("large.mp4")[0]
-        local = AVDecoder(local)
-        seconds = local.get_video_duration()[0] or 0.0
-        print(f"{(root / 'large.mp4').stat().st_size / 1e6:.0f} MB, {seconds:.0f} s")
-        with S3Server(root.parent, own_process=True) as server:
-            server.shape(first_byte_latency=options.latency)
-            store = DecodeFileStore(
-                SystemFileStore("s3://data", storage_options=server.storage_options), SampleDecoder()
-            )
-            random.seed(0)
-            for number in range(options.clips):
-                begin = random.uniform(0, seconds - 3)
-                server.reset_counters()
-                start = time.perf_counter()
-                clips, _ = store.get("large.mp4").get_video_clips([(begin, begin + 2)])
-                spent = time.perf_counter() - start
-                if number < 6 or number % 100 == 99:
-                    log = server.log()
-                    total, need = sum(e.bytes for e in log), group_bytes(root / "large.mp4", begin, begin + 2)
-                    same = bool((local.get_video_clips([(begin, begin + 2)])[0][0] == clips[0]).all())
-                    memory = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-                    print(
-                        f"clip {number}: {spent:.3f} s, {len(log)} requests, {total / 1e6:.2f} MB, "
-                        f"{total / need:.2f} of its groups, equal {same}, {memory >> 20} MiB"
-                    )
-            start = time.perf_counter()
-            data = SystemFileStore("s3://data", storage_options=server.storage_options).get("large.mp4")
-            fetched = time.perf_counter() - start
-            SampleDecoder().decode("mp4", data).get_video_clips([(5, 7)])
-            print(f"whole download: {fetched:.2f} s, with a clip {time.perf_counter() - start:.2f} s")
+    with tempfile.TemporaryDirectory() as node:
+        os.environ["XDG_CACHE_HOME"] = node
+        if options.row == "make":
+            make(options.folder, options.megabytes)
+        elif options.row == "single":
+            single(options.folder, options.clips or 21)
+        elif options.row == "batch":
+            batch(options.folder, options.clips or 64)
+        elif options.row == "memory":
+            flat(options.folder, options.clips or 1000)
+        else:
+            whole(options.folder, options.energon)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

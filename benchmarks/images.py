@@ -20,8 +20,8 @@ import torch
 from datasets import photo
 
 from energon_stream import SampleDecoder
+from energon_stream.decode.jpeg import IMAGE_BACKENDS
 from energon_stream.errors import MissingPackageError
-from energon_stream.read.decode.jpeg import IMAGE_BACKENDS
 
 FILES_AT_256 = 64
 """Different JPEGs of 256 x 256; of larger sides there are fewer."""

@@ -28,6 +28,7 @@ ROWS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "P3": ("d40x8", "H50", {"batches": 1}),
     "P10": ("long400", "F20", {"repeat": False}),
     "P11": ("long400", "T2", {"repeat": False}),
+    "P10clean": ("long400", "H50", {"repeat": False}),
     "P12": ("p12", None, {"epochs": 8}),
     "P16": (
         "d40x64",

@@ -1,6 +1,6 @@
-"""P6 with real files: requests, seconds and memory from ``get_train_dataset`` to the first batch.
+"""P6 with real files: requests, seconds and memory from ``get_train_dataset`` to the first batch; ``info``.
 
-    python benchmarks/startup.py [SHARDS ...]      (default: 8 and 100000)
+    python benchmarks/startup.py [--info] [SHARDS ...]      (default: 8 and 100000; --info: only `info`)
 
 The dataset's shards of 10^4 samples are links to one tar, so they cost no disk; the metadata is what
 `prepare` would write. Each measurement is a process of its own, against the counting stand-in at 50 ms in
@@ -14,6 +14,7 @@ import json
 import os
 import pickle
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset
 from energon_stream.testing.s3server import S3Server
 
-PER_SHARD, BATCH, LATENCY = 10_000, 32, 0.05
+PER_SHARD, BATCH, LATENCY, INFO_ROUNDS = 10_000, 32, 0.05, 5
 MODES = ((0, "fork"), (2, "fork"), (2, "spawn"))
 
 
@@ -121,36 +122,60 @@ def measure(url, endpoint, workers, method):
     return found
 
 
-def report(counts):
-    """Print the table."""
+def report_info(server, urls):
+    """Print the seconds and requests of ``energon-stream info``, a process from its start to its end."""
+    print(
+        f"\n| `info`: shards | split.yaml | seconds (median of {INFO_ROUNDS}) | requests |\n|--:|---|--:|--:|"
+    )
+    access = {"AWS_ENDPOINT_URL": server.endpoint_url, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    command = [Path(sys.executable).with_name("energon-stream"), "info"]
+    for (shards, listed), url in urls.items():
+        times = []
+        for _ in range(INFO_ROUNDS):
+            server.reset_counters()
+            begun = time.perf_counter()
+            subprocess.run([*command, url], env=os.environ | access, check=True, stdout=subprocess.DEVNULL)
+            times.append(time.perf_counter() - begun)
+        requests = sum(server.counters().requests.values())
+        kind = "every name" if listed else "braces"
+        print(f"| {shards:,} | {kind} | {statistics.median(times):.2f} | {requests} |", flush=True)
+
+
+def report(counts, *, only_info=False):
+    """Print the tables."""
+    with tempfile.TemporaryDirectory(prefix="startup-") as tmp:
+        root = Path(tmp) / "root"
+        rows = {(shards, listed): f"{shards}-{listed}" for shards in counts for listed in (False, True)}
+        for (shards, listed), name in rows.items():
+            linked_dataset(root / "bucket" / name, shards, listed=listed)
+        urls = {row: f"s3://bucket/{name}" for row, name in rows.items()}
+        with S3Server(root, own_process=True, first_byte_latency=LATENCY) as server:
+            if not only_info:
+                report_first_batch(server, urls)
+            report_info(server, urls)
+
+
+def report_first_batch(server, urls):
+    """Print what it takes to open a dataset, and to get its first batch."""
     print(
         "| shards | split.yaml | workers | metadata GETs | seconds to open | CPU-s to open | seconds to the first "
         "batch after it | main: peak MB above import | worker: own MB | pickled bytes |\n|--:|---|---|"
         + "--:|"
         * 7
     )
-    with tempfile.TemporaryDirectory(prefix="startup-") as tmp:
-        root = Path(tmp) / "root"
-        rows = [(shards, listed) for shards in counts for listed in (False, True)]
-        for shards, listed in rows:
-            linked_dataset(root / "bucket" / f"{shards}-{listed}", shards, listed=listed)
-        with S3Server(root, own_process=True, first_byte_latency=LATENCY) as server:
-            for shards, listed in rows:
-                for workers, method in MODES:
-                    server.reset_counters()
-                    url = f"s3://bucket/{shards}-{listed}"
-                    command = [sys.executable, __file__, "--measure", url, server.endpoint_url]
-                    command += [str(workers), method]
-                    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-                    log = server.log()
-                    metadata = Counter(entry.key for entry in log if "/.nv-meta/" in entry.key)
-                    print(
-                        f"| {shards:,} | {'every name' if listed else 'braces'} | {workers} {method} "
-                        f"| {metadata.total()} | {found['seconds'][0]:.2f} | {found['open_cpu']:.2f} "
-                        f"| {found['seconds'][1]:.2f} | {found['main']:.0f} | {found['worker']:.0f} "
-                        f"| {found['pickled']:,} |",
-                        flush=True,
-                    )
+    for (shards, listed), url in urls.items():
+        for workers, method in MODES:
+            server.reset_counters()
+            command = [sys.executable, __file__, "--measure", url, server.endpoint_url, str(workers), method]
+            found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+            metadata = Counter(entry.key for entry in server.log() if "/.nv-meta/" in entry.key)
+            print(
+                f"| {shards:,} | {'every name' if listed else 'braces'} | {workers} {method} "
+                f"| {metadata.total()} | {found['seconds'][0]:.2f} | {found['open_cpu']:.2f} "
+                f"| {found['seconds'][1]:.2f} | {found['main']:.0f} | {found['worker']:.0f} "
+                f"| {found['pickled']:,} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
@@ -158,4 +183,5 @@ if __name__ == "__main__":
         place, at, count, start = sys.argv[2:]
         print(json.dumps(measure(place, at, int(count), start)))
     else:
-        report([int(number) for number in sys.argv[1:]] or [8, 100_000])
+        numbers = [int(argument) for argument in sys.argv[1:] if argument != "--info"]
+        report(numbers or [8, 100_000], only_info="--info" in sys.argv)

@@ -4,6 +4,9 @@
 """
 
 from .cache import CacheConfig as CacheConfig
+from .doctor import Diagnosis as Diagnosis, diagnose as diagnose
+from .engine.cluster import RayEngine as RayEngine
+from .engine.local import LocalEngine as LocalEngine
 from .errors import (
     FatalSampleError as FatalSampleError,
     IgnoreSample as IgnoreSample,
@@ -18,9 +21,13 @@ from .media.metadata import (
     serialize_media_metadata as serialize_media_metadata,
 )
 from .limits import Limits as Limits
+from .lint.dataset import lint_dataset as lint_dataset
 from .loader import (
     BasicDataLoader as BasicDataLoader,
+    JobStats as JobStats,
+    LoaderStats as LoaderStats,
     SavableDataLoader as SavableDataLoader,
+    Verdict as Verdict,
     get_loader as get_loader,
     get_savable_loader as get_savable_loader,
 )
@@ -71,11 +78,11 @@ from .prewarming import (
     PrewarmResult as PrewarmResult,
     prewarm as prewarm,
 )
-from .read.decode import (
+from .decode import (
     FileStoreDecoder as FileStoreDecoder,
     SampleDecoder as SampleDecoder,
 )
-from .read.file_stores import SystemFileStore as SystemFileStore
+from .files.stores import SystemFileStore as SystemFileStore
 from .read.options import ReadOptions as ReadOptions
 from .recipe import (
     DatasetLoader as DatasetLoader,
@@ -128,6 +135,14 @@ from .task.packers import (
     pack_by_size as pack_by_size,
 )
 from .worker import WorkerConfig as WorkerConfig
+from .shaping.derive import (
+    merge_datasets as merge_datasets,
+    sample_dataset as sample_dataset,
+    split_dataset as split_dataset,
+)
+from .shaping.map_shards import map_shards as map_shards
+from .shaping.diff import diff_datasets as diff_datasets
+from .write.convert import ConvertReport as ConvertReport, convert_dataset as convert_dataset
 from .write.finish import finish_dataset as finish_dataset
 from .write.shard_writer import ShardWriter as ShardWriter
 

@@ -1,4 +1,4 @@
-"""Names for the NumPy array types of the library's annotations, and distinct values of arrays."""
+"""Names for the NumPy array types of the library's annotations, distinct values of arrays, bytes of views."""
 
 from __future__ import annotations
 
@@ -18,3 +18,15 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     first = np.ones(len(ordered), dtype=np.bool_)
     first[1:] = ordered[1:] != ordered[:-1]
     return ordered[first]
+
+
+def as_bytes(data: bytes | memoryview) -> bytes:
+    """Return the content of a view as ``bytes`` that keep no other memory alive: a copy, or the ``bytes``
+    object that the view shows all of.
+    """
+    if isinstance(data, bytes):
+        return data
+    whole = data.obj
+    if type(whole) is bytes and data.nbytes == len(whole) and data.c_contiguous:
+        return whole
+    return data.tobytes()

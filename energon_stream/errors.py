@@ -25,16 +25,20 @@
     │   ├── MetadataError                   a metadata file has a wrong key, type or value
     │   ├── LimitError                      the dataset is larger than a limit, see ``Limits``
     │   ├── CorruptTarError                 a tar header or payload is damaged
+    │   │   └── BadShardsError              tars of a dataset cannot be used; names all of them
     │   ├── IndexMismatchError              an index and its tar disagree
     │   ├── ChecksumError                   a sample has other bytes than when it was prepared
     │   ├── DuplicateKeyError               two samples share a key
+    │   ├── SourceError                     a dataset of another format cannot be read
     │   └── EmptyDatasetError               a split part has no samples
     ├── SampleError (ValueError)            one sample could not be used; handlers may skip it
+    │   ├── ColumnError                     a column of a source does not fit its part
     │   ├── DecodeError                     a part's bytes do not have the format of its extension
     │   │   ├── UntrustedPickleError        a part is a pickle, and the user did not trust the dataset
     │   │   └── PartLimitError              a part is larger than a limit, see ``Limits``
     │   ├── FieldError (KeyError)           a part or field that the sample type needs is missing
     │   │   └── MissingFileError (FileNotFoundError)  a sample refers to a file that does not exist
+    │   ├── SampleTimeoutError (TimeoutError)  a hook or decoder took too long on it
     │   └── FatalSampleError (RuntimeError)  too many samples failed in a row; always ends the run
     ├── StateError (ValueError)             a saved state cannot be used
     │   ├── StateVersionError               another version of the format wrote it
@@ -47,19 +51,22 @@
 
 from __future__ import annotations
 
-import re
 import reprlib
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Self
 
-from energon_stream.printable import printable
+from energon_stream.printable import printable, strip_credentials
 
 __all__ = [
     "AccessDeniedError",
     "AliasError",
     "BadAnswerError",
+    "BadShardsError",
     "CacheDirectoryError",
     "ChecksumError",
+    "ColumnError",
     "ConfigError",
     "CorruptTarError",
     "DatasetError",
@@ -83,7 +90,9 @@ __all__ = [
     "PartLimitError",
     "RangeError",
     "SampleError",
+    "SampleTimeoutError",
     "SkipSample",
+    "SourceError",
     "StateError",
     "StateInUseError",
     "StateMismatchError",
@@ -99,21 +108,8 @@ __all__ = [
 ]
 
 
-_USER_INFO = re.compile(r"(?<=://)(?<!dss://)[^/@\s]+@")
-_SECRET_QUERY = re.compile(
-    r"\?[^\s\"'<>]*\b(sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|token|awsaccesskeyid|key|secret)=[^\s\"'<>]*",
-    re.IGNORECASE,
-)
-
-
-def strip_credentials(text: str) -> str:
-    """Remove ``user:password@`` and signed queries from a URL, or from a message with URLs in it.
-
-    Example:
-        >>> strip_credentials("no such object: https://me:secret@host/key?token=abc")
-        'no such object: https://host/key'
-    """
-    return _SECRET_QUERY.sub("", _USER_INFO.sub("", text))
+_NAMED = 20  # tars that a message names
+_UNCHANGED = "The metadata was not changed"
 
 
 class EnergonStreamError(Exception):
@@ -258,6 +254,29 @@ class CorruptTarError(DatasetError):
     """A tar header or payload is damaged; the message names shard and offset."""
 
 
+class BadShardsError(CorruptTarError):
+    """Tars of a dataset are damaged or have no samples; the message names the first ones.
+
+    Attributes:
+        shards: What is wrong with each of the tars, by path.
+    """
+
+    shards: Mapping[str, str] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, shards: Mapping[str, str], total: int, where: str) -> Self:
+        """Return the error for some of ``total`` tars."""
+        lines = [f"  {path}: {problem}" for path, problem in list(shards.items())[:_NAMED]]
+        more = len(shards) - len(lines)
+        lines += [f"  and {more} more"] if more else []
+        error = cls(
+            "\n".join([f"{len(shards)} of {total} tars in {where} cannot be used:", *lines, _UNCHANGED]),
+            hint="Write them again, leave them out with exclude=, or go on without them with skip_bad=True",
+        )
+        error.shards = dict(shards)
+        return error
+
+
 class IndexMismatchError(DatasetError):
     """An index and its tar disagree."""
 
@@ -268,6 +287,10 @@ class ChecksumError(DatasetError):
 
 class DuplicateKeyError(DatasetError):
     """Two samples of a dataset share a key."""
+
+
+class SourceError(DatasetError):
+    """A dataset of another format, which is converted, is damaged or not of that format."""
 
 
 class EmptyDatasetError(DatasetError):
@@ -307,6 +330,12 @@ class SampleError(EnergonStreamError, ValueError):
         return cls(problem, where=None if sources is None else str(sources))
 
 
+class ColumnError(SampleError):
+    """A value of a dataset that is converted does not fit the part that it is mapped to; the message names
+    row and column.
+    """
+
+
 class DecodeError(SampleError):
     """A part's bytes do not have the format of its extension."""
 
@@ -327,6 +356,10 @@ class FieldError(SampleError, KeyError):
 
 class MissingFileError(FieldError, FileNotFoundError):
     """A sample refers to a file that its folder does not have."""
+
+
+class SampleTimeoutError(SampleError, TimeoutError):
+    """A hook, or decoding a sample, took longer than ``WorkerConfig.sample_timeout``."""
 
 
 class FatalSampleError(SampleError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Text for terminals: characters that steer a terminal, or hide text, are written out."""
+"""Text for terminals and messages, without what steers a terminal, hides text or reveals credentials."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ _HIDDEN = (
 )
 _in_text = re.compile(f"[{_HIDDEN}]")
 _in_line = re.compile(f"[\t\n{_HIDDEN}]")
+
+_USER_INFO = re.compile(r"(?<=://)(?<!dss://)[^/@\s]+@")
+_SECRET_QUERY = re.compile(
+    r"\?[^\s\"'<>]*\b(sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|token|awsaccesskeyid|key|secret)=[^\s\"'<>]*",
+    re.IGNORECASE,
+)
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -36,3 +42,13 @@ def printable_line(text: str) -> str:
         shard\n.tar
     """
     return _in_line.sub(_escape, text)
+
+
+def strip_credentials(text: str) -> str:
+    """Remove ``user:password@`` and signed queries from a URL, or from a message with URLs in it.
+
+    Example:
+        >>> strip_credentials("no such object: https://me:secret@host/key?token=abc")
+        'no such object: https://host/key'
+    """
+    return _SECRET_QUERY.sub("", _USER_INFO.sub("", text))

@@ -2,41 +2,64 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 _SECONDS = 60.0
-"""Time between two lines where standard error is no terminal."""
+"""Time between two lines in a log."""
+
+_LINE = "{n_fmt} of {total_fmt} {unit}, {rate_noinv_fmt}, {remaining} left"
+_LINE_WITHOUT_TOTAL = "{n_fmt} {unit}, {rate_noinv_fmt}"
 
 
 class Progress:
-    """Shows how far some work is: a bar with rate and time left on a terminal, a line a minute elsewhere.
+    """Shows how far some work is, with rate and time left: by a bar on a terminal, a line a minute in a log,
+    nothing in a pipe.
 
-    Nothing is written before the first unit of work is done, and nothing where standard error is neither a
-    terminal nor asked to be written to.
+    Nothing is written before the first unit of work is done. Call the methods from one thread at a time.
 
     Args:
         total: Units of all the work; None if that is not known. It may be set later.
         unit: Name of a unit, such as ``"tar"``; ``"B"`` for bytes.
-        enabled: Whether to show progress. None: only on a terminal.
+        enabled: Whether to show progress. None: where standard error is a terminal or a file. True: also in a
+            pipe, where lines are written.
+        clock: Returns seconds.
 
     Attributes:
         total: As above.
         done: Units done so far.
+
+    Example:
+        >>> with Progress(3, unit="tar") as progress:
+        ...     for tar in ("a.tar", "b.tar", "c.tar"):
+        ...         progress.advance()
+        >>> progress.done
+        3
     """
 
-    def __init__(self, total: float | None = None, *, unit: str = "it", enabled: bool | None = None) -> None:
+    def __init__(
+        self,
+        total: float | None = None,
+        *,
+        unit: str = "it",
+        enabled: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.total, self.done = total, 0
-        self._unit = unit
-        self._on_terminal = sys.stderr.isatty()
-        self._enabled = self._on_terminal if enabled is None else enabled
+        self._unit, self._clock = unit, clock
+        place = _place()
+        self._on_terminal = place == "terminal"
+        self._enabled = place != "pipe" if enabled is None else enabled
         self._bar: tqdm[Any] | None = None
-        self._next_line = time.monotonic() + _SECONDS
+        self._last_time, self._last_done = clock(), 0  # when the last line was due, and how far the work was
 
     def __enter__(self) -> Progress:
         return self
@@ -54,20 +77,53 @@ class Progress:
             return
         if self._on_terminal:
             self._show_bar(units)
-        elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + _SECONDS
-            of = "" if not self.total else f" of {self.total:,.0f}"
-            sys.stderr.write(f"{self.done:,}{of} {self._unit}\n")
+        elif (seconds := self._clock() - self._last_time) >= _SECONDS:
+            sys.stderr.write(self._line(seconds) + "\n")
+            sys.stderr.flush()
+            self._last_time, self._last_done = self._clock(), self.done
 
     def reach(self, done: int, total: float | None = None) -> None:
         """Report how many units are done so far."""
         self.total = self.total if total is None else total
         self.advance(done - self.done)
 
+    def keep(self, units: int) -> None:
+        """Report units that an earlier run has done. They do not count in the rate."""
+        self.done += units
+        self._last_done += units
+        if self._bar is not None:
+            self._bar.initial += units
+            self._bar.update(units)
+
+    def _line(self, seconds: float) -> str:
+        """Return a line of a log. The rate is that since the line before, ``seconds`` ago."""
+        from tqdm import tqdm
+
+        return tqdm.format_meter(
+            self.done,
+            self.total,  # type: ignore[arg-type] # None is allowed
+            seconds,
+            unit=self._unit,
+            unit_scale=self._unit == "B",
+            rate=(self.done - self._last_done) / seconds,
+            bar_format=_LINE if self.total else _LINE_WITHOUT_TOTAL,
+        )
+
     def _show_bar(self, units: int) -> None:
         if self._bar is None:
             from tqdm import tqdm
 
-            self._bar = tqdm(unit=self._unit, unit_scale=self._unit == "B")
+            self._bar = tqdm(unit=self._unit, unit_scale=self._unit == "B", initial=self.done - units)
         self._bar.total = self.total
         self._bar.update(units)
+
+
+def _place() -> Literal["terminal", "log", "pipe"]:
+    """Return what standard error is."""
+    if sys.stderr.isatty():
+        return "terminal"
+    try:
+        mode = os.fstat(sys.stderr.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):  # it is closed, or no file of the system
+        return "pipe"
+    return "log" if stat.S_ISREG(mode) else "pipe"

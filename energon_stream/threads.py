@@ -1,8 +1,11 @@
-"""The error of a system that starts no more threads, as an error of this library."""
+"""Threads: the error of a system that starts no more, threads that repeat, safe looks at stacks of others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from energon_stream.errors import ConfigError
@@ -25,3 +28,50 @@ def thread_errors(where: str | None = None) -> Iterator[None]:
             where=where,
             hint="raise its limit (`ulimit -u`, or pids of the container), or use fewer workers",
         ) from error
+
+
+class Repeater:
+    """Calls a function every so many seconds in a thread of its own, until it is closed.
+
+    Args:
+        function: What to call. If it returns False, the thread ends.
+        seconds: Time before each call.
+        what: Purpose of the thread, for its name and for the error if none can be started.
+
+    Raises ConfigError if the system starts no more threads.
+    """
+
+    def __init__(self, function: Callable[[], object], seconds: float, what: str) -> None:
+        self._function, self._seconds = function, seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"energon_stream {what}", daemon=True)
+        with thread_errors(what):
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. A finalizer may call this in that thread itself."""
+        self._over.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._seconds) and self._function() is not False:
+            pass
+
+
+@contextmanager
+def steady_stacks() -> Iterator[None]:
+    """Let a block walk the stacks of other threads.
+
+    On Python 3.11, ``f_back`` may collect garbage before it returns. A finalizer may let the other thread run
+    meanwhile, and the frame that ``f_back`` returns is gone then. CPython made ``sys._current_frames()`` safe
+    in the same way (gh-106883). Later versions collect between two instructions only.
+    """
+    if sys.version_info >= (3, 12) or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

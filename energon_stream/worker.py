@@ -146,6 +146,8 @@ class WorkerConfig:
         global_error_handler: Called as ``handler(error, sample, sources)`` for samples that fail. None logs
             the error and skips the sample.
         restore_error_handler: The same for samples that are restored. None raises the error.
+        sample_timeout: Seconds that decoding a sample, or a call of a hook, may take; None for no limit. A
+            longer one is interrupted in Python code, and fails with ``SampleTimeoutError``.
 
     Raises:
         ConfigError: The numbers do not fit together.
@@ -168,6 +170,7 @@ class WorkerConfig:
     restore_error_handler: Callable[..., None] | None = None
     num_streams: int = field(default=0, kw_only=True)
     conventions: Conventions = field(default_factory=conventions, kw_only=True)
+    sample_timeout: float | None = field(default=None, kw_only=True)
 
     active_worker_config: ClassVar[Any] = None
     """The configuration that hooks see while they run; None outside of hooks."""
@@ -180,6 +183,8 @@ class WorkerConfig:
             )
         if self.num_workers < 0:
             raise ConfigError(f"num_workers is {self.num_workers}", hint="use 0 to load in the main process")
+        if not (self.sample_timeout is None or self.sample_timeout > 0):
+            raise ConfigError(f"sample_timeout is {self.sample_timeout}", hint="use seconds, or None")
         checked(self.conventions, "conventions")
         if self.worker_debug_path is not None:
             check_path(self.worker_debug_path)
@@ -411,10 +416,5 @@ class WorkerConfig:
 
     def config(self) -> dict[str, Any]:
         """Return the fields that decide the order of samples, as plain values."""
-        return {
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "num_workers": self.num_workers,
-            "num_streams": self.num_streams,
-            "seed_offset": self.seed_offset,
-        }
+        names = ("rank", "world_size", "num_workers", "num_streams", "seed_offset")
+        return {name: getattr(self, name) for name in names}

@@ -96,7 +96,7 @@ answer.close()
 
 # Plain: it starts in ten milliseconds because it imports nearly nothing.
 _LAUNCHER = r"""#!{python} -IS
-import json, os, resource, signal, socket, sys
+import json, os, resource, select, signal, socket, sys
 
 def real():
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
@@ -134,9 +134,15 @@ def forward(number, frame):
         os.kill(target, number)
     except ProcessLookupError:
         pass
+# A signal that arrives just before a blocking call would wait for the end of the call; this makes it wake the call.
+awake, waking = socket.socketpair()
+waking.setblocking(False)
+signal.set_wakeup_fd(waking.fileno())
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
     if signal.getsignal(number) != signal.SIG_IGN:
         signal.signal(number, forward)
+while connection not in select.select([connection, awake], [], [])[0]:
+    awake.recv(64)
 ended = connection.recv(12)
 code = int.from_bytes(ended[:4], "big", signed=True) if ended else 255
 if code < 0:

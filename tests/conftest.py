@@ -41,25 +41,32 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if is_helper else None
 
 
-# A fork costs more in a large process. So tests that start many workers run first, and those that import
-# large frameworks run last.
-ORDER = {"metadataset": 0, "state": 0, "loader": 1, "end_to_end": 2, "read": 3, "docs": 5, "integrations": 6}
+# A fork costs more in a large process, so tests that start many workers run first.
+ORDER = {"metadataset": 0, "state": 0, "loader": 1, "end_to_end": 2, "read": 3, "docs": 5}
 MIDDLE = 4
+FRAMEWORKS = {"integrations", "frameworks"}  # folders
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the modules by directory, and deal them to the halves of the list, where two processes begin."""
+    """Sort the modules by directory, and deal them to the parts of the list with which the processes begin.
+
+    Large frameworks take long to import, so the last process alone runs the tests of them, and begins with
+    these: others take over from the end of its part.
+    """
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)
 
     def rank(path: Path) -> int:
-        return next((ORDER[part] for part in path.relative_to(ROOT).parts if part in ORDER), MIDDLE)
+        parts = path.relative_to(ROOT).parts
+        return -1 if FRAMEWORKS & {*parts} else next((ORDER[part] for part in parts if part in ORDER), MIDDLE)
 
-    halves: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
+    dealt: list[list[pytest.Item]] = [
+        [] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    ]
     for path in sorted(modules, key=rank):
-        min(halves, key=len).extend(modules[path])
-    items[:] = halves[0] + halves[1]
+        (dealt[-1] if rank(path) < 0 else min(dealt, key=len)).extend(modules[path])
+    items[:] = [item for part in dealt for item in part]
 
 
 def pytest_collection_finish() -> None:

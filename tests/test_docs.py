@@ -4,9 +4,14 @@ skipped.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
+import json
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -18,6 +23,21 @@ from energon_stream.loader import get_loader, get_savable_loader
 from energon_stream.recipe.options import DatasetOptions
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def tool(name: str) -> Any:
+    """Import a tool of the documentation."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/tools/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+build_site, run_notebooks = tool("build_site"), tool("run_notebooks")
+SITE_PAGES = build_site.sources()
+"""The source of each page of the site."""
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -25,6 +45,13 @@ PAGES = [
 ]
 SKIPPED = {
     "README.md": ["installs"],
+    "docs/guides/convert.md": [
+        "needs the package datasets and the network",
+        "needs the package mosaicml-streaming",
+        "needs the package litdata",
+    ],
+    "docs/migration/litdata.md": ["needs the package litdata"],
+    "docs/migration/mosaicml-streaming.md": ["needs the package mosaicml-streaming"],
     "docs/guides/localstack.md": ["needs LocalStack; tests/end_to_end runs the same"],
 }
 
@@ -84,32 +111,76 @@ def test_the_commands_page_has_every_command_and_option() -> None:
                 for sub in command.list_commands(context):
                     found = command.get_command(context, sub)
                     assert found is not None
-                    assert f"`{sub}" in text or f"## {sub}" in text, f"{name} {sub} is not on the page"
+                    named = re.search(rf"(`|^## ){sub}[ `\n]", text, re.MULTILINE)
+                    assert named, f"{name} {sub} is not on the page"
                     walk(found, f"{name} {sub}")
         for option in command.params:
             if isinstance(option, click.Option) and option.name not in ("help", "version"):
-                assert any(flag in text for flag in option.opts), f"{name}: {option.opts} is not on the page"
+                assert any(flag in text for flag in [*option.opts, *option.secondary_opts]), (
+                    f"{name}: {option.opts} is not on the page"
+                )
 
-    for sub in ("prepare", "prepare-media", "info", "lint", "explain", "prewarm", "cache", "checkpoint"):
-        with click.Context(main) as context:
-            found = main.get_command(context, sub)
-            assert found is not None
-            walk(found, sub)
+    walk(main, "energon-stream")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path: Path) -> None:
-    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+def anchors(page: str) -> set[str]:
+    """Return the anchors that code hosts and the site make of headings."""
+    text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("name", SITE_PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    source = SITE_PAGES[name]
+    page = source.read_text()
+    if source.suffix == ".ipynb":
+        page = build_site.notebook_page(json.loads(page))
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page, flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
             continue
-        name, _, anchor = target.partition("#")
-        found = (path.parent / name).resolve() if name else path
+        path, _, anchor = target.partition("#")
+        found = (source.parent / path).resolve() if path else source
         assert found.exists(), f"{target} does not exist"
-        if anchor:
-            heads = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
-            slugs = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
-            assert anchor in slugs, f"{target}: no such heading"
+        if found.suffix == ".md" and anchor:
+            assert anchor in anchors(found.read_text()), f"{target}: no such heading"
+        if found.suffix in (".md", ".ipynb"):
+            assert str(found.relative_to(ROOT).with_suffix(".md")) in SITE_PAGES, (
+                f"{target} is no page of the site"
+            )
+
+
+def test_each_page_is_in_the_navigation_once() -> None:
+    pages = [entry.page for entry in build_site.navigation()]
+    assert sorted(pages) == sorted(SITE_PAGES)
+
+
+def test_the_list_of_pages_for_language_models_has_each_page() -> None:
+    listed = build_site.llms_text()
+    for source in SITE_PAGES.values():
+        assert f"]({source.relative_to(ROOT)})" in listed
+
+
+def test_links_of_the_site_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text('<h1 id="top"></h1><a href="b.html#here">b</a><a href="#top">a</a>')
+    (tmp_path / "b.html").write_text(
+        '<a href="a.html#gone">a</a><img src="no.png"><a href="https://x/y">x</a>'
+    )
+    assert build_site.broken_links(tmp_path) == [
+        "a.html: b.html#here has no such anchor",
+        "b.html: a.html#gone has no such anchor",
+        "b.html: no.png does not exist",
+    ]
+
+
+def test_the_api_page_has_every_public_name_once() -> None:
+    listed = build_site.api_names(page("reference/api.md"))
+    assert len(listed) == len(set(listed))
+    assert {f"energon_stream.{name}" for name in energon_stream.__all__} <= set(listed)
+    for name in listed:
+        package, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(package), attribute), name
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -132,6 +203,15 @@ def test_modules_that_pages_name_exist(path: str) -> None:
     assert not {
         name for name in named if not ((ROOT / name).exists() or (ROOT / "energon_stream" / name).exists())
     }
+
+
+@pytest.mark.parametrize(
+    "name", sorted((ROOT / "docs/tutorials").glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_a_tutorial_prints_what_it_shows(name: Path) -> None:
+    notebook = json.loads(name.read_text())
+    shown = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert run_notebooks.outputs(notebook) == shown, f"run python docs/tools/run_notebooks.py {name}"
 
 
 def test_the_readme_and_the_glossary_stay_short() -> None:

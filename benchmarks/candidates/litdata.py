@@ -19,7 +19,7 @@ def prepare(spec: dict):
     def open_loader():
         dataset = litdata.StreamingDataset(spec["path"], shuffle=True, **options)
         loader = litdata.StreamingDataLoader(
-            dataset, batch_size=BATCH, num_workers=spec["workers"], collate_fn=collate_as(spec)
+            dataset, batch_size=BATCH, num_workers=spec["workers"], collate_fn=_Collate(spec)
         )
         return passes(loader, spec.get("repeat", True))
 
@@ -41,3 +41,17 @@ def _allow_plain_http() -> None:
             pass  # all is done in __new__
 
     obstore.store.S3Store = S3Store
+
+
+class _Collate:
+    """Makes batches. LitData's workers give views of bytes, which no queue of processes can send."""
+
+    def __init__(self, spec: dict) -> None:
+        self._collate = collate_as(spec)
+
+    def __call__(self, samples: list) -> dict:
+        owned = [
+            {name: bytes(part) if isinstance(part, memoryview) else part for name, part in sample.items()}
+            for sample in samples
+        ]
+        return self._collate(owned)

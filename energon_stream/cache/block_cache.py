@@ -19,8 +19,8 @@ from energon_stream.cache.ledger import Limits
 from energon_stream.cache.locks import has_locks
 from energon_stream.cache.records import Span, merge_spans
 from energon_stream.errors import ConfigError, RangeError
+from energon_stream.fork import PerProcess
 from energon_stream.storage import ByteRange
-from energon_stream.storage.fork import PerProcess
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

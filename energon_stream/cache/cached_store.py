@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Self
 import msgpack
 import xxhash
 
-from energon_stream.cache.block_cache import BlockCache
+from energon_stream.cache.block_cache import BlockCache, CacheSnapshot
 from energon_stream.cache.identity import ObjectIdentity, root_name
 from energon_stream.cache.locks import has_locks
 from energon_stream.cache.private import make_folder, read_private, replace_private
 from energon_stream.errors import ObjectChangedError, StorageError, UnsupportedStoreError
+from energon_stream.fork import PerProcess
 from energon_stream.logs import log_once
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.attempts import AttemptListener, ScheduledStore, with_listener
-from energon_stream.storage.fork import PerProcess
 
 if TYPE_CHECKING:
     from energon_stream.cache.config import CacheConfig
@@ -42,6 +42,11 @@ def shared_cache(config: CacheConfig) -> BlockCache:
         ConfigError: See :class:`BlockCache`.
     """
     return _caches.map(config, lambda: BlockCache(config))
+
+
+def cache_counters() -> CacheSnapshot:
+    """Return the counters of all shared caches of this process."""
+    return sum((cache.counters() for cache in _caches.values()), CacheSnapshot())
 
 
 @dataclass(frozen=True, slots=True)

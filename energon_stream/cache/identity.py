@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from energon_stream.cache.records import page_ceil
-from energon_stream.storage import strip_credentials
+from energon_stream.printable import strip_credentials
 
 
 @dataclass(frozen=True, slots=True)

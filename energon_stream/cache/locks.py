@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from energon_stream.storage.fork import PerProcess
+from energon_stream.fork import PerProcess
 
 PATIENCE = 5.0
 """Seconds to wait for a lock that others hold for micro- or milliseconds. A holder that takes longer was

@@ -23,12 +23,17 @@ def run_energon() -> None:
 
 def _run(name: str) -> None:
     try:
-        from energon_stream.cli import main
+        from energon_stream.cli import main, signals
 
+        signals.handle_sigterm()
         getattr(main, name)()
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted.\n")
         sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == signals.INTERRUPTED:
+            signals.leave_soon()
+        raise
 
 
 def _installed_command() -> Callable[[], Any] | None:

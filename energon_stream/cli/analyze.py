@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
 
+from energon_stream.cli.options import json_option
+from energon_stream.cli.terminal import emit
 from energon_stream.compat.debug_analysis import (
     DebugLogs,
     LoggedLoader,
@@ -64,6 +67,7 @@ from energon_stream.errors import ConfigError
     "--skip", default=0, show_default=True, type=click.IntRange(0), help="Steps to leave out at the start."
 )
 @click.option("--no-colors", is_flag=True, help="Draw all ranks in white.")
+@json_option
 def analyze_debug(
     log_paths: tuple[Path, ...],
     heatmap_path: Path,
@@ -74,6 +78,7 @@ def analyze_debug(
     include_modality: str,
     skip: int,
     no_colors: bool,
+    as_json: bool,
 ) -> None:
     """Show in which order samples were loaded.
 
@@ -84,14 +89,16 @@ def analyze_debug(
     modes = modes_of(include_modality)
     files = find_logs(log_paths)
     logs = read_logs(files)
-    click.echo(f"{len(files)} logs" + (f", {logs.broken} lines cannot be read" if logs.broken else ""))
-    visits = (
-        _read_order(logs, modes) if force_loading_order else _of_loader(_choose(logs, modes), logs, modes)
-    )
+    echo = partial(click.echo, err=as_json)
+    echo(f"{len(files)} logs" + (f", {logs.broken} lines cannot be read" if logs.broken else ""))
+    if force_loading_order:
+        visits = _read_order(logs, modes)
+    else:
+        visits = _of_loader(_choose(logs, modes, as_json), logs, modes, as_json)
     table = VisitTable.of(visits, skip)
     several, shared = table.repeated()
-    click.echo(f"Found {table.num_samples} unique sample keys, {table.num_steps} steps")
-    click.echo(f"{several} samples came more than once, {shared} of them on more than one rank")
+    echo(f"Found {table.num_samples} unique sample keys, {table.num_steps} steps")
+    echo(f"{several} samples came more than once, {shared} of them on more than one rank")
     image = heatmap(
         table,
         steps=heatmap_steps,
@@ -101,16 +108,26 @@ def analyze_debug(
     )
     write_heatmap(heatmap_path, image)
     height, width, _ = image.shape
-    click.echo(f"Wrote heatmap to {heatmap_path}")
-    click.echo(f"x-axis: {table.num_steps} steps, {table.num_steps / width:g} for each column")
-    click.echo(f"y-axis: {table.num_samples} samples, {table.num_samples / height:g} for each row")
+    echo(f"Wrote heatmap to {heatmap_path}")
+    echo(f"x-axis: {table.num_steps} steps, {table.num_steps / width:g} for each column")
+    echo(f"y-axis: {table.num_samples} samples, {table.num_samples / height:g} for each row")
+    document = {
+        "logs": len(files),
+        "broken_lines": logs.broken,
+        "samples": table.num_samples,
+        "steps": table.num_steps,
+        "repeated": several,
+        "repeated_on_several_ranks": shared,
+        "heatmap": str(heatmap_path),
+    }
+    emit(as_json, document)
 
 
-def _choose(logs: DebugLogs, modes: list[str]) -> LoggedLoader:
+def _choose(logs: DebugLogs, modes: list[str], as_json: bool) -> LoggedLoader:
     """Return the loader to show; ask if there are several."""
     loaders = {number: loader for number, loader in logs.loaders.items() if loader.mode in modes}
     for number, loader in sorted(logs.loaders.items()):
-        click.echo(f"  loader {number}: {loader}")
+        click.echo(f"  loader {number}: {loader}", err=as_json)
     if not loaders:
         raise ConfigError(
             f"the logs have no loader of {' or '.join(modes)}", hint="choose others with --include-modality"
@@ -118,13 +135,13 @@ def _choose(logs: DebugLogs, modes: list[str]) -> LoggedLoader:
     if len(loaders) == 1:
         return next(iter(loaders.values()))
     names = click.Choice([str(number) for number in sorted(loaders)])
-    return loaders[int(click.prompt("Loader to show", type=names))]
+    return loaders[int(click.prompt("Loader to show", type=names, err=as_json))]
 
 
-def _of_loader(loader: LoggedLoader, logs: DebugLogs, modes: list[str]) -> list[Visit]:
+def _of_loader(loader: LoggedLoader, logs: DebugLogs, modes: list[str], as_json: bool) -> list[Visit]:
     if loader.visits or not logs.reads:
         return loader.visits
-    click.echo("The batches have no keys; the picture shows the order of reading.")
+    click.echo("The batches have no keys; the picture shows the order of reading.", err=as_json)
     return _read_order(logs, modes)
 
 

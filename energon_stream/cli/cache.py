@@ -7,15 +7,24 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.identity import clean_url
 from energon_stream.cache.locks import Busy
-from energon_stream.cache.maintenance import clear_cache, list_datasets, list_objects, verify_cache
-from energon_stream.cli.options import cache_option, require_cache, show_size
-from energon_stream.cli.terminal import echo
+from energon_stream.cache.maintenance import (
+    CachedDataset,
+    CachedObject,
+    VerifyReport,
+    clear_cache,
+    list_datasets,
+    list_objects,
+    verify_cache,
+)
+from energon_stream.cli.options import cache_option, json_option, require_cache, show_size
+from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.progress import Progress
 
@@ -33,49 +42,79 @@ def cache() -> None:
 
 @cache.command()
 @cache_option
-def path(cache_dir: str | None) -> None:
+@json_option
+def path(cache_dir: str | None, as_json: bool) -> None:
     """Show the directory in effect."""
-    click.echo(require_cache(cache_dir).directory)
+    directory = str(require_cache(cache_dir).directory)
+    emit(as_json, {"directory": directory}, lambda: click.echo(directory))
 
 
 @cache.command()
 @click.argument("dataset", required=False)
 @cache_option
-def ls(dataset: str | None, cache_dir: str | None) -> None:
+@json_option
+def ls(dataset: str | None, cache_dir: str | None, as_json: bool) -> None:
     """List datasets, or the objects of DATASET (its root URL)."""
     directory = _open(cache_dir)
     if dataset is None:
-        for found in list_datasets(directory):
-            used = " (in use)" if found.in_use else ""
-            content = f"{show_size(found.bytes)} of {found.objects} objects"
-            echo(f"{found.url}: {content}, last use {_time(found.last_use)}{used}")
+        datasets = list_datasets(directory)
+        document = {"datasets": [found._asdict() for found in datasets]}
+        emit(as_json, document, lambda: _show_datasets(datasets))
         return
-    for each in list_objects(directory, _root_folder(directory, dataset)):
+    objects = list(list_objects(directory, _root_folder(directory, dataset)))
+    emit(as_json, {"objects": [each._asdict() for each in objects]}, lambda: _show_objects(objects))
+
+
+def _show_datasets(datasets: list[CachedDataset]) -> None:
+    for found in datasets:
+        used = " (in use)" if found.in_use else ""
+        content = f"{show_size(found.bytes)} of {found.objects} objects"
+        echo(f"{found.url}: {content}, last use {_time(found.last_use)}{used}")
+
+
+def _show_objects(objects: list[CachedObject]) -> None:
+    for each in objects:
         share = f"{show_size(each.bytes)} of {show_size(each.size)}"
         echo(f"{each.path} {each.etag}: {share}, last use {_time(each.last_use)}")
 
 
 @cache.command()
 @cache_option
-def stats(cache_dir: str | None) -> None:
+@json_option
+def stats(cache_dir: str | None, as_json: bool) -> None:
     """Show how full the cache is."""
     config, directory = require_cache(cache_dir), _open(cache_dir)
     datasets, usage = list_datasets(directory), directory.ledger.usage()
-    bytes_on_disk = sum(found.bytes for found in datasets)
-    blocks, objects = (sum(getattr(found, name) for found in datasets) for name in ("blocks", "objects"))
-    click.echo(f"Directory: {config.directory}")
-    click.echo(f"Quota: {'not set here' if config.quota is None else show_size(config.quota)}")
-    counted = "nothing since the machine started" if usage is None else show_size(usage.bytes)
-    click.echo(f"Counted: {counted}")
+    document = {
+        "directory": str(config.directory),
+        "quota": config.quota,
+        "counted_bytes": None if usage is None else usage.bytes,
+        "bytes": sum(found.bytes for found in datasets),
+        "blocks": sum(found.blocks for found in datasets),
+        "objects": sum(found.objects for found in datasets),
+        "free_bytes": shutil.disk_usage(config.directory).free,
+        "datasets": [found._asdict() for found in datasets],
+    }
+    emit(as_json, document, lambda: _show_stats(document, datasets))
+
+
+def _show_stats(found: dict[str, Any], datasets: list[CachedDataset]) -> None:
+    quota, counted, bytes_on_disk = found["quota"], found["counted_bytes"], found["bytes"]
+    click.echo(f"Directory: {found['directory']}")
+    click.echo(f"Quota: {'not set here' if quota is None else show_size(quota)}")
+    since = "nothing since the machine started" if counted is None else show_size(counted)
+    click.echo(f"Counted: {since}")
+    blocks, objects = found["blocks"], found["objects"]
     click.echo(f"On disk: {show_size(bytes_on_disk)} in {blocks} blocks of {objects} objects")
-    click.echo(f"Free on that disk: {show_size(shutil.disk_usage(config.directory).free)}")
-    for found in datasets:
-        echo(f"  {found.bytes / max(1, bytes_on_disk):6.1%}  {show_size(found.bytes):>9}  {found.url}")
+    click.echo(f"Free on that disk: {show_size(found['free_bytes'])}")
+    for each in datasets:
+        echo(f"  {each.bytes / max(1, bytes_on_disk):6.1%}  {show_size(each.bytes):>9}  {each.url}")
 
 
 @cache.command()
 @cache_option
-def verify(cache_dir: str | None) -> None:
+@json_option
+def verify(cache_dir: str | None, as_json: bool) -> None:
     """Hash all blocks, remove damaged ones, and count the bytes anew.
 
     Exits with status 1 if a block was damaged.
@@ -84,15 +123,19 @@ def verify(cache_dir: str | None) -> None:
     total = sum(found.bytes for found in list_datasets(directory))
     with _named_errors(directory), Progress(total, unit="B") as shown:
         report = verify_cache(directory, shown.advance)
+    emit(as_json, report._asdict(), lambda: _show_verified(report))
+    if not report.counted:
+        click.echo("The bytes were not counted anew, because other processes kept writing.", err=True)
+    if report.damaged:
+        raise SystemExit(1)
+
+
+def _show_verified(report: VerifyReport) -> None:
     click.echo(
         f"{report.blocks} blocks with {show_size(report.bytes)} are intact, {report.damaged} were damaged"
     )
     if report.damaged:
         click.echo("Damaged blocks were removed; their bytes are fetched again when they are needed.")
-    if not report.counted:
-        click.echo("The bytes were not counted anew, because other processes kept writing.", err=True)
-    if report.damaged:
-        raise SystemExit(1)
 
 
 @cache.command()
@@ -101,7 +144,8 @@ def verify(cache_dir: str | None) -> None:
 @click.option(
     "--older-than", metavar="AGE", help="Only objects that were not used for this long: 30m, 12h, 7d, 2w."
 )
-def clear(cache_dir: str | None, dataset: str | None, older_than: str | None) -> None:
+@json_option
+def clear(cache_dir: str | None, dataset: str | None, older_than: str | None, as_json: bool) -> None:
     """Remove everything, one dataset, or objects that were not used for long.
 
     Running processes continue, and fetch removed bytes again when they need them.
@@ -111,7 +155,8 @@ def clear(cache_dir: str | None, dataset: str | None, older_than: str | None) ->
     root_folder = None if dataset is None else _root_folder(directory, dataset)
     with _named_errors(directory):
         report = clear_cache(directory, root_folder, unused_for=seconds)
-    click.echo(f"Removed {report.blocks} blocks, {show_size(report.bytes)}")
+    removed = f"Removed {report.blocks} blocks, {show_size(report.bytes)}"
+    emit(as_json, report._asdict(), lambda: click.echo(removed))
 
 
 def _open(cache_dir: str | None) -> CacheDirectory:

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from energon_stream.cli.options import json_option
 from energon_stream.cli.state_files import StateFile, check_dealable, like, read_states, write
-from energon_stream.cli.terminal import echo, echo_text
+from energon_stream.cli.terminal import echo, echo_text, emit
 from energon_stream.errors import StateMismatchError
-from energon_stream.state import read_rotation, redistribute, world_sizes
+from energon_stream.state import read_rotation, redistribute, summarize, world_sizes
 
 
 @click.group()
@@ -29,33 +30,43 @@ _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists
 
 @checkpoint.command()
 @_FILES
-def info(files: tuple[Path, ...]) -> None:
+@json_option
+def info(files: tuple[Path, ...], as_json: bool) -> None:
     """Show what saved states contain, and to how many ranks they can be dealt."""
     read = [found for file in files for found in read_states(file)]
-    for file in read:
-        echo(f"{file.path}: {file.form}")
-        for state in file.ranks:
-            echo_text(f"  {_describe(state)}")
-            prints = ", ".join(f"{name} {value}" for name, value in state["fingerprint"].items())
-            echo(f"  format version {state['version']}, fingerprint of {prints}")
     # Each loader in a folder is a checkpoint of its own; files may be parts of one.
     alone = [[file] for file in read if file.dcp_key is not None]
     parts = [file for file in read if file.dcp_key is None]
-    for together in [*alone, *([parts] if parts else [])]:
-        echo_text(_together(together))
+    verdicts = [_together(together) for together in [*alone, *([parts] if parts else [])]]
+    documents = [
+        {"path": str(file.path), "form": file.form, "ranks": list(map(_document, file.ranks))}
+        for file in read
+    ]
+    emit(as_json, {"files": documents, "dealing": verdicts}, lambda: _show(read, verdicts))
 
 
-def _describe(state: Mapping[str, Any]) -> str:
+def _show(read: list[StateFile], verdicts: list[str]) -> None:
+    for file in read:
+        echo(f"{file.path}: {file.form}")
+        for state in file.ranks:
+            echo_text(f"  {summarize(state)}")
+            prints = ", ".join(f"{name} {value}" for name, value in state["fingerprint"].items())
+            echo(f"  format version {state['version']}, fingerprint of {prints}")
+    for verdict in verdicts:
+        echo_text(verdict)
+
+
+def _document(state: Mapping[str, Any]) -> dict[str, Any]:
     topology, rotation = state["topology"], read_rotation(state["rotation"], state["topology"])
-    batches = {stream: 0 if saved is None else saved["batches"] for stream, saved in state["streams"].items()}
-    by_stream = " ".join(f"{stream}:{count}" for stream, count in batches.items())
-    ended = f", of which {sorted(rotation.ended)} have ended" if rotation.ended else ""
-    return (
-        f"rank {topology['rank']} of {topology['world_size']}, {topology['num_streams']} streams, "
-        f"seed offset {topology['seed_offset']}\n"
-        f"  {sum(batches.values())} batches, {rotation.consumed} of them in this pass, "
-        f"{rotation.passes} passes before it; by stream {by_stream}{ended}"
-    )
+    return {
+        **{name: topology[name] for name in ("rank", "world_size", "num_streams", "seed_offset")},
+        "version": state["version"],
+        "fingerprint": dict(state["fingerprint"]),
+        "batches": {s: 0 if saved is None else saved["batches"] for s, saved in state["streams"].items()},
+        "batches_of_pass": rotation.consumed,
+        "passes": rotation.passes,
+        "ended": sorted(rotation.ended),
+    }
 
 
 def _together(files: list[StateFile]) -> str:
@@ -80,7 +91,8 @@ def _together(files: list[StateFile]) -> str:
 @_FILES
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--new-world-size", type=int, prompt="New number of ranks", help="Number of ranks to deal to.")
-def redist(files: tuple[Path, ...], out: Path, new_world_size: int) -> None:
+@json_option
+def redist(files: tuple[Path, ...], out: Path, new_world_size: int, as_json: bool) -> None:
     """Deal the states of all ranks in FILES to another number of ranks, into the folder OUT.
 
     The result has the form of FILES: one file of all ranks stays one file; names of files for each rank get
@@ -91,5 +103,5 @@ def redist(files: tuple[Path, ...], out: Path, new_world_size: int) -> None:
     states = [state for file in read for state in file.ranks]
     names = [name for file in read for name in file.names]
     contents = like(read, redistribute(states, new_world_size, names=names))
-    for path in write(out, contents, read[0].by_torch):
-        click.echo(f"wrote {path}")
+    written = [str(path) for path in write(out, contents, read[0].by_torch)]
+    emit(as_json, {"written": written}, lambda: echo_text("\n".join(f"wrote {path}" for path in written)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import typing
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -87,6 +88,16 @@ def check_field_map(sample_type: str, field_map: Any, parts: Collection[str], wh
     """Check a whole field map: :func:`check_parts`, and that no field is unknown or missing."""
     check_parts(field_map, parts, where)
     check_fields(_TYPES[sample_type], field_map, where)
+
+
+def mapped_dataset_yaml(sample_type: str, field_map: str, parts: Collection[str]) -> dict[str, Any]:
+    """Return the content of ``dataset.yaml`` for the value of ``--field-map``, which is checked."""
+    try:
+        mapping = json.loads(field_map)
+    except ValueError as error:
+        raise ConfigError(f"--field-map is not valid JSON: {error}") from error
+    check_field_map(sample_type, mapping, parts, "--field-map")
+    return dataset_yaml(sample_type, mapping)
 
 
 def dataset_yaml(sample_type: str, field_map: Mapping[str, str] | None) -> dict[str, Any]:

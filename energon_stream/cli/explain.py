@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from typing import Any
@@ -13,16 +12,18 @@ from energon_stream.cli.options import (
     cache_option,
     find_cache,
     find_config,
+    json_option,
     path_argument,
+    require_batch_size,
     show_size,
     storage_option,
     training_options,
 )
-from energon_stream.cli.terminal import echo
+from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import ConfigError
-from energon_stream.prewarming.explain import ExplainedRequest
-from energon_stream.prewarming.explain import explain as explain_steps
 from energon_stream.read.read_plan import Reason
+from energon_stream.simulate.explain import ExplainedRequest
+from energon_stream.simulate.explain import explain as explain_steps
 
 
 @click.command()
@@ -34,7 +35,7 @@ from energon_stream.read.read_plan import Reason
     "--steps", required=True, metavar="FIRST:END", help="Steps of the rank, counted from 0; END is not one."
 )
 @click.option("--rank", default=0, show_default=True, help="Rank of the job.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@json_option
 def explain(
     path: str,
     cache_dir: str | None,
@@ -53,20 +54,21 @@ def explain(
     match = re.fullmatch(r"(\d+):(\d+)", steps)
     if match is None:
         raise ConfigError(f"--steps is {steps!r}", hint="Use FIRST:END, such as 0:10.")
-    if batch_size is None:
-        raise ConfigError("--batch-size is missing: steps are counted in samples")
     found = explain_steps(
         path,
         steps=(int(match[1]), int(match[2])),
-        batch_size=batch_size,
+        batch_size=require_batch_size(batch_size),
         worker_config=find_config(rank, options),
         cache=find_cache(cache_dir) or False,
         **options,
     )
+    emit(as_json, {"requests": [request.as_dict() for request in found]}, lambda: _show(found))
+
+
+def _show(found: list[ExplainedRequest]) -> None:
     for request in found:
-        echo(json.dumps(request.as_dict()) if as_json else _line(request))
-    if not as_json:
-        _show_sums(found)
+        echo(_line(request))
+    _show_sums(found)
 
 
 def _line(request: ExplainedRequest) -> str:

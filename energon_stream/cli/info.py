@@ -9,16 +9,18 @@ import click
 
 from energon_stream.cli.options import (
     dataset_config_option,
+    json_option,
     path_argument,
     split_config_option,
     storage_option,
 )
-from energon_stream.cli.terminal import echo
-from energon_stream.errors import IndexMismatchError, NotPreparedError
-from energon_stream.index.dataset import DatasetMetadata, dataset_kind, read_metadata
+from energon_stream.cli.terminal import echo, emit
+from energon_stream.errors import IndexMismatchError
+from energon_stream.index.dataset import DatasetMetadata, dataset_kind
 from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.kept_index import PlainTars
-from energon_stream.index.plain import find_tars, list_tars
+from energon_stream.index.plain import read_metadata_or_tars
+from energon_stream.index.publish import read_skipped
 from energon_stream.index.scan import peek_parts
 from energon_stream.storage import ListEntry, StoreSpec
 
@@ -28,7 +30,14 @@ from energon_stream.storage import ListEntry, StoreSpec
 @storage_option
 @split_config_option
 @dataset_config_option
-def info(path: str, storage_options: dict[str, Any] | None, split_config: str, dataset_config: str) -> None:
+@json_option
+def info(
+    path: str,
+    storage_options: dict[str, Any] | None,
+    split_config: str,
+    dataset_config: str,
+    as_json: bool,
+) -> None:
     """Show what a dataset contains.
 
     Prints shards, samples, split parts, parts and sample type of the dataset at PATH; the splits of a
@@ -37,38 +46,56 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
     kind = dataset_kind(path)
     spec = StoreSpec(path, storage_options)
     if kind == "metadataset":
-        _show_metadataset(path, storage_options)
+        splits = _of_metadataset(path, storage_options)
+        emit(as_json, {"kind": kind, "url": path, "splits": splits}, lambda: _show_metadataset(splits))
         return
     if kind == "jsonl":
-        echo(f"{path}: {open_jsonl(spec).num_samples} samples")
+        samples = open_jsonl(spec).num_samples
+        document = {"kind": kind, "url": path, "samples": samples}
+        emit(as_json, document, lambda: echo(f"{path}: {samples} samples"))
         return
-    if kind == "tars":
-        _show_plain(*find_tars(spec))
-        return
-    try:
-        metadata = read_metadata(spec, split_config=split_config, dataset_config=dataset_config)
-    except NotPreparedError:
-        tars = list_tars(spec)
-        if tars is None:
-            raise
-        _show_plain(spec, tars)
-        return
-    counts = metadata.shard_counts
-    echo(f"{metadata.url}: {sum(counts.values())} samples in {len(counts)} shards")
-    echo(f"Sample type: {_sample_type(metadata)}")
-    if counts:
-        store = spec.open()
-        first = next(iter(counts))
-        parts = peek_parts(store, ListEntry(first, store.head(first)))
-        echo(f"Parts of the first samples: {', '.join(parts)}")
-    for name, shards in metadata.split.split_parts.items():
-        samples = sum(counts.get(shard, 0) for shard in shards)
-        echo(f"{name}: {samples} samples in {len(shards)} shards")
-    if metadata.split.exclude:
-        echo(f"Excluded: {len(metadata.split.exclude)} entries")
+    metadata = read_metadata_or_tars(spec, split_config=split_config, dataset_config=dataset_config)
+    if isinstance(metadata, tuple):
+        found = _of_plain(*metadata)
+        emit(as_json, found, lambda: _show_plain(found))
+    else:
+        found = _of_prepared(metadata, spec)
+        emit(as_json, found, lambda: _show_prepared(found))
 
 
-def _show_plain(root: StoreSpec, tars: list[ListEntry]) -> None:
+def _of_prepared(metadata: DatasetMetadata, spec: StoreSpec) -> dict[str, Any]:
+    counts, store = metadata.shard_counts, spec.open()
+    first = next(iter(counts), None)
+    return {
+        "kind": "webdataset",
+        "url": metadata.url,
+        "samples": sum(counts.values()),
+        "shards": len(counts),
+        "sample_type": _sample_type(metadata),
+        "parts": [] if first is None else list(peek_parts(store, ListEntry(first, store.head(first)))),
+        "split_parts": {
+            name: {"samples": sum(counts.get(shard, 0) for shard in shards), "shards": len(shards)}
+            for name, shards in metadata.split.split_parts.items()
+        },
+        "excluded": len(metadata.split.exclude),
+        "skipped": dict(read_skipped(store)),
+    }
+
+
+def _show_prepared(found: dict[str, Any]) -> None:
+    echo(f"{found['url']}: {found['samples']} samples in {found['shards']} shards")
+    echo(f"Sample type: {found['sample_type'] or 'none (no dataset.yaml)'}")
+    if found["parts"]:
+        echo(f"Parts of the first samples: {', '.join(found['parts'])}")
+    for name, part in found["split_parts"].items():
+        echo(f"{name}: {part['samples']} samples in {part['shards']} shards")
+    if found["excluded"]:
+        echo(f"Excluded: {found['excluded']} entries")
+    for shard, problem in found["skipped"].items():
+        echo(f"Skipped {shard}: {problem}")
+
+
+def _of_plain(root: StoreSpec, tars: list[ListEntry]) -> dict[str, Any]:
     store = root.open()
     plain = PlainTars.of(root, store.url, tars)
     counts = []
@@ -76,27 +103,51 @@ def _show_plain(root: StoreSpec, tars: list[ListEntry]) -> None:
         with contextlib.suppress(IndexMismatchError):  # the next use builds it again
             if (count := plain.count(tar)) is not None:
                 counts.append(count)
-    echo(f"{store.url}: {len(tars)} tars of {sum(tar.meta.size for tar in tars) / 1e6:.1f} MB, not prepared")
-    echo(f"Indexed on this node: {len(counts)} of them, {sum(counts)} samples, in {plain.folder}")
-    echo(f"Parts of the first samples: {', '.join(peek_parts(store, tars[0]))}")
+    return {
+        "kind": "tars",
+        "url": store.url,
+        "tars": len(tars),
+        "bytes": sum(tar.meta.size for tar in tars),
+        "indexed_tars": len(counts),
+        "indexed_samples": sum(counts),
+        "index_folder": str(plain.folder),
+        "parts": list(peek_parts(store, tars[0])),
+    }
 
 
-def _show_metadataset(path: str, storage_options: dict[str, Any] | None) -> None:
+def _show_plain(found: dict[str, Any]) -> None:
+    echo(f"{found['url']}: {found['tars']} tars of {found['bytes'] / 1e6:.1f} MB, not prepared")
+    of = f"{found['indexed_tars']} of them, {found['indexed_samples']} samples, in {found['index_folder']}"
+    echo(f"Indexed on this node: {of}")
+    echo(f"Parts of the first samples: {', '.join(found['parts'])}")
+
+
+def _of_metadataset(path: str, storage_options: dict[str, Any] | None) -> dict[str, list[dict[str, Any]]]:
     from energon_stream.recipe.metadataset_files import MetadatasetFiles
     from energon_stream.recipe.tree import JoinRef
 
     files = MetadatasetFiles(storage_options)
+    splits: dict[str, list[dict[str, Any]]] = {}
     for split, root in files.document(path).splits.items():
+        items = splits[split] = []
         for item in files.items(root):
             leaves = [m.leaf for m in item.ref.members] if isinstance(item.ref, JoinRef) else [item.ref]
-            names = " joined with ".join(f"{leaf.path} [{leaf.split_part}]" for leaf in leaves)
-            share = f"{item.repetitions:g} times" if item.weight is None else f"{item.weight:.1%} of samples"
-            echo(f"{split}: {share} from {names}")
+            names = [f"{leaf.path} [{leaf.split_part}]" for leaf in leaves]
+            items.append({"datasets": names, "weight": item.weight, "repetitions": item.repetitions})
+    return splits
 
 
-def _sample_type(metadata: DatasetMetadata) -> str:
+def _show_metadataset(splits: dict[str, list[dict[str, Any]]]) -> None:
+    for split, items in splits.items():
+        for item in items:
+            weight = item["weight"]
+            share = f"{item['repetitions']:g} times" if weight is None else f"{weight:.1%} of samples"
+            echo(f"{split}: {share} from {' joined with '.join(item['datasets'])}")
+
+
+def _sample_type(metadata: DatasetMetadata) -> str | None:
     document = metadata.dataset_yaml
     if document is None:
-        return "none (no dataset.yaml)"
+        return None
     sample_type = document.get("sample_type")
     return str((sample_type if isinstance(sample_type, dict) else document).get("__class__", "unknown"))

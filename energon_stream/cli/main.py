@@ -9,8 +9,10 @@ from functools import partial
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from energon_stream import conventions
+from energon_stream.cli.signals import INTERRUPTED, Terminated
 from energon_stream.cli.terminal import printable_messages
 from energon_stream.errors import EnergonStreamError
 from energon_stream.printable import printable
@@ -28,15 +30,32 @@ _OF_ENERGON = {
 """Help texts of Megatron-Energon's commands, so that ``--help`` imports none of them."""
 
 _ALL = _OF_ENERGON | {
+    "bench": "Measure how fast training reads its data, with several settings.",
+    "browse": "Show a dataset in a web browser.",
     "cache": "Inspect, verify and clear a node's cache.",
+    "completion": "Print a script that completes commands in bash, zsh or fish.",
+    "convert": "Write MDS, LitData, Parquet, Hugging Face, CSV, JSONL or plain files as tars.",
+    "diff": "Compare two datasets.",
+    "doctor": "Find out whether a dataset can be read, how fast, and with which settings.",
     "explain": "Show the requests of training steps, and why each is made.",
+    "merge": "Join datasets to a new one.",
+    "plan": "Show what the first steps of training read and cost, and how well they shuffle.",
     "prewarm": "Fill a node's cache before training.",
+    "sample": "Make a small dataset of a large one.",
+    "split": "Divide a dataset.",
+    "top": "Show the loaders of a job as they work.",
     "simulate": "Predict the speed of training from a store.",
 }
+
+_MODULES = dict.fromkeys(("diff", "merge", "sample", "split"), "shaping")
+"""Modules of commands that have none of their own."""
 
 _FLAGS = {
     "cache": "--cache-dir",
     "allow_slow": "--allow-slow",
+    "columns": "--map",
+    "files": "--file",
+    "kind": "--from",
     "force": "--force-overwrite",
     "media_filter": "--media-metadata-by-…",
     "split_patterns": "--split-parts",
@@ -45,9 +64,13 @@ _FLAGS = {
 """Flags that are named otherwise than the argument of the function that they are passed to."""
 
 _GO_ON = {
-    "prepare": "Run the command again: it begins with the first tar.",
+    "convert": "Run the command again: complete tars stay, and it goes on after them.",
+    "prepare": "The dataset is as it was. Run the command again: it goes on, and reads no tar twice.",
     "prepare-media": "Run the command again: it begins with the first file.",
+    "merge": "Run the command again: it goes on with the next shard.",
     "prewarm": "Run the command again: it keeps what it has fetched and goes on.",
+    "sample": "Run the command again: it goes on after the last complete shard.",
+    "split": "Run the command again: it goes on after the last complete shard.",
 }
 """Advice after an interruption, for commands that change something."""
 
@@ -65,9 +88,16 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.table:
             return None
-        module = importlib.import_module(f"energon_stream.cli.{cmd_name.partition('-')[0]}")
+        name = _MODULES.get(cmd_name, cmd_name.partition("-")[0])
+        module = importlib.import_module(f"energon_stream.cli.{name}")
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names of commands without importing any."""
+        named = [item for item in self.table.items() if item[0].startswith(incomplete)]
+        items = [CompletionItem(name, help=text) for name, text in named]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -83,11 +113,11 @@ class _Group(click.Group):
             click.echo("\nStopped before all questions were answered. Nothing was changed.", err=True)
             click.echo("Run the command again; --help lists options that answer the questions.", err=True)
             ctx.exit(1)
-        except KeyboardInterrupt:
-            click.echo("\nInterrupted.", err=True)
+        except KeyboardInterrupt as signal:
+            click.echo("\nTerminated." if isinstance(signal, Terminated) else "\nInterrupted.", err=True)
             if ctx.invoked_subcommand in _GO_ON:
                 click.echo(_GO_ON[ctx.invoked_subcommand], err=True)
-            ctx.exit(130)
+            ctx.exit(INTERRUPTED)
 
 
 def _flags_of(group: click.Group, ctx: click.Context) -> dict[str, str]:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cli.options import path_argument, storage_option
+from energon_stream.cli.options import json_option, path_argument, storage_option
+from energon_stream.cli.terminal import emit
 from energon_stream.errors import ConfigError, EnergonStreamError, MissingPackageError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.storage import StoreSpec
 
 if TYPE_CHECKING:
-    from energon_stream.read.file_tree import FileTree
+    from energon_stream.files.tree import FileTree
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ _log = logging.getLogger(__name__)
     is_flag=True,
     help="Accept an index of an older version, and read the headers of each sample instead.",
 )
+@json_option
 def mount(
     path: str,
     mountpoint: str,
@@ -43,6 +45,7 @@ def mount(
     detach: bool,
     sample_folders: bool,
     allow_slow: bool,
+    as_json: bool,
 ) -> None:
     """Show the parts of a prepared dataset as read-only files below MOUNTPOINT.
 
@@ -53,17 +56,19 @@ def mount(
         raise ConfigError("only a prepared folder of tars can be mounted", where=path)
     fuse = _import_fuse()
     is_mounted = _in_background() if detach else _do_nothing
-    from energon_stream.read.file_tree import FileTree
+    from energon_stream.files.tree import FileTree
 
     tree = FileTree(StoreSpec(path, storage_options), sample_folders=sample_folders, allow_slow=allow_slow)
+    source = path
     os.makedirs(mountpoint, exist_ok=True)
-    click.echo(f"Mounting {path} at {mountpoint}...")
+    click.echo(f"Mounting {path} at {mountpoint}...", err=as_json)
 
     class Operations(FileOperations, fuse.Operations):  # type: ignore[misc, name-defined]
         """The tree's operations, for libfuse."""
 
         def init(self, path: str) -> None:
-            click.echo("Mount is ready to go.")
+            ready = {"path": source, "mountpoint": mountpoint}
+            emit(as_json, ready, lambda: click.echo("Mount is ready to go."))
             is_mounted()
 
     try:
@@ -74,14 +79,14 @@ def mount(
             where=mountpoint,
             hint="check that /dev/fuse exists, and that you may use it",
         ) from error
-    click.echo("Closing energon mount.")
+    click.echo("Closing energon mount.", err=as_json)
 
 
 class FileOperations:
     """A tree of files as operations of a file system, whose errors are ``OSError`` with a number.
 
     Example:
-        >>> from energon_stream.read.file_tree import FileTree
+        >>> from energon_stream.files.tree import FileTree
         >>> files = FileOperations(FileTree(StoreSpec("captions"), sample_folders=True))
         >>> files.readdir("/00000000", 0)
         ['.', '..', 'jpg', 'txt']

@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from energon_stream.cache import CacheConfig
+from energon_stream.engine.cluster import RayEngine
+from energon_stream.engine.local import LocalEngine
+from energon_stream.engine.parts import Part
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.worker import WorkerConfig
 
-path_argument = click.argument("path")
+if TYPE_CHECKING:
+    from energon_stream.engine.base import TaskEngine
+
+path_argument = click.argument(
+    "path", shell_complete=lambda ctx, option, value: [CompletionItem(value, type="file")]
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def _parse(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Any] | None:
@@ -30,6 +41,15 @@ def _parse(ctx: click.Context, option: click.Parameter, values: tuple[str, ...])
             options[key] = value
     return options or None
 
+
+source_storage_option = click.option(
+    "--source-storage-option",
+    "source_storage_options",
+    multiple=True,
+    callback=_parse,
+    metavar="KEY=VALUE",
+    help="The same for the file system of the source. Repeatable.",
+)
 
 storage_option = click.option(
     "--storage-option",
@@ -75,8 +95,56 @@ def find_split_parts(
 progress_option = click.option(
     "--progress/--no-progress",
     default=None,
-    help="Show progress: a bar on a terminal, a line a minute elsewhere. [default: on a terminal only]",
+    help="Show progress: a bar on a terminal, a line a minute elsewhere. [default: not in a pipe]",
 )
+
+_ENGINE = (
+    click.option(
+        "--engine",
+        type=click.Choice(["local", "ray"]),
+        default="local",
+        show_default=True,
+        help="Where shards are worked on: processes of this machine, or a Ray cluster.",
+    ),
+    click.option(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="Existing Ray cluster, such as 10.0.0.1:6379 or auto. [default: of RAY_ADDRESS, else a new one]",
+    ),
+)
+
+part_option = click.option(
+    "--part",
+    metavar="NUMBER/PARTS",
+    callback=lambda ctx, option, value: None if value is None else Part.parse(value),
+    help="Work on a share of the shards only, such as 0/8, for array jobs.",
+)
+
+
+def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose an engine; give their values to :func:`find_engine`."""
+    for option in reversed(_ENGINE):
+        command = option(command)
+    return command
+
+
+def find_engine(engine: str, ray_address: str | None, processes: int | None) -> TaskEngine:
+    """Return the engine of the options; ``processes`` are those of a local one.
+
+    Raises ConfigError if the options contradict each other.
+    """
+    if engine == "ray":
+        return RayEngine(ray_address)
+    if ray_address is not None:
+        raise ConfigError("--ray-address needs --engine ray", hint="Give both, or neither.")
+    return LocalEngine(processes)
+
+
+def find_chosen_engine(engine: str, ray_address: str | None, processes: int | None) -> TaskEngine | None:
+    """Return the engine of the options; None if they name neither a cluster nor a number of processes."""
+    used = find_engine(engine, ray_address, processes)
+    return None if processes is None and engine == "local" else used
+
 
 cache_option = click.option(
     "--cache-dir",
@@ -110,7 +178,14 @@ def show_size(size: int) -> str:
     return f"{number:.1f} TB"
 
 
-_TRAINING = (
+_JOB = (
+    click.option("--world-size", default=1, show_default=True, help="Data-parallel ranks of the job."),
+    click.option("--num-workers", default=4, show_default=True, help="Workers of a rank."),
+    click.option("--num-streams", default=0, help="Streams of the job. [default: ranks times workers]"),
+    click.option("--seed-offset", default=0, show_default=True, help="As in training."),
+)
+
+_ORDER = (
     click.option(
         "--split",
         "split_part",
@@ -118,15 +193,11 @@ _TRAINING = (
         show_default=True,
         help="Split part, or split of a metadataset.",
     ),
-    click.option("--world-size", default=1, show_default=True, help="Data-parallel ranks of the job."),
-    click.option("--num-workers", default=4, show_default=True, help="Workers of a rank."),
-    click.option("--num-streams", default=0, help="Streams of the job. [default: ranks times workers]"),
     click.option("--batch-size", type=int, help="Samples of a step."),
     click.option("--shuffle-buffer-size", type=int, help="As in training."),
     click.option("--max-samples-per-sequence", type=int, help="As in training."),
     click.option("--parallel-shard-iters", type=int, help="As in training."),
     click.option("--shuffle-over-epochs-multiplier", default=1, show_default=True, help="As in training."),
-    click.option("--seed-offset", default=0, show_default=True, help="As in training."),
     click.option(
         "--parts",
         metavar="NAME,…",
@@ -144,9 +215,17 @@ _TRAINING = (
 )
 
 
+def order_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that determine the order of samples."""
+    for option in reversed(_ORDER):
+        command = option(command)
+    return command
+
+
 def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that determine a training's plan. :func:`find_config` takes some of them."""
-    for option in reversed(_TRAINING):
+    command = order_options(command)
+    for option in reversed(_JOB):
         command = option(command)
     return command
 
@@ -156,6 +235,13 @@ def find_config(rank: int, options: dict[str, Any]) -> WorkerConfig:
     world_size, workers = options.pop("world_size"), options.pop("num_workers")
     streams, seed = options.pop("num_streams"), options.pop("seed_offset")
     return WorkerConfig(rank, world_size, workers, seed_offset=seed, num_streams=streams)
+
+
+def require_batch_size(batch_size: int | None, why: str = "steps are counted in samples") -> int:
+    """Return the value of ``--batch-size``, without which a command cannot work. Raises ConfigError."""
+    if batch_size is None:
+        raise ConfigError(f"--batch-size is missing: {why}")
+    return batch_size
 
 
 def _subset(text: str) -> list[str | int]:

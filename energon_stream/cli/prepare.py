@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from energon_stream.cli.dataset_yaml import (
     CRUDE,
     SAMPLE_LOADER,
-    check_field_map,
     dataset_yaml,
     find_sample_type,
+    mapped_dataset_yaml,
     sample_fields,
 )
-from energon_stream.cli.options import path_argument, progress_option, storage_option
-from energon_stream.cli.terminal import echo
+from energon_stream.cli.options import (
+    engine_options,
+    find_chosen_engine,
+    find_engine,
+    json_option,
+    part_option,
+    path_argument,
+    progress_option,
+    storage_option,
+)
+from energon_stream.cli.terminal import echo, emit
 from energon_stream.cli.wizard import Wizard, parse_ratio
 from energon_stream.conventions import conventions
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, CorruptTarError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.index.media import MediaFilter
 from energon_stream.index.media_tables import MediaReport
 from energon_stream.index.media_tables import prepare_media as add_media
 from energon_stream.index.metadata import DATASET_CONFIG, INFO_JSON, INFO_YAML, META_FOLDER
-from energon_stream.index.prepare import PrepareReport, find_shards, prepare_dataset
+from energon_stream.index.prepare import find_shards, prepare_dataset
 from energon_stream.index.scan import peek_parts
 from energon_stream.printable import printable_line
 from energon_stream.progress import Progress
-from energon_stream.storage import Store, StoreSpec
+from energon_stream.storage import ListEntry, Store, StoreSpec
+
+if TYPE_CHECKING:
+    from energon_stream.engine.base import TaskEngine
+    from energon_stream.engine.parts import Part
+    from energon_stream.index.join_index import JoinReport
+    from energon_stream.index.preparation import PrepareReport
 
 _SHOWN = 2
 
@@ -40,6 +57,9 @@ _tmp_path_option = click.option(
     metavar="DIRECTORY",
     help="Local directory in which files are built before they are uploaded. [default: the system's]",
 )
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document; ask nothing.")
 
 
 def _media_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,6 +113,22 @@ def _media_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--non-interactive", is_flag=True, help="Ask nothing; a missing option is an error.")
 @click.option("--split-ratio", metavar="TRAIN,VAL,TEST", help="Shares of the shards, for example 8,1,1.")
 @click.option("--force-overwrite", is_flag=True, help="Replace an existing preparation without asking.")
+@click.option(
+    "--append",
+    is_flag=True,
+    help="Add the tars that the prepared dataset does not have; the split options are for them alone.",
+)
+@click.option(
+    "--skip-bad", is_flag=True, help="Leave out tars that cannot be used, and name them in the metadata."
+)
+@engine_options
+@part_option
+@click.option(
+    "--max-gap",
+    type=int,
+    metavar="BYTES",
+    help="Largest payload that is read on a store rather than jumped over by one more request. [default: 256 KiB]",
+)
 @click.option("--skip-dataset-yaml", is_flag=True, help="Write no dataset.yaml.")
 @click.option(
     "--dataset-yaml-name",
@@ -109,6 +145,7 @@ def _media_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="""Part for each field, such as '{"image": "jpg", "caption": "json[text]"}'.""",
 )
 @_tmp_path_option
+@_json_option
 def prepare(
     path: str,
     storage_options: dict[str, Any] | None,
@@ -123,11 +160,18 @@ def prepare(
     non_interactive: bool,
     split_ratio: str | None,
     force_overwrite: bool,
+    append: bool,
+    skip_bad: bool,
+    engine: str,
+    ray_address: str | None,
+    part: Part | None,
+    max_gap: int | None,
     skip_dataset_yaml: bool,
     dataset_config: str,
     sample_type: str | None,
     field_map: str | None,
     tmp_path: str | None,
+    as_json: bool,
     **media_metadata: Any,
 ) -> None:
     """Index a folder of tars, a .jsonl file, or the joins of a metadataset.
@@ -143,23 +187,24 @@ def prepare(
         if media is not None:
             hint = "Leave out the --media-metadata-by-… options."
             raise ConfigError("media metadata needs a folder", where=path, hint=hint)
-        (_prepare_jsonl if kind == "jsonl" else _prepare_joins)(path, storage_options)
-        _show_done()
+        (_prepare_jsonl if kind == "jsonl" else _prepare_joins)(path, storage_options, as_json)
         return
     if split_parts and split_ratio:
         raise ConfigError("both --split-parts and --split-ratio are given", hint="Give one of them.")
     store = StoreSpec(path, storage_options).open()
     entries = find_shards(store, exclude=exclude)
-    echo(f"Found {len(entries)} tar files, from {entries[0].path} to {entries[-1].path}.")
-    wizard = None if non_interactive else Wizard()
-    force = force_overwrite or tar_index_only or _may_overwrite(store, wizard)
+    echo(f"Found {len(entries)} tar files, from {entries[0].path} to {entries[-1].path}.", err=as_json)
+    wizard = None if non_interactive or as_json else Wizard()
+    if append and force_overwrite:
+        raise ConfigError("both --append and --force-overwrite are given", hint="Give one of them.")
+    force = force_overwrite or (not (append or tar_index_only) and _may_overwrite(store, wizard))
     ratio = parse_ratio(split_ratio) if split_ratio else None
     document: dict[str, Any] | None = None
     if not tar_index_only:
         if ratio is None and not split_parts:
             ratio = _required(wizard, "--split-ratio or --split-parts").ratio()
-        if not skip_dataset_yaml:
-            parts = sorted({part for entry in entries[:_SHOWN] for part in peek_parts(store, entry)})
+        if not skip_dataset_yaml and (not append or sample_type is not None):
+            parts = _shown_parts(store, entries)
             document = _document(wizard, sample_type, field_map, parts)
     with Progress(len(entries), unit="tar", enabled=progress) as shown:
         report = prepare_dataset(
@@ -179,13 +224,19 @@ def prepare(
             storage_options=storage_options,
             progress=shown.reach,
             force=force,
+            append=append,
+            skip_bad=skip_bad,
+            engine=_find_engine(engine, ray_address, num_workers),
+            part=part,
+            max_gap=max_gap,
         )
+    if part is not None:
+        done = f"Scanned {report.num_samples} samples in part {part}. Run without --part to publish."
+        emit(as_json, {"part": part, "samples": report.num_samples}, lambda: click.echo(done))
+        return
     if document is not None and "sample_loader" in document:
         _write_sample_loader(store, document, report)
-    _show(report)
-    if report.media is not None:
-        _show_media(report.media)
-    _show_done()
+    emit(as_json, {"samples": report.num_samples, **asdict(report)}, lambda: _show(report), _show_done)
 
 
 @click.command()
@@ -197,12 +248,21 @@ def prepare(
 )
 @_media_options
 @_tmp_path_option
+@click.option(
+    "--parallel", type=click.IntRange(min=1), help="Read files in so many processes, not in threads."
+)
+@engine_options
+@json_option
 def prepare_media(
     path: str,
     storage_options: dict[str, Any] | None,
     progress: bool | None,
     num_workers: int,
     tmp_path: str | None,
+    parallel: int | None,
+    engine: str,
+    ray_address: str | None,
+    as_json: bool,
     **media: Any,
 ) -> None:
     """Index the size of images, and the length of video and audio, of a prepared dataset or a folder.
@@ -213,17 +273,18 @@ def prepare_media(
     chosen = _media_filter(**media)
     if chosen is None:
         raise ConfigError("no --media-metadata-by-… option is given", hint="Give one of them.")
+    used = find_chosen_engine(engine, ray_address, parallel)
     with Progress(unit="file", enabled=progress) as shown:
         report = add_media(
             path,
             chosen,
+            engine=used,
             workers=num_workers,
             tmp_path=tmp_path,
             storage_options=storage_options,
             progress=shown.advance,
         )
-    _show_media(report)
-    _show_done()
+    emit(as_json, asdict(report), lambda: _show_media(report), _show_done)
 
 
 def _media_filter(
@@ -255,18 +316,41 @@ def _show_media(report: MediaReport) -> None:
         echo(f"{len(report.unreadable)} files cannot be read, the first is {report.unreadable[0]}.", err=True)
 
 
-def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None) -> None:
-    click.echo(f"Indexed {prepare_jsonl(path, storage_options=storage_options)} records.")
+def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None, as_json: bool) -> None:
+    samples = prepare_jsonl(path, storage_options=storage_options)
+    done = f"Indexed {samples} records."
+    emit(as_json, {"samples": samples}, lambda: click.echo(done), _show_done)
 
 
-def _prepare_joins(path: str, storage_options: dict[str, Any] | None) -> None:
+def _prepare_joins(path: str, storage_options: dict[str, Any] | None, as_json: bool) -> None:
     from energon_stream.recipe import prepare_metadataset
 
     reports = prepare_metadataset(path, storage_options=storage_options)
+    emit(as_json, {"joins": [asdict(report) for report in reports]}, lambda: _show_joins(reports), _show_done)
+
+
+def _show_joins(reports: Sequence[JoinReport]) -> None:
     for report in reports:
         missing = ", ".join(map(str, report.missing[1:]))
         echo(f"{report.url}: {report.rows} rows, {report.skipped} skipped, without a partner: {missing}")
     click.echo(f"Prepared {len(reports)} joins.")
+
+
+def _find_engine(engine: str, ray_address: str | None, workers: int) -> TaskEngine | None:
+    """Return the engine; None for threads of this process, unless one is given."""
+    source = click.get_current_context().get_parameter_source("engine")
+    if source == ParameterSource.DEFAULT and ray_address is None:
+        return None
+    return find_engine(engine, ray_address, workers)
+
+
+def _shown_parts(store: Store, entries: Sequence[ListEntry]) -> list[str]:
+    """Return the parts of the first samples, of tars that can be read."""
+    parts: set[str] = set()
+    for entry in entries[:_SHOWN]:
+        with suppress(CorruptTarError):  # said with all others that cannot be used
+            parts.update(peek_parts(store, entry))
+    return sorted(parts)
 
 
 def _required(wizard: Wizard | None, option: str) -> Wizard:
@@ -295,12 +379,7 @@ def _document(
         return dataset_yaml(name, None)
     if name == CRUDE:
         raise ConfigError("a crude dataset has no fields", hint="Leave out --field-map.")
-    try:
-        mapping = json.loads(field_map)
-    except ValueError as error:
-        raise ConfigError(f"--field-map is not valid JSON: {error}") from error
-    check_field_map(name, mapping, parts, "--field-map")
-    return dataset_yaml(name, mapping)
+    return mapped_dataset_yaml(name, field_map, parts)
 
 
 def _write_sample_loader(store: Store, document: dict[str, Any], report: PrepareReport) -> None:
@@ -316,4 +395,8 @@ def _show(report: PrepareReport) -> None:
     for name, shards in report.split.items():
         samples = sum(report.shard_counts[shard] for shard in shards)
         echo(f"{name}: {samples} samples in {len(shards)} shards")
+    for path, problem in report.skipped.items():
+        echo(f"Skipped {path}: {problem}", err=True)
     click.echo(f"Indexed {report.num_samples} samples in {len(report.shard_counts)} shards.")
+    if report.media is not None:
+        _show_media(report.media)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import click
@@ -11,15 +13,19 @@ import click
 from energon_stream.cli.options import (
     dataset_config_option,
     find_split_parts,
+    json_option,
     path_argument,
     split_parts_option,
     storage_option,
 )
-from energon_stream.cli.terminal import echo, echo_text
+from energon_stream.cli.terminal import echo, echo_text, emit
 from energon_stream.errors import DatasetError, FatalSampleError
 from energon_stream.index.dataset import dataset_kind, read_metadata
 from energon_stream.samples import METADATA_FIELDS
 from energon_stream.storage import StoreSpec
+
+_MOST = 10
+"""Samples of a JSON document, unless the user gives a number."""
 
 _LONGEST = 1000
 """Characters of a text, and items of a list, that are shown."""
@@ -30,14 +36,34 @@ _LONGEST = 1000
 @storage_option
 @split_parts_option
 @dataset_config_option
+@click.option(
+    "--pictures/--no-pictures",
+    default=None,
+    help="Draw images and frames, lay out JSON and texts. [default: on a terminal]",
+)
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    help="Print so many samples, and ask nothing. [default: ask; 10 with --json]",
+)
+@json_option
 def preview(
-    path: str, storage_options: dict[str, Any] | None, split_parts: str | None, dataset_config: str
+    path: str,
+    storage_options: dict[str, Any] | None,
+    split_parts: str | None,
+    dataset_config: str,
+    pictures: bool | None,
+    count: int | None,
+    as_json: bool,
 ) -> None:
     """Print the samples of a dataset or metadataset, one after another.
 
     The command asks after each sample whether to go on; the end of the input means no. Images and other large
-    values are described. The exit status is 1 if samples cannot be made.
+    values are described, and drawn on a terminal. The exit status is 1 if samples cannot be made.
     """
+    most = _MOST if as_json and count is None else count
+    if pictures is None:
+        pictures = sys.stdout.isatty()
     metadata = None
     if dataset_kind(path) == "webdataset":
         metadata = read_metadata(StoreSpec(path, storage_options), dataset_config=dataset_config)
@@ -48,15 +74,32 @@ def preview(
         for split in splits
         for found in enumerate(_samples(path, split, dataset_config, storage_options, failures))
     )
-    for number, sample in numbered:
-        click.echo(f"Sample {number}")
-        for line in describe(sample):
-            echo(line)
-        if not _goes_on():
-            click.echo("Exiting Preview")
-            break
+    if as_json:
+        shown = [_described(sample) for _, sample in islice(numbered, most)]
+        emit(True, {"samples": shown, "failures": [str(failure) for failure in failures]})
+    else:
+        _show(islice(numbered, most), pictures, asks=most is None)
     if failures:
         raise click.ClickException(f"{len(failures)} samples cannot be made.")
+
+
+def _show(numbered: Iterator[tuple[int, Any]], pictures: bool, asks: bool) -> None:
+    for number, sample in numbered:
+        click.echo(f"Sample {number}")
+        _show_sample(sample, pictures)
+        if asks and not _goes_on():
+            click.echo("Exiting Preview")
+            break
+
+
+def _show_sample(sample: Any, pictures: bool) -> None:
+    for value, line in zip(_shown(sample).values(), describe(sample), strict=True):
+        echo(line)
+        if pictures:
+            from energon_stream.cli.pictures import draw_value
+
+            for drawn in draw_value(value):
+                click.echo(f"   {drawn}", color=True)
 
 
 def _goes_on() -> bool:
@@ -104,11 +147,21 @@ def describe(sample: Any) -> Iterator[str]:
         >>> list(describe(CrudeSample(__key__="a", raw=b"123")))
         [" - __key__ (<class 'str'>): 'a'", " - raw (<class 'bytes'>): 3 bytes"]
     """
+    for name, value in _shown(sample).items():
+        yield f" - {name} ({type(value)}): {_text(value)}"
+
+
+def _described(sample: Any) -> dict[str, dict[str, str]]:
+    """Return type and text of each field, by its name."""
+    return {
+        name: {"type": type(value).__name__, "value": _text(value)} for name, value in _shown(sample).items()
+    }
+
+
+def _shown(sample: Any) -> dict[str, Any]:
     hidden = {*METADATA_FIELDS, "__shard__"} - {"__key__"}
     values = sample if isinstance(sample, Mapping) else _fields(sample)
-    for name, value in values.items():
-        if name not in hidden:
-            yield f" - {name} ({type(value)}): {_text(value)}"
+    return {name: value for name, value in values.items() if name not in hidden}
 
 
 def _fields(sample: Any) -> dict[str, Any]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
 
 from energon_stream.cli.options import (
     cache_option,
+    engine_options,
     find_cache,
+    find_chosen_engine,
     find_config,
+    json_option,
     path_argument,
     progress_option,
     require_cache,
@@ -19,6 +24,7 @@ from energon_stream.cli.options import (
     storage_option,
     training_options,
 )
+from energon_stream.cli.terminal import emit
 from energon_stream.errors import ConfigError
 from energon_stream.prewarming import PrewarmResult
 from energon_stream.prewarming import prewarm as fill_cache
@@ -48,7 +54,10 @@ from energon_stream.prewarming.report import PRICE_PER_1000_GET, PRICE_PER_GB
 )
 @click.option("--prefetch-factor", default=2, show_default=True, help="Batches that each worker holds ready.")
 @click.option("--verify", is_flag=True, help="Read everything back and compare hashes.")
+@click.option("--processes", type=click.IntRange(min=1), help="Warm ranks in so many processes. [default: 1]")
+@engine_options
 @click.option("--dry-run", is_flag=True, help="Fetch no samples; show what would be fetched, and the cost.")
+@json_option
 @click.option(
     "--price-per-1000-get", default=PRICE_PER_1000_GET, show_default=True, help="Dollars for 1,000 GET."
 )
@@ -59,8 +68,12 @@ def prewarm(
     cache_size: str | None,
     ranks: tuple[str, ...],
     dry_run: bool,
+    processes: int | None,
+    engine: str,
+    ray_address: str | None,
     price_per_1000_get: float,
     price_per_gb: float,
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Fetch into a node's cache what training will read.
@@ -68,8 +81,10 @@ def prewarm(
     PATH is a dataset or a metadataset's .yaml. Give the options of the training: it then requests no data
     during these steps. After an interruption, run the command again; it keeps what it has fetched. Without
     --steps, --epochs and --fraction it warms one pass. Exits with status 1 if --verify found damage.
+
+    With --processes or --engine ray, each rank is a task; all processes must share the cache directory.
     """
-    numbers = _ranks(ranks)
+    numbers, chosen = _ranks(ranks), find_chosen_engine(engine, ray_address, processes)
     result = fill_cache(
         path,
         cache=(find_cache if dry_run else require_cache)(cache_dir, cache_size),
@@ -77,17 +92,20 @@ def prewarm(
         worker_config=find_config(numbers[0], options),
         dry_run=dry_run,
         isolated=False,
+        engine=chosen,
         **options,
     )
-    _show_plan(result, len(numbers))
+    show_plan = partial(_show_plan, result, len(numbers))
     if dry_run:
         cost = result.plan.cost(price_per_1000_get=price_per_1000_get, price_per_gb=price_per_gb)
         listed = (price_per_1000_get, price_per_gb) == (PRICE_PER_1000_GET, PRICE_PER_GB)
         prices = f"${price_per_1000_get:g} for 1,000 GET and ${price_per_gb:g} for 1 GB"
         of = ": list prices of AWS S3 Standard in us-east-1, read from there" if listed else ""
-        click.echo(f"Cost: ${cost:.{2 if cost >= 1 else 6}f}, at {prices}{of}")
+        line = f"Cost: ${cost:.{2 if cost >= 1 else 6}f}, at {prices}{of}"
+        document = {"plan": asdict(result.plan), "dollars": cost}
+        emit(as_json, document, show_plan, lambda: click.echo(line))
         return
-    _show_result(result)
+    emit(as_json, asdict(result), show_plan, lambda: _show_result(result))
     if result.damaged_bytes:
         raise SystemExit(1)
 

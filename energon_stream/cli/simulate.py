@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from energon_stream.cli.options import find_config, path_argument, show_size, storage_option, training_options
-from energon_stream.errors import ConfigError
+from energon_stream.cli.options import (
+    find_config,
+    json_option,
+    path_argument,
+    require_batch_size,
+    show_size,
+    storage_option,
+    training_options,
+)
+from energon_stream.cli.terminal import emit
 from energon_stream.simulate import Costs, Prediction, StoreModel
 from energon_stream.simulate import simulate as predict
 
@@ -62,7 +69,7 @@ def _megabytes(ctx: click.Context, option: click.Parameter, value: float) -> flo
     help="CPU seconds a sample in a worker, such as those of decoding.",
 )
 @click.option("--seed", default=0, show_default=True, help="Chooses which answers are slow or errors.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def simulate(
     path: str,
     batch_size: int | None,
@@ -86,8 +93,7 @@ def simulate(
     PATH is a dataset or a metadataset's .yaml, in a store or a local copy. Give the options of the training.
     Indices are read, samples are not. The prediction begins with the opening of the dataset.
     """
-    if batch_size is None:
-        raise ConfigError("--batch-size is missing: the first batch is requested alone")
+    batch_size = require_batch_size(batch_size, "the first batch is requested alone")
     store = StoreModel(
         latency=latency,
         jitter=jitter,
@@ -108,7 +114,7 @@ def simulate(
         worker_config=find_config(rank, options),
         **options,
     )
-    click.echo(json.dumps(found.as_dict()) if as_json else _lines(found))
+    emit(as_json, found.as_dict(), lambda: click.echo(_lines(found)))
 
 
 def _lines(found: Prediction) -> str:

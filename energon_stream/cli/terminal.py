@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -20,6 +22,15 @@ def echo(line: object, *, err: bool = False) -> None:
 def echo_text(text: object, *, err: bool = False) -> None:
     """Write a text of several lines, such as an error's, to standard error if ``err``."""
     click.echo(printable(str(text)), err=err)
+
+
+def emit(as_json: bool, document: Any, *show: Callable[[], object]) -> None:
+    """Print a result: the document as JSON, or what the functions print of it."""
+    if as_json:
+        click.echo(json.dumps(document, default=str))
+        return
+    for each in show:
+        each()
 
 
 class _Printable(logging.Formatter):

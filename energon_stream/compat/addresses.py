@@ -89,8 +89,8 @@ HOMES: Mapping[str, str] = {
     ),
     "media.file_pool": "CacheFileLazy=StoredLazy",
     "media.file_store": "FileStoreWrapper",
-    "read.decode": "SampleDecoder",
-    "read.file_stores": "WebdatasetFileStore",
+    "decode": "SampleDecoder",
+    "files.stores": "WebdatasetFileStore",
     "samples": "VQAOCRSample",
     "task": "LoadedDataset",
     "transforms": (

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+from energon_stream.decode import FileStoreDecoder
 from energon_stream.errors import ConfigError, MetadataError, SkipSample
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.join_index import read_join_index
 from energon_stream.pipeline.leaf import DatasetLeaf, Leaf
-from energon_stream.read.decode import FileStoreDecoder
 from energon_stream.recipe.join import JoinLeaf
 from energon_stream.recipe.leaf_dataset import LeafDataset
 from energon_stream.recipe.leaves import open_leaf

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, ObjectNotFoundError, StorageError
+from energon_stream.printable import strip_credentials
 from energon_stream.storage.transports import StoreSpec
-from energon_stream.storage.url import (
+from energon_stream.urls import (
     DATASETS_VARIABLE,
     is_local,
     join_url,
     local_path,
     parent_url,
     plain_or_dataset,
-    strip_credentials,
     url_scheme,
 )
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon_stream.compat.building import open_joined, open_object
 from energon_stream.compat.epath import EPath
+from energon_stream.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import ConfigError
 from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.index.media_tables import prepare_media
 from energon_stream.index.metadata import SPLIT_CONFIG
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.tar_format import split_name
-from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.recipe.sample_types import DATASET_CLASSES
 from energon_stream.samples import CrudeSample, Sample
 

@@ -11,6 +11,7 @@ from typing import IO, Any, BinaryIO, Self
 
 from energon_stream.compat.epath import EPath
 from energon_stream.index.index_files import decode_offsets, encode_offsets, index_path
+from energon_stream.media.seekable import SeekableFile
 from energon_stream.storage import ByteRange, StoreSpec
 
 
@@ -31,7 +32,7 @@ class _OffsetReader(_Closing):
     """The entries of an index: where each sample begins, and the end of the last one."""
 
     def __init__(self, index: EPath) -> None:
-        self._offsets: list[int] = decode_offsets(index.read_bytes(), 0, str(index)).offsets.tolist()
+        self._offsets: list[int] = decode_offsets(index.read_bytes(), 0, str(index)).tolist()
 
     def __getitem__(self, index: int) -> int:
         return self._offsets[index]
@@ -280,7 +281,7 @@ def get_itar_byte_offset(path: str | EPath, sample_offset: int = 0) -> int:
     return TarIndexReader(path)[sample_offset]
 
 
-class RetryReadStream(io.RawIOBase):
+class RetryReadStream(SeekableFile):
     """A file, open for reading at any place. Reads of remote files are range requests, which are retried.
 
     Args:
@@ -295,25 +296,12 @@ class RetryReadStream(io.RawIOBase):
     def __init__(self, path: EPath) -> None:
         super().__init__()
         self._store = StoreSpec(EPath(path).url).open()
-        self._size, self._position = self._store.head("").size, 0
+        self._size = self._store.head("").size
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte, and return it."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def tell(self) -> int:
-        """Return the byte that is read next."""
-        return self._position
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return self._size
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer; return the number of bytes."""
@@ -327,7 +315,7 @@ class RetryReadStream(io.RawIOBase):
         return len(data)
 
 
-class SubFileReader(io.RawIOBase):
+class SubFileReader(SeekableFile):
     """A range of an open file as a file of its own.
 
     Args:
@@ -342,25 +330,12 @@ class SubFileReader(io.RawIOBase):
 
     def __init__(self, stream: IO[bytes], offset: int, size: int) -> None:
         super().__init__()
-        self._stream, self._offset, self._size, self._position = stream, offset, size, 0
+        self._stream, self._offset, self._size = stream, offset, size
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte of the range, and return it."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def tell(self) -> int:
-        """Return the byte that is read next."""
-        return self._position
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return self._size
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer; return the number of bytes."""

@@ -12,7 +12,7 @@ from energon_stream.errors import MetadataError
 from energon_stream.recipe.named_code import import_class
 
 if TYPE_CHECKING:
-    from energon_stream.read.decode import FileStoreDecoder
+    from energon_stream.decode import FileStoreDecoder
     from energon_stream.samples import Sample
 
 _HOOKS = ("build", "shard_workers", "slice_workers", "split_samples_to_workers")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import make_dataclass
 from typing import Any, Literal, TypeAlias
 
+from energon_stream.decode import SampleDecoder
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, SPLIT_CONFIG
 from energon_stream.index.sqlite_index import INDEX_SQLITE
-from energon_stream.read.decode import SampleDecoder
 
 MAIN_FOLDER_NAME = META_FOLDER
 INFO_JSON_FILENAME = INFO_JSON.removeprefix(f"{META_FOLDER}/")

@@ -75,7 +75,7 @@ def digest_samples(store: Store, entry: ListEntry, offsets: Sequence[int]) -> li
     return digests
 
 
-def encode_checksums(shards: Iterable[Sequence[int]], info: bytes) -> bytes:
+def encode_checksums(shards: Iterable[Sequence[int] | UInt64Array], info: bytes) -> bytes:
     """Return the content of the file, given the checksums of each shard and the content of ``.info.json``."""
     data = np.concatenate([np.array(shard, dtype="<u8") for shard in shards]).tobytes()
     return _HEADER.pack(_MARK, len(data) // ENTRY_BYTES, digest(info), digest(data)) + data
@@ -103,7 +103,7 @@ def read_checksums(store: Store, samples: int, info_digest: int) -> UInt64Array 
     Raises IndexMismatchError if the file is damaged, or of another preparation.
     """
     try:
-        data = bytes(store.get(CHECKSUMS).data)
+        data = bytes(store.get_suffix(CHECKSUMS, _HEADER.size + samples * ENTRY_BYTES + 1).data)
     except ObjectNotFoundError:
         return None
     every = AllSamples(samples, info_digest, np.zeros(0, dtype=np.int64))

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from energon_stream.errors import (
     StorageError,
 )
 from energon_stream.index.checksums import AllSamples, digest
-from energon_stream.index.index_files import OffsetWindow, read_offsets
+from energon_stream.index.index_files import read_offsets
 from energon_stream.index.metadata import (
     DATASET_CONFIG,
     INFO_JSON,
@@ -34,29 +35,26 @@ from energon_stream.index.metadata import (
     parse_info,
     parse_split,
 )
-from energon_stream.index.sample_sizes import MOST_BYTES, decode_sizes
+from energon_stream.index.sample_sizes import MOST_BYTES, decode_names, decode_sizes
 from energon_stream.index.shard_names import names_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE
-from energon_stream.storage import (
-    Body,
-    Store,
-    StoreSpec,
-    is_local,
-    local_path,
-    shared_fetcher,
-    strip_credentials,
-)
+from energon_stream.index.yaml_io import read_document
+from energon_stream.printable import strip_credentials
+from energon_stream.storage import Body, Store, StoreSpec, shared_fetcher
+from energon_stream.urls import is_local, local_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from energon_stream.arrays import Int64Array
     from energon_stream.index.kept_index import PlainTars
+    from energon_stream.index.sample_names import Names
     from energon_stream.index.sample_sizes import Sizes
     from energon_stream.limits import Limits
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_Values = TypeVar("_Values", bound="Sizes | Names")
 _FILE_BYTES = 4096
 """Usual size of a file of metadata. A late one is requested twice."""
 
@@ -88,6 +86,10 @@ class DatasetIndex:
         """Number of samples, excluded ones included."""
         return int(self.shard_starts[-1])
 
+    def shard_of(self, samples: Int64Array) -> Int64Array:
+        """Return the shard number of each sample, ``int64``."""
+        return np.searchsorted(self.shard_starts, samples, side="right") - 1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WebDatasetIndex(DatasetIndex):
@@ -102,6 +104,7 @@ class WebDatasetIndex(DatasetIndex):
     shard_ids: Int64Array | None = None
     # Size of each sample in tar blocks, which replaces the ``.tar.idx`` files; None if unknown.
     sizes: Sizes | None = None
+    names: Names | None = None  # hash of each sample's name, known with the sizes at most
     every: AllSamples | None = None  # numbers of the samples in the whole dataset; None if unknown
     plain: PlainTars | None = None  # tars of a dataset that was not prepared; None for a prepared one
 
@@ -109,7 +112,7 @@ class WebDatasetIndex(DatasetIndex):
         """Return True if the sample ``key`` of shard number ``shard`` is not to be used."""
         return bool(self.excluded) and key in self.excluded.get(self.shard_paths[shard], ())
 
-    def read_offsets(self, store: Store, shard: int, first: int, last: int) -> OffsetWindow:
+    def read_offsets(self, store: Store, shard: int, first: int, last: int) -> Int64Array:
         """Read entries ``first`` to ``last``, inclusive, of a shard's index, from the dataset or from this
         node.
 
@@ -147,6 +150,7 @@ class DatasetMetadata:
     # Content of ``dataset.yaml``; None if the dataset has no such file.
     dataset_yaml: Mapping[str, Any] | None
     sizes: Sizes | None = None  # size of each sample in tar blocks; None if unknown
+    names: Names | None = None  # hash of each sample's name; None if unknown
     info_digest: int = 0  # hash of ``.info.json``
 
 
@@ -184,6 +188,9 @@ def read_metadata(
 ) -> DatasetMetadata:
     """Read the metadata files of a dataset with concurrent requests. Files of older names are a fallback.
 
+    If the split file lists a shard that ``.info.json`` does not have, both are read once more: somebody may
+    have published the dataset between the two requests.
+
     ``with_sizes`` requests the sizes of the samples, too, if the dataset is remote. ``limits`` None stands
     for those of the environment.
 
@@ -200,10 +207,19 @@ def read_metadata(
                 where=strip_credentials(spec.url),
                 hint="give a file name such as other.yaml",
             )
-    store = spec.open()
-    info, split, config = INFO_JSON, f"{META_FOLDER}/{split_config}", f"{META_FOLDER}/{dataset_config}"
-    sizes = _ask_for_sizes(store) if with_sizes and not store.is_local else None
-    get: Callable[[str, Store], Body] = lambda path, store: store.get(path)  # noqa: E731
+    store, names = spec.open(), (f"{META_FOLDER}/{split_config}", f"{META_FOLDER}/{dataset_config}")
+    read = partial(_read_files, store, *names, with_sizes and not store.is_local, limits)
+    found = read()
+    listed = chain.from_iterable(found.split.split_parts.values())
+    return found if all(path in found.shard_counts for path in listed) else read()
+
+
+def _read_files(
+    store: Store, split: str, config: str, with_sizes: bool, limits: Limits | None
+) -> DatasetMetadata:
+    info, wanted = INFO_JSON, split
+    sizes = _ask_for_sizes(store) if with_sizes else None
+    get = partial(read_document, limits=limits)
     found = ask_all(store, get, [info, split, config])
     if info not in found or split not in found:
         older = {info: INFO_YAML, split: split.removesuffix(".yaml") + ".json"}
@@ -212,15 +228,16 @@ def read_metadata(
     if info not in found:
         raise _missing_info(store)
     if split not in found:
-        raise _not_prepared(f"{META_FOLDER}/{split_config} not found", store)
+        raise _not_prepared(f"{wanted} not found", store)
     counts = parse_info(found[info].data, f"{store.url}/{info}", limits)
+    kept = (None, None) if sizes is None else _kept(sizes, counts, found[info].data)
     return DatasetMetadata(
         store.url,
         counts,
         parse_split(found[split].data, f"{store.url}/{split}", limits),
         f"{store.url}/{split}",
         load_document(found[config].data, f"{store.url}/{config}", limits) if config in found else None,
-        None if sizes is None else _sizes_of_all(sizes, counts, found[info].data),
+        *kept,
         digest(found[info].data),
     )
 
@@ -231,11 +248,16 @@ def _ask_for_sizes(store: Store) -> Future[Body]:
     return shared_fetcher().ask(store, request, deadline=-1, repeatable_bytes=MOST_BYTES)
 
 
-def _sizes_of_all(answer: Future[Body], counts: Mapping[str, int], info: memoryview) -> Sizes | None:
+def _kept(
+    answer: Future[Body], counts: Mapping[str, int], info: memoryview
+) -> tuple[Sizes | None, Names | None]:
+    """Return sizes and names of all samples, as far as they are kept."""
     # Stores may deny access to an object that does not exist.
     with suppress(StorageError):
-        return decode_sizes(answer.result().data, sum(counts.values()), info)
-    return None
+        tail, samples = answer.result().data, sum(counts.values())
+        sizes = decode_sizes(tail, samples, info)
+        return sizes, None if sizes is None else decode_names(tail, samples)
+    return None, None
 
 
 def ask_all(store: Store, ask: Callable[[str, Store], _T], paths: Iterable[str]) -> dict[str, _T]:
@@ -311,7 +333,8 @@ def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadat
         dataset_yaml=metadata.dataset_yaml,
         excluded_shards=tuple(path for path in listed if path in whole),
         shard_ids=ids,
-        sizes=None if metadata.sizes is None else _sizes_of(metadata.sizes, counts, ids),
+        sizes=None if metadata.sizes is None else _of_shards(metadata.sizes, counts, ids),
+        names=None if metadata.names is None else _of_shards(metadata.names, counts, ids),
         every=_all_samples(metadata, ids),
     )
 
@@ -322,12 +345,11 @@ def _all_samples(metadata: DatasetMetadata, shards: Int64Array) -> AllSamples:
     return AllSamples(int(ends[-1]), metadata.info_digest, (ends - counts)[shards])
 
 
-def _sizes_of(sizes: Sizes, counts: Mapping[str, int], shards: Int64Array) -> Sizes:
-    """Return the sizes of the samples of some shards, which are given by their numbers."""
+def _of_shards(values: _Values, counts: Mapping[str, int], shards: Int64Array) -> _Values:
+    """Return the values of the samples of some shards, which are given by their numbers."""
     ends = np.cumsum(np.fromiter(counts.values(), dtype=np.int64))
-    parts = np.split(sizes, ends[:-1])
-    found: Sizes = np.concatenate([parts[shard] for shard in shards.tolist()])
-    return found
+    parts = np.split(values, ends[:-1])
+    return cast("_Values", np.concatenate([parts[shard] for shard in shards.tolist()]))
 
 
 def _sort_excludes(

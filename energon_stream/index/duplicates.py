@@ -12,7 +12,7 @@ import os
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,22 +20,31 @@ import xxhash
 
 from energon_stream.errors import CorruptTarError, DuplicateKeyError
 from energon_stream.index.in_order import ordered_map, stream_object
-from energon_stream.index.scan import scan_shard
 
 if TYPE_CHECKING:
     from energon_stream.arrays import UInt64Array
+    from energon_stream.index.shard_record import ShardRecord
     from energon_stream.storage import ListEntry, Store
 
 
-def separate_tars(store: Store, entries: Sequence[ListEntry], workers: int, folder: str) -> bool:
+def separate_tars(
+    store: Store,
+    entries: Sequence[ListEntry],
+    scan: Callable[[ListEntry], ShardRecord],
+    workers: int,
+    folder: str,
+    before: Callable[[], object],
+) -> bool:
     """Rename the members of all tars if samples of two tars have the same key: ``x.jpg`` of ``a.tar`` becomes
     ``a.tar/x.jpg``.
 
     Args:
         store: Store of the dataset's root.
         entries: The tars as listed.
+        scan: Returns what a tar has.
         workers: Number of tars that are read at the same time.
         folder: Local folder for the new tars, while they are written.
+        before: Called before the first tar is changed.
 
     Returns:
         Whether tars were written.
@@ -44,19 +53,21 @@ def separate_tars(store: Store, entries: Sequence[ListEntry], workers: int, fold
         CorruptTarError: A tar is damaged, or has a sparse file.
         DuplicateKeyError: A tar has the same key twice. No tar was changed.
     """
-    scans = list(ordered_map(lambda entry: _hashed_keys(store, entry), entries, workers))
+    scans = list(
+        ordered_map(lambda entry: _hashed_keys(store, entry, scan(entry).scan.keys), entries, workers)
+    )
     hashes = np.concatenate([keys for keys, _ in scans])
     if len(np.unique(hashes)) == len(hashes):
         return False
+    before()
     old = [entry for entry, (_, is_named) in zip(entries, scans, strict=True) if not is_named]
     for _ in ordered_map(lambda entry: _rename_members(store, entry, folder), old, workers):
         pass
     return True
 
 
-def _hashed_keys(store: Store, entry: ListEntry) -> tuple[UInt64Array, bool]:
+def _hashed_keys(store: Store, entry: ListEntry, keys: list[str]) -> tuple[UInt64Array, bool]:
     """Return hashes of a tar's keys, and whether its members are in the folder of its name already."""
-    keys = scan_shard(store, entry).keys
     for key, count in Counter(keys).most_common(1):
         if count > 1:
             raise DuplicateKeyError(

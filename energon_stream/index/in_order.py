@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -17,27 +17,41 @@ PIECE_BYTES = 8 << 20
 _AHEAD = 8
 
 
-def _in_order(futures: Iterable[Future[_R]], limit: int) -> Iterator[_R]:
-    """Yield results in order. Takes a future, which starts it, while fewer than ``limit`` wait."""
+def in_order(futures: Iterable[Future[_R]], limit: int) -> Generator[_R, None, None]:
+    """Yield results in order. Takes a future, which starts it, while fewer than ``limit`` wait.
+
+    Closing the iterator cancels futures that have not begun.
+    """
     waiting: deque[Future[_R]] = deque()
-    for future in futures:
-        waiting.append(future)
-        if len(waiting) == limit:
+    try:
+        for future in futures:
+            waiting.append(future)
+            if len(waiting) == limit:
+                yield waiting.popleft().result()
+        while waiting:
             yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def ordered_map(function: Callable[[_T], _R], items: Iterable[_T], workers: int) -> Iterator[_R]:
     """Yield ``function(item)`` of each item, in order; ``workers`` threads run the function. The caller's
     thread takes the items, at most ``2 * workers`` ahead.
+
+    If an item fails, no other is begun. After Ctrl-C, and if the caller stops early, the threads are not
+    awaited.
     """
     pool = ThreadPoolExecutor(workers, thread_name_prefix="energon-prepare")
+    wait = True
     try:
         with thread_errors():
-            yield from _in_order((pool.submit(function, item) for item in items), 2 * workers)
+            yield from in_order((pool.submit(function, item) for item in items), 2 * workers)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        wait = False
+        raise
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=wait, cancel_futures=True)
 
 
 def stream_object(
@@ -58,5 +72,5 @@ def stream_object(
         fetcher.submit(store, path, ByteRange(start, min(start + piece, meta.size)), etag=version)
         for start in range(0, meta.size, piece)
     )
-    for body in _in_order(requests, 1 if store.is_local else _AHEAD):
+    for body in in_order(requests, 1 if store.is_local else _AHEAD):
         yield body.data

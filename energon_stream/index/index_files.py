@@ -20,21 +20,8 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
 ENTRY_BYTES = 8
-_PAGE_ENTRIES = (64 << 10) // ENTRY_BYTES  # reading 64 KiB takes hardly longer than reading one entry
+PAGE_SAMPLES = (64 << 10) // ENTRY_BYTES  # reading 64 KiB takes hardly longer than reading one entry
 _ROW_PAGE_BYTES = 16 << 10  # a shuffled slice of samples reads one or two pages of a large file
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetWindow:
-    """Consecutive entries of an index."""
-
-    first: int  # number of the first entry
-    # ``int64 [n]`` or ``[n, width]``. Sample ``i`` of a tar begins at byte ``offsets[i - first]``.
-    offsets: Int64Array
-
-    def covers(self, first: int, last: int) -> bool:
-        """Return True if the window has the entries ``first`` to ``last``, inclusive."""
-        return self.first <= first and last < self.first + len(self.offsets)
 
 
 def index_path(shard_path: str) -> str:
@@ -47,8 +34,8 @@ def encode_offsets(offsets: Sequence[int] | Int64Array) -> bytes:
     return np.asarray(offsets, dtype="<u8").tobytes()
 
 
-def decode_offsets(data: memoryview | bytes, first: int, where: str) -> OffsetWindow:
-    """Decode entries of an index.
+def decode_offsets(data: memoryview | bytes, first: int, where: str) -> Int64Array:
+    """Decode entries of an index, from number ``first`` on.
 
     Raises IndexMismatchError if the offsets do not increase, or the last entry is incomplete.
     """
@@ -61,7 +48,7 @@ def decode_offsets(data: memoryview | bytes, first: int, where: str) -> OffsetWi
     if len(wrong) or (len(offsets) and offsets[0] < 0):
         at = first + (int(wrong[0]) + 1 if len(wrong) else 0)
         raise _mismatch(f"entry {at} of the index does not lie after the entry before", where)
-    return OffsetWindow(first, offsets)
+    return offsets
 
 
 def _mismatch(what: str, where: str) -> IndexMismatchError:
@@ -69,18 +56,7 @@ def _mismatch(what: str, where: str) -> IndexMismatchError:
     return IndexMismatchError(what, where=where, hint=hint)
 
 
-def page_bounds(first: Int64Array, last: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the first and the last entry (inclusive) to read of each index, given those that are wanted and
-    the number of samples in each tar, all ``int64 [n]``: all entries of a small index, else whole pages of
-    8,192 entries.
-    """
-    small = (counts + 1) <= _PAGE_ENTRIES
-    lower = np.where(small, 0, first // _PAGE_ENTRIES * _PAGE_ENTRIES)
-    upper = np.where(small, counts, (last // _PAGE_ENTRIES + 1) * _PAGE_ENTRIES - 1)
-    return lower, np.minimum(upper, counts)
-
-
-def read_offsets(store: Store, shard_path: str, count: int, first: int, last: int) -> OffsetWindow:
+def read_offsets(store: Store, shard_path: str, count: int, first: int, last: int) -> Int64Array:
     """Read entries ``first`` to ``last``, inclusive, of a tar's index; entry ``count`` is the end of the last
     sample.
 
@@ -93,22 +69,18 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
         raise _mismatch(
             f"entries {first} to {last} do not exist: .info.json has {count} samples for the tar", where
         )
-    whole = first == 0 and last == count
     try:
-        if whole:
-            body = store.get(path)
-        else:
-            body = store.get_range(path, ByteRange(first * ENTRY_BYTES, (last + 1) * ENTRY_BYTES))
+        body = store.get_range(path, ByteRange(first * ENTRY_BYTES, (last + 1) * ENTRY_BYTES))
     except ObjectNotFoundError as error:
         raise NotPreparedError(
             "the tar has no index", where=where, hint="run `energon-stream prepare`"
         ) from error
     except RangeError as error:
         raise _mismatch(f"the index is too short for the {count} samples of .info.json", where) from error
-    size = len(body.data) if whole else body.total_size
-    if size not in (None, total):
+    if body.total_size not in (None, total):
         raise _mismatch(
-            f"the index has {size} bytes, but the {count} samples of .info.json take {total}", where
+            f"the index has {body.total_size} bytes, but the {count} samples of .info.json take {total}",
+            where,
         )
     return decode_offsets(body.data, first, where)
 
@@ -129,13 +101,11 @@ class RowFile:
         """Number of rows in a page; the last page may have fewer."""
         return max(1, _ROW_PAGE_BYTES // (ENTRY_BYTES * self.width))
 
-    def read_page(self, store: Store, page: int) -> Int64Array:
-        """Read the rows from ``page * page_rows`` on.
+    def read(self, store: Store, first: int, last: int) -> Int64Array:
+        """Read rows ``first`` to ``last``, exclusive, as ``int64 [n, width]``.
 
         Raises IndexMismatchError if the file is shorter than when it was opened.
         """
-        first = page * self.page_rows
-        last = min(first + self.page_rows, self.rows)
         size = ENTRY_BYTES * self.width
         try:
             body = store.get_range("", ByteRange(self.header + first * size, self.header + last * size))

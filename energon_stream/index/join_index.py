@@ -39,6 +39,7 @@ from energon_stream.index.index_files import RowFile
 from energon_stream.index.metadata import META_FOLDER, read_info
 from energon_stream.index.scan import check_names, scan_shard
 from energon_stream.index.sqlite_index import SqliteWriter, sqlite_file
+from energon_stream.index.yaml_io import read_document
 from energon_stream.storage import ByteRange, ListEntry, StoreSpec
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _identity(index: WebDatasetIndex) -> str:
     """Return the dataset's ``index.uuid``, or a hash of shards and counts if it has none."""
     store = index.spec.open()
     try:
-        return bytes(store.get(f"{META_FOLDER}/index.uuid").data).decode()
+        return bytes(read_document(f"{META_FOLDER}/index.uuid", store).data).decode()
     except ObjectNotFoundError:
         shards = zip(index.shard_paths, index.shard_counts.tolist(), strict=True)
         return hashlib.sha256(repr(list(shards)).encode()).hexdigest()

@@ -41,11 +41,12 @@ from energon_stream.errors import (
     NotPreparedError,
     StorageError,
 )
-from energon_stream.index.index_files import ENTRY_BYTES, OffsetWindow, decode_offsets, encode_offsets
+from energon_stream.fork import PerProcess
+from energon_stream.index.index_files import ENTRY_BYTES, decode_offsets, encode_offsets
 from energon_stream.index.scan import ShardScan, scan_shard
-from energon_stream.storage.fork import PerProcess
 
 if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
     from energon_stream.storage import ListEntry, Store, StoreSpec
 
 _log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class PlainTars:
             file.write(header + data)
         os.replace(path + suffix, path)
 
-    def read_offsets(self, tar: ListEntry, count: int, first: int, last: int) -> OffsetWindow:
+    def read_offsets(self, tar: ListEntry, count: int, first: int, last: int) -> Int64Array:
         """Read entries of a tar's index; see :func:`energon_stream.index.index_files.read_offsets`.
 
         Raises NotPreparedError if the index was removed after the dataset was opened, and IndexMismatchError

@@ -14,6 +14,8 @@ import numpy as np
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.imports import LazyModule
 from energon_stream.media.av import AVDecoder
+from energon_stream.media.av.container import open_container, read_index
+from energon_stream.media.file_layout import FileLayout
 from energon_stream.media.metadata import AVMetadata, ImageMetadata
 from energon_stream.storage import ByteRange, Store, plan_fetches, shared_fetcher
 
@@ -118,8 +120,8 @@ def read_images(store: Store, files: Sequence[MediaFile]) -> list[ImageMetadata 
     return found
 
 
-def read_av(store: Store, file: MediaFile) -> AVMetadata:
-    """Read the metadata of a video or audio file, by range.
+def read_av(store: Store, file: MediaFile) -> tuple[AVMetadata, FileLayout]:
+    """Read the metadata of a video or audio file, and where the bytes are that opening it needs, by range.
 
     The number of frames is left out where the header does not say it: counting would read the whole file.
 
@@ -127,10 +129,13 @@ def read_av(store: Store, file: MediaFile) -> AVMetadata:
         DecodeError: The file cannot be read.
         MissingPackageError: PyAV is not installed.
     """
-    payload = cast("BinaryIO", _Payload(store, file, memoryview(b"")))
-    decoder = AVDecoder(payload)
+    payload = _Payload(store, file, memoryview(b""))
+    stream = cast("BinaryIO", payload)
+    with open_container(stream) as container:
+        read_index(container)
+    layout = FileLayout.of_reads(file.size, payload.reads)
     frames = file.size <= _COUNTED_BYTES or file.name.lower().endswith((".mp4", ".mov", ".m4v", ".avi"))
-    return decoder.get_metadata(get_video_frame_count=frames)
+    return AVDecoder(stream).get_metadata(get_video_frame_count=frames), layout
 
 
 def _header(file: BinaryIO) -> ImageMetadata | None:
@@ -158,6 +163,7 @@ class _Payload:
         self._store, self._file = store, file
         self._window, self._window_start, self._position = head, 0, 0
         self._length = _HEAD_BYTES
+        self.reads: list[ByteRange] = []  # what was asked for
 
     def read(self, size: int | None = -1) -> bytes:
         """Return bytes from the position on, fewer at the end."""
@@ -170,6 +176,7 @@ class _Payload:
             stop = first + min(max(size, self._length), left)
             body = self._store.get_range(self._file.path, ByteRange(first, stop), etag=self._file.etag)
             self._window, self._window_start, start = body.data, self._position, 0
+        self.reads.append(ByteRange(self._position, self._position + size))
         self._position += size
         return bytes(self._window[start : start + size])
 

@@ -9,8 +9,9 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import astuple, dataclass
+from functools import partial
 from itertools import islice
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.errors import (
     ConfigError,
@@ -23,9 +24,15 @@ from energon_stream.errors import (
 from energon_stream.index.in_order import ordered_map
 from energon_stream.index.media import MediaFile, MediaFilter, read_av, read_images
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, parse_info
+from energon_stream.index.scan import ShardScan, scan_shard
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file, temporary_folder
-from energon_stream.media.metadata import MediaMetadataBase
-from energon_stream.storage import ObjectMeta, Store, StoreSpec
+from energon_stream.index.yaml_io import read_document
+from energon_stream.storage import ListEntry, ObjectMeta, Store, StoreSpec
+
+if TYPE_CHECKING:
+    from energon_stream.engine.base import TaskEngine
+    from energon_stream.media.file_layout import FileLayout
+    from energon_stream.media.metadata import MediaMetadataBase
 
 MEDIA_TABLES = """
 CREATE TABLE IF NOT EXISTS media_metadata (
@@ -33,7 +40,9 @@ CREATE TABLE IF NOT EXISTS media_metadata (
 CREATE TABLE IF NOT EXISTS media_filters (
   filter_id INTEGER PRIMARY KEY AUTOINCREMENT, strategy TEXT NOT NULL, patterns TEXT,
   created_at_utc TEXT DEFAULT CURRENT_TIMESTAMP, UNIQUE(strategy, patterns));
+CREATE TABLE IF NOT EXISTS media_layouts (entry_key TEXT PRIMARY KEY, layout_json TEXT NOT NULL);
 """
+"""Megatron-Energon's tables, and one of our own, of which it takes no notice."""
 _PARTS = """
 SELECT sample_key || '.' || part_name, tar_file_id, content_byte_offset, content_byte_size
 FROM sample_parts JOIN samples USING (tar_file_id, sample_index)
@@ -55,8 +64,12 @@ class MediaReport:
         return MediaReport(*map(operator.add, astuple(self), astuple(other)))
 
 
-FoundMedia: TypeAlias = tuple[Mapping[str, MediaMetadataBase], MediaReport]
-"""Metadata of some files by name, and the outcome for these files."""
+class FoundMedia(NamedTuple):
+    """Metadata and layouts of some files."""
+
+    metadata: Mapping[str, MediaMetadataBase]  # by name
+    layouts: Mapping[str, FileLayout]  # of video and audio, by name
+    report: MediaReport
 
 
 def find_media(store: Store, media_filter: MediaFilter, files: Iterable[MediaFile]) -> FoundMedia:
@@ -64,6 +77,7 @@ def find_media(store: Store, media_filter: MediaFilter, files: Iterable[MediaFil
     matching = [file for file in files if media_filter.matches(file.name)]
     candidates = [file for file in matching if not file.is_av]
     known: dict[str, MediaMetadataBase] = {}
+    layouts: dict[str, FileLayout] = {}
     unreadable: list[str] = []
     for start in range(0, len(candidates), _BATCH):
         batch = candidates[start : start + _BATCH]
@@ -75,13 +89,13 @@ def find_media(store: Store, media_filter: MediaFilter, files: Iterable[MediaFil
     skipped = 0
     for file in (file for file in matching if file.is_av):
         try:
-            known[file.name] = read_av(store, file)
+            known[file.name], layouts[file.name] = read_av(store, file)
         except MissingPackageError:
             skipped += 1
         except DecodeError:
             if media_filter.strategy != "HEADER":
                 unreadable.append(file.name)
-    return known, MediaReport(len(known), skipped, tuple(unreadable))
+    return FoundMedia(known, layouts, MediaReport(len(known), skipped, tuple(unreadable)))
 
 
 class MediaTables:
@@ -98,13 +112,16 @@ class MediaTables:
         )
 
     def add(self, found: FoundMedia) -> None:
-        """Store metadata, and count the files in ``report``."""
-        known, report = found
+        """Store metadata and layouts, and count the files in ``report``."""
         self._database.executemany(
             "INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)",
-            ((name, one.metadata_type.value, one.to_json()) for name, one in known.items()),
+            ((name, one.metadata_type.value, one.to_json()) for name, one in found.metadata.items()),
         )
-        self.report += report
+        self._database.executemany(
+            "INSERT OR REPLACE INTO media_layouts VALUES (?, ?)",
+            ((name, layout.to_json()) for name, layout in found.layouts.items()),
+        )
+        self.report += found.report
 
 
 def prepare_media(
@@ -115,6 +132,7 @@ def prepare_media(
     tmp_path: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, object] | None = None,
     progress: Callable[[int], object] | None = None,
+    engine: TaskEngine | None = None,
 ) -> MediaReport:
     """Add media metadata to the index of a prepared dataset, or create the index of a plain folder.
 
@@ -128,6 +146,8 @@ def prepare_media(
             the system's.
         storage_options: Credentials and the like for the URL's file system.
         progress: Called with the number of files checked since the last call.
+        engine: Where files are read, shard by shard: processes, or a cluster. None for threads of this
+            process.
 
     Raises:
         ConfigError: The filter finds no readable file, or ``workers`` is not positive.
@@ -141,7 +161,8 @@ def prepare_media(
     """
     if workers < 1:
         raise ConfigError(f"workers is {workers}", hint="use 1 or more")
-    store = StoreSpec(url_or_path, storage_options).open()
+    spec = StoreSpec(url_or_path, storage_options)
+    store = spec.open()
     entries = {entry.path: entry.meta for entry in store.list()}
     info = next((path for path in (INFO_JSON, INFO_YAML) if path in entries), None)
     _check_kind(store, entries, info)
@@ -154,12 +175,18 @@ def prepare_media(
             with closing(sqlite3.connect(path, isolation_level=None)) as database:
                 database.execute("BEGIN")
                 tables, done = MediaTables(database, media_filter), 0
-                files = _files(entries) if info is None else _parts(database, store, info, entries)
-                for size, found in ordered_map(
-                    lambda batch: (len(batch), find_media(store, media_filter, batch)),
-                    _batches(files),
-                    workers,
-                ):
+                batches: Iterator[tuple[int, FoundMedia]]
+                if engine is None:
+                    files = _files(entries) if info is None else _parts(database, store, info, entries)
+                    batches = ordered_map(
+                        lambda batch: (len(batch), find_media(store, media_filter, batch)),
+                        _batches(files),
+                        workers,
+                    )
+                else:
+                    tasks = [*_batches(_files(entries))] if info is None else _shards(store, info, entries)
+                    batches = engine.map(partial(_find, spec, media_filter), tasks, in_order=True)
+                for size, found in batches:
                     tables.add(found)
                     done += size
                     if progress is not None:
@@ -178,6 +205,34 @@ def prepare_media(
             )
         store.put_file(INDEX_SQLITE, path)
     return tables.report
+
+
+def _find(
+    spec: StoreSpec, media_filter: MediaFilter, task: ListEntry | list[MediaFile]
+) -> tuple[int, FoundMedia]:
+    """Read the metadata of a shard's parts, or of some files; return their number as well."""
+    store = spec.open()
+    files = task if isinstance(task, list) else media_files(scan_shard(store, task), task.meta.etag)
+    return len(files), find_media(store, media_filter, files)
+
+
+def media_files(scan: ShardScan, etag: str | None) -> list[MediaFile]:
+    """Return the parts of a shard."""
+    return [
+        MediaFile(f"{scan.keys[sample]}.{part}", scan.path, start, size, etag)
+        for sample, part, start, size in scan.parts
+    ]
+
+
+def _shards(store: Store, info: str, entries: Mapping[str, ObjectMeta]) -> list[ListEntry]:
+    paths = parse_info(store.get(info).data, f"{store.url}/{info}")
+    return [ListEntry(path, _meta(store, entries, path)) for path in paths]
+
+
+def _meta(store: Store, entries: Mapping[str, ObjectMeta], path: str) -> ObjectMeta:
+    if path not in entries:
+        raise ObjectNotFoundError("the shard does not exist", where=f"{store.url}/{path}")
+    return entries[path]
 
 
 def _check_kind(store: Store, entries: Mapping[str, ObjectMeta], info: str | None) -> None:
@@ -206,7 +261,7 @@ def _files(entries: Mapping[str, ObjectMeta]) -> Iterator[MediaFile]:
 def _parts(
     database: sqlite3.Connection, store: Store, info: str, entries: Mapping[str, ObjectMeta]
 ) -> Iterator[MediaFile]:
-    shards = list(parse_info(store.get(info).data, f"{store.url}/{info}"))
+    shards = list(parse_info(read_document(info, store).data, f"{store.url}/{info}"))
     for name, shard, start, size in database.execute(_PARTS):
         if shard >= len(shards):
             raise MetadataError(
@@ -215,6 +270,4 @@ def _parts(
                 hint="run `energon-stream prepare` again",
             )
         path = shards[shard]
-        if path not in entries:
-            raise ObjectNotFoundError("the shard does not exist", where=f"{store.url}/{path}")
-        yield MediaFile(name, path, start, size, entries[path].etag)
+        yield MediaFile(name, path, start, size, _meta(store, entries, path).etag)

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.errors import LimitError, MetadataError, ObjectNotFoundError
 from energon_stream.index.braces import Expander
 from energon_stream.index.shard_names import collapse, is_inside
-from energon_stream.index.yaml_io import check_keys, check_size, dump_yaml, load_yaml, parse_int
+from energon_stream.index.yaml_io import (
+    check_keys,
+    check_size,
+    dump_yaml,
+    load_yaml,
+    parse_int,
+    read_document,
+)
 from energon_stream.limits import Limits
 
 if TYPE_CHECKING:
@@ -55,7 +62,7 @@ def load_document(data: bytes | memoryview, where: str, limits: Limits | None = 
 
 
 def _load_json(data: bytes, where: str, limits: Limits) -> Any:
-    check_size(data, where, limits)
+    check_size(len(data), where, limits)
     # Each value but the first follows a comma or an opening bracket.
     values = 1 + sum(data.count(sign) for sign in (b",", b"[", b"{"))
     if values > limits.document_values:
@@ -136,9 +143,9 @@ def read_info(store: Store, limits: Limits | None = None) -> dict[str, int]:
     Raises ObjectNotFoundError if the dataset has neither.
     """
     try:
-        path, body = INFO_JSON, store.get(INFO_JSON)
+        path, body = INFO_JSON, read_document(INFO_JSON, store, limits)
     except ObjectNotFoundError:
-        path, body = INFO_YAML, store.get(INFO_YAML)
+        path, body = INFO_YAML, read_document(INFO_YAML, store, limits)
     return parse_info(body.data, f"{store.url}/{path}", limits)
 
 

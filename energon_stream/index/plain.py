@@ -13,14 +13,22 @@ import numpy as np
 from energon_stream.errors import (
     AccessDeniedError,
     ConfigError,
+    NotPreparedError,
     ObjectNotFoundError,
     UnsupportedStoreError,
 )
-from energon_stream.index.dataset import WebDatasetIndex, ask_all
+from energon_stream.index.dataset import (
+    DatasetMetadata,
+    WebDatasetIndex,
+    ask_all,
+    dataset_kind,
+    read_metadata,
+)
 from energon_stream.index.kept_index import PlainTars, sample_counts
 from energon_stream.index.metadata import META_FOLDER
 from energon_stream.index.shard_names import SPLIT_PARTS, only_tars, parse_tar_paths
-from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec, strip_credentials
+from energon_stream.printable import strip_credentials
+from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec
 
 if TYPE_CHECKING:
     from energon_stream.limits import Limits
@@ -63,6 +71,25 @@ def open_plain(
     counts = sample_counts(store, plain, patience, log_seconds)
     paths = tuple(tar.path for tar in tars)
     return WebDatasetIndex(root, split_part, paths, np.array(counts, dtype=np.int64), plain=plain)
+
+
+def read_metadata_or_tars(
+    spec: StoreSpec, *, split_config: str, dataset_config: str
+) -> DatasetMetadata | tuple[StoreSpec, list[ListEntry]]:
+    """Return the metadata of a folder; for a path of tars, or a folder that is not prepared, the folder and
+    its tars.
+
+    Raises the errors of :func:`read_metadata`, :func:`find_tars` and :func:`list_tars`.
+    """
+    if dataset_kind(spec.url) == "tars":
+        return find_tars(spec)
+    try:
+        return read_metadata(spec, split_config=split_config, dataset_config=dataset_config)
+    except NotPreparedError:
+        tars = list_tars(spec)
+        if tars is None:
+            raise
+        return spec, tars
 
 
 def find_tars(spec: StoreSpec, limits: Limits | None = None) -> tuple[StoreSpec, list[ListEntry]]:

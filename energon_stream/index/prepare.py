@@ -4,62 +4,38 @@ from __future__ import annotations
 
 import random
 import re
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import ConfigError, EmptyDatasetError, ObjectNotFoundError
-from energon_stream.index.checksums import CHECKSUMS, digest_samples, encode_checksums
-from energon_stream.index.duplicates import separate_tars
-from energon_stream.index.in_order import ordered_map
+from energon_stream.errors import ConfigError, DatasetError, ObjectNotFoundError
+from energon_stream.index.builder import IndexBuilder
 from energon_stream.index.index_files import encode_offsets, index_path
-from energon_stream.index.media import MediaFile, MediaFilter
-from energon_stream.index.media_tables import FoundMedia, MediaReport, MediaTables, find_media
 from energon_stream.index.metadata import (
     DATASET_CONFIG,
     INFO_JSON,
     INFO_YAML,
     META_FOLDER,
     SPLIT_CONFIG,
-    encode_info,
-    encode_split,
+    read_info,
 )
+from energon_stream.index.preparation import Preparation, PrepareReport
+from energon_stream.index.publish import write_offsets
 from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_bytes
-from energon_stream.index.scan import ShardScan, check_names, scan_shard
+from energon_stream.index.scanning import EngineAt, Scanner, ScanOptions
 from energon_stream.index.shard_names import match_names, only_tars, split_by_patterns, split_by_ratio
-from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter, temporary_folder
+from energon_stream.index.sqlite_index import INDEX_SQLITE, temporary_folder
+from energon_stream.index.staging import STAGING, Staging
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.storage import ListEntry, Store, StoreSpec
 
 if TYPE_CHECKING:
     import os
 
-
-@dataclass(frozen=True, slots=True)
-class PrepareReport:
-    """Result of :func:`prepare_dataset`.
-
-    Attributes:
-        shard_counts: Number of samples by shard path, in the order of ``.info.json``.
-        split: Shards of each split part.
-        parts: Sorted names of all parts in the dataset.
-        files: Paths of the written files, relative to the dataset.
-        media: Result of the media filter; None if there was none.
-    """
-
-    shard_counts: Mapping[str, int]
-    split: Mapping[str, tuple[str, ...]]
-    parts: tuple[str, ...]
-    files: tuple[str, ...]
-    media: MediaReport | None = None
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples in the dataset."""
-        return sum(self.shard_counts.values())
+    from energon_stream.engine.base import TaskEngine
+    from energon_stream.engine.parts import Part
+    from energon_stream.index.media import MediaFilter
 
 
 def prepare_dataset(
@@ -83,12 +59,21 @@ def prepare_dataset(
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
     force: bool = False,
+    skip_bad: bool = False,
+    append: bool = False,
+    engine: TaskEngine | None = None,
+    part: Part | None = None,
+    max_gap: int | None = None,
 ) -> PrepareReport:
     """Index the tars of a folder and write its ``.nv-meta``.
 
     The files are those of Megatron-Energon 7.4.1. If the samples are not very many, their sizes are behind
-    the last page of ``index.sqlite``, which saves a round trip when the dataset is opened. ``.info.json`` is
-    written last, so a folder whose preparation was interrupted is not a prepared dataset.
+    the last page of ``index.sqlite``, which saves a round trip when the dataset is opened.
+
+    An existing preparation stays as it is until all tars are scanned and checked. Then the new one is
+    published, one whole file after another, so that readers see the old dataset or the new one; the first
+    preparation is seen when ``.info.json`` is written, last. What was scanned is kept in ``.nv-staging``: a
+    run that was stopped goes on when it is called again.
 
     Args:
         url_or_path: Local folder or any fsspec URL.
@@ -116,160 +101,173 @@ def prepare_dataset(
         storage_options: Credentials and the like for the URL's file system.
         progress: Called with the number of shards that are done, and of all shards.
         force: Replace an existing preparation.
+        skip_bad: Leave out tars that are damaged or have no samples, and name them in
+            ``.nv-meta/skipped.json``.
+        append: Add tars that the prepared dataset does not have. Old entries stay as they are, and the split
+            options are for the new tars alone.
+        engine: Reads the tars in processes of this machine or of a cluster; None for ``workers`` threads of
+            this process.
+        part: Share of the tars that is read by this call, and kept in ``.nv-staging``. When all shares are
+            done, a call without ``part`` publishes the dataset. None for everything at once.
+        max_gap: Bytes of a payload that are read on a store rather than jumped over by one more request; None
+            for 256 KiB. With 0, hardly more than headers is read, which takes a request for each payload.
 
     Raises:
         ObjectNotFoundError: The folder has no tars, or none that the options select.
         ConfigError: The options contradict each other, all tars are compressed, or the dataset is prepared
             already.
-        CorruptTarError: A tar is damaged or cut off, or a member's name is not UTF-8; names the shard.
+        BadShardsError: Tars are damaged or cut off, have no samples, or names that are not UTF-8; names all.
         DuplicateKeyError: Two samples have the same key.
-        EmptyDatasetError: A tar has no samples.
+        ObjectChangedError: A tar was changed meanwhile.
+        IndexMismatchError: ``append``, and an old shard was changed or is gone.
+        NotPreparedError: ``append``, and there is no dataset.
+        StorageError: The store or the local disk cannot be written to. In all these cases readers see what
+            they saw before.
 
     Example:
         >>> report = prepare_dataset("tars", split_ratio=(3, 1, 0))
         >>> report.num_samples, report.parts, report.split["val"]
         (64, ('jpg', 'txt'), ('data-000003.tar',))
     """
-    if workers < 1:
-        raise ConfigError(f"workers is {workers}", hint="use 1 or more")
-    if tar_index_only and media_filter is not None:
-        raise ConfigError(
-            "tar_index_only excludes media_filter, because media metadata is written to index.sqlite"
-        )
-    if tar_index_only and fix_duplicates:
-        raise ConfigError(
-            "tar_index_only excludes fix_duplicates, because new keys are written to index.sqlite"
-        )
-    if tar_index_only and checksums:
-        raise ConfigError("tar_index_only excludes checksums, which belong to the whole preparation")
+    _check_options(
+        workers=workers,
+        max_gap=max_gap,
+        append=append,
+        whole={
+            "append": append,
+            "checksums": checksums,
+            "fix_duplicates": fix_duplicates,
+            "skip_bad": skip_bad,
+            "engine": engine is not None,
+            "part": part is not None,
+        },
+        tar_index_only=tar_index_only,
+        media_filter=media_filter,
+    )
     check_file_names(split_config=split_config, dataset_config=dataset_config)
     if not tar_index_only and (split_ratio is None) == (split_patterns is None):
         raise ConfigError("give either split_ratio or split_patterns")
     store = StoreSpec(url_or_path, storage_options).open()
-    existing = {entry.path for entry in store.list(META_FOLDER)}
-    if not (force or tar_index_only) and existing & {INFO_JSON, INFO_YAML}:
+    listed = list(store.list())
+    entries = select_shards(listed, store.url, shards=shards, exclude=exclude)
+    deal = partial(_deal, split_ratio, split_patterns, shuffle_seed if shuffle_tars else None)
+    if tar_index_only:
+        return _index_tars(store, entries, listed, deal, workers, progress, ScanOptions(max_gap=max_gap))
+    existing = {entry.path for entry in listed}
+    staging = Staging(store, existing)
+    if existing & {INFO_JSON, INFO_YAML} and not (force or append or staging.publishing):
         raise ConfigError(
             "the dataset is prepared already",
             where=store.url,
-            hint="pass force=True to replace the preparation",
+            hint="pass force=True to replace the preparation, or append=True to add tars that it does not have",
         )
-    entries = find_shards(store, shards=shards, exclude=exclude)
-    paths = [entry.path for entry in entries]
-    order = list(paths)
-    if shuffle_tars:
-        random.Random(shuffle_seed).shuffle(order)
-    split = split_by_patterns(order, split_patterns) if split_patterns else {}
-    split = split_by_ratio(order, split_ratio) if split_ratio is not None else split
-    digests: list[Sequence[int]] | None = [] if checksums else None  # of the samples, tar by tar
-    index = partial(_index, store, workers, media_filter, progress, digests)
-    files = tuple(map(index_path, paths))
-    sizes = SampleSizes()
-    if tar_index_only:
-        counts, parts, media = index(entries, None, sizes)
-        if {INDEX_SQLITE, INFO_JSON} <= existing:
-            _remove_other_sizes(store, sizes.encode(bytes(store.get(INFO_JSON).data)))
-        return PrepareReport(counts, split, parts, files, media)
+    at = None if engine is None else EngineAt(engine, StoreSpec(url_or_path, storage_options))
+    job = Preparation(store, staging, workers, progress, skip_bad, deal, split_config, at, part)
+    others = (
+        {} if dataset_yaml is None else {f"{META_FOLDER}/{dataset_config}": dump_yaml(dict(dataset_yaml))}
+    )
+    options = ScanOptions(checksums, media_filter, max_gap)
     with temporary_folder(tmp_path) as folder:
-        database = str(Path(folder) / "index.sqlite")
-        # The folder counts as not prepared from here to the end. With an index alone it would be a plain
-        # folder.
-        for path in (INDEX_SQLITE, INFO_JSON, INFO_YAML, CHECKSUMS):
-            if path in existing:
-                store.delete(path)
-        if fix_duplicates and separate_tars(store, entries, workers, folder):
+        if append:
+            return job.append(folder, entries, listed, options, others)
+        scanner = job.scanner(options)
+        if part is not None:
+            return job.scan_part(scanner, entries, part)
+        deal([entry.path for entry in entries])  # what cannot be dealt is said before the tars are read
+        if fix_duplicates and job.separate(scanner, folder, entries):
             entries = find_shards(store, shards=shards, exclude=exclude)
-        with SqliteWriter(database, paths) as writer:
-            counts, parts, media = index(entries, writer, sizes)
-        documents = {split_config: encode_split(split)}
-        if dataset_yaml is not None:
-            documents[dataset_config] = dump_yaml(dict(dataset_yaml))
-        if digests is not None:
-            store.put(CHECKSUMS, encode_checksums(digests, encode_info(counts)))
-            files += (CHECKSUMS,)
-        files += _write_metadata(store, database, counts, documents, sizes, INFO_YAML in existing)
-    return PrepareReport(counts, split, parts, files, media)
+        with IndexBuilder(folder, media_filter=media_filter, checksums=checksums) as builder:
+            good = job.scan(scanner, entries, builder)
+            return job.publish(builder, scanner.bad, good, others, _present(store, existing))
 
 
-def _index(
+def _index_tars(
     store: Store,
-    workers: int,
-    media_filter: MediaFilter | None,
-    progress: Callable[[int, int], None] | None,
-    digests: list[Sequence[int]] | None,
     entries: Sequence[ListEntry],
-    writer: SqliteWriter | None,
-    sizes: SampleSizes,
-) -> tuple[dict[str, int], tuple[str, ...], MediaReport | None]:
-    """Scan tars concurrently, and write a ``.tar.idx`` file for each, the database and the sizes. Add the
-    checksums of each tar's samples to ``digests``, unless it is None.
-
-    Return the number of samples by tar, the sorted part names, and the report on media.
-    """
-    tables = MediaTables(writer.database, media_filter) if writer and media_filter else None
-
-    def scan(entry: ListEntry) -> tuple[ShardScan, FoundMedia | None, Sequence[int]]:
-        found = scan_shard(store, entry)
-        if not found.keys:
-            raise EmptyDatasetError(
-                "the tar has no samples",
-                where=f"{store.url}/{entry.path}",
-                hint="leave it out with exclude=",
-            )
-        check_names(found, store)
-        store.put(index_path(entry.path), encode_offsets(found.offsets))
-        checked = () if digests is None else digest_samples(store, entry, found.offsets)
-        if media_filter is None:
-            return found, None, checked
-        files = (
-            MediaFile(f"{found.keys[sample]}.{part}", entry.path, start, size, entry.meta.etag)
-            for sample, part, start, size in found.parts
-        )
-        return found, find_media(store, media_filter, files), checked
-
+    listed: Sequence[ListEntry],
+    deal: Callable[[Sequence[str]], Mapping[str, tuple[str, ...]]],
+    workers: int,
+    progress: Callable[[int, int], None] | None,
+    options: ScanOptions,
+) -> PrepareReport:
+    """Write the ``.tar.idx`` files alone."""
+    scanner, files = Scanner(store, None, options, workers), {e.path: e.meta.size for e in listed}
     counts: dict[str, int] = {}
     parts: set[str] = set()
-    for tar_id, (found, media, checked) in enumerate(ordered_map(scan, entries, workers)):
-        counts[found.path] = len(found.keys)
-        sizes.add(found.offsets)
-        if digests is not None:
-            digests.append(checked)
-        parts.update(part for _, part, _, _ in found.parts)
-        if writer is not None:
-            writer.add(tar_id, found)
-        if tables is not None and media is not None:
-            tables.add(media)
-        if progress is not None:
-            progress(tar_id + 1, len(entries))
-    return counts, tuple(sorted(parts)), None if tables is None else tables.report
+    sizes = SampleSizes()
+
+    def offsets() -> Iterator[tuple[str, bytes]]:
+        for done, record in enumerate(scanner.run(entries), 1):
+            if record is not None:
+                scan = record.scan
+                counts[scan.path] = len(scan.keys)
+                parts.update(part for _, part, _, _ in scan.parts)
+                sizes.add(scan.offsets, scan.first_names())
+                yield scan.path, encode_offsets(scan.offsets)
+            if progress is not None:
+                progress(done, len(entries))
+
+    write_offsets(store, offsets(), files, workers)
+    scanner.raise_bad(len(entries))
+    if {INDEX_SQLITE, INFO_JSON} <= files.keys():
+        _remove_other_sizes(store, sizes.encode(bytes(store.get(INFO_JSON).data)))
+    return PrepareReport(counts, deal([*counts]), tuple(sorted(parts)), tuple(map(index_path, counts)))
 
 
-def _write_metadata(
-    store: Store,
-    database: str,
-    counts: Mapping[str, int],
-    named: Mapping[str, bytes],
-    sizes: SampleSizes,
-    with_info_yaml: bool,
-) -> tuple[str, ...]:
-    documents = {f"{META_FOLDER}/{name}": content for name, content in named.items()}
-    documents[f"{META_FOLDER}/index.uuid"] = str(uuid.uuid4()).encode()
-    infos = {INFO_YAML: encode_info(counts, as_yaml=True)} if with_info_yaml else {}
-    infos[INFO_JSON] = encode_info(counts)
-    for path, content in documents.items():
-        store.put(path, content)
-    with open(database, "ab") as file:
-        file.write(sizes.encode(infos[INFO_JSON]) or b"")
-    store.put_file(INDEX_SQLITE, database)
-    for path, content in infos.items():
-        store.put(path, content)
-    return (*documents, INDEX_SQLITE, *infos)
+def _present(store: Store, existing: Collection[str]) -> Mapping[str, int] | None:
+    """Return the number of samples of the present shards; None if there is no dataset that can be read."""
+    if {INFO_JSON, INFO_YAML}.isdisjoint(existing):
+        return None
+    with suppress(DatasetError, ObjectNotFoundError):
+        return read_info(store)
+    return None
+
+
+def _deal(
+    ratio: Sequence[float] | Mapping[str, float] | None,
+    patterns: Sequence[str] | None,
+    seed: int | None,
+    paths: Sequence[str],
+) -> dict[str, tuple[str, ...]]:
+    """Return the shards of each split part; ``seed`` None keeps their order."""
+    order = list(paths)
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    if patterns:
+        return split_by_patterns(order, patterns)
+    return split_by_ratio(order, ratio) if ratio is not None else {}
+
+
+def _check_options(
+    *,
+    workers: int,
+    max_gap: int | None,
+    append: bool,
+    whole: Mapping[str, bool],
+    tar_index_only: bool,
+    media_filter: MediaFilter | None,
+) -> None:
+    for name, number, least in (("workers", workers, 1), ("max_gap", max_gap or 0, 0)):
+        if number < least:
+            raise ConfigError(f"{name} is {number}", hint=f"use {least} or more")
+    if tar_index_only and media_filter is not None:
+        raise ConfigError(
+            "tar_index_only excludes media_filter, because media metadata is written to index.sqlite"
+        )
+    for name, is_given in whole.items():
+        if tar_index_only and is_given:
+            raise ConfigError(f"tar_index_only excludes {name}, which belongs to the whole preparation")
+    if whole["part"] and whole["fix_duplicates"]:
+        raise ConfigError("part excludes fix_duplicates, which needs the keys of all tars")
+    if append and whole["fix_duplicates"]:
+        raise ConfigError("append excludes fix_duplicates, which changes the old tars too")
 
 
 def _remove_other_sizes(store: Store, expected: bytes | None) -> None:
     """Remove the sizes behind the database if they are not those of the tars."""
     tail = store.get_suffix(INDEX_SQLITE, MOST_BYTES).data
     length = appended_bytes(tail)
-    if length and bytes(tail[-length:]) != expected:
+    if length and not (expected or b"").endswith(tail[-length:]):
         store.put(INDEX_SQLITE, bytes(store.get(INDEX_SQLITE).data[:-length]))
 
 
@@ -285,11 +283,25 @@ def find_shards(
 ) -> list[ListEntry]:
     """List the tars of a folder, sorted by path; see :func:`prepare_dataset`.
 
+    Raises the errors of :func:`select_shards`.
+    """
+    return select_shards(store.list(), store.url, shards=shards, exclude=exclude)
+
+
+def select_shards(
+    listed: Iterable[ListEntry],
+    url: str,
+    *,
+    shards: str | Sequence[str] | None = None,
+    exclude: str | None = None,
+) -> list[ListEntry]:
+    """Return the tars of a folder's listing, sorted by path; see :func:`prepare_dataset`.
+
     Raises ObjectNotFoundError if the folder has no tars, or none that the options select, and ConfigError if
     ``exclude`` is not a regular expression, or all tars are compressed.
     """
-    listed = (entry for entry in store.list() if not entry.path.startswith(f"{META_FOLDER}/"))
-    entries = {entry.path: entry for entry in only_tars(listed, store.url)}
+    files = (entry for entry in listed if not entry.path.startswith((f"{META_FOLDER}/", f"{STAGING}/")))
+    entries = {entry.path: entry for entry in only_tars(files, url)}
     names = list(entries)
     if shards is not None:
         names = match_names(names, [shards] if isinstance(shards, str) else shards)
@@ -302,7 +314,7 @@ def find_shards(
     if not names:
         raise ObjectNotFoundError(
             f"none of the {len(entries)} tars is selected",
-            where=store.url,
+            where=url,
             hint=f"check the patterns; the first tar is {next(iter(entries))!r}",
         )
     return [entries[name] for name in names]

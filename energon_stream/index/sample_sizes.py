@@ -7,6 +7,9 @@ writes the database anew leaves the sizes out.
 Behind the pages are the size of each sample in tar blocks of 512 bytes, in the order of ``.info.json``, the
 width of a size in bytes, the number of samples, and two XXH3 hashes, of ``.info.json`` and of the sizes. If
 they do not fit ``.info.json``, or are damaged, the ``.tar.idx`` files are used.
+
+Between the pages and the sizes, if there is room, are a hash of each sample's name in 16 bits, and an XXH3
+hash of these. Earlier versions of this library read the sizes, and ignore the names.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from energon_stream.index.sample_names import Names, hash_names
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
@@ -32,6 +37,9 @@ MOST_BYTES = 1 << 16
 _BLOCK = 512
 _FOOTER = struct.Struct("<QQQQ8s")  # width, samples, hash of the metadata, hash of the sizes, mark
 _MARK = b"ES.size1"
+_NAMES_FOOTER = struct.Struct("<Q8s")  # hash of the names, mark
+_NAMES_MARK = b"ES.name1"
+_NAME_WIDTH = 2
 _TYPES = {1: "u1", 2: "<u2", 4: "<u4"}  # by width
 
 
@@ -40,11 +48,14 @@ class SampleSizes:
 
     def __init__(self) -> None:
         self._shards: list[Int64Array] = []
+        self._names: list[Names] = []
         self._samples = 0
 
-    def add(self, offsets: Sequence[int]) -> None:
-        """Add a shard, given the content of its ``.tar.idx``."""
+    def add(self, offsets: Sequence[int], names: Sequence[str] = ()) -> None:
+        """Add a shard, given the content of its ``.tar.idx``, and the name of each sample's first part."""
         self._samples += len(offsets) - 1
+        if self._fits(1 + _NAME_WIDTH, _NAMES_FOOTER.size):
+            self._names.append(hash_names(names))
         if self._fits(1):
             bounds = np.array([0, *offsets[1:]], dtype=np.int64)
             self._shards.append(bounds[1:] - bounds[:-1])
@@ -62,10 +73,20 @@ class SampleSizes:
             return None
         data = blocks.astype(_TYPES[width]).tobytes()
         about = width, len(blocks), xxhash.xxh3_64_intdigest(info), xxhash.xxh3_64_intdigest(data), _MARK
-        return data + _FOOTER.pack(*about)
+        return self._encoded_names(width) + data + _FOOTER.pack(*about)
 
-    def _fits(self, width: int) -> bool:
-        return self._samples * width + _FOOTER.size <= MOST_BYTES
+    def _encoded_names(self, width: int) -> bytes:
+        """Return the hashes of the names; nothing if they would be too many, or are not known."""
+        if (
+            not self._fits(width + _NAME_WIDTH, _NAMES_FOOTER.size)
+            or sum(map(len, self._names)) != self._samples
+        ):
+            return b""
+        data = np.concatenate(self._names).astype("<u2").tobytes()
+        return data + _NAMES_FOOTER.pack(xxhash.xxh3_64_intdigest(data), _NAMES_MARK)
+
+    def _fits(self, width: int, footer: int = 0) -> bool:
+        return self._samples * width + footer + _FOOTER.size <= MOST_BYTES
 
 
 def decode_sizes(tail: memoryview, samples: int, info: memoryview) -> Sizes | None:
@@ -73,7 +94,7 @@ def decode_sizes(tail: memoryview, samples: int, info: memoryview) -> Sizes | No
 
     Return None if it has none, or they are damaged, or were made with another ``.info.json``.
     """
-    length = appended_bytes(tail)
+    length = _size_bytes(tail)
     if not length:
         return None
     width, count, metadata, content, _ = _FOOTER.unpack(tail[-_FOOTER.size :])
@@ -85,8 +106,36 @@ def decode_sizes(tail: memoryview, samples: int, info: memoryview) -> Sizes | No
     return np.frombuffer(body, dtype=_TYPES[width])
 
 
+def decode_names(tail: memoryview, samples: int) -> Names | None:
+    """Return the hashes of the samples' names, given the last ``MOST_BYTES`` of the database and sizes.
+
+    Return None if it has none, or they are damaged. They belong to the sizes, which are decoded first.
+    """
+    content = _names_of(tail[: len(tail) - _size_bytes(tail)], samples)
+    return None if content is None else np.frombuffer(content, dtype="<u2")
+
+
+def _names_of(tail: memoryview, samples: int) -> memoryview | None:
+    """Return the bytes of the names at the end of ``tail``; None if there are none, or they are damaged."""
+    length = _NAMES_FOOTER.size + samples * _NAME_WIDTH
+    if len(tail) < length:
+        return None
+    content, mark = _NAMES_FOOTER.unpack(tail[-_NAMES_FOOTER.size :])
+    body = tail[len(tail) - length : -_NAMES_FOOTER.size]
+    return body if mark == _NAMES_MARK and content == xxhash.xxh3_64_intdigest(body) else None
+
+
 def appended_bytes(tail: memoryview) -> int:
     """Return how many of a database's last ``MOST_BYTES`` are behind its pages; 0 if it has no sizes."""
+    length = _size_bytes(tail)
+    if not length:
+        return 0
+    samples = _FOOTER.unpack(tail[-_FOOTER.size :])[1]
+    names = _names_of(tail[:-length], samples)
+    return length + (0 if names is None else len(names) + _NAMES_FOOTER.size)
+
+
+def _size_bytes(tail: memoryview) -> int:
     if len(tail) < _FOOTER.size:
         return 0
     width, count, _, _, mark = _FOOTER.unpack(tail[-_FOOTER.size :])

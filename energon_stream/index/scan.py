@@ -14,11 +14,11 @@ from energon_stream.storage import Body, ByteRange, ListEntry, Store, shared_fet
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-_WINDOW = 32 << 10  # bytes of the smallest window; all others are multiples of it
-_FIRST = 8
-_LARGE = 32  # windows of this size and more are read ahead
-_LARGEST = 64
-_SKIP = 32  # a payload of this size takes longer to download than one more request
+_WINDOW = 8 << 10  # bytes of the smallest window; all others are multiples of it
+_FIRST = 32
+_LARGE = 128  # windows of this size and more are read ahead
+_LARGEST = 256
+_MAX_GAP = 32  # a larger payload is jumped over: one more request costs no more than its bytes
 _GROWTH = 4
 _TAIL_PIECE = 1 << 20
 
@@ -33,6 +33,11 @@ class ShardScan:
     offsets: list[int] = field(default_factory=list)
     # Number of the sample, part name, first byte of the payload, its size in bytes; in tar order.
     parts: list[tuple[int, str, int, int]] = field(default_factory=list)
+
+    def first_names(self) -> list[str]:
+        """Return the name of each sample's first member."""
+        first = {sample: part for sample, part, _, _ in reversed(self.parts)}
+        return [f"{key}.{first[sample]}" for sample, key in enumerate(self.keys)]
 
 
 class _Window(NamedTuple):
@@ -50,6 +55,7 @@ def scan_shard(
     ahead: int = 2,
     check: Callable[[], object] = lambda: None,
     window: int = _WINDOW,
+    max_gap: int | None = None,
     most: int | None = None,
 ) -> ShardScan:
     """Read the headers of a tar: through a memory map of a local file, else by range requests, all of the
@@ -60,7 +66,9 @@ def scan_shard(
         entry: The tar as listed.
         ahead: Largest number of windows to read ahead while payloads are small.
         check: Called before each request of a remote tar; may raise to stop the scan.
-        window: Size of the smallest range request in bytes. The largest one is 64 times as large.
+        window: Size of the smallest range request in bytes. The largest one is 256 times as large.
+        max_gap: Bytes between two headers that are read rather than jumped over by another request. None for
+            32 times the smallest request, which is 256 KiB.
         most: Number of samples after which to stop; None to read the whole tar and check its end.
 
     Raises:
@@ -68,7 +76,7 @@ def scan_shard(
         ObjectChangedError: The tar was replaced during the scan.
     """
     scan, end, size = ShardScan(entry.path), 0, entry.meta.size
-    read = _reader(store, entry, ahead, check, window)
+    read = _reader(store, entry, ahead, check, window, max_gap)
     try:
         for member in walk_members(read, 0, size):
             found = split_name(member.name) if member.is_file else None
@@ -120,9 +128,17 @@ def peek_parts(store: Store, entry: ListEntry, samples: int = 8) -> tuple[str, .
     return tuple(sorted({part for _, part, _, _ in scan.parts}))
 
 
-def _reader(store: Store, entry: ListEntry, ahead: int, check: Callable[[], object], window: int) -> Read:
+def _reader(
+    store: Store,
+    entry: ListEntry,
+    ahead: int,
+    check: Callable[[], object],
+    window: int,
+    max_gap: int | None,
+) -> Read:
     if not store.is_local:
-        return _WindowReader(store, entry, ahead, check, window).read
+        gap = _MAX_GAP * window if max_gap is None else max_gap
+        return _WindowReader(store, entry, ahead, check, window, gap).read
     view = store.get(entry.path, etag=entry.meta.etag).data
     return lambda offset, length: view[offset : offset + length]
 
@@ -147,8 +163,15 @@ class _WindowReader:
     """
 
     def __init__(
-        self, store: Store, entry: ListEntry, ahead: int, check: Callable[[], object], window: int
+        self,
+        store: Store,
+        entry: ListEntry,
+        ahead: int,
+        check: Callable[[], object],
+        window: int,
+        max_gap: int,
     ) -> None:
+        self._max_gap, self._read_to = max_gap, 0  # end of the last bytes that were asked for
         self._store, self._entry, self._most_ahead, self._check = store, entry, ahead, check
         self._window, self._length, self._ahead = window, window * _FIRST // _GROWTH, 0
         self._start, self._data = 0, memoryview(b"")
@@ -159,13 +182,14 @@ class _WindowReader:
         stop = min(offset + length, self._entry.meta.size)
         if not self._start <= offset <= stop <= self._start + len(self._data):
             self._move(offset, stop)
+        self._read_to = stop
         return self._data[offset - self._start : stop - self._start]
 
     def _move(self, offset: int, stop: int) -> None:
         """Make the window begin at ``offset`` and reach at least to ``stop``."""
         self._check()
         end = self._start + len(self._data)
-        if offset - end > _SKIP * self._window:
+        if offset > end and offset - self._read_to > self._max_gap:
             self._length, self._ahead = self._window, 0
         else:
             self._length = min(_GROWTH * self._length, _LARGEST * self._window)

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.index.braces import expand
-from energon_stream.storage import ListEntry, is_local, is_url, local_path, strip_credentials
+from energon_stream.printable import strip_credentials
+from energon_stream.urls import is_local, is_url, local_path
 
 if TYPE_CHECKING:
     from energon_stream.limits import Limits
+    from energon_stream.storage import ListEntry
 
 _log = logging.getLogger(__name__)
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from energon_stream.errors import DuplicateKeyError, NotPreparedError, ObjectNotFoundError
 from energon_stream.index.in_order import stream_object
 from energon_stream.index.metadata import META_FOLDER
-from energon_stream.storage import Store, local_path
+from energon_stream.urls import local_path
 
 if TYPE_CHECKING:
     from energon_stream.index.scan import ShardScan
+    from energon_stream.storage import Store
 
 INDEX_SQLITE = f"{META_FOLDER}/index.sqlite"
 
@@ -71,11 +72,8 @@ class SqliteWriter:
             ).fetchone()
             # The table has the rows of this shard up to the duplicate, so the row may be this sample's own.
             if row not in (None, (tar_id, index)):
-                return DuplicateKeyError(
-                    f"the sample key {key!r} appears twice: sample {row[1]} of {self._shards[row[0]]} "
-                    f"and sample {index} of {scan.path}",
-                    hint="give each sample of the dataset a key of its own, or pass fix_duplicates=True",
-                )
+                first = f"sample {row[1]} of {self._shards[row[0]]}"
+                return duplicate_key(key, first, f"sample {index} of {scan.path}")
         return DuplicateKeyError("a sample key appears twice", where=scan.path)
 
     def __enter__(self) -> SqliteWriter:
@@ -85,6 +83,14 @@ class SqliteWriter:
         with closing(self.database):
             if kind is None:
                 self.database.executescript(SAMPLE_INDICES)  # commits the rows first
+
+
+def duplicate_key(key: str, first: str, second: str) -> DuplicateKeyError:
+    """Return the error for a key of two samples, which are named by number and shard."""
+    return DuplicateKeyError(
+        f"the sample key {key!r} appears twice: {first} and {second}",
+        hint="give each sample of the dataset a key of its own, or pass fix_duplicates=True",
+    )
 
 
 @contextmanager

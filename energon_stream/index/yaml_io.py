@@ -13,13 +13,16 @@ import itertools
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from energon_stream.conventions import conventions
 from energon_stream.errors import LimitError, MetadataError
 from energon_stream.limits import Limits
+
+if TYPE_CHECKING:
+    from energon_stream.storage import Body, Store
 
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # leaves scalars as strings; _scalar resolves them
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -51,7 +54,7 @@ def load_yaml(data: bytes | memoryview, where: str, limits: Limits | None = None
         {'weight': 1000.0, 'train': ['a.tar'], 'on': True}
     """
     limits = limits or Limits.from_environment()
-    check_size(data, where, limits)
+    check_size(len(data), where, limits)
     try:
         # Events, not nodes: for a split file of 10^5 shards, a tree of nodes takes ten times the memory.
         events = _bounded(yaml.parse(bytes(data), _LOADER), where, limits)
@@ -80,11 +83,21 @@ def _too_deep(where: str, limits: Limits) -> LimitError:
     return LimitError(**limits.exceeded("document_depth", problem), where=where)
 
 
-def check_size(data: bytes | memoryview, where: str, limits: Limits) -> None:
+def check_size(size: int, where: str, limits: Limits) -> None:
     """Raise LimitError if a document is larger than the limit ``document_bytes``."""
-    if len(data) > limits.document_bytes:
-        problem = f"the file has {len(data):,} bytes"
-        raise LimitError(**limits.exceeded("document_bytes", problem), where=where)
+    if size > limits.document_bytes:
+        raise LimitError(**limits.exceeded("document_bytes", f"the file has {size:,} bytes"), where=where)
+
+
+def read_document(path: str, store: Store, limits: Limits | None = None) -> Body:
+    """Read a file of metadata by one request, for at most one byte more than the limit ``document_bytes``.
+
+    Raises LimitError if the file is larger, and the errors of :meth:`Store.get`.
+    """
+    limits = limits or Limits.from_environment()
+    body = store.get_suffix(path, limits.document_bytes + 1)
+    check_size(body.total_size or len(body.data), f"{store.url}/{path}".rstrip("/"), limits)
+    return body
 
 
 def _bounded(events: Iterator[yaml.Event], where: str, limits: Limits) -> Iterator[yaml.Event]:

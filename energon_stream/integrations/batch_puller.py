@@ -90,6 +90,20 @@ class PullingLoader(Generic[T]):
         return True
 
 
+def loader_of(batches: Any) -> BasicDataLoader[Any]:
+    """Return the loader behind what a framework iterates.
+
+    Raises ConfigError if it is none of this library's.
+    """
+    loader = batches.loader if isinstance(batches, PullingLoader) else batches
+    if not isinstance(loader, BasicDataLoader):
+        raise ConfigError(
+            f"the trainer iterates a {type(batches).__name__}, which has no statistics",
+            hint="train on a dataset of this library, or leave out StatsCallback",
+        )
+    return loader
+
+
 def epoch_length(dataset: SavableDataset[Any]) -> int | None:
     """Return the batches of a rank in an epoch; None if the number is not certain.
 

@@ -4,14 +4,20 @@ from energon_stream.loader.factories import get_loader, get_savable_loader
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.options import LoaderOptions, OnWorkerDeath, OnWorkerHang
 from energon_stream.loader.savable import OnChange, SavableDataLoader
+from energon_stream.loader.stats import JobStats, LoaderStats, Verdict
+from energon_stream.loader.trace import Trace
 
 __all__ = [
     "BasicDataLoader",
+    "JobStats",
     "LoaderOptions",
+    "LoaderStats",
     "OnChange",
     "OnWorkerDeath",
     "OnWorkerHang",
     "SavableDataLoader",
+    "Trace",
+    "Verdict",
     "get_loader",
     "get_savable_loader",
 ]

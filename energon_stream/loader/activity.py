@@ -12,6 +12,7 @@ from typing import Any
 
 from energon_stream.pipeline.debug_lines import keys_of
 from energon_stream.pipeline.failures import running_call
+from energon_stream.threads import steady_stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,13 @@ class Activity:
     @classmethod
     def of_thread(cls, ident: int | None) -> Activity:
         """Describe a thread of this process."""
-        frames = sys._current_frames()
-        frames.pop(threading.get_ident(), None)
-        call = running_call(frames.get(ident or 0))
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        own_first = sorted(frames, key=lambda number: number != ident)
-        stacks = "\n".join(_stack(names.get(number), frames[number]) for number in own_first)
+        with steady_stacks():
+            frames = sys._current_frames()
+            frames.pop(threading.get_ident(), None)
+            call = running_call(frames.get(ident or 0))
+            own_first = sorted(frames, key=lambda number: number != ident)
+            stacks = "\n".join(_stack(names.get(number), frames[number]) for number in own_first)
         return cls(None, None, stacks) if call is None else cls(call[0], _key(call[1]), stacks)
 
     @classmethod

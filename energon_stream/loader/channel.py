@@ -1,23 +1,30 @@
 """The channel from a worker to the main process: a pipe for small values, shared memory for large ones.
 
-Large byte strings and tensors are copied into slots of anonymous shared memory, which parent and child share;
-the pickle on the pipe holds only their places. The parent copies them out when it takes a
-message, and acknowledges the message, which frees the slot. Slots are used in order, and there is one more
-than messages may be unacknowledged. Each message begins at the start of its slot, so the same few pages are
-used again and again. A worker waits when the consumer is slow. There is no named shared memory and nothing to
-clean up: a forked worker inherits the memory, others get a file descriptor. Where the system has no memory
-without a name (macOS), everything is pickled.
+Large byte strings and tensors lie in slots of anonymous shared memory, which parent and child share; the
+pickle on the pipe holds only their places. A batch that the library stacks is made in its slot
+(``samples/batch_memory.py``); other values are copied there. The parent's tensors are views of the slot,
+which it gives back when no view is left: numbers of free slots travel with the acknowledgements of messages.
+A consumer that holds more than a few batches gets copies, so the worker always has a slot. The free slot with
+the lowest number comes first, so the same few pages are used again and again. A worker waits when the
+consumer is slow. There is no named shared memory and nothing to clean up: a forked worker inherits the
+memory, others get a file descriptor. Where the system has no memory without a name (macOS), everything is
+pickled.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import io
+import math
 import mmap
 import os
 import pickle
 import socket
+import struct
 import weakref
+from collections.abc import Callable
+from functools import partial
 from multiprocessing import Pipe, reduction
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +39,9 @@ _MIN_SHARED = 4096
 """Values of at least this many bytes go through shared memory; for smaller ones, the pickle is as fast."""
 
 _ALIGN = 64
+
+_HELD_SLOTS = 3
+"""Slots of which the consumer may hold views; one of them is that of the batch which it works on."""
 
 _parent_ends: weakref.WeakSet[Connection | socket.socket] = weakref.WeakSet()
 
@@ -56,7 +66,8 @@ class Wire:
     whole messages, which the parent can still take, and at most the beginning of one.
 
     Args:
-        shared_bytes: Size of the shared memory; 0 for none. Untouched pages cost nothing.
+        shared_bytes: Size of the shared memory for messages that are unacknowledged, and for the next one;
+            0 for none. Slots that the consumer holds come on top. Untouched pages cost nothing.
         depth: Number of messages that may be unacknowledged.
 
     Attributes:
@@ -74,6 +85,8 @@ class Wire:
         self.depth = depth
         self.shared: mmap.mmap | None = None
         self._file: int | None = None
+        self.slot_bytes = shared_bytes // (depth + 1) // _ALIGN * _ALIGN
+        shared_bytes = self.slot_bytes * (depth + 1 + _HELD_SLOTS)
         if shared_bytes and hasattr(os, "memfd_create"):
             self._file = os.memfd_create("energon-stream")
             os.ftruncate(self._file, shared_bytes)
@@ -94,11 +107,12 @@ class Wire:
         file = None if self._file is None else reduction.DupFd(self._file)
         size = 0 if self.shared is None else len(self.shared)
         ends = {"child": self.child, "monitor": self.child_monitor}
-        return {**ends, "depth": self.depth, "file": file, "size": size}
+        return {**ends, "depth": self.depth, "file": file, "size": size, "slot": self.slot_bytes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.child, self.child_monitor = state["child"], state["monitor"]
         self.depth, self._file, self.shared = state["depth"], None, None
+        self.slot_bytes = state["slot"]
         if state["file"] is not None:
             file = state["file"].detach()
             self.shared = mmap.mmap(file, state["size"])
@@ -108,6 +122,34 @@ class Wire:
 def _can_share(tensor: torch.Tensor) -> bool:
     plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad
     return plain and not tensor.is_quantized and tensor.nbytes >= _MIN_SHARED
+
+
+class _Lease:
+    """A slot of which views exist; ``ended`` is called once, when the last of them is gone.
+
+    The last view may go on any thread, and anywhere in the program. The caller keeps the lease until then.
+    """
+
+    def __init__(self, ended: Callable[[], object]) -> None:
+        self._ended = ended
+        self._refs: list[weakref.ref[memoryview]] = []
+        # One for whoever made the lease, which is the last to go, and one for each view.
+        self._tokens = [True]
+
+    def view(self, shared: mmap.mmap, start: int, size: int) -> memoryview:
+        """Return a view of some bytes; tensors on it keep it alive."""
+        made = memoryview(shared)[start : start + size]
+        self._tokens.append(False)
+        self._refs.append(weakref.ref(made, self._drop))
+        return made
+
+    def release(self) -> None:
+        """Make no more views."""
+        self._drop(None)
+
+    def _drop(self, _: object) -> None:
+        if self._tokens.pop():  # atomic, so exactly one caller gets the last token
+            self._ended()
 
 
 class _Pickler(pickle.Pickler):
@@ -124,7 +166,9 @@ class _Pickler(pickle.Pickler):
                 place = self._sender.place(memoryview(obj))
                 return None if place is None else ("b", *place)
         elif kind is torch.Tensor and _can_share(obj):
-            place = self._sender.place(memoryview(obj.contiguous().view(-1).view(torch.uint8).numpy()))
+            place = self._sender.place_of(obj)
+            if place is None:
+                place = self._sender.place(memoryview(obj.contiguous().view(-1).view(torch.uint8).numpy()))
             return None if place is None else ("t", *place, str(obj.dtype)[6:], tuple(obj.shape))
         return None
 
@@ -132,43 +176,89 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Reads messages of this library's own workers; never a file or a peer's message."""
 
-    def __init__(self, file: io.BytesIO, shared: mmap.mmap | None) -> None:
+    def __init__(self, file: io.BytesIO, receiver: Receiver) -> None:
         super().__init__(file)
-        self._shared = shared
+        self._receiver = receiver
 
     def persistent_load(self, pid: Any) -> Any:
         kind, start, size, *rest = pid
-        if self._shared is None:
-            raise WorkerError("a message refers to shared memory that this process does not have")
+        data = self._receiver.data_at(start, size, copied=kind == "b")
         if kind == "b":
-            return self._shared[start : start + size]
+            return data
         dtype, shape = rest
-        data = bytearray(memoryview(self._shared)[start : start + size])
         return torch.frombuffer(data, dtype=getattr(torch, dtype)).reshape(shape)
 
 
 class Sender:
-    """The worker's end."""
+    """The worker's end, and the ``BatchMemory`` of ``samples/batch_memory.py``."""
 
     def __init__(self, wire: Wire) -> None:
         self._pipe = wire.child
-        self._view = None if wire.shared is None else memoryview(wire.shared)
-        self._slots = wire.depth + 1
-        self._slot_size = 0 if wire.shared is None else len(wire.shared) // self._slots // _ALIGN * _ALIGN
+        self._shared = wire.shared
+        self._slot_bytes = wire.slot_bytes
         self._depth = wire.depth
-        self._sent = 0
         self._unacknowledged = 0
-        self._filled = 0  # bytes of the current slot
+        # Slots that are neither with the receiver nor part of a view here.
+        self._free = set() if wire.shared is None else set(range(len(wire.shared) // wire.slot_bytes))
+        self._returned: set[int] = set()  # slots that the receiver gave back, of which views exist here
+        self._leases: dict[int, _Lease] = {}  # of the slots of which views exist here
+        self._slot: int | None = None  # that of the next message
+        self._filled = 0  # bytes of it
+        self._is_referred = False  # whether the next message refers to it
+        self._made: dict[int, tuple[int, int]] = {}  # places of tensors that were made in it, by address
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Return an uninitialized tensor in the slot of the next message; None if there is no room."""
+        size = math.prod(shape) * dtype.itemsize
+        place = self._room(size) if size >= _MIN_SHARED else None
+        if place is None or self._slot is None or self._shared is None:
+            return None
+        slot = self._slot
+        lease = self._leases.get(slot)
+        if lease is None:
+            lease = self._leases[slot] = _Lease(partial(self._leases.pop, slot, None))
+        made = torch.frombuffer(lease.view(self._shared, *place), dtype=dtype).reshape(shape)
+        self._made[made.data_ptr()] = place
+        return made
+
+    def place_of(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        """Return the place of a tensor that was made for this message; None for others."""
+        place = self._made.get(tensor.data_ptr())
+        if place is None or place[1] != tensor.nbytes or not tensor.is_contiguous():
+            return None
+        self._is_referred = True
+        return place
 
     def place(self, data: memoryview) -> tuple[int, int] | None:
         """Copy a value into the current slot and return its place; None if there is no room."""
-        size = len(data)
-        if self._view is None or self._filled + size > self._slot_size:
+        place = self._room(len(data))
+        if place is None or self._shared is None:
             return None
-        start = self._sent % self._slots * self._slot_size + self._filled
-        self._view[start : start + size] = data
+        self._shared[place[0] : place[0] + place[1]] = data
+        self._is_referred = True
+        return place
+
+    def _room(self, size: int) -> tuple[int, int] | None:
+        """Return a place of the current slot, which is chosen if there is none."""
+        if self._slot is None:
+            self._slot = self._next_slot()
+            self._filled = 0
+        if self._slot is None or self._filled + size > self._slot_bytes:
+            return None
+        start = self._slot * self._slot_bytes + self._filled
         self._filled += -(-size // _ALIGN) * _ALIGN
         return start, size
+
+    def _next_slot(self) -> int | None:
+        while self._has_acknowledgement():
+            self._take_acknowledgement()
+        self._free |= {slot for slot in self._returned if slot not in self._leases}
+        self._returned -= self._free
+        if not self._free:
+            return None
+        slot = min(self._free)
+        self._free.remove(slot)
+        return slot
 
     def send(self, message: Any) -> None:
         """Send a message; wait while too many are unacknowledged.
@@ -180,14 +270,26 @@ class Sender:
         while self._unacknowledged >= self._depth:
             self._take_acknowledgement()
         buffer = io.BytesIO()
-        self._filled = 0
         _Pickler(buffer, self).dump(message)
-        self._sent += 1
+        self._leave_slot()
         self._unacknowledged += 1
         try:
             self._pipe.send_bytes(buffer.getbuffer())
         except OSError as error:
             raise ParentGoneError from error
+
+    def _leave_slot(self) -> None:
+        """Go on with another slot, after a message or without one."""
+        slot = self._slot
+        if slot is None:
+            return
+        lease = self._leases.get(slot)
+        if lease is not None:
+            lease.release()
+        if not self._is_referred:  # what was made in it is not part of the message
+            self._returned.add(slot)
+        self._slot, self._is_referred = None, False
+        self._made.clear()
 
     def drain(self) -> None:
         """Wait until the parent has acknowledged everything. Raises ParentGoneError as :meth:`send` does."""
@@ -202,9 +304,10 @@ class Sender:
 
     def _take_acknowledgement(self) -> None:
         try:
-            self._pipe.recv_bytes()
+            slots = self._pipe.recv_bytes()
         except (EOFError, OSError) as error:
             raise ParentGoneError from error
+        self._returned.update(slot for (slot,) in struct.iter_unpack("=I", slots))
         self._unacknowledged -= 1
 
 
@@ -214,6 +317,11 @@ class Receiver:
     def __init__(self, wire: Wire) -> None:
         self._pipe = wire.parent
         self._shared = wire.shared
+        self._slot_bytes = wire.slot_bytes
+        self._held: dict[int, _Lease] = {}  # of the slots of which the consumer has views
+        self._free: collections.deque[int] = collections.deque()  # slots to give back
+        self._slot: int | None = None  # that of the message that is read
+        self._lease: _Lease | None = None
 
     @property
     def pipe(self) -> Connection:
@@ -226,7 +334,7 @@ class Receiver:
         return self._pipe.closed
 
     def receive(self) -> Any:
-        """Take the next message, and copy the values in shared memory that it refers to.
+        """Take the next message. Its tensors are views of shared memory, until too many messages are held.
 
         Raises EOFError if the worker is gone, also in the middle of a message.
         """
@@ -234,15 +342,43 @@ class Receiver:
             message = self._pipe.recv_bytes()
         except OSError as error:
             raise EOFError("the worker is gone") from error
-        return _Unpickler(io.BytesIO(message), self._shared).load()
+        try:
+            return _Unpickler(io.BytesIO(message), self).load()
+        finally:
+            if self._lease is not None:
+                self._lease.release()
+            elif self._slot is not None:
+                self._free.append(self._slot)
+            self._slot = self._lease = None
+
+    def data_at(self, start: int, size: int, copied: bool) -> bytes | bytearray | memoryview:
+        """Return bytes of the shared memory: a view if there may be one, else a copy."""
+        if self._shared is None:
+            raise WorkerError("a message refers to shared memory that this process does not have")
+        if self._slot is None:
+            self._slot = start // self._slot_bytes
+        if copied:
+            return self._shared[start : start + size]
+        if self._lease is None:
+            if len(self._held) >= _HELD_SLOTS:
+                return bytearray(memoryview(self._shared)[start : start + size])
+            self._lease = self._held[self._slot] = _Lease(partial(self._end_lease, self._slot))
+        return self._lease.view(self._shared, start, size)
+
+    def _end_lease(self, slot: int) -> None:
+        self._held.pop(slot, None)
+        self._free.append(slot)
 
     def acknowledge(self) -> None:
-        """Let the worker use the oldest message's slot again."""
+        """Let the worker send another message, and use the slots again that are free."""
+        slots = b""
+        while self._free:
+            slots += struct.pack("=I", self._free.popleft())
         # The worker may have sent its last message and be gone.
         with contextlib.suppress(OSError):
-            self._pipe.send_bytes(b"\0")
+            self._pipe.send_bytes(slots)
 
     def close(self) -> None:
-        """Close the pipe and release the shared memory."""
+        """Close the pipe and release the shared memory; views that the consumer has stay as they are."""
         self._pipe.close()
         self._shared = None

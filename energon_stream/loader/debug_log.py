@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.pipeline.debug_lines import keys_of, mode_of
 from energon_stream.pipeline.reader_dataset import find_readers
-from energon_stream.storage import strip_credentials
+from energon_stream.printable import strip_credentials
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from energon_stream.drawing import Box
 from energon_stream.loader.debug_log import LoaderLog
+from energon_stream.loader.meter import Meter
+from energon_stream.loader.metrics import Recent, log_every, write_scalars
 from energon_stream.loader.options import LoaderOptions, OnWorkerDeath, OnWorkerHang
 from energon_stream.loader.position import Position
+from energon_stream.loader.publish import STATS_DIR, Publisher
 from energon_stream.loader.session import Session, open_session
+from energon_stream.loader.stats import LoaderStats, ProcessReport
+from energon_stream.loader.trace import Trace
+from energon_stream.pipeline.dataset import drawing_of
 from energon_stream.samples.tensors import map_tensors
 from energon_stream.storage import CounterSnapshot
-from energon_stream.storage.fork import run_forkable
+from energon_stream.storage.obstore_use import run_forkable
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from energon_stream.media import CachePool
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import RestoreKey
@@ -89,6 +100,11 @@ class BasicDataLoader(Generic[T]):
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._session: Session | None = None
         self._restarts = 0  # those of the sessions that are closed
+        self._report = ProcessReport()  # that of these sessions
+        self._meter, self._recent = Meter(), Recent()
+        self._lock = threading.RLock()  # exporters look at it from threads of their own
+        self._trace: Trace | None = None
+        self._publisher: Publisher | None = None
         self._position = Position.start(dataset)
         logs = self.worker_config.should_log(1)
         self._log = LoaderLog(dataset, *self._log_names) if logs else None
@@ -107,14 +123,23 @@ class BasicDataLoader(Generic[T]):
             log.end()
 
     def _batches(self, log: LoaderLog | None) -> Iterator[T]:
+        meter = self._meter
         if self._session is None:
+            meter.ask()
             states, rotation = self._position.states, self._position.rotation.copy()
             self._session = open_session(self.dataset, states, rotation, self._options)
+            if self._trace is not None:
+                self._trace.opened(self._session)
+            if folder := os.environ.get(STATS_DIR):
+                self._publisher = Publisher(self.stats, folder)
             self._prepare()
         while True:
             try:
                 stream = self._position.next_stream()
+                asked = meter.ask()
                 step = self._session.step(stream)
+                if not step.ended:
+                    meter.received(asked, step.value)
                 batch = [] if step.ended else [self._pinned(step.value)]
                 if log is not None and batch:
                     log.batch(stream, step.state["batches"] - 1, step.value)
@@ -131,12 +156,19 @@ class BasicDataLoader(Generic[T]):
             elif position.begins_pass:
                 return
 
-    def __repr__(self) -> str:
+    def drawing(self) -> Box:
+        """Return the loader and its pipeline as boxes, of which ``repr`` and notebooks make a drawing."""
         config, rotation = self.worker_config, self._position.rotation
         place = {"rank": config.rank, "world_size": config.world_size, "num_workers": config.num_workers}
         place |= {"passes": rotation.passes, "position": rotation.consumed}
-        fields = [repr(self.dataset), *(f"{name}={value}" for name, value in place.items())]
-        return f"{type(self).__name__}({', '.join(fields)})"
+        details = tuple(f"{name}={value}" for name, value in place.items())
+        return Box(type(self).__name__, details, (drawing_of(self.dataset),))
+
+    def __repr__(self) -> str:
+        return self.drawing().text()
+
+    def _repr_html_(self) -> str:
+        return self.drawing().html()
 
     def _prepare(self) -> None:
         """Do work that is needed later, while workers make the first batch."""
@@ -164,14 +196,23 @@ class BasicDataLoader(Generic[T]):
         self.close()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing() and getattr(self, "_session", None) is not None:
-            self.close()
+        session = getattr(self, "_session", None)
+        if session is not None and not sys.is_finalizing():
+            session.close()
 
     def close(self) -> None:
         """End the workers. Iterating again starts new ones, after the last batch that was returned."""
-        session, self._session = self._session, None
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            publisher.close()
+        with self._lock:
+            session, self._session = self._session, None
+            if session is not None:
+                self._restarts += session.restarts
+                self._report += session.report()
         if session is not None:
-            self._restarts += session.restarts
+            if self._trace is not None:
+                self._trace.closing(session)
             session.close()
 
     def io_counters(self) -> CounterSnapshot:
@@ -179,7 +220,120 @@ class BasicDataLoader(Generic[T]):
 
         A worker's counts are those at the time when it made the batch that was last taken from it.
         """
-        return CounterSnapshot() if self._session is None else self._session.io_counters()
+        return CounterSnapshot() if self._session is None else self._session.report().io
+
+    def stats(self) -> LoaderStats:
+        """Return statistics of this rank, and a verdict on what limits it.
+
+        Workers' counts are those at the time when they made the batch that was last taken from them.
+
+        Example:
+            >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
+            >>> dataset = get_val_dataset("captions", batch_size=4, worker_config=WorkerConfig(0, 1, 0))
+            >>> loader = get_loader(dataset)
+            >>> stats = [loader.stats() for batch in loader][-1]
+            >>> stats.batches, stats.samples, stats.io.total_requests
+            (2, 8, 0)
+        """
+        with self._lock:
+            report = self._report if self._session is None else self._report + self._session.report()
+            restarts = self.worker_restarts
+        config = self.worker_config
+        return self._meter.stats(config.rank, config.num_workers, report, restarts)
+
+    def progress(
+        self, batches: Iterable[Any] | None = None, *, total: int | None = None, **options: Any
+    ) -> Iterator[Any]:
+        """Iterate beside a line of ``tqdm`` with the rate in samples and the share of waiting.
+
+        Args:
+            batches: What to iterate, such as ``prefetch_to_device(loader, "cuda")``; None for the loader.
+            total: Number of batches; None for those of a pass.
+            **options: Further arguments of ``tqdm``. By default, the line is shown on a terminal only.
+
+        Example:
+            >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
+            >>> dataset = get_val_dataset("captions", batch_size=4, worker_config=WorkerConfig(0, 1, 0))
+            >>> sum(len(batch.caption) for batch in get_loader(dataset).progress())
+            8
+        """
+        from energon_stream.loader.bar import progress
+
+        length = len(self) if total is None else total
+        return progress(self.stats, self if batches is None else batches, length, options)
+
+    def log_stats(self, writer: Any, step: int) -> None:
+        """Write statistics since the last call as scalars of a step; see :meth:`LoaderStats.scalars`.
+
+        Args:
+            writer: A ``SummaryWriter`` of TensorBoard, a run of Weights & Biases or the module ``wandb``, or
+                any object with ``log_metrics(values, step=)``.
+            step: The training step.
+
+        Raises:
+            ConfigError: The writer takes no scalars.
+
+        Example:
+            >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
+            >>> dataset = get_val_dataset("captions", batch_size=4, worker_config=WorkerConfig(0, 1, 0))
+            >>> class Writer:
+            ...     def log_metrics(self, values, step):
+            ...         print(step, values["energon_stream/retries"])
+            >>> loader = get_loader(dataset)
+            >>> for step, batch in enumerate(loader):
+            ...     loader.log_stats(Writer(), step)
+            0 0.0
+            1 0.0
+        """
+        write_scalars(writer, self._recent.take(self.stats()).scalars(), step)
+
+    def log_every(self, seconds: float = 60.0) -> AbstractContextManager[None]:
+        """Log a line of statistics every so many seconds within a block, and one at its end.
+
+        The logger is ``energon_stream.stats``, the level ``INFO``. Records have the attributes ``rank``,
+        ``samples_per_second``, ``waiting`` and ``verdict``, and ``stats`` with everything as plain values. A
+        line is about the time since the one before.
+
+        Raises:
+            ConfigError: ``seconds`` is not positive.
+
+        Example:
+            >>> import logging, sys
+            >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
+            >>> dataset = get_val_dataset("captions", batch_size=4, worker_config=WorkerConfig(0, 1, 0))
+            >>> loader = get_loader(dataset)
+            >>> with loader.log_every(60):
+            ...     batches = list(loader)
+        """
+        return log_every(self.stats, seconds)
+
+    def trace(self, path: str | os.PathLike[str], *, seconds: float | None = None) -> Trace:
+        """Record requests, looks at stacks, and the loop's waits, for Perfetto or ``chrome://tracing``.
+
+        The record begins with this call. It ends with the ``with`` block, with ``close()``, or after some
+        seconds, and the file is written then. It has the events of this process and of the loader's workers.
+
+        Args:
+            path: Local file to write.
+            seconds: Seconds after which the record ends by itself; None for no such end.
+
+        Raises:
+            ConfigError: ``seconds`` is not positive, or this process records another trace.
+            StorageError: The file cannot be written.
+
+        Example:
+            >>> import json
+            >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
+            >>> dataset = get_val_dataset("captions", batch_size=4, worker_config=WorkerConfig(0, 1, 0))
+            >>> loader = get_loader(dataset)
+            >>> with loader.trace("trace.json"):
+            ...     batches = list(loader)
+            >>> events = json.load(open("trace.json"))["traceEvents"]
+            >>> [event["args"]["samples"] for event in events if event.get("cat") == "batch"]
+            [4, 4]
+        """
+        self._trace = Trace(path, seconds, lambda: self._session)
+        return self._trace
 
     @property
     def worker_pids(self) -> tuple[int, ...]:

@@ -16,12 +16,15 @@ import time
 from typing import TYPE_CHECKING
 
 from energon_stream.loader.activity import Activity
+from energon_stream.tracing import start_recording, stop_recording
 
 if TYPE_CHECKING:
     import socket
 
 _READY = b"!"
 _ASK = b"?"
+_TRACE = b"+"
+_TRACED = b"-"
 _END = b"\0"
 
 _PARENT_SECONDS = 5.0
@@ -30,6 +33,7 @@ not where another child of the main process has inherited it."""
 _GRACE_SECONDS = 5.0
 """Seconds for a worker to end by itself once the main process is gone."""
 _ANSWER_SECONDS = 2.0
+_TRACED_SECONDS = 30.0
 _DUMP_SECONDS = 1.0
 _QUIET_SECONDS = 0.3
 
@@ -46,6 +50,25 @@ class Monitor:
         self._line = line
         self._pid = pid
         self._is_ready = False
+        self._lock = threading.RLock()  # one question at a time
+
+    def start_trace(self) -> None:
+        """Have the worker record its events from now on, or from its start."""
+        with contextlib.suppress(OSError):
+            self._line.setblocking(True)
+            self._line.sendall(_TRACE)
+
+    def stop_trace(self, path: str) -> bool:
+        """Have the worker write its events to a file; return whether it has done so, within some seconds."""
+        with self._lock:
+            try:
+                self._line.setblocking(True)
+                self._line.sendall(_TRACED + os.fsencode(path) + _END)
+                is_done = self._read(_TRACED_SECONDS, until=_END).endswith(_END)
+            except OSError:
+                return False
+            self._is_ready = self._is_ready or is_done
+            return is_done
 
     def ask(self) -> Activity:
         """Return what the worker is doing. It takes a few seconds at most."""
@@ -53,19 +76,20 @@ class Monitor:
             # It has no handler of SIGUSR1 yet, and the signal might end it.
             return Activity(stacks="the worker is still starting")
         try:
-            self._line.setblocking(True)
-            self._line.sendall(_ASK)
-            answer = self._read(_ANSWER_SECONDS, until=_END)
-            if not answer.endswith(_END) and hasattr(signal, "SIGUSR1"):
-                os.kill(self._pid, signal.SIGUSR1)
-                answer += self._read(_DUMP_SECONDS, quiet=_QUIET_SECONDS)
+            with self._lock:
+                self._line.setblocking(True)
+                self._line.sendall(_ASK)
+                answer = self._read(_ANSWER_SECONDS, until=_END)
+                if not answer.endswith(_END) and hasattr(signal, "SIGUSR1"):
+                    os.kill(self._pid, signal.SIGUSR1)
+                    answer += self._read(_DUMP_SECONDS, quiet=_QUIET_SECONDS)
         except OSError:
             return Activity(stacks="the worker is gone")
         return Activity.from_text(answer.rstrip(_END).decode(errors="replace"))
 
     def has_started(self) -> bool:
         """Return True if the worker has begun its work; it may be gone since."""
-        with contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
             self._is_ready = _READY in self._read(seconds=0) or self._is_ready
         return self._is_ready
 
@@ -117,9 +141,25 @@ def _answer(line: socket.socket, ident: int, parent: int) -> None:
         if not asked:
             break
         with contextlib.suppress(OSError):
-            line.sendall(Activity.of_thread(ident).to_text().encode() + _END)
+            line.sendall(_answer_to(asked, line, ident) + (b"" if asked == _TRACE else _END))
     time.sleep(_GRACE_SECONDS)
     os._exit(1)
+
+
+def _answer_to(asked: bytes, line: socket.socket, ident: int) -> bytes:
+    """Do what the main process asks for, and return the answer."""
+    if asked == _TRACE:
+        start_recording()
+    elif asked == _TRACED:
+        path = b""
+        while not path.endswith(_END) and (more := line.recv(1)):
+            path += more
+        recorder = stop_recording()
+        if recorder is not None:
+            recorder.write(os.fsdecode(path.rstrip(_END)), f"worker {os.getpid()}")
+    else:
+        return Activity.of_thread(ident).to_text().encode()
+    return b""
 
 
 def _is_orphan(parent: int) -> bool:

@@ -9,15 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from energon_stream.loader.activity import Activity
+from energon_stream.loader.meter import Reporter
 from energon_stream.loader.resources import limit_error
 from energon_stream.loader.watchdog import Watchdog
 from energon_stream.loader.workers import Workers
 from energon_stream.media import use_pool
 from energon_stream.pipeline.engine import Engine, Rotation, Step
-from energon_stream.storage import CounterSnapshot, default_counters
 
 if TYPE_CHECKING:
     from energon_stream.loader.options import LoaderOptions
+    from energon_stream.loader.stats import ProcessReport
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
 
@@ -38,8 +39,14 @@ class Session(Protocol):
     def step(self, stream: int) -> Step:
         """Return the next step; the rotation decides that it is one of ``stream``."""
 
-    def io_counters(self) -> CounterSnapshot:
-        """Return the requests and bytes so far."""
+    def report(self) -> ProcessReport:
+        """Return the counters and the profile so far."""
+
+    def start_trace(self) -> None:
+        """Have workers record their events."""
+
+    def stop_trace(self, folder: str) -> None:
+        """Have workers write their events to files of a folder, and record no more."""
 
     def close(self) -> None:
         """End workers and close readers."""
@@ -58,7 +65,7 @@ class _InProcess:
         rotation: Rotation,
         options: LoaderOptions,
     ) -> None:
-        self._before = default_counters().snapshot()
+        self._reporter = Reporter()
         self._pool = options.cache_pool
         self._watchdog: Watchdog | None = None
         seconds = options.time_out(is_first=False)
@@ -66,12 +73,17 @@ class _InProcess:
             tell = partial(_tell_late, threading.get_ident())
             first = options.time_out(is_first=True)
             self._watchdog = Watchdog(seconds, first, tell, dump_stacks=False, enabled=False)
-        with use_pool(self._pool):
-            self._engine = Engine(dataset, rotation.streams, states, rotation)
+        try:
+            with use_pool(self._pool):
+                self._engine = Engine(dataset, rotation.streams, states, rotation)
+        except BaseException:
+            self._reporter.close()
+            raise
 
     def step(self, stream: int) -> Step:
         if self._watchdog is not None:
             self._watchdog.enable()
+        self._reporter.profiler.ident = threading.get_ident()
         try:
             with use_pool(self._pool):
                 return self._engine.step_any()
@@ -84,10 +96,15 @@ class _InProcess:
             if self._watchdog is not None:
                 self._watchdog.disable()
 
-    def io_counters(self) -> CounterSnapshot:
-        return default_counters().snapshot() - self._before
+    def report(self) -> ProcessReport:
+        return self._reporter.report()
+
+    def start_trace(self) -> None: ...  # this process records already
+
+    def stop_trace(self, folder: str) -> None: ...
 
     def close(self) -> None:
+        self._reporter.close()
         if self._watchdog is not None:
             self._watchdog.finish()
         self._engine.close()

@@ -7,13 +7,18 @@ import multiprocessing
 import pickle
 import re
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from energon_stream.logs import log_once
-from energon_stream.storage.fork import obstore_started
+from energon_stream.storage.obstore_use import obstore_started
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +29,8 @@ PRELOADED = (
     "energon_stream.storage._obstore",
 )
 """Modules that the fork server imports once, so that workers start with them."""
+
+_SECONDS_TO_DIE, _TRIES = 5.0, 100
 
 _GUARD = re.compile(r"^if\s+__name__\s*==", re.MULTILINE)
 
@@ -44,6 +51,20 @@ def choose_start_method(asked: str | None, values: Any) -> str:
     if chosen == "forkserver":
         multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
     return chosen
+
+
+def start_process(process: BaseProcess) -> None:
+    """Start a process. A fork server that is just dying refuses; :mod:`multiprocessing` then starts another.
+
+    Raises:
+        ConnectionRefusedError: The fork server refuses for seconds.
+    """
+    for _ in range(_TRIES):
+        with suppress(ConnectionRefusedError):
+            process.start()
+            return
+        time.sleep(_SECONDS_TO_DIE / _TRIES)
+    process.start()
 
 
 def _choose(asked: str | None, values: Any) -> str:

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from energon_stream.fork import begin_child
 from energon_stream.loader.channel import ParentGoneError, Sender, Wire, close_inherited_ends
+from energon_stream.loader.meter import Reporter
 from energon_stream.loader.monitor import answer_monitor
-from energon_stream.loader.resources import limit_error
+from energon_stream.loader.resources import keep_freed_memory, limit_error
 from energon_stream.loader.signals import leave_signals_to_main
 from energon_stream.media import CachePool, use_pool
 from energon_stream.pipeline.engine import Engine, Rotation
-from energon_stream.storage import default_counters
-from energon_stream.storage.fork import begin_child
+from energon_stream.samples.batch_memory import use_batch_memory
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
@@ -67,15 +68,17 @@ def run_worker(
     answer_monitor(wire.child_monitor)
     leave_signals_to_main()
     torch.set_num_threads(1)
+    keep_freed_memory()
     sender = Sender(wire)
+    use_batch_memory(sender)
     engine: Engine | None = None
     try:
-        with use_pool(cache_pool):
+        with contextlib.closing(Reporter()) as reporter, use_pool(cache_pool):
             engine = Engine(dataset, streams, states, rotation)
             while True:
                 step = engine.step_any()
-                sender.send((step, default_counters().snapshot()))
                 ended = step.ended
+                sender.send((step, reporter.news(must=ended)))
                 del step  # a batch must not live on while the next one is made
                 if ended and not engine.rotation.ended and not dataset.pass_length:
                     sender.drain()

@@ -15,15 +15,15 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import WorkerError
+from energon_stream.fork import forking
 from energon_stream.loader.channel import Receiver, Wire
 from energon_stream.loader.monitor import Monitor
 from energon_stream.loader.resources import limit_error
 from energon_stream.loader.signals import signals_held
-from energon_stream.loader.start import choose_start_method
+from energon_stream.loader.start import choose_start_method, start_process
+from energon_stream.loader.stats import ProcessReport
 from energon_stream.loader.worker_process import Failure, run_worker
 from energon_stream.pipeline.engine import Rotation, Step
-from energon_stream.storage import CounterSnapshot
-from energon_stream.storage.fork import forking
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -71,6 +71,7 @@ class Worker:
         method: str,
     ) -> None:
         self.restarts = 0
+        self._is_traced = False
         self._number = number
         self._dataset = dataset
         self._states = {stream: states[stream] for stream in rotation.streams}
@@ -78,8 +79,8 @@ class Worker:
         self._options = options
         self._restarts_in_a_row = 0
         self._awaits_answer = False  # whether its last message, the end of a pass, was not acknowledged yet
-        self._counters = CounterSnapshot()
-        self._counters_before = CounterSnapshot()  # those of the processes before this one
+        self._report = ProcessReport()
+        self._before = ProcessReport()  # that of the processes before this one
         self._start(method)
 
     def _start(self, method: str) -> None:
@@ -101,7 +102,7 @@ class Worker:
             # A fork server would keep signals from all of its children.
             held = contextlib.nullcontext() if method == "forkserver" else signals_held()
             with held, forking() if method == "fork" else contextlib.nullcontext():
-                process.start()
+                start_process(process)
         except (OSError, RuntimeError) as error:
             named = limit_error(error, f"worker {self._number} cannot start")
             if named is None:
@@ -115,6 +116,8 @@ class Worker:
         self._ready.register(process.sentinel, select.POLLIN)
         self._receiver = Receiver(wire)
         self._monitor = Monitor(wire.monitor, self.pid)
+        if self._is_traced:
+            self._monitor.start_trace()
 
     @property
     def pid(self) -> int:
@@ -122,9 +125,9 @@ class Worker:
         return self._process.pid or 0
 
     @property
-    def counters(self) -> CounterSnapshot:
-        """Requests and bytes of all processes of this worker."""
-        return self._counters_before + self._counters
+    def report(self) -> ProcessReport:
+        """Counters and profile of all processes of this worker."""
+        return self._before + self._report
 
     def step(self, stream: int) -> Step:
         """Return the next step, which is one of ``stream``.
@@ -141,7 +144,8 @@ class Worker:
         if isinstance(message, Failure):
             self._receiver.acknowledge()
             raise _as_error(message)
-        step, self._counters = message
+        step, report = message
+        self._report = report or self._report
         if not isinstance(step, Step) or step.stream != stream:
             raise WorkerError(
                 f"worker {self._number} sent {step!r:.100} where a batch of stream {stream} was expected",
@@ -253,13 +257,24 @@ class Worker:
             ) from lost
         _log.warning("%s (%s); a new worker goes on with %s", lost.what, lost.hint, place)
         self._end(0.0)
-        self._counters_before, self._counters = self.counters, CounterSnapshot()
+        self._before, self._report = self.report, ProcessReport()
         self._awaits_answer = False
         self.restarts += 1
         self._restarts_in_a_row += 1
         # Chosen anew: the program may have initialized CUDA since the last start.
         values = (self._dataset, self._states, self._rotation, self._options.cache_pool)
         self._start(choose_start_method(self._options.start_method, values))
+
+    def start_trace(self) -> None:
+        """Have the process record its events, and those that take its place."""
+        self._is_traced = True
+        self._monitor.start_trace()
+
+    def stop_trace(self, folder: str) -> None:
+        """Have the process write its events to a file of a folder."""
+        self._is_traced = False
+        if not self._monitor.stop_trace(os.path.join(folder, f"{self._number}.json")):
+            _log.warning("worker %d (process %d) wrote no trace", self._number, self.pid)
 
     def hang_up(self) -> None:
         """Close the channel; the process then ends by itself."""
@@ -323,8 +338,16 @@ class Workers:
     def step(self, stream: int) -> Step:
         return self._owner[stream].step(stream)
 
-    def io_counters(self) -> CounterSnapshot:
-        return sum((worker.counters for worker in self._workers), CounterSnapshot())
+    def start_trace(self) -> None:
+        for worker in self._workers:
+            worker.start_trace()
+
+    def stop_trace(self, folder: str) -> None:
+        for worker in self._workers:
+            worker.stop_trace(folder)
+
+    def report(self) -> ProcessReport:
+        return sum((worker.report for worker in self._workers), ProcessReport())
 
     def close(self) -> None:
         self._end()

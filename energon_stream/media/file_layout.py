@@ -1,14 +1,75 @@
-"""The place of the header in mp4 and mov files, a pure function of their first bytes."""
+"""Places of the bytes that opening a media file reads, and the length that the file says it has."""
 
 from __future__ import annotations
 
+import json
 import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Self
 
 from energon_stream.storage import ByteRange
 
 _BOX = struct.Struct(">I4s")
 _LARGE = struct.Struct(">Q")
 _MAX_HEADER = 64 << 20
+_MAX_GAP = 4 << 10
+_FIRST_BOXES = (b"ftyp", b"moov", b"free", b"skip", b"wide", b"mdat")
+_BOXES = 8  # fragments may be many
+_EBML = b"\x1aE\xdf\xa3"
+_SEGMENT = b"\x18S\x80g"
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """Places of the bytes that are read to open a media file: its header, and tables at its end.
+
+    It says what to read, and nothing about the content: a wrong one costs further requests alone.
+
+    Attributes:
+        size: Length of the file.
+        ranges: The places.
+    """
+
+    size: int
+    ranges: tuple[ByteRange, ...]
+
+    @classmethod
+    def of_reads(cls, size: int, reads: Iterable[ByteRange]) -> Self:
+        """Make the layout of what was read, close ranges together.
+
+        Example:
+            >>> FileLayout.of_reads(9000, [ByteRange(8000, 9000), ByteRange(0, 8), ByteRange(8, 40)]).ranges
+            (ByteRange(start=0, stop=40), ByteRange(start=8000, stop=9000))
+        """
+        merged: list[ByteRange] = []
+        for found in sorted(reads):
+            if merged and found.start - merged[-1].stop <= _MAX_GAP:
+                found = ByteRange(merged[-1].start, max(merged.pop().stop, found.stop))
+            merged.append(found)
+        return cls(size, tuple(merged))
+
+    def to_json(self) -> str:
+        """Write as text."""
+        ranges = [[found.start, found.stop] for found in self.ranges]
+        return json.dumps([self.size, ranges], separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self | None:
+        """Read what :meth:`to_json` wrote; None for other text, and for more bytes than a header may have.
+
+        Example:
+            >>> FileLayout.from_json(FileLayout(9000, (ByteRange(0, 40),)).to_json())
+            FileLayout(size=9000, ranges=(ByteRange(start=0, stop=40),))
+        """
+        try:
+            size, ranges = json.loads(text)
+            places = tuple(ByteRange(int(start), int(stop)) for start, stop in ranges)
+        except (ValueError, TypeError):
+            return None
+        if type(size) is not int or not all(0 <= place.start <= place.stop <= size for place in places):
+            return None
+        return cls(size, places) if sum(map(len, places)) <= _MAX_HEADER else None
 
 
 def header_range(head: memoryview | bytes, size: int) -> ByteRange | None:
@@ -32,7 +93,7 @@ def header_range(head: memoryview | bytes, size: int) -> ByteRange | None:
     position = 0
     while position + _BOX.size <= len(head):
         length, kind = _BOX.unpack_from(head, position)
-        if position == 0 and kind not in (b"ftyp", b"moov", b"free", b"skip", b"wide", b"mdat"):
+        if position == 0 and kind not in _FIRST_BOXES:
             return None
         if length == 1 and position + _BOX.size + _LARGE.size <= len(head):
             (length,) = _LARGE.unpack_from(head, position + _BOX.size)
@@ -47,3 +108,53 @@ def header_range(head: memoryview | bytes, size: int) -> ByteRange | None:
 def _bounded(start: int, stop: int, size: int) -> ByteRange | None:
     stop = min(stop, size)
     return ByteRange(start, stop) if 0 < stop - start <= _MAX_HEADER else None
+
+
+def full_size(read: Callable[[int, int], bytes], size: int) -> int:
+    """Return the length that a media file says it has: more than ``size`` if it was cut off.
+
+    mp4, mov, mkv, webm, avi and wav say it, unless they were written as streams. Of other files, ``size`` is
+    returned.
+
+    Args:
+        read: Returns bytes of the file, from a position on, fewer at its end.
+        size: Length of the file.
+
+    Example:
+        >>> data = (8).to_bytes(4, "big") + b"ftyp" + (9000).to_bytes(4, "big") + b"mdat" + bytes(100)
+        >>> full_size(lambda position, length: data[position : position + length], len(data))
+        9008
+    """
+    head = read(0, 64)
+    if head[:4] == b"RIFF":
+        length = int.from_bytes(head[4:8], "little")
+        return size if length in (0, 2**32 - 1) else max(size, 8 + length)
+    if head[:4] == _EBML:
+        at, length = _vint(head, 4)
+        at += length
+        if head[at : at + 4] != _SEGMENT:
+            return size
+        at, length = _vint(head, at + 4)
+        return max(size, at + length)
+    position = 0
+    for _ in range(_BOXES):
+        box = read(position, _BOX.size + _LARGE.size)
+        if len(box) < _BOX.size:
+            break
+        length, kind = _BOX.unpack_from(box)
+        if position == 0 and kind not in _FIRST_BOXES:
+            break
+        if length == 1 and len(box) == _BOX.size + _LARGE.size:
+            (length,) = _LARGE.unpack_from(box, _BOX.size)
+        if length < _BOX.size:
+            break
+        position += length
+    return max(size, position)
+
+
+def _vint(data: bytes, at: int) -> tuple[int, int]:
+    """Read a number of EBML: return the place after it, and its value; 0 for one that is unknown."""
+    first = data[at] if at < len(data) else 0
+    width = 9 - first.bit_length()
+    value = int.from_bytes(data[at : at + width], "big") & ((1 << 7 * width) - 1)
+    return at + width, 0 if width > 8 or value == (1 << 7 * width) - 1 else value

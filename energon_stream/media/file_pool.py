@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from energon_stream.errors import ConfigError, EnergonStreamError, StorageError
+from energon_stream.fork import PerProcess
 from energon_stream.media.file_store import FileStore, add_source
 from energon_stream.media.pool import CachePool, DataLazy, DirectLazy, Lazy
 from energon_stream.storage import Fetcher
-from energon_stream.storage.fork import PerProcess
 
 if TYPE_CHECKING:
     from energon_stream.samples import SourceInfo

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar, cast, runtime_checkable
 
+from energon_stream.arrays import as_bytes
 from energon_stream.errors import (
     FieldError,
     MissingFileError,
@@ -22,9 +23,9 @@ from energon_stream.errors import (
     UnsupportedStoreError,
 )
 from energon_stream.media.ranged_file import FilePlace, RangedFile, open_once
+from energon_stream.printable import strip_credentials
 from energon_stream.samples import SourceInfo
-from energon_stream.storage import StoreSpec, Transport, strip_credentials
-from energon_stream.storage.buffers import as_bytes
+from energon_stream.storage import StoreSpec, Transport
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -175,8 +176,12 @@ class FolderFileStore(FileStore[bytes]):
 
     def open(self, key: str) -> tuple[BinaryIO, SourceInfo]:
         """Return a file that is read by range; see :class:`FileStore`."""
-        file = RangedFile(FilePlace(self.spec, self._path(key)))
-        return cast("BinaryIO", file), SourceInfo(self.get_path(), key, None, (key,))
+        place, source = self.place(key)
+        return cast("BinaryIO", RangedFile(place)), source
+
+    def place(self, key: str) -> tuple[FilePlace, SourceInfo]:
+        """Return the place of a file, which need not exist, and its source."""
+        return FilePlace(self.spec, self._path(key)), SourceInfo(self.get_path(), key, None, (key,))
 
     def get_path(self) -> str:
         """Return the path or URL of the folder."""
@@ -198,26 +203,27 @@ class FileStoreWrapper(FileStore[Any]):
 
     inner: FileStore[Any]
 
-    def _name(self, key: str) -> str:
+    def full_name(self, key: str) -> str:
+        """Return the other store's name for a name."""
         return key
 
     def __getitem__(self, key: str) -> tuple[Any, SourceInfo]:
-        return self.inner[self._name(key)]
+        return self.inner[self.full_name(key)]
 
     def get_path(self) -> str:
         return self.inner.get_path()
 
     def read(self, key: str) -> tuple[Any, SourceInfo]:
-        return self.inner.read(self._name(key))
+        return self.inner.read(self.full_name(key))
 
     def decode(self, key: str, data: Any) -> Any:
-        return self.inner.decode(self._name(key), data)
+        return self.inner.decode(self.full_name(key), data)
 
     def open(self, key: str) -> tuple[BinaryIO, SourceInfo]:
-        return self.inner.open(self._name(key))
+        return self.inner.open(self.full_name(key))
 
     def get_media_metadata(self, key: str) -> Any:
-        return self.inner.get_media_metadata(self._name(key))
+        return self.inner.get_media_metadata(self.full_name(key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +272,8 @@ class PrimaryFileStore(FileStoreWrapper):
 
     current_key: str
 
-    def _name(self, key: str) -> str:
+    def full_name(self, key: str) -> str:
+        """Return the sample's key and the name, for one that begins with a dot; else the name."""
         return f"{self.current_key}{key}" if key.startswith(".") else key
 
 
@@ -276,3 +283,4 @@ class AuxStores:
 
     aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)  # auxiliary stores by name
     primary: FileStore[Any] | None = None  # the leaf itself; None if it has no index of names
+    problem: Exception | None = None  # error of the cooker's ``clips``, which the cooker's turn raises

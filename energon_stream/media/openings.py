@@ -19,8 +19,8 @@ import msgpack
 import xxhash
 
 from energon_stream.cache.config import node_directory
-from energon_stream.storage import strip_credentials
-from energon_stream.storage.fork import PerProcess
+from energon_stream.fork import PerProcess
+from energon_stream.printable import strip_credentials
 
 _MARK = b"ES.av.1\n"
 _HASH_BYTES = 8

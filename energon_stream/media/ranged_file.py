@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
-from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-
-import numpy as np
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from energon_stream.errors import MissingFileError, ObjectChangedError, ObjectNotFoundError, RangeError
-from energon_stream.media.file_layout import header_range
+from energon_stream.fork import PerProcess
+from energon_stream.media.file_layout import FileLayout, header_range
 from energon_stream.media.openings import Opening, forget_opening, keep_opening, kept_opening
-from energon_stream.storage import Body, ByteRange, Store, StoreSpec, plan_fetches, shared_fetcher
-from energon_stream.storage.fork import PerProcess
+from energon_stream.media.pieces import Allowance, FileRanges, Piece, Pieces, request_ranges
+from energon_stream.media.seekable import SeekableFile
+from energon_stream.storage import ByteRange, Store, StoreSpec, shared_fetcher
 
 _HEAD_BYTES = 64 << 10
 _LARGEST_STEP = 4 << 20  # bytes of one request where a file is read from begin to end
-_MAX_GAP = 64 << 10
-_MAX_FETCH = 32 << 20
 _MAX_AHEAD = 128 << 20  # bytes that are fetched for one call; the rest is read on the way
 
 _STORES: PerProcess[Store] = PerProcess()
@@ -39,41 +35,7 @@ class FilePlace:
     size: int | None = None  # None for an object of its own, from ``start`` to the end
 
 
-@dataclass(slots=True)
-class _Pieces:
-    """Bytes of a file, by place; pieces do not overlap."""
-
-    starts: list[int] = field(default_factory=list)
-    data: list[memoryview] = field(default_factory=list)
-
-    def add(self, start: int, data: memoryview) -> None:
-        at = bisect_right(self.starts, start)
-        self.starts.insert(at, start)
-        self.data.insert(at, data)
-
-    def at(self, position: int) -> memoryview | None:
-        """Return the bytes from a position on, as far as they are at hand; None if the first is not."""
-        number = bisect_right(self.starts, position) - 1
-        if number < 0 or position >= self.starts[number] + len(self.data[number]):
-            return None
-        return self.data[number][position - self.starts[number] :]
-
-    def missing(self, wanted: ByteRange) -> list[ByteRange]:
-        """Return the parts of a range that are not at hand."""
-        found, position = [], wanted.start
-        while position < wanted.stop:
-            data = self.at(position)
-            if data is not None:
-                position += len(data)
-                continue
-            number = bisect_right(self.starts, position)
-            stop = min(self.starts[number] if number < len(self.starts) else wanted.stop, wanted.stop)
-            found.append(ByteRange(position, stop))
-            position = stop
-        return found
-
-
-class RangedFile(io.RawIOBase):
+class RangedFile(SeekableFile):
     """A seekable file that reads its bytes from a store by range.
 
     What a reader needs to open the file (its header and index) is kept in the process and on this node, so
@@ -84,6 +46,8 @@ class RangedFile(io.RawIOBase):
 
     Args:
         place: Where the file is.
+        layout: Returns what the dataset's index says of the file; called if its header is not kept. None for
+            nothing.
 
     Raises:
         MissingFileError: (On reading.) There is no such object.
@@ -91,11 +55,18 @@ class RangedFile(io.RawIOBase):
         StorageError: (On reading.) The store did not deliver.
     """
 
-    def __init__(self, place: FilePlace) -> None:
+    _opening: Pieces  # bytes that opening the file reads
+    _ahead: Pieces  # bytes that were fetched for clips
+    _last: Pieces  # bytes that were read last
+    _size: int | None
+    _etag: str | None
+    _is_opened: bool
+    _is_kept: bool
+
+    def __init__(self, place: FilePlace, layout: Callable[[], FileLayout | None] | None = None) -> None:
         super().__init__()
         self.place = place
-        self._position = 0
-        self._is_kept = False
+        self._find_layout = layout
         self._restart(kept_opening(place.spec.url, place.path, place.start))
 
     def __reduce__(self) -> tuple[type[RangedFile], tuple[FilePlace]]:
@@ -107,29 +78,17 @@ class RangedFile(io.RawIOBase):
         return self.place.path
 
     @property
+    def is_local(self) -> bool:
+        """True if reading ahead gains nothing."""
+        return open_once(self.place.spec).is_local
+
+    @property
     def size(self) -> int:
         """Number of bytes. The first use may need a request."""
+        self._open()
         if self._size is None:
             self._read_head()
         return self._size or 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position, and return it. A place before the file means its begin."""
-        base = 0 if whence == io.SEEK_SET else self._position if whence == io.SEEK_CUR else self.size
-        self._position = max(base + offset, 0)
-        return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return bytes from the position on: fewer than asked for where bytes at hand end."""
@@ -144,7 +103,7 @@ class RangedFile(io.RawIOBase):
         return found
 
     def prefetch(self, ranges: Iterable[ByteRange]) -> bool:
-        """Fetch ranges of the file, close ones together, and forget those of the call before.
+        """Fetch ranges of the file, close ones together, and forget others that were fetched before.
 
         What was read until now is kept as what opening the file needs.
 
@@ -152,59 +111,93 @@ class RangedFile(io.RawIOBase):
             False if the object was replaced since that was kept: it is forgotten, so open the file again.
         """
         was_kept = self._is_kept
+        wanted = self.unfetched(ranges)
+        self._ahead = Pieces([*self._ahead, *request_ranges([wanted], Allowance(_MAX_AHEAD))[0]])
+        return self._arrived(was_kept)
+
+    def unfetched(self, ranges: Iterable[ByteRange]) -> FileRanges:
+        """Return those of some ranges that are to be fetched, and forget bytes that were fetched for others.
+
+        What was read until now is kept as what opening the file needs.
+        """
         self._keep_opening()
-        self._ahead = _Pieces()
-        wanted = [part for found in ranges for part in self._opening.missing(self._within(found))]
-        if not wanted:
-            return True
-        plan = plan_fetches(
-            np.zeros(len(wanted), np.int64),
-            np.array([part.start for part in wanted]),
-            np.array([part.stop for part in wanted]),
-            np.ones(len(wanted), bool),
-            max_gap=_MAX_GAP,
-            max_bytes=_MAX_FETCH,
-        )
-        fetches = [ByteRange(int(a), int(b)) for a, b in zip(plan.starts, plan.stops, strict=True)]
-        total, chosen = 0, []
-        for fetch in fetches:
-            total += len(fetch)
-            if total > _MAX_AHEAD:
-                break
-            chosen.append(fetch)
+        within = [self._within(found) for found in ranges]
+        self._ahead = Pieces(self._ahead.touching(within))
+        missing = [part for found in within for part in self._opening.missing(found)]
+        return self._ranges(part for found in missing for part in self._ahead.missing(found))
+
+    def expect(self, pieces: Sequence[Piece]) -> None:
+        """Take pieces that were requested for this file, for a later :meth:`prefetch`."""
+        self._ahead = Pieces([*self._ahead, *pieces])
+
+    def wait(self) -> bool:
+        """Wait for all bytes that were requested; see :meth:`prefetch`."""
+        return self._arrived(self._is_kept)
+
+    def open_as_kept(self) -> None:
+        """Use the header that another file of this place has kept since this one was made."""
+        if not self._is_opened:
+            self._restart(kept_opening(self.place.spec.url, self.place.path, self.place.start))
+
+    def _arrived(self, was_kept: bool) -> bool:
+        """Wait for all bytes. Return False if the object was replaced since what was kept."""
         try:
-            bodies = self._fetch(chosen)
+            for piece in self._ahead:
+                body = piece.body
+                if body is not None:
+                    self._etag = self._etag or body.etag
+                    is_other_size = self.place.size is None and body.total_size not in (None, self._size)
+                    if is_other_size or body.etag not in (None, self._etag):
+                        raise ObjectChangedError("the file was replaced", where=self.name)
         except (ObjectChangedError, RangeError):
             forget_opening(self.place.spec.url, self.place.path, self.place.start)
             if not was_kept:
                 raise
+            self._find_layout = None
             self._restart(None)
             return False
-        for fetch, body in zip(chosen, bodies, strict=True):
-            self._ahead.add(fetch.start, body.data)
+        except ObjectNotFoundError as error:
+            raise _missing(error) from error
         return True
+
+    def _open(self) -> None:
+        """Fetch what opening needs, as the index says, at the first use of a file that is not kept."""
+        if self._is_opened:
+            return
+        self._is_opened = True
+        layout = None if self._find_layout is None or self.is_local else self._find_layout()
+        if layout is None:
+            return
+        self._size = self._size or layout.size
+        header = self._ranges(map(self._within, layout.ranges))
+        self._ahead = Pieces(request_ranges([header], Allowance(_MAX_AHEAD))[0])
+        if self._arrived(was_kept=True):
+            for piece in self._ahead:
+                self._opening.add(piece.start, piece.data())
+        self._ahead = Pieces()
+
+    def _ranges(self, ranges: Iterable[ByteRange]) -> FileRanges:
+        place = self.place
+        return FileRanges(open_once(place.spec), place.path, place.start, self.size, self._etag, list(ranges))
 
     def _within(self, wanted: ByteRange) -> ByteRange:
         stop = min(wanted.stop, self.size)
         return ByteRange(min(max(wanted.start, 0), stop), stop)
 
     def _restart(self, opening: Opening | None) -> None:
-        self._opening, self._ahead = _Pieces(), _Pieces()
+        self._opening, self._ahead, self._last = Pieces(), Pieces(), Pieces()
         self._size, self._etag = self.place.size, None
-        self._is_kept = opening is not None
+        self._is_opened = self._is_kept = opening is not None
         self._step, self._step_stop = _HEAD_BYTES, -1
-        self._last = _Pieces()
         if opening is not None:
             self._size, self._etag = opening.size, opening.etag
             for start, data in opening.pieces:
                 self._opening.add(start, memoryview(data))
 
     def _keep_opening(self) -> None:
-        if self._is_kept or open_once(self.place.spec).is_local:
+        if self._is_kept or self.is_local:
             return
-        pieces = tuple(
-            (start, bytes(data)) for start, data in zip(self._opening.starts, self._opening.data, strict=True)
-        )
+        pieces = tuple((piece.start, bytes(piece.data())) for piece in self._opening)
         opening = Opening(self.size, self._etag, pieces)
         keep_opening(self.place.spec.url, self.place.path, self.place.start, opening)
         self._is_kept = True
@@ -227,12 +220,12 @@ class RangedFile(io.RawIOBase):
         wanted = ByteRange(self._position, min(stop, self.size))
         for pieces in (self._opening, self._ahead):
             wanted = pieces.missing(wanted)[0]  # up to the next bytes at hand
-        (body,) = self._fetch([wanted])
+        data = self._fetch(wanted)
         self._step_stop = wanted.stop
         if self._is_kept:
-            self._last = _Pieces()
-        (self._last if self._is_kept else self._opening).add(wanted.start, body.data)
-        return body.data
+            self._last = Pieces()
+        (self._last if self._is_kept else self._opening).add(wanted.start, data)
+        return data
 
     def _read_head(self) -> None:
         """Read the first bytes, and with them the size, of an object of its own."""
@@ -249,23 +242,15 @@ class RangedFile(io.RawIOBase):
         data = body.data if len(body.data) <= _HEAD_BYTES else body.data[start:]
         self._opening.add(0, data)
 
-    def _fetch(self, ranges: list[ByteRange]) -> list[Body]:
-        store, fetcher, start = open_once(self.place.spec), shared_fetcher(), self.place.start
-        requests = [
-            fetcher.submit(
-                store,
-                self.place.path,
-                ByteRange(start + wanted.start, start + wanted.stop),
-                etag=self._etag,
-            )
-            for wanted in ranges
-        ]
+    def _fetch(self, wanted: ByteRange) -> memoryview:
+        store, start = open_once(self.place.spec), self.place.start
+        within = ByteRange(start + wanted.start, start + wanted.stop)
         try:
-            bodies = [request.result() for request in requests]
+            body = shared_fetcher().submit(store, self.place.path, within, etag=self._etag).result()
         except ObjectNotFoundError as error:
             raise _missing(error) from error
-        self._etag = self._etag or bodies[0].etag
-        return bodies
+        self._etag = self._etag or body.etag
+        return body.data
 
 
 def _missing(error: ObjectNotFoundError) -> MissingFileError:

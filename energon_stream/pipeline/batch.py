@@ -15,6 +15,7 @@ from energon_stream.pipeline.dataset import (
 )
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
+from energon_stream.samples.batch_memory import batching
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -42,7 +43,8 @@ class Batching(Wrapper[Any]):
 
     def make(self, values: list[Any]) -> Any:
         """Make a batch of elements. Raises SampleError if the batcher returned None."""
-        batch = self.batcher(values)
+        with batching():
+            batch = self.batcher(values)
         if batch is None:
             raise SampleError(
                 f"{function_name(self.batcher)} returned None for a batch of {len(values)}",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.imports import LazyModule
 from energon_stream.samples import METADATA_FIELDS, batch_metadata
-from energon_stream.samples.tensors import is_namedtuple, pad_concat, pad_stack
+from energon_stream.samples.tensors import is_namedtuple, pad_concat, pad_stack, stack
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,8 @@ def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
             f"tensors of shapes {[(*tensor.shape,) for tensor in batch]} cannot be stacked",
             hint="use batch_pad_stack to pad them, or batch_list to return a list",
         )
+    if len({tensor.dtype for tensor in batch}) == 1:
+        return stack(batch)
     return torch.stack(list(batch))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from energon_stream.rng import uniform
 from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
+    from energon_stream.drawing import Box
     from energon_stream.worker import WorkerConfig
 
 
@@ -163,9 +165,11 @@ class BlendDataset(MultiInput[Any]):
                 return number
         return alive[-1][0]
 
-    def __repr__(self) -> str:
-        weighted = zip(self.weights, self.inputs, strict=True)
-        return f"{type(self).__name__}({', '.join(f'{weight:g}: {inner!r}' for weight, inner in weighted)})"
+    def drawing(self) -> Box:
+        """Return the pipeline as boxes, with the weight of each inner dataset."""
+        weighted = zip(self._inner_boxes(), self.weights, strict=False)  # the boxes are the first ones
+        inner = tuple(box.labelled(f"{weight:g}") for box, weight in weighted)
+        return replace(super().drawing(), details=(), inner=inner)
 
 
 class MixBatchDataset(BatchDataset):

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
+from energon_stream.drawing import SHOWN, Box
 from energon_stream.errors import ConfigError, StateMismatchError
 from energon_stream.pipeline.engine import Engine, with_restore_key
 from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State
@@ -174,8 +176,18 @@ class SavableDataset(ABC, Generic[T_co]):
     def __bool__(self) -> bool:
         return True
 
+    def drawing(self) -> Box:
+        """Return the pipeline as boxes, of which ``repr`` and notebooks make a line, a tree or a drawing."""
+        return Box(type(self).__name__, inner=self._inner_boxes(), more=max(0, len(self.inputs) - SHOWN))
+
+    def _inner_boxes(self) -> tuple[Box, ...]:
+        return tuple(drawing_of(dataset) for dataset in self.inputs[:SHOWN])
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(repr, self.inputs))})"
+        return self.drawing().text()
+
+    def _repr_html_(self) -> str:
+        return drawing_of(self).html()
 
     def __iter__(self) -> Iterator[T_co]:
         """Iterate over one pass in this process, without workers. Each call begins anew."""
@@ -240,9 +252,10 @@ class Operator(SavableDataset[T_co]):
             if not has_list or not all(map(is_count, counters)):
                 raise foreign_key(self, key)
 
-    def __repr__(self) -> str:
-        options = [f"{name}={value}" for name, value in self.options().items()]
-        return f"{type(self).__name__}({', '.join([*map(repr, self.inputs), *options])})"
+    def drawing(self) -> Box:
+        """Return the pipeline as boxes, with the options of each."""
+        options = tuple(f"{name}={value}" for name, value in self.options().items())
+        return replace(super().drawing(), details=options)
 
 
 class Wrapper(Operator[T_co]):
@@ -341,6 +354,12 @@ class MultiInput(Operator[T_co]):
         """Describe this operator and its inner datasets."""
         datasets = [dataset.config() for dataset in self.inputs]
         return {"type": type(self).__name__, **self.options(), "datasets": datasets}
+
+
+def drawing_of(dataset: SavableDataset[Any]) -> Box:
+    """Return the drawing of a dataset; one with a ``repr`` of its own is a box with this text."""
+    own = type(dataset).__repr__ is not SavableDataset.__repr__
+    return Box(repr(dataset)) if own else dataset.drawing()
 
 
 def function_name(function: Callable[..., Any]) -> str:

@@ -11,9 +11,11 @@ from energon_stream.errors import (
     EnergonStreamError,
     FatalSampleError,
     SampleError,
+    SampleTimeoutError,
     SkipSample,
     StorageError,
 )
+from energon_stream.pipeline.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.node import Context
@@ -85,12 +87,14 @@ class FailureGuard:
     def __init__(
         self, name: str, context: Context, tolerance: int, describe: Callable[[Any], Any] | None = None
     ) -> None:
-        self._name = name
+        self.name = name
         self._handler: Callable[..., None] | None = context.config.global_error_handler
         self._tolerance = tolerance
         self._describe = describe
         self._wraps_fatal = context.config.conventions == "energon"
         self.active = context.config.activate(context.stream)
+        seconds = context.config.sample_timeout
+        self.time_limit: TimeLimit | None = None if seconds is None else TimeLimit(seconds)
         self.in_a_row = 0  # failures since the last success
 
     def call(self, function: Callable[[Any], Any], value: Any, number: int, batch: int | None = None) -> Any:
@@ -104,7 +108,10 @@ class FailureGuard:
             Exception: The function's error, where it is not about this sample or the handler raises.
         """
         try:
-            result = self.active.run(function, value, number, batch)
+            if self.time_limit is None:
+                result = self.active.run(function, value, number, batch)
+            else:
+                result = self.time_limit.run(self.active.run, function, value, number, batch)
         except SkipSample:
             return SKIPPED
         except Exception as error:
@@ -125,9 +132,12 @@ class FailureGuard:
             FatalSampleError: Too many failures in a row.
             Exception: The error itself, where it is not about this sample or the handler raises.
         """
+        if isinstance(error, SampleTimeoutError):
+            late, error = error, SampleTimeoutError.from_sample(sample, f"{self.name}: {error.what}")
+            error.__cause__ = late
         if isinstance(error, _ALWAYS_RAISED):
             if self._wraps_fatal and not isinstance(error, FatalSampleError):
-                message = f"{self._name} raised {type(error).__name__}: {error}"
+                message = f"{self.name} raised {type(error).__name__}: {error}"
                 raise FatalSampleError.from_sample(sample, message) from error
             raise error
         # Only a user's own handler may skip data that a store failed to deliver.
@@ -142,7 +152,7 @@ class FailureGuard:
         if self._tolerance and self.in_a_row >= self._tolerance:
             raise FatalSampleError(
                 f"{self.in_a_row} samples in a row failed, the last with {type(error).__name__}: {error}",
-                where=f"{self._name}, sources {sources}",
+                where=f"{self.name}, sources {sources}",
                 hint="fix the function or the data, or raise its failure_tolerance",
             ) from error
 
@@ -159,6 +169,6 @@ def running_call(frame: FrameType | None) -> tuple[str, Any] | None:
     while frame is not None:
         if frame.f_code is FailureGuard.call.__code__:
             guard, value = frame.f_locals["self"], frame.f_locals["value"]
-            return guard._name, value if guard._describe is None else guard._describe(value)
+            return guard.name, value if guard._describe is None else guard._describe(value)
         frame = frame.f_back
     return None

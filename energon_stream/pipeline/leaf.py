@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from energon_stream.media import AuxStores
 from energon_stream.samples import SourceInfo
-from energon_stream.storage import shown_url
+from energon_stream.urls import shown_url
 
 if TYPE_CHECKING:
     from energon_stream.index.dataset import DatasetIndex

@@ -8,6 +8,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
+from energon_stream.pipeline.ahead import AheadNode
 from energon_stream.pipeline.dataset import (
     FunctionConfig,
     SavableDataset,
@@ -122,6 +123,8 @@ class _MapNode(WrapperNode):
             with context.config.activate(context.stream, call, batch):
                 self._running = self._start(self._fn(inner.value), call, batch, inner).skip(place)
         self._inner = dataset.dataset.make_node(context, saved["in"])
+        if dataset.ahead is not None:
+            self._inner = AheadNode(self._inner, dataset.ahead)
 
     def _start(self, generator: Iterator[Any], call: int, batch: int | None, inner: Item) -> RunningGenerator:
         key = (MapDataset.kind, call, inner.key)
@@ -168,6 +171,8 @@ class MapDataset(Wrapper[Any]):
         map_fn_config: Describes the function in plain values (a dict, or a function that returns it), so
             that a state of another function is refused. None for nothing.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
+        ahead: Called with elements some time before ``fn`` is, in order, to begin to fetch what ``fn`` will
+            need. It changes no result, and no state.
         worker_config: Must agree with the inner dataset's, if given.
 
     Example:
@@ -190,6 +195,7 @@ class MapDataset(Wrapper[Any]):
         stateless_map_fn: bool = False,
         map_fn_config: FunctionConfig = None,
         failure_tolerance: int = 100,
+        ahead: Callable[[Sequence[Any]], None] | None = None,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
@@ -202,6 +208,7 @@ class MapDataset(Wrapper[Any]):
         self.stateless = stateless_map_fn or is_stateless(function)
         self.function_config = map_fn_config
         self.failure_tolerance = failure_tolerance
+        self.ahead = ahead
 
     @property
     def pass_length(self) -> int:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 import numpy as np
 
-from energon_stream.errors import EmptyStreamError, SkipSample, StateMismatchError, StorageError
+from energon_stream.drawing import SHOWN, Box
+from energon_stream.errors import (
+    EmptyStreamError,
+    SkipSample,
+    StateMismatchError,
+    StorageError,
+)
+from energon_stream.fork import PerProcess
+from energon_stream.index.entries import OffsetCache
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.debug_lines import LoggingReader
 from energon_stream.pipeline.failures import FailureGuard
@@ -26,7 +36,6 @@ from energon_stream.pipeline.node import (
 )
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
-from energon_stream.read.index_entries import OffsetCache
 from energon_stream.read.open import open_locator
 from energon_stream.read.options import ReadOptions
 from energon_stream.rng import derive_key
@@ -50,17 +59,13 @@ from energon_stream.schedule import (
     reading,
     stream_shares,
 )
-from energon_stream.storage import shared_fetcher, strip_credentials
-from energon_stream.storage.fork import PerProcess
+from energon_stream.storage import shared_fetcher
 
 if TYPE_CHECKING:
     from energon_stream.index.dataset import DatasetIndex
     from energon_stream.pipeline.leaf import Leaf
-    from energon_stream.read.locator import RawSample
+    from energon_stream.read.locator import Locator, RawSample
     from energon_stream.worker import WorkerConfig
-
-_SHOWN = 4
-"""Inputs of a mixture that ``repr`` names."""
 
 
 def _identity(index: DatasetIndex, shards: int) -> dict[str, Any]:
@@ -77,11 +82,7 @@ class _Resources:
 
     def __init__(self, dataset: ReaderDataset) -> None:
         self.fetcher = shared_fetcher(dataset.options.in_flight)  # one for all datasets of a mixture
-        offsets, options = OffsetCache(), dataset.options
-        self.locators = [
-            open_locator(number, leaf.index, offsets, leaf.selection, options.max_gap, options.verify)
-            for number, leaf in enumerate(dataset.leaves)
-        ]
+        self.locators = dataset.open_locators(OffsetCache())
 
 
 class _ReaderNode:
@@ -92,7 +93,7 @@ class _ReaderNode:
         resources = dataset.resources()
         group = context.reader_groups.setdefault(
             id(dataset),
-            ReaderGroup(dataset.options.share(context.readers), resources.fetcher, context.streams),
+            ReaderGroup(dataset.reader_options(context.readers), resources.fetcher, context.streams),
         )
         self._schedule: Schedule = dataset.schedule(context.stream, context.path)
         self._cursors = CursorCodec(self._schedule)
@@ -100,6 +101,8 @@ class _ReaderNode:
         if state is not None:
             self._epoch, cursor = dataset.read_cursor(state, context, self._schedule, self._cursors)
         self._guard = FailureGuard("reading samples", context, dataset.failure_tolerance)
+        limit = self._guard.time_limit
+        self._make = dataset.make if limit is None else partial(limit.run, dataset.make)
         self._reader = SampleReader(self._schedule, cursor, resources.locators, group)
 
     def next(self) -> Item | End:
@@ -114,7 +117,7 @@ class _ReaderNode:
                 self._reader.restart(self._schedule.begin(self._epoch))
                 return END
             try:
-                item = self._dataset.make(raw)
+                item = self._make(raw)
             except SkipSample:
                 continue
             except Exception as error:
@@ -167,6 +170,19 @@ class ReaderDataset(SavableDataset[Any]):
     def resources(self) -> _Resources:
         """Return the stores and the fetcher of this process; made at first use, never carried over a fork."""
         return self._resources.map(None, lambda: _Resources(self))
+
+    def open_locators(self, offsets: OffsetCache) -> list[Locator]:
+        """Open the locators of all leaves, which share a cache of index entries."""
+        options = self.options
+        return [
+            open_locator(number, leaf.index, offsets, leaf.selection, options.max_gap, options.verify)
+            for number, leaf in enumerate(self.leaves)
+        ]
+
+    def reader_options(self, readers: int) -> ReadOptions:
+        """Return the limits of one of several readers in a process; each reads one stream."""
+        samples = sum(leaf.num_samples for leaf in leaves(self.plan))
+        return self.options.share(readers).within(-(-samples // self.worker_config.num_streams))
 
     @property
     def shards(self) -> tuple[int, ...]:
@@ -310,29 +326,28 @@ class ReaderDataset(SavableDataset[Any]):
         }
         return {**config}
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({_show(self.plan, self.leaves)})"
+    def drawing(self) -> Box:
+        """Return the mixture as boxes: ``0.75: captions [train], 0.25: texts [train]``."""
+        box = _draw(self.plan, self.leaves)
+        name = type(self).__name__
+        return replace(box, title=name) if box.inner and not box.title else Box(name, inner=(box,))
 
 
-def _show(plan: Plan, datasets: Sequence[Leaf]) -> str:
-    """Show a plan in one line: ``0.75: captions [train], 0.25: texts [train]``."""
+def _draw(plan: Plan, datasets: Sequence[Leaf]) -> Box:
     if isinstance(plan, LeafPlan):
         index = datasets[plan.leaf].index
-        return f"{strip_credentials(index.spec.url)} [{index.split_part}]"
+        return Box(f"{index.spec.url} [{index.split_part}]")
     if isinstance(plan, RepeatPlan):
-        return f"{'' if plan.repeats is None else f'{plan.repeats:g} x '}{_show(plan.child, datasets)}"
-
-    def is_mixture(child: Plan) -> bool:
-        return not isinstance(child, (LeafPlan, RepeatPlan))
-
-    weights = [f"{weight:g}: " for weight in plan.weights] if isinstance(plan, BlendPlan) else []
-    shown = [
-        (weights[number] if weights else "")
-        + ("({})" if is_mixture(child) else "{}").format(_show(child, datasets))
-        for number, child in enumerate(plan.children[:_SHOWN])
-    ]
-    more = len(plan.children) - _SHOWN
-    return ", ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
+        box = _draw(plan.child, datasets)
+        return (
+            box
+            if plan.repeats is None
+            else replace(box, title=f"{plan.repeats:g} x {box.title or 'mixture'}")
+        )
+    inner = tuple(_draw(child, datasets) for child in plan.children[:SHOWN])
+    if isinstance(plan, BlendPlan):
+        inner = tuple(box.labelled(f"{weight:g}") for box, weight in zip(inner, plan.weights, strict=False))
+    return Box("", inner=inner, more=max(0, len(plan.children) - SHOWN))
 
 
 def find_readers(dataset: SavableDataset[Any], path: str = "") -> Iterator[tuple[str, ReaderDataset]]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from energon_stream.cache import BlockCache
-from energon_stream.prewarming.planner import PlannedFetch, store_of
+from energon_stream.prewarming.planner import REQUEST_BYTES, PlannedFetch, store_of
 from energon_stream.storage import ByteRange, Fetcher
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def fill(
     Raises:
         StorageError: A fetch failed. The caches keep what was fetched.
     """
-    filling = _Filling(fetcher, in_flight, _Memory(held_bytes), on_bytes)
+    # No fetch is larger, so this many fit in memory.
+    memory = threading.Semaphore(max(1, held_bytes // REQUEST_BYTES))
+    filling = _Filling(fetcher, in_flight, memory, on_bytes)
     full, taken = filling.full, Counter[BlockCache]()
     with ExitStack() as stack:
         for cache in caches:
@@ -97,7 +99,7 @@ class _Filling:
 
     fetcher: Fetcher
     in_flight: int
-    memory: _Memory
+    memory: threading.Semaphore
     on_bytes: Callable[[int], object]
     found: Filled = field(default_factory=Filled)
     full: set[BlockCache] = field(default_factory=set)
@@ -155,32 +157,10 @@ class _Filling:
             future.cancel()
 
 
-def _fetch(fetch: PlannedFetch, memory: _Memory, store: CachedStore) -> bool:
+def _fetch(fetch: PlannedFetch, memory: threading.Semaphore, store: CachedStore) -> bool:
     """Fetch a range; return False if the cache does not take it."""
-    with memory.taken(len(fetch.bytes)):
+    with memory:
         return store.keep(fetch.path, fetch.bytes)
-
-
-class _Memory:
-    """Bytes that threads may hold, first come, first served. A thread that wants too many gets all."""
-
-    def __init__(self, size: int) -> None:
-        self._size = self._free = size
-        self._queue = threading.Lock()  # only its holder waits for bytes
-        self._more = threading.Condition()
-
-    @contextmanager
-    def taken(self, size: int) -> Iterator[None]:
-        size = min(size, self._size)
-        with self._queue, self._more:
-            self._more.wait_for(lambda: self._free >= size)
-            self._free -= size
-        try:
-            yield
-        finally:
-            with self._more:
-                self._free += size
-                self._more.notify()
 
 
 def read_back(wanted: Iterable[PlannedFetch], on_bytes: Callable[[int], object]) -> tuple[int, int]:

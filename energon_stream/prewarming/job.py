@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,14 @@ from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.progress import Progress
 from energon_stream.recipe import get_train_dataset
 from energon_stream.recipe.options import CacheOption, cache_layer
-from energon_stream.storage import Store, StoreSpec, default_counters, is_local, run_isolated, shared_fetcher
+from energon_stream.storage import Store, StoreSpec, default_counters, run_isolated, shared_fetcher
+from energon_stream.urls import is_local
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
     import os
+
+    from energon_stream.engine.base import TaskEngine
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +53,7 @@ def prewarm(
     dry_run: bool = False,
     progress: bool | None = None,
     isolated: bool = True,
+    engine: TaskEngine | None = None,
     **options: Any,
 ) -> PrewarmResult:
     """Fetch into a node's cache the bytes that training will read, in that order, before it does.
@@ -77,6 +82,8 @@ def prewarm(
             kept in the cache if there is one.
         progress: Show progress on standard error. None: only on a terminal.
         isolated: Run in a short-lived child process, so that this process may fork workers later.
+        engine: Warm each rank in a process of its own; the processes must share the cache's folder. On a
+            cluster, the folder must be on a shared file system. None: one process warms all ranks.
         **options: Other arguments of :func:`get_train_dataset`, as in training.
 
     Raises:
@@ -104,7 +111,40 @@ def prewarm(
     }
     kept = None if layer is None else layer.config
     job = _Job(path, training, config, node_ranks(config, ranks), amount, kept, verify, dry_run, progress)
-    return run_isolated(job.run) if isolated else job.run()
+    plan = job if engine is None else replace(job, dry_run=True)
+    found = run_isolated(plan.run) if isolated else plan.run()
+    return found if engine is None or dry_run else _warm_by_rank(engine, job, found)
+
+
+def _warm_by_rank(engine: TaskEngine, job: _Job, planned: PrewarmResult) -> PrewarmResult:
+    """Warm each rank as a task of an engine. ``planned`` is the result of a dry run for all ranks."""
+    tasks = [replace(job, ranks=(rank,), progress=False) for rank in job.ranks]
+    try:
+        pickle.dumps(tasks)
+    except Exception as error:  # whatever a value raises when it is pickled
+        raise ConfigError(
+            f"the options cannot be sent to other processes: {error}",
+            hint="Define classes and functions in a module, or leave out engine=.",
+        ) from error
+    begin = time.monotonic()
+    with Progress(len(tasks), unit="ranks", enabled=job.progress) as progress:
+        results = list(engine.map(_run, tasks, on_done=lambda done, _: progress.reach(done)))
+    steps = [result.warm_steps for result in results if result.warm_steps is not None]
+    return replace(
+        planned,
+        warm_steps=min(steps, default=None),
+        warm_samples=sum(result.warm_samples for result in results),
+        is_complete=all(result.is_complete for result in results),
+        fetched_bytes=sum(result.fetched_bytes for result in results),
+        requests=sum(result.requests for result in results),
+        seconds=planned.seconds + time.monotonic() - begin,
+        verified_bytes=sum(result.verified_bytes or 0 for result in results) if job.verify else None,
+        damaged_bytes=sum(result.damaged_bytes for result in results),
+    )
+
+
+def _run(job: _Job) -> PrewarmResult:
+    return job.run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,27 +174,21 @@ class _Job:
             dataset, samples, amount.step_samples, amount.prefetch, shared_fetcher(), self._is_kept
         )
         planner = FetchPlanner(wanted, limits.max_gap)
+        unit = "samples" if self.dry_run else "B"
+        with Progress(total if self.dry_run else None, unit=unit, enabled=self.progress) as progress:
+            windows = self._windows(planner, distinct, progress)
+            if self.dry_run:
+                left = (fetch.position for window in windows for fetch in window)
+                filled = Filled(first_left=min(left, default=None))
+            else:
+                # Nobody waits for a single one of these requests, so none is worth sending twice.
+                fetcher = shared_fetcher(in_flight, hedged_share=0.0)
+                held, room, on_bytes = limits.byte_budget, planner.room, progress.advance
+                filled = fill(windows, _caches(dataset), fetcher, in_flight, held, room, on_bytes)
         verified, damaged = None, 0
-        if self.dry_run:
-            with Progress(total, unit="samples", enabled=self.progress) as progress:
-                windows = self._windows(planner, distinct, progress)
-                left = min((fetch.position for window in windows for fetch in window), default=None)
-                filled = Filled(first_left=left)
-        else:
-            with Progress(unit="B", enabled=self.progress) as progress:
-                filled = fill(
-                    self._windows(planner, distinct, progress),
-                    _caches(dataset),
-                    # Nobody waits for a single one of these requests, so none is worth sending twice.
-                    shared_fetcher(in_flight, hedged_share=0.0),
-                    in_flight,
-                    limits.byte_budget,
-                    planner.room,
-                    progress.advance,
-                )
-            if self.verify:
-                with Progress(planner.bytes, unit="B", enabled=self.progress) as progress:
-                    verified, damaged = read_back(planner.all_wanted(), progress.advance)
+        if self.verify and not self.dry_run:
+            with Progress(planner.bytes, unit="B", enabled=self.progress) as progress:
+                verified, damaged = read_back(planner.all_wanted(), progress.advance)
         counted = default_counters().snapshot() - before
         plan = PrewarmPlan(
             planner.samples,

@@ -10,20 +10,18 @@ may read its first samples whole before it is known that parts are enough; see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from energon_stream.index.entries import OffsetCache
 from energon_stream.prewarming.spans import Spans
-from energon_stream.read.consume import plan_limits
-from energon_stream.read.index_entries import OffsetCache
-from energon_stream.read.located import Located
 from energon_stream.read.locating import Locating, iterate_plans
-from energon_stream.read.open import open_locator
 from energon_stream.read.options import CHUNK, LOADING
-from energon_stream.read.plan import Planner
+from energon_stream.read.plan import Planner, plan_limits
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
@@ -44,18 +42,29 @@ _LOADED_TOGETHER = 4096
 """References whose index entries are loaded together."""
 
 
+_Row: TypeAlias = tuple[int, int, int, int]
+"""Object, first byte, one past the last byte, and the number of samples before the range's own."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
     """Byte ranges that samples need. :meth:`WantedBytes.place` has their objects."""
 
     spans: Spans
     positions: Int64Array  # for each range the number of samples before its own
-    samples: int  # without those that are only looked ahead to
-    ahead: int  # samples only looked ahead to
+    samples: int = 0  # without those that are only looked ahead to
+    ahead: int = 0  # samples only looked ahead to
+
+    @classmethod
+    def of(cls, rows: Iterable[_Row], samples: int = 0, ahead: int = 0) -> Wanted:
+        """Return the ranges of some rows. Objects with negative numbers are left out."""
+        chosen = [row for row in rows if row[0] >= 0]
+        *columns, positions = np.array(chosen, dtype=np.int64).reshape(-1, 4).T
+        return cls(Spans(*columns), positions, samples, ahead)
 
 
 @dataclass(slots=True, eq=False)
-class StreamWalk:
+class _Walk:
     """Progress through the plan of one stream."""
 
     locating: Locating
@@ -102,29 +111,25 @@ class WantedBytes:
         fetcher: Fetcher,
         chosen: Callable[[Store], bool],
     ) -> None:
-        options = self._options = dataset.options
-        offsets = OffsetCache(_INDEX_BYTES)
-        self._locators = [
-            open_locator(number, leaf.index, offsets, leaf.selection, options.max_gap, options.verify)
-            for number, leaf in enumerate(dataset.leaves)
-        ]
+        options = self._options = dataset.reader_options(1)
+        self._locators = dataset.open_locators(OffsetCache(_INDEX_BYTES))
         self._step = step_samples
         self._chosen = chosen
+        self._limits = plan_limits(options, self._locators)
+        self._ahead = max(1, _CHUNKS_AHEAD // max(1, len(samples)))
         config = dataset.worker_config
         is_alone = config.num_streams == config.world_size
-        opening = options.exact_samples
-        self._limits = plan_limits(options, self._locators)
-        self._ahead = ahead = max(1, _CHUNKS_AHEAD // max(1, len(samples)))
-        self._walks: list[StreamWalk] = []
-        self._openings: list[StreamWalk] = []  # streams that may be the first of a process, or not
+        skips = any(locator.opening is not locator for locator in self._locators)
+        self._walks: list[_Walk] = []
+        self._openings: list[Locating] = []  # of streams that may be the first of a process, or not
         for lane, (stream, count) in enumerate(samples.items()):
-            schedule, made = dataset.schedule(stream), count + prefetch * step_samples
-            for walks, first in ((self._walks, opening if is_alone else 0), (self._openings, opening)):
-                locating = Locating(schedule, schedule.begin(), self._locators, fetcher, first)
-                plans = iterate_plans(locating, Planner(self._limits), chunk=_LOADED_TOGETHER, chunks=ahead)
-                walks.append(StreamWalk(locating, plans, lane, count, made))
-        if is_alone or all(locator.opening is locator for locator in self._locators):
-            self._openings = []
+            schedule = dataset.schedule(stream)
+            start = partial(Locating, schedule, schedule.begin(), self._locators, fetcher)
+            locating = start(options.exact_samples if is_alone else 0)
+            plans = iterate_plans(locating, Planner(self._limits), chunk=_LOADED_TOGETHER, chunks=self._ahead)
+            self._walks.append(_Walk(locating, plans, lane, count, count + prefetch * step_samples))
+            if skips and not is_alone:
+                self._openings.append(start(options.exact_samples))
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: list[tuple[Store, str]] = []
 
@@ -141,8 +146,8 @@ class WantedBytes:
         for walk in self._walks:
             yield self._next(walk, 0)
             walk.locating.take_ahead(self._ahead, _LOADED_TOGETHER)
-        for walk in self._openings:
-            yield self._opening(walk)
+        for lane, locating in enumerate(self._openings):
+            yield Wanted.of(self._opening(locating, lane))
         while walks := [walk for walk in self._walks if not walk.is_done]:
             for walk in walks:
                 yield self._next(walk, _WINDOW_BUDGETS * self._options.fetch_bytes // len(walks))
@@ -152,88 +157,63 @@ class WantedBytes:
             end = walk.planned + self._options.max_ahead + LOADING * CHUNK
             while walk.locating.taken < end and not walk.locating.is_exhausted:
                 walk.locating.take(min(_LOADED_TOGETHER, end - walk.locating.taken))
-            _rest(walk.locating)
+            while walk.locating.pending:
+                walk.locating.next(wait=True)
 
-    def _next(self, walk: StreamWalk, size: int) -> Wanted:
+    def _next(self, walk: _Walk, size: int) -> Wanted:
         """Return what a stream's next generations request: the next one, and more up to ``size`` bytes."""
-        limits, before = self._limits, walk.planned
-        found: list[tuple[Spans, Int64Array]] = []
-        planned = 0
-        while not walk.is_done and (not found or planned < size):
+        before, planned = walk.planned, 0
+        rows: list[_Row] = []
+        while not walk.is_done and (walk.planned == before or planned < size):
             plan = next(walk.plans, None)
             if plan is not None:
-                found.append(self._requested(walk, plan))
+                rows += self._requested(walk, plan)
                 planned += plan.bytes
                 walk.count(plan)
             walk.is_done = (
                 plan is None
-                or walk.ahead_ranges >= limits.max_ahead
-                or walk.ahead_bytes >= self._options.fetch_bytes + 2 * limits.plan_bytes
+                or walk.ahead_ranges >= self._limits.max_ahead
+                or walk.ahead_bytes >= self._options.fetch_bytes + 2 * self._limits.plan_bytes
             )
-        spans = Spans.concatenate([spans for spans, _ in found])
-        positions = np.concatenate([np.zeros(0, np.int64), *(each for _, each in found)])
         samples = min(walk.planned, walk.samples) - min(before, walk.samples)
-        return self._choose(spans, positions, samples, walk.planned - before - samples)
+        return Wanted.of(rows, samples, walk.planned - before - samples)
 
-    def _requested(self, walk: StreamWalk, plan: ReadPlan) -> tuple[Spans, Int64Array]:
-        """Return the byte ranges that a plan requests, by leaf and object, and the position of each."""
+    def _requested(self, walk: _Walk, plan: ReadPlan) -> Iterator[_Row]:
+        """Yield the byte ranges that a plan requests."""
         if isinstance(plan.samples, tuple):
             ((leaf, _, ranges),) = plan.samples
-            columns = [(leaf << 32 | number, start, stop, 0) for number, start, stop in ranges]
-        else:
-            columns = [
-                (
-                    each.leaf << 32 | each.object,
-                    each.start,
-                    each.start + each.size,
-                    each.deadline - plan.first_range,
-                )
-                for each in plan.requests
-            ]
-        keys, starts, stops, at = np.array(columns, dtype=np.int64).reshape(-1, 4).T
-        places = walk.planned + plan.sample_of_range[at]
-        return Spans(keys, starts, stops), self._positions(walk, places)
+            for number, start, stop in ranges:
+                yield self._number(leaf, number), start, stop, self._position(walk.lane, walk.planned)
+            return
+        sample_of_range = plan.sample_of_range
+        for each in plan.requests:
+            sample = walk.planned + int(sample_of_range[each.deadline - plan.first_range])
+            number = self._number(each.leaf, each.object)
+            yield number, each.start, each.start + each.size, self._position(walk.lane, sample)
 
-    def _opening(self, walk: StreamWalk) -> Wanted:
-        """Return the first samples of a stream as they are read before it is known that parts are enough."""
-        walk.locating.take(walk.locating.opening)
-        located = _rest(walk.locating)
-        parts = [number for number, locator in enumerate(self._locators) if locator.skips_bytes]
-        rows = np.flatnonzero(np.isin(located.leaf, parts))
-        places = np.cumsum(located.begins)[rows] - 1
-        spans = Spans(located.keys, located.starts, located.stops)[rows]
-        return self._choose(spans, self._positions(walk, places), 0, 0)
+    def _opening(self, locating: Locating, lane: int) -> Iterator[_Row]:
+        """Yield the first samples of a stream as they are read before it is known that parts are enough."""
+        locating.take(locating.opening)
+        located = locating.next(wait=True)
+        if located is None:
+            return
+        columns = located.leaf, located.objects, located.starts, located.stops, located.begins.cumsum() - 1
+        for leaf, number, start, stop, sample in zip(*(column.tolist() for column in columns), strict=True):
+            if self._locators[leaf].skips_bytes:
+                yield self._number(leaf, number), start, stop, self._position(lane, sample)
 
-    def _positions(self, walk: StreamWalk, places: Int64Array) -> Int64Array:
-        """Return the number of samples before each place of a stream, in the rotation of all streams."""
-        step, within = np.divmod(places, self._step)
-        return (step * len(self._walks) + walk.lane) * self._step + within
+    def _position(self, lane: int, sample: int) -> int:
+        """Return the number of samples before one of a stream, in the rotation of all streams."""
+        step, within = divmod(sample, self._step)
+        return (step * len(self._walks) + lane) * self._step + within
 
-    def _choose(self, spans: Spans, positions: Int64Array, samples: int, ahead: int) -> Wanted:
-        """Return the ranges in chosen stores, with the numbers of their objects."""
-        names, which = np.unique(spans.objects, return_inverse=True)
-        numbers = np.array([self._number(name >> 32, name & 0xFFFFFFFF) for name in names.tolist()], np.int64)
-        found = Spans(numbers[which], spans.starts, spans.stops)
-        chosen = found.objects >= 0
-        return Wanted(found[chosen], positions[chosen], samples, ahead)
-
-    def _number(self, leaf: int, object_number: int) -> int:
+    def _number(self, leaf: int, number: int) -> int:
         """Return the number of an object, the same for all its locators; -1 if its store is not wanted."""
-        shard = self._locators[leaf].object(object_number)
+        shard = self._locators[leaf].object(number)
         store, path = shard.store, shard.path
         if not self._chosen(store):
             return -1
-        number = self._numbers.setdefault((store.url, path), len(self._places))
-        if number == len(self._places):
+        found = self._numbers.setdefault((store.url, path), len(self._places))
+        if found == len(self._places):
             self._places.append((store, path))
-        return number
-
-
-def _rest(locating: Locating) -> Located:
-    """Wait for all references that are being located, and return their ranges."""
-    found = Located.none()
-    while locating.pending:
-        located = locating.next(wait=True)
-        if located is not None:
-            found += located
-    return found
+        return found

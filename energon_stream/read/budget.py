@@ -87,7 +87,7 @@ class Budget(Generic[R]):
         self._clock = clock
         self._lanes: list[Lane[R]] = []
         self._freed = 0  # bytes freed since the last look ahead
-        self._under_way: deque[R] = deque()  # requests whose arrival still counts
+        self._under_way: list[R] = []  # requests whose arrival still counts
         self._first: list[R] = []  # requests of the first samples; all others wait for them
         self._first_made = 0.0  # when they were made
         self._arrived = 0  # bytes that have arrived since
@@ -117,18 +117,9 @@ class Budget(Generic[R]):
         return not self._is_shared or self._freed * _QUANTA >= self.size
 
     def look(self) -> None:
-        """Note that all readers look ahead now: take answers apart that have arrived."""
+        """Note that all readers look ahead now."""
         self._freed = 0
-        if not self._is_shared:
-            return
-        waiting: deque[R] = deque()
-        for request in self._under_way:
-            if request.has_arrived:
-                self._arrived += request.size
-                self.outstanding_bytes -= request.take_apart()
-            else:
-                waiting.append(request)
-        self._under_way = waiting
+        self._note_arrivals()
 
     def first(self, requests: Iterable[R]) -> None:
         """Note that these requests of the first samples were made. All others wait for their answers."""
@@ -171,19 +162,23 @@ class Budget(Generic[R]):
             return waiting[0] if waiting else None
         return min(waiting, key=lambda lane: lane.slack)
 
+    def _note_arrivals(self) -> None:
+        """Count the answers that have arrived, and take them apart."""
+        under_way, self._under_way = self._under_way, []
+        for request in under_way:
+            if request.has_arrived:
+                self._arrived += request.size
+                self.outstanding_bytes -= request.take_apart()
+            else:
+                self._under_way.append(request)
+
     def _bytes_under_way(self) -> int:
         return sum(request.size for request in self._under_way)
 
     def _may_start(self, size: int) -> bool:
         """Return whether the slow start allows more bytes. It ends when only the budget limits."""
-        waiting = [request for request in self._under_way if not request.has_arrived]
-        in_flight = sum(request.size for request in waiting)
-        if not self._is_shared:
-            self._arrived += self._bytes_under_way() - in_flight
-            self._under_way = deque(waiting)
+        self._note_arrivals()
         allowed = (self._start_bytes or 0) + self._arrived
         if allowed >= self.size:
             self._start_bytes = None
-            if not self._is_shared:
-                self._under_way.clear()
-        return not waiting or in_flight + size <= allowed
+        return not self._under_way or self._bytes_under_way() + size <= allowed

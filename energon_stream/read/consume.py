@@ -19,9 +19,8 @@ from energon_stream.read.fetch import RangeFetch, wait_for_first
 from energon_stream.read.large import read_large_sample
 from energon_stream.read.locating import Locating
 from energon_stream.read.options import CHUNK, LOADING, ReadOptions
-from energon_stream.read.plan import PlanLimits, Planner
-from energon_stream.read.read_plan import LargeSample, Row
-from energon_stream.read.ready import ReadySamples
+from energon_stream.read.plan import Planner, plan_limits
+from energon_stream.read.read_plan import LargeSample, ReadySamples, Row
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -29,19 +28,6 @@ if TYPE_CHECKING:
     from energon_stream.read.locator import Locator, RawSample
     from energon_stream.schedule import Cursor, Schedule
     from energon_stream.storage import Fetcher
-
-
-def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int = 1) -> PlanLimits:
-    """Return the limits of the plans of one of several readers.
-
-    Args:
-        options: The reader's share of the limits.
-        locators: Locators by leaf number.
-        readers: Number of readers that share the budget.
-    """
-    # Samples of local files are views, whatever their size.
-    local = frozenset(number for number, locator in enumerate(locators) if locator.index_is_local)
-    return PlanLimits.of(options, readers, local)
 
 
 class ReaderGroup:
@@ -212,14 +198,6 @@ class SampleReader:
     def cursor(self) -> Cursor:
         """Return the cursor after the last consumed sample."""
         return self._position.settle()
-
-    @property
-    def is_awaited(self) -> bool:
-        """True if the next sample is planned, and its bytes have not arrived."""
-        first = self._ready.first() if self._ready.left else None
-        if first is None or isinstance(first, LargeSample):
-            return False
-        return not self._fetches[first[2]].has_arrived
 
     def close(self) -> None:
         """Cancel queued requests and release all buffers."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import DatasetError
-from energon_stream.read.objects import as_errors_of_shards
-from energon_stream.read.verify import read_again
-from energon_stream.storage import Body, ByteRange, Fetcher, abandon
+from energon_stream.index.objects import as_errors_of_shards
+from energon_stream.storage import Body, Fetcher, abandon, default_counters
+from energon_stream.tracing import current_recorder
 
 if TYPE_CHECKING:
     from energon_stream.errors import ChecksumError
-    from energon_stream.read.locator import Cutter, Locator, RawSample
+    from energon_stream.read.locator import Cut, Locator, RawSample
     from energon_stream.read.read_plan import Request
 
 _log = logging.getLogger(__name__)
@@ -23,37 +24,6 @@ _log = logging.getLogger(__name__)
 def wait_for_first(answers: list[Future[Any]]) -> None:
     """Wait until one of some answers is there."""
     wait(answers, return_when=FIRST_COMPLETED)
-
-
-class _Apart:
-    """Copied samples of an answer that was taken apart; an error if one cannot be cut."""
-
-    __slots__ = ("_samples",)
-
-    def __init__(self, samples: list[RawSample | None | DatasetError]) -> None:
-        self._samples = samples
-
-    def cut(self, sample: int, place: int) -> RawSample | None:
-        """Return a sample once; see :meth:`Cutter.cut`."""
-        found, self._samples[place] = self._samples[place], None
-        if isinstance(found, DatasetError):
-            raise found
-        return found
-
-
-class _Refused:
-    """Cuts an answer some of whose samples have wrong checksums."""
-
-    __slots__ = ("_cutter", "_wrong")
-
-    def __init__(self, cutter: Cutter, wrong: dict[int, ChecksumError]) -> None:
-        self._cutter, self._wrong = cutter, wrong
-
-    def cut(self, sample: int, place: int) -> RawSample | None:
-        """Return a sample whose bytes are right; see :meth:`Cutter.cut`. Raises ChecksumError for others."""
-        if place in self._wrong:
-            raise self._wrong[place]
-        return self._cutter.cut(sample, place)
 
 
 class RangeFetch:
@@ -71,7 +41,7 @@ class RangeFetch:
 
     __slots__ = (
         "_answer",
-        "_cutter",
+        "_cut",
         "_left",
         "_locator",
         "_sizes",
@@ -88,7 +58,7 @@ class RangeFetch:
         self._locator = locator
         self._uses = len(request.starts)  # planned ranges that are not consumed yet
         self._answer: Future[Body] | None = None
-        self._cutter: Cutter | None = None
+        self._cut: Cut | None = None
         # Uses of each range, if the answer may be taken apart.
         self._left = [1] * self._uses if is_shared and not self.is_local else None
         self._sizes: list[int] | None = None  # bytes of each copied sample, if it was taken apart
@@ -124,13 +94,11 @@ class RangeFetch:
         """Make the request."""
         request = self.request
         shard = self._locator.object(request.object)
-        self._answer = fetcher.submit(
-            shard.store,
-            shard.path,
-            ByteRange(request.start, request.start + request.size),
-            etag=shard.etag,
-            deadline=request.deadline,
-        )
+        if not self.is_local:
+            default_counters().plan(request.reason.name.lower())
+            if (record := current_recorder()) is not None:
+                record.reasons[shard.url, request.start] = request.reason.name.lower()
+        self._answer = shard.submit(fetcher, request.range, request.deadline)
         self.is_requested = True
 
     def reuse(self, places: Sequence[int]) -> None:
@@ -155,10 +123,10 @@ class RangeFetch:
         Raises StorageError if the bytes could not be read, IndexMismatchError if they are not the sample or
         the index points beyond the object, and ChecksumError if they are wrong after a second request, too.
         """
-        cutter = self._cutter
-        if cutter is None:
-            cutter = self._cutter = self._split()
-        return cutter.cut(sample, place)
+        cut = self._cut
+        if cut is None:
+            cut = self._cut = self._split()
+        return cut(sample, place)
 
     @property
     def is_done(self) -> bool:
@@ -190,14 +158,13 @@ class RangeFetch:
         if max(left) > 1:  # planned for several passes
             return 0
         try:
-            cutter = self._cutter or self._split()
+            cut = self._cut or self._split()
         except Exception:
             return 0
         before = self.held
-        samples = self.request.samples.tolist()
-        self._cutter = _Apart(
-            [_own(cutter, sample, place) if left[place] else None for place, sample in enumerate(samples)]
-        )
+        samples = enumerate(self.request.samples.tolist())
+        copies = [_own(cut, sample, place) if left[place] else None for place, sample in samples]
+        self._cut = partial(_take_once, copies)
         self._sizes = (self.request.stops - self.request.starts).tolist()
         self._answer = Future()  # the bytes are no longer needed
         self._answer.set_result(Body(memoryview(b""), None, None))
@@ -211,33 +178,44 @@ class RangeFetch:
             abandon(self._answer)
         return held
 
-    def _split(self) -> Cutter:
-        request = self.request
+    def _split(self) -> Cut:
+        request, locator = self.request, self._locator
+        shard = locator.object(request.object)
         with as_errors_of_shards():
             body = self.answer.result()
-        shard = self._locator.object(request.object)
         shard.observe(body.etag)
-        wrong = self._wrong(body)
+        wrong = locator.wrong_ranges(request, body.data)
         if wrong and not self.is_local:
             _log.warning("bytes with a wrong checksum are requested again: %s", next(iter(wrong.values())))
+            shard.forget(request.range)
             with as_errors_of_shards():
-                body = read_again(shard, ByteRange(request.start, request.start + request.size))
-            wrong = self._wrong(body)
-        cutter = self._locator.split(request.object, body.data, request.start, request.starts, request.stops)
-        return _Refused(cutter, wrong) if wrong else cutter
-
-    def _wrong(self, body: Body) -> dict[int, ChecksumError]:
-        request = self.request
-        return self._locator.wrong_ranges(
-            request.samples, body.data, request.start, request.starts, request.stops
-        )
+                body = shard.get_range(request.range)
+            wrong = locator.wrong_ranges(request, body.data)
+        cut = locator.split(request, body.data)
+        return partial(_refuse, wrong, cut) if wrong else cut
 
 
-def _own(cutter: Cutter, sample: int, place: int) -> RawSample | None | DatasetError:
+def _refuse(wrong: Mapping[int, ChecksumError], cut: Cut, sample: int, place: int) -> RawSample | None:
+    """Cut a sample; raise the error of one whose bytes are wrong."""
+    if place in wrong:
+        raise wrong[place]
+    return cut(sample, place)
+
+
+def _own(cut: Cut, sample: int, place: int) -> RawSample | None | DatasetError:
+    """Return a sample with bytes of its own, or the error if it cannot be cut."""
     try:
-        raw = cutter.cut(sample, place)
+        raw = cut(sample, place)
     except DatasetError as error:
         return error
     if raw is not None:
         raw.parts = {name: memoryview(bytes(part)) for name, part in raw.parts.items()}
     return raw
+
+
+def _take_once(copies: list[RawSample | None | DatasetError], sample: int, place: int) -> RawSample | None:
+    """Return a copied sample, and keep it no longer; raise its error if it could not be cut."""
+    found, copies[place] = copies[place], None
+    if isinstance(found, DatasetError):
+        raise found
+    return found

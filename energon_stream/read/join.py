@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from energon_stream.errors import IndexMismatchError
-from energon_stream.read.index_entries import OffsetCache, RowPages
+from energon_stream.index.entries import EntryPages, Load, OffsetCache
+from energon_stream.read.locator import Locator
 from energon_stream.read.tar import TarLocator
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
-    from energon_stream.errors import ChecksumError
     from energon_stream.index.join_index import JoinIndex
-    from energon_stream.read.locator import Cutter, Load, RawSample
-    from energon_stream.read.objects import ShardObject
+    from energon_stream.index.objects import ShardObject
+    from energon_stream.read.locator import Cut, RawSample
     from energon_stream.read.range_stream import RangeStream
+    from energon_stream.read.read_plan import Request
 
 _HINT = "Run `energon-stream prepare` for the metadataset again."
 
 
 @dataclass(slots=True)
-class JoinLocator:
+class JoinLocator(Locator):
     """Locator of one join; see :class:`Locator`.
 
     The objects are the shards of all members, member after member. Ranges come from the join's index alone,
@@ -38,14 +39,14 @@ class JoinLocator:
     _members: list[TarLocator] = field(init=False)
     _first: Int64Array = field(init=False)
     _first_list: list[int] = field(init=False)
-    _rows: RowPages = field(init=False)
+    _rows: EntryPages = field(init=False)
 
     def __post_init__(self) -> None:
         self._members = [TarLocator(self.leaf, member, self.offsets) for member in self.index.members]
         counts = [len(member.shard_paths) for member in self.index.members]
         self._first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self._first_list = self._first.tolist()
-        self._rows = RowPages(self.leaf, self.index.rows, self.offsets)
+        self._rows = EntryPages.of_file(self.index.rows, self.offsets)
 
     @property
     def width(self) -> int:
@@ -57,25 +58,14 @@ class JoinLocator:
         """True if the join's index is read at memory speed."""
         return self._rows.store.is_local
 
-    @property
-    def skips_bytes(self) -> bool:
-        """False: all bytes of a sample are read."""
-        return False
-
-    @property
-    def opening(self) -> JoinLocator:
-        """The locator itself."""
-        return self
-
     def claim_loads(self, samples: Int64Array) -> list[Load]:
         """Return loads of pages of the index."""
         return self._rows.claim_loads(samples)
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return shard, first byte, and one past the last byte in each member; -1 for a missing partner."""
-        shards, starts, sizes = (
-            self._rows.take(samples).reshape(len(samples), self.width, 3).transpose(2, 0, 1)
-        )
+        rows = self._rows.rows(samples, 3 * self.width)
+        shards, starts, sizes = rows.reshape(-1, self.width, 3).transpose(2, 0, 1)
         there = shards >= 0
         wrong = there & ((shards >= np.diff(self._first)) | (starts < 0) | (sizes <= 0))
         wrong[:, 0] |= ~there[:, 0]
@@ -98,18 +88,10 @@ class JoinLocator:
         _, member, shard = self._member(number)
         return member.object(shard)
 
-    def split(
-        self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> Cutter:
+    def split(self, request: Request, data: memoryview) -> Cut:
         """Delegate to the member."""
-        _, member, shard = self._member(number)
-        return member.split(shard, data, start, starts, stops)
-
-    def wrong_ranges(
-        self, samples: Int64Array, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> dict[int, ChecksumError]:
-        """Return nothing: these samples have no checksums."""
-        return {}
+        _, member, shard = self._member(request.object)
+        return member.split(replace(request, object=shard), data)
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
         """Join the members' pieces, which must have the same key."""

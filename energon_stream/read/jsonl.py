@@ -9,44 +9,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from energon_stream.errors import IndexMismatchError
-from energon_stream.read.index_entries import OffsetCache, RowPages
-from energon_stream.read.locator import Cutter, Load, RawSample
-from energon_stream.read.objects import ShardObject, VersionGuard
+from energon_stream.index.entries import EntryPages, Load, OffsetCache
+from energon_stream.index.objects import ShardObject, VersionGuard
+from energon_stream.read.locator import Cut, Locator, RawSample
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
-    from energon_stream.errors import ChecksumError
     from energon_stream.index.jsonl import JsonlIndex
     from energon_stream.read.range_stream import RangeStream
+    from energon_stream.read.read_plan import Request
     from energon_stream.storage import Store
 
 _OPEN = ord("{")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Records:
-    """Records of a fetch, with the whitespace around them."""
-
-    leaf: int
-    records: list[memoryview]
-    url: str  # of the file
-
-    def cut(self, sample: int, number: int) -> RawSample | None:
-        """Return one record; see :meth:`Cutter.cut`."""
-        record = self.records[number]
-        if record[0] != _OPEN or bytes(record[-2:]) != b"}\n":
-            text = bytes(record).strip()  # blank lines, or the last line
-            if not (text.startswith(b"{") and text.endswith(b"}")):
-                raise IndexMismatchError(
-                    f"record {sample} does not begin and end with braces: {text[:40]!r}",
-                    where=self.url,
-                    hint="the index is damaged, or the file was changed; run `energon-stream prepare` again",
-                )
-        return RawSample(self.leaf, sample, str(sample), None, {"json": record})
-
-
 @dataclass(slots=True)
-class JsonlLocator:
+class JsonlLocator(Locator):
     """Locator of one JSONL file; see :class:`Locator`.
 
     A sample's key is its number; its only part is ``json``.
@@ -56,33 +34,18 @@ class JsonlLocator:
     index: JsonlIndex
     offsets: OffsetCache = field(default_factory=OffsetCache)
     store: Store = field(init=False)
-    _rows: RowPages = field(init=False)
+    _rows: EntryPages = field(init=False)
     _versions: VersionGuard = field(init=False)
 
     def __post_init__(self) -> None:
         self.store = self.index.spec.open()
-        self._rows = RowPages(self.leaf, self.index.offsets, self.offsets)
+        self._rows = EntryPages.of_file(self.index.offsets, self.offsets)
         self._versions = VersionGuard(self.index.spec.url)
-
-    @property
-    def width(self) -> int:
-        """One range for each sample."""
-        return 1
 
     @property
     def index_is_local(self) -> bool:
         """True if the index is read at memory speed."""
         return self._rows.store.is_local
-
-    @property
-    def skips_bytes(self) -> bool:
-        """False: all bytes of a sample are read."""
-        return False
-
-    @property
-    def opening(self) -> JsonlLocator:
-        """The locator itself."""
-        return self
 
     def claim_loads(self, samples: Int64Array) -> list[Load]:
         """Return loads of pages of the index."""
@@ -90,7 +53,7 @@ class JsonlLocator:
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return object 0, first byte, and one past the last byte: ``int64 [len(samples), 1]`` arrays."""
-        starts, stops = self._rows.take(samples), self._rows.take(samples + 1)
+        starts, stops = self._rows.rows(samples, 1), self._rows.rows(samples + 1, 1)
         wrong = np.flatnonzero((starts < 0) | (stops <= starts))
         if len(wrong):
             raise IndexMismatchError(
@@ -104,25 +67,28 @@ class JsonlLocator:
         """Return the file."""
         return ShardObject(self.store, "", self._versions)
 
-    def split(
-        self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> Cutter:
+    def split(self, request: Request, data: memoryview) -> Cut:
         """Slice the records."""
-        bounds = zip((starts - start).tolist(), (stops - start).tolist(), strict=True)
-        return _Records(self.leaf, [data[first:last] for first, last in bounds], self.index.spec.url)
+        starts, stops = (request.starts - request.start).tolist(), (request.stops - request.start).tolist()
 
-    def wrong_ranges(
-        self, samples: Int64Array, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> dict[int, ChecksumError]:
-        """Return nothing: these samples have no checksums."""
-        return {}
+        def cut(sample: int, number: int) -> RawSample:
+            return self._cut(sample, data[starts[number] : stops[number]])
 
-    def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
-        """Return the only piece."""
-        return found[0][1]
+        return cut
 
-    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
+    def _cut(self, sample: int, record: memoryview) -> RawSample:
+        """Return one record, with the whitespace around it."""
+        if record[0] != _OPEN or bytes(record[-2:]) != b"}\n":
+            text = bytes(record).strip()  # blank lines, or the last line
+            if not (text.startswith(b"{") and text.endswith(b"}")):
+                raise IndexMismatchError(
+                    f"record {sample} does not begin and end with braces: {text[:40]!r}",
+                    where=self.index.spec.url,
+                    hint="the index is damaged, or the file was changed; run `energon-stream prepare` again",
+                )
+        return RawSample(self.leaf, sample, str(sample), None, {"json": record})
+
+    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample:
         """Read one record; see :meth:`Locator.cut_streams`."""
         stream = streams[0][1]
-        whole = memoryview(stream.read(stream.stop - stream.start))
-        return _Records(self.leaf, [whole], self.index.spec.url).cut(sample, 0)
+        return self._cut(sample, memoryview(stream.read(stream.stop - stream.start)))

@@ -12,9 +12,8 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from energon_stream.errors import ChecksumError
-from energon_stream.read.objects import as_errors_of_shards
+from energon_stream.index.objects import as_errors_of_shards
 from energon_stream.read.range_stream import RangeStream, piece_sizes
-from energon_stream.read.verify import forget
 from energon_stream.storage import ByteRange, Fetcher
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def read_large_sample(
     fetcher: Fetcher,
     options: ReadOptions,
 ) -> RawSample | None:
-    """Read one sample alone. A thread of the fetcher may call this.
+    """Read one sample alone.
 
     Args:
         locator: The leaf.
@@ -57,7 +56,7 @@ def read_large_sample(
             raise
         _log.warning("bytes with a wrong checksum are requested again: %s", error)
         for number, start, stop in ranges:
-            forget(locator.object(number), ByteRange(start, stop))
+            locator.object(number).forget(ByteRange(start, stop))
         return _read_once(locator, sample, ranges, fetcher, options)
 
 
@@ -72,7 +71,6 @@ def _read_once(
     with ExitStack() as stack, as_errors_of_shards():
         streams = []
         for number, start, stop in ranges:
-            shard, whole = locator.object(number), ByteRange(start, stop)
-            stream = RangeStream(shard, whole, pieces=pieces, fetcher=fetcher)
+            stream = RangeStream(locator.object(number), ByteRange(start, stop), pieces, fetcher)
             streams.append((number, stack.enter_context(closing(stream))))
         return locator.cut_streams(sample, streams)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +32,7 @@ class Located:
     @classmethod
     def none(cls) -> Located:
         """Return no ranges."""
-        no_flags = np.zeros(0, dtype=np.bool_)
-        none = np.zeros(0, dtype=np.int64)
-        return cls(none, none, none, none, none, no_flags, no_flags)
+        return cls(*np.zeros((5, 0), dtype=np.int64), *np.zeros((2, 0), dtype=np.bool_))
 
     @classmethod
     def of(cls, locators: Sequence[Locator], refs: Refs) -> Located:
@@ -49,10 +47,10 @@ class Located:
         objects = np.full((len(refs), most), -1, dtype=np.int64)
         starts, stops = (np.empty((len(refs), most), dtype=np.int64) for _ in range(2))
         for leaf in leaves:
-            mine, columns = refs.leaf == leaf, slice(0, locators[leaf].width)
-            objects[mine, columns], starts[mine, columns], stops[mine, columns] = locators[leaf].locate(
-                refs.index[mine]
-            )
+            mine = refs.leaf == leaf
+            found = locators[leaf].locate(refs.index[mine])
+            columns = slice(0, found[0].shape[1])
+            objects[mine, columns], starts[mine, columns], stops[mine, columns] = found
         there = objects >= 0
         counts = there.sum(axis=1)
         begins = np.zeros_like(there)
@@ -70,29 +68,17 @@ class Located:
     def __len__(self) -> int:
         return len(self.leaf)
 
+    @property
+    def _columns(self) -> tuple[Any, ...]:
+        return self.leaf, self.index, self.objects, self.starts, self.stops, self.begins, self.skips
+
     def __getitem__(self, rows: slice | Int64Array | npt.NDArray[np.bool_]) -> Located:
-        return Located(
-            self.leaf[rows],
-            self.index[rows],
-            self.objects[rows],
-            self.starts[rows],
-            self.stops[rows],
-            self.begins[rows],
-            self.skips[rows],
-        )
+        return Located(*(column[rows] for column in self._columns))
 
     def __add__(self, other: Located) -> Located:
         if not len(self):
             return other
-        return Located(
-            np.concatenate([self.leaf, other.leaf]),
-            np.concatenate([self.index, other.index]),
-            np.concatenate([self.objects, other.objects]),
-            np.concatenate([self.starts, other.starts]),
-            np.concatenate([self.stops, other.stops]),
-            np.concatenate([self.begins, other.begins]),
-            np.concatenate([self.skips, other.skips]),
-        )
+        return Located(*map(np.concatenate, zip(self._columns, other._columns, strict=True)))
 
     @property
     def sizes(self) -> Int64Array:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.errors import ChecksumError
-    from energon_stream.read.objects import ShardObject
+    from energon_stream.index.entries import Load
+    from energon_stream.index.objects import ShardObject
     from energon_stream.read.range_stream import RangeStream
-    from energon_stream.storage import Store
+    from energon_stream.read.read_plan import Request
 
 
 @dataclass(slots=True)
@@ -33,43 +34,13 @@ class RawSample:
         return self.key if self.shard is None else f"{self.shard}/{self.key}"
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Index entries to be loaded.
-
-    Attributes:
-        store: Store of the index.
-        read: Requests the entries from this store, or from one that reports to a fetcher, and keeps them.
-    """
-
-    store: Store
-    read: Callable[[Store], object]
-
-    def run(self) -> None:
-        """Load the entries on this thread."""
-        self.read(self.store)
-
-
-class Cutter(Protocol):
-    """Cuts samples out of one fetch."""
-
-    def cut(self, sample: int, number: int, /) -> RawSample | None:
-        """Cut a range into parts.
-
-        Args:
-            sample: Sample number.
-            number: Number of the range within the fetch.
-
-        Returns:
-            The sample; None if it is excluded.
-
-        Raises:
-            IndexMismatchError: The range does not hold one sample.
-        """
+Cut: TypeAlias = "Callable[[int, int], RawSample | None]"
+"""Cuts a sample out of an answer, given its number and that of its range; returns None for an excluded one.
+Raises IndexMismatchError if the range does not hold one sample."""
 
 
 class Locator(Protocol):
-    """Finds the byte ranges of one leaf's samples, and cuts samples out of them.
+    """Finds the byte ranges of one leaf's samples, and cuts samples out of them. Derive from it.
 
     The leaf's bytes lie in objects, usually shards, which the locator numbers from 0.
     """
@@ -77,6 +48,7 @@ class Locator(Protocol):
     @property
     def width(self) -> int:
         """Largest number of byte ranges of a sample."""
+        return 1
 
     @property
     def index_is_local(self) -> bool:
@@ -85,10 +57,12 @@ class Locator(Protocol):
     @property
     def skips_bytes(self) -> bool:
         """True if :meth:`locate` leaves out parts of samples."""
+        return False
 
     @property
     def opening(self) -> Locator:
         """Locator of a reader's first samples: itself, unless it takes long to find out what to read."""
+        return self
 
     def claim_loads(self, samples: Int64Array) -> list[Load]:
         """Return loads of index entries that are missing. The caller runs each, because nobody else gets it.
@@ -100,41 +74,23 @@ class Locator(Protocol):
         """Return the byte ranges of samples whose index entries have been loaded.
 
         Returns:
-            ``int64 [len(samples), width]`` arrays: object, first byte, one past the last byte. Object -1
-            means no range; each sample has at least one.
+            ``int64 [len(samples), n]`` arrays, where ``n`` is at most ``width``: object, first byte, one past
+            the last byte. Object -1 means no range; each sample has at least one.
         """
 
     def object(self, number: int, /) -> ShardObject:
         """Return the object of a number."""
 
-    def split(
-        self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> Cutter:
-        """Prepare a fetch for cutting. Work that is cheaper for many samples at once is done here.
+    def split(self, request: Request, data: memoryview) -> Cut:
+        """Prepare the answer of a request for cutting. Work that is cheaper for many samples is done here."""
 
-        Args:
-            number: Number of the object.
-            data: Bytes of the fetch.
-            start: First byte of the fetch in the object.
-            starts: ``int64``, first byte of each range, in the object.
-            stops: ``int64``, one past the last byte of each.
-        """
-
-    def wrong_ranges(
-        self, samples: Int64Array, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> dict[int, ChecksumError]:
-        """Compare samples of a fetch with their checksums, if they have any and the user wants it.
-
-        Args:
-            samples: ``int64``, sample that each range belongs to.
-            data: Bytes of the fetch.
-            start: First byte of the fetch in the object.
-            starts: ``int64``, first byte of each range, in the object.
-            stops: ``int64``, one past the last byte of each.
+    def wrong_ranges(self, request: Request, data: memoryview) -> dict[int, ChecksumError]:
+        """Compare the samples of an answer with their checksums, if they have any and the user wants it.
 
         Returns:
             An error for each range whose bytes are wrong, by the number of the range.
         """
+        return {}
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]], /) -> RawSample | None:
         """Merge the pieces of a sample. Called only if :attr:`width` is not 1.
@@ -149,11 +105,10 @@ class Locator(Protocol):
         Raises:
             IndexMismatchError: The pieces do not belong together.
         """
+        return found[0][1]
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
         """Cut and merge ranges that are too large to be in memory beside their parts.
-
-        This may run in the fetcher's threads.
 
         Args:
             sample: Sample number.

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.jsonl import JsonlIndex
+from energon_stream.index.verify import open_verifier
 from energon_stream.logs import log_once
 from energon_stream.read.join import JoinLocator
 from energon_stream.read.jsonl import JsonlLocator
 from energon_stream.read.parts import PartLocator
 from energon_stream.read.tar import TarLocator
-from energon_stream.read.verify import open_verifier
 
 if TYPE_CHECKING:
-    from energon_stream.read.index_entries import OffsetCache
+    from energon_stream.index.entries import OffsetCache
+    from energon_stream.index.verify import Verify
     from energon_stream.read.locator import Locator
-    from energon_stream.read.options import Verify
     from energon_stream.read.part_ranges import PartSelection
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def open_locator(
     """
     if isinstance(index, WebDatasetIndex):
         whole = TarLocator(leaf, index, offsets)
-        whole.verifier = open_verifier(leaf, index, whole.store, verify)
+        whole.verifier = open_verifier(index, whole.store, verify)
         if verify == "always" or selection is None or whole.index_is_local or index.shard_ids is None:
             return whole
         return PartLocator(whole, selection, max_gap)

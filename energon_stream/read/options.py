@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field, replace
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 from energon_stream.errors import ConfigError
+from energon_stream.index.verify import Verify
 from energon_stream.storage import retry_deadline
-
-Verify: TypeAlias = Literal["never", "sampled", "always"]
-"""Samples whose bytes are compared with checksums."""
 
 CHUNK = 1024
 """References that a reader locates at a time. Bounds the work between two samples."""
@@ -18,6 +16,7 @@ LOADING = 4
 """Chunks whose index entries are requested at a time, so that a late answer delays only later chunks."""
 
 _MIN_AHEAD = 512  # references of one of many readers
+_PASSES, _LEAST = 4, 64  # passes that are planned ahead, and references if passes are short
 CONNECTION_BYTES = 1 << 20  # memory of a request in flight beside its body, as measured with obstore
 _CLIENT_BYTES = 24 << 20  # memory of 16 connections, the rest of the client, and a sample that is given out
 _FIRST_SAMPLES = 32
@@ -35,7 +34,8 @@ class ReadOptions:
         max_gap: Unwanted bytes between two samples that are read rather than split a request.
         max_in_flight: Largest number of requests at one time; fewer if the budget has no room for their
             connections.
-        max_ahead: Largest number of samples that are requested and not yet consumed.
+        max_ahead: Largest number of samples that are requested and not yet consumed. Of a small dataset, no
+            more than four passes are.
         first_samples: Samples that are fetched in small requests before anything else. None: those of the
             first batch, or of the first packing buffer.
         retry_deadline: Seconds for which a failing request is tried again. None: the environment variable
@@ -94,6 +94,15 @@ class ReadOptions:
             max_ahead=max(min(self.max_ahead, _MIN_AHEAD), self.max_ahead // readers),
             _client_bytes=self._client_bytes // readers,
         )
+
+    def within(self, samples: int) -> ReadOptions:
+        """Return the limits of a reader with so many samples in a pass.
+
+        Nothing is gained by planning more than a few passes ahead: either answers are kept for all passes, or
+        the byte budget is reached before. The work before the first sample would be that of hundreds.
+        """
+        most = max(_LEAST, _PASSES * samples)
+        return self if self.max_ahead <= most else replace(self, max_ahead=most)
 
     @property
     def exact_samples(self) -> int:

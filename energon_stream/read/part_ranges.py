@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from energon_stream.index.tar_format import TAR_RECORD
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.index.part_places import PartPlaces
 
 _MAX_RANGES = 4
 _MOST_BYTES = 1 << 60  # of a tar; sums with larger numbers wrap
@@ -47,40 +47,9 @@ class PartRanges:
     known: Int64Array  # ``int64 [n]``, number of wanted parts of each sample
     skipped: int  # bytes of the samples outside all ranges
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PartPlaces:
-    """Places of all known parts of neighbouring samples, in the order of the tar."""
-
-    samples: Int64Array  # ``int64``, sample of each part, from 0
-    starts: Int64Array  # ``int64``, first byte of each part's content
-    sizes: Int64Array  # ``int64``, its length
-    wanted: npt.NDArray[np.bool_]  # whether a part is wanted
-    begin: int  # first byte of the first part's header
-
-    @property
-    def gaps(self) -> Int64Array:
-        """Bytes between each part's content and what is before it: its headers, if no part is missing."""
-        gaps: Int64Array = self.starts - np.concatenate([[self.begin], self.ends[:-1]])
-        return gaps
-
-    @property
-    def ends(self) -> Int64Array:
-        """One past the last byte of each part, padding included."""
-        ends: Int64Array = self.starts + -(-self.sizes // TAR_RECORD) * TAR_RECORD
-        return ends
-
-    @property
-    def known(self) -> Int64Array:
-        """Number of wanted parts of each sample, ``int64``."""
-        count = int(self.samples[-1]) + 1
-        found: Int64Array = np.bincount(self.samples[self.wanted], minlength=count)
-        return found
-
-    def lie_within(self, starts: Int64Array, stops: Int64Array) -> bool:
-        """Return True if all parts are in their samples, whose first and last bytes are given."""
-        first, last = starts[self.samples], stops[self.samples]
-        return bool(((first <= self.starts - TAR_RECORD) & (self.ends <= last)).all())
+    def rows(self) -> Int64Array:
+        """Return the starts, the stops, and the number of wanted parts as columns, one row a sample."""
+        return np.concatenate([self.starts, self.stops, self.known[:, None]], axis=1)
 
 
 def doubtful_samples(places: PartPlaces, *, after: int, least: int, most: int) -> Int64Array:

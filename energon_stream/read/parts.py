@@ -17,22 +17,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import apsw
 import numpy as np
 
-from energon_stream.arrays import distinct
 from energon_stream.errors import EnergonStreamError, IndexMismatchError
-from energon_stream.index.index_files import OffsetWindow
+from energon_stream.index.database import IndexDatabase, index_database
+from energon_stream.index.entries import EntryPages, Load
+from energon_stream.index.part_places import read_part_places
 from energon_stream.index.tar_format import TAR_RECORD, split_name, walk_members
-from energon_stream.read.index_database import IndexDatabase, index_database
-from energon_stream.read.locator import Load
+from energon_stream.read.locator import Locator
 from energon_stream.read.part_ranges import (
-    PartPlaces,
     PartRanges,
     PartSelection,
     doubtful_samples,
@@ -43,13 +42,15 @@ from energon_stream.storage import ByteRange
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.errors import ChecksumError
-    from energon_stream.read.locator import Cutter, Locator, RawSample
-    from energon_stream.read.objects import ShardObject
+    from energon_stream.index.objects import ShardObject
+    from energon_stream.read.locator import Cut, RawSample
     from energon_stream.read.range_stream import RangeStream
+    from energon_stream.read.read_plan import Request
     from energon_stream.read.tar import TarLocator
     from energon_stream.storage import Store
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 _PAGE_SAMPLES = 1024
 """Samples of one page: one query."""
@@ -57,24 +58,16 @@ _PAGE_SAMPLES = 1024
 _HEADER_BYTES = 4 << 10
 """Bytes of one request for headers."""
 
-_PLACES = """
-SELECT sample_index, content_byte_offset, content_byte_size, part_name FROM sample_parts
-WHERE tar_file_id = ?
-"""
-# The first and the last page of a shard have an open end. So they return the rows of the shard whose
-# sample_index is no integer: SQLite sorts these before or after all integers.
-_FROM, _BELOW, _AT_MOST = " AND sample_index >= ?", " AND sample_index < ?", f" LIMIT {1 << 20}"
-
 
 @dataclass(slots=True)
-class PartLocator:
+class PartLocator(Locator):
     """Locator of some parts of a prepared WebDataset; see :class:`Locator`."""
 
     whole: TarLocator
     selection: PartSelection
     max_gap: int
-    _ids: Int64Array = field(init=False)
-    _first_page: Int64Array = field(init=False)
+    _shard_ids: Int64Array = field(init=False)
+    _pages: EntryPages = field(init=False)
     _skips: bool | None = field(init=False, default=None)  # whether parts are read; None until it is settled
     _least_header: int = field(init=False, default=1 << 30)  # bytes of the headers of a part
     _most_known: int = field(init=False, default=0)  # largest number of wanted parts that a sample has
@@ -86,9 +79,10 @@ class PartLocator:
         index = self.whole.index
         if index.shard_ids is None:
             raise TypeError("the index has no shard ids")
-        self._ids = index.shard_ids
-        pages = -(-index.shard_counts // _PAGE_SAMPLES)
-        self._first_page = np.concatenate([[0], np.cumsum(pages)]).astype(np.int64)
+        self._shard_ids = index.shard_ids
+        self._pages = EntryPages(
+            self.whole.store, self.whole.offsets, index.shard_starts, _PAGE_SAMPLES, self._read_page
+        )
 
     @property
     def width(self) -> int:
@@ -114,11 +108,9 @@ class PartLocator:
         """Return loads of pages of the index, or of ``.tar.idx`` if whole samples are read."""
         if self._skips is False:
             return self.whole.claim_loads(samples)
-        pages = self._page_of(samples)
         loads = [
-            Load(self.whole.store, partial(self._load, page, samples[pages == page]))
-            for page in distinct(pages).tolist()
-            if self.whole.offsets.claim(*self._place(page))
+            Load(load.store, partial(self._load, load, samples[mine]))
+            for load, mine in self._pages.claim(samples)
         ]
         if self._skips or self.selection.declared:
             return loads
@@ -134,45 +126,11 @@ class PartLocator:
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return shard, first byte, and one past the last byte of each range; -1 if a sample has fewer."""
-        found = np.full((2, len(samples), self.width), -1, dtype=np.int64)
-        if not self.settle() or not self._locate_parts(samples, found):
-            found[:] = -1
-            _, found[0, :, :1], found[1, :, :1] = self.whole.locate(samples)
-        objects = np.where(found[0] < 0, -1, self.whole.shard_of(samples)[:, None])
-        return objects, found[0], found[1]
-
-    def _locate_parts(self, samples: Int64Array, found: Int64Array) -> bool:
-        """Fill in the ranges of parts. Return False if whole samples are to be read instead."""
-        pages = self._page_of(samples)
-        for page in distinct(pages).tolist():
-            mine = pages == page
-            # Other leaves may have pushed the page out.
-            window = self._cached(page) or self._load(page, samples[mine], self.whole.store)
-            if window is None:
-                return False
-            rows = window.offsets[samples[mine] - window.first]
-            found[:, mine] = rows[:, :-1].reshape(len(rows), 2, self.width).transpose(1, 0, 2)
-        return True
-
-    def _page_of(self, samples: Int64Array) -> Int64Array:
-        """Return the page of each sample; pages are counted through the shards."""
-        shards = self.whole.shard_of(samples)
-        local = samples - self.whole.index.shard_starts[shards]
-        return self._first_page[shards] + local // _PAGE_SAMPLES
-
-    def _place(self, page: int) -> tuple[int, int, int, int]:
-        """Return the cache key of a page. Its number follows those of the shards' ``.tar.idx`` entries."""
-        first = self._samples_of(page)[1]
-        return self.whole.leaf, len(self._ids) + page, first, first
-
-    def _cached(self, page: int) -> OffsetWindow | None:
-        return self.whole.offsets.get(*self._place(page))
-
-    def _samples_of(self, page: int) -> tuple[int, int, int]:
-        """Return the shard of a page, the page's first sample, and the samples before it in the shard."""
-        shard = int(np.searchsorted(self._first_page, page, side="right")) - 1
-        before = (page - int(self._first_page[shard])) * _PAGE_SAMPLES
-        return shard, int(self.whole.index.shard_starts[shard]) + before, before
+        rows = self._usable(lambda: self._pages.rows(samples, 2 * self.width + 1)) if self.settle() else None
+        if rows is None:
+            return self.whole.locate(samples)
+        starts, stops = rows[:, : self.width], rows[:, self.width : -1]
+        return np.where(starts < 0, -1, self.whole.index.shard_of(samples)[:, None]), starts, stops
 
     def _first_saves(self) -> bool:
         """Return whether the headers of the first sample show bytes that can be skipped."""
@@ -195,8 +153,7 @@ class PartLocator:
             nonlocal window, first
             if not first <= offset <= offset + length <= first + len(window):
                 part = ByteRange(offset, min(offset + max(length, _HEADER_BYTES), stop))
-                body = shard_object.store.get_range(shard_object.path, part, etag=shard_object.etag)
-                window, first = body.data, offset
+                window, first = shard_object.get_range(part).data, offset
             return window[offset - first : offset - first + length]
 
         unneeded, limit = 0, self.max_gap // 2
@@ -210,59 +167,57 @@ class PartLocator:
 
     def _page_saves(self) -> bool:
         """Return whether the first page of the index is usable, and tells of bytes that can be skipped."""
-        try:
-            found = self._ranges_of(0)
-            self.whole.offsets.load(*self._place(0), partial(self._window, 0, found))
-        except (EnergonStreamError, apsw.Error) as error:
-            self._warn(error)
+        shard = int(self.whole.index.shard_of(np.array(0)))
+        count = min(_PAGE_SAMPLES, int(self.whole.index.shard_counts[shard]))
+        found = self._usable(lambda: self._ranges_of(shard, 0, count))
+        if found is None:
             return False
-        return found.skipped > self.max_gap * len(found.starts)
+        self.whole.offsets.load(self._pages, 0, found.rows)
+        return found.skipped > self.max_gap * count
 
-    def _load(self, page: int, samples: Int64Array, store: Store) -> OffsetWindow | None:
-        """Load a page. Return None if whole samples are to be read; their index entries are loaded then.
+    def _load(self, load: Load, samples: Int64Array, store: Store) -> None:
+        """Load a page, or, if whole samples are to be read, their index entries.
 
         SQLite reads with a store of its own.
         """
-        window = (self._cached(page) or self._fetch(page)) if self.settle() else None
-        if window is None:
-            for load in self.whole.claim_loads(samples):
-                load.read(store if load.store is self.whole.store else load.store)
-        return window
+        if self.settle() and self._usable(lambda: load.read(store)) is not None:
+            return
+        for whole in self.whole.claim_loads(samples):
+            whole.read(store if whole.store is self.whole.store else whole.store)
 
-    def _fetch(self, page: int) -> OffsetWindow | None:
-        """Read a page of the index and keep it. If that is impossible, whole samples are read from now on."""
+    def _usable(self, read: Callable[[], _T]) -> _T | None:
+        """Return what reads the index returns. If it cannot be used, whole samples are read from now on."""
         try:
-            return self.whole.offsets.load(
-                *self._place(page), lambda: self._window(page, self._ranges_of(page))
-            )
+            return read()
         except (EnergonStreamError, apsw.Error) as error:
             self._skips = False
-            self._warn(error)
+            _log.warning(
+                "%s: whole samples are read, because the index cannot be used: %s",
+                self.whole.index.spec.url,
+                error,
+            )
             return None
 
-    def _warn(self, error: Exception) -> None:
-        _log.warning(
-            "%s: whole samples are read, because the index cannot be used: %s",
-            self.whole.index.spec.url,
-            error,
-        )
+    def _read_page(self, _: Store, shard: int, before: int, stop: int) -> Int64Array:
+        return self._ranges_of(shard, before, stop).rows()
 
-    def _window(self, page: int, found: PartRanges) -> OffsetWindow:
-        columns = [found.starts, found.stops, found.known[:, None]]
-        return OffsetWindow(self._samples_of(page)[1], np.concatenate(columns, axis=1))
-
-    def _ranges_of(self, page: int) -> PartRanges:
-        """Return the ranges of the wanted parts of a page of samples.
+    def _ranges_of(self, shard: int, before: int, stop: int) -> PartRanges:
+        """Return the ranges of the wanted parts of samples ``before`` to ``stop`` of a shard.
 
         Raises MetadataError if the index cannot be right: rows are missing or have wrong types, or parts lie
         outside their samples.
         """
         if self._database is None:
             self._database = index_database(self.whole.index.spec)
-        shard, first, before = self._samples_of(page)
-        samples = np.arange(first, first + min(_PAGE_SAMPLES, self.whole.shard_samples(shard) - before))
+        samples = np.arange(before, stop) + self.whole.index.shard_starts[shard]
         try:
-            places, after = self._places(self._database, shard, before, len(samples))
+            places, after = read_part_places(
+                self._database,
+                int(self._shard_ids[shard]),
+                (before, stop),
+                is_last=stop == int(self.whole.index.shard_counts[shard]),
+                wants=self._wants,
+            )
             found = find_part_ranges(places, max_gap=self.max_gap, width=self.width)
             bounds = self.whole.known_bounds(samples)
             if bounds is not None and not places.lie_within(*bounds):
@@ -293,39 +248,6 @@ class PartLocator:
         more = int((last - first).sum() - before)
         return replace(found, skipped=max(0, found.skipped - more))
 
-    def _places(
-        self, database: IndexDatabase, shard: int, before: int, count: int
-    ) -> tuple[PartPlaces, int | None]:
-        """Return the places of the parts of ``count`` samples of a shard, after ``before`` others.
-
-        Also return the bytes between these parts and the next one; None at the end of the shard.
-
-        Raises ValueError if the index does not have them.
-        """
-        stop, is_last = before + count, before + count == self.whole.shard_samples(shard)
-        query, values = _PLACES, [int(self._ids[shard])]
-        if before:
-            # The end of the sample before them is the first header's place.
-            query, values = query + _FROM, [*values, before - 1]
-        if not is_last:
-            query, values = query + _BELOW, [*values, stop + 1]
-        rows = database.rows(query + _AT_MOST, tuple(values))
-        numbers = np.array([row[:3] for row in rows])
-        if not rows:
-            raise ValueError("there are no samples")
-        if numbers.dtype.kind != "i":
-            raise ValueError("a number has another type")
-        wanted = np.array([self._wants(row[3]) for row in rows], dtype=bool)
-        order = np.argsort(numbers[:, 1], kind="stable")
-        samples, starts, sizes = numbers[order].T
-        mine, later = (samples >= before) & (samples < stop), samples >= stop
-        if not mine.any() or samples[mine][-1] != stop - 1 or later.any() == is_last:
-            raise ValueError(f"there are not {count} samples")
-        earlier = np.flatnonzero(samples < before)
-        begin = -(-int((starts + sizes)[earlier].max()) // TAR_RECORD) * TAR_RECORD if len(earlier) else 0
-        places = PartPlaces(samples[mine] - before, starts[mine], sizes[mine], wanted[order][mine], begin)
-        return places, None if is_last else int(starts[later].min() - places.ends[-1])
-
     def _wants(self, part: str) -> bool:
         """Return whether a part is wanted. The user's function is called once for each name."""
         if part not in self._asked:
@@ -341,18 +263,21 @@ class PartLocator:
         """Return a shard."""
         return self.whole.object(number)
 
-    def split(
-        self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> Cutter:
-        """Read the headers of a fetch."""
-        cutter = self.whole.split(number, data, start, starts, stops)
-        return _CheckedCutter(self, cutter) if self._skips and self.width == 1 else cutter
+    def split(self, request: Request, data: memoryview) -> Cut:
+        """Read the headers of an answer."""
+        cut = self.whole.split(request, data)
+        if not self._skips or self.width != 1:
+            return cut
 
-    def wrong_ranges(
-        self, samples: Int64Array, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> dict[int, ChecksumError]:
-        """Compare samples of a fetch with their checksums, if whole samples are read."""
-        return self.whole.wrong_ranges(samples, data, start, starts, stops) if self._skips is False else {}
+        def checked(sample: int, number: int) -> RawSample | None:
+            raw = cut(sample, number)
+            return None if raw is None else self._checked(raw)
+
+        return checked
+
+    def wrong_ranges(self, request: Request, data: memoryview) -> dict[int, ChecksumError]:
+        """Compare samples of an answer with their checksums, if whole samples are read."""
+        return self.whole.wrong_ranges(request, data) if self._skips is False else {}
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
         """Merge the parts of all ranges."""
@@ -367,9 +292,9 @@ class PartLocator:
                     hint="the shard was changed after it was indexed; run `energon-stream prepare` again",
                 )
             raw.parts.update(more.parts)
-        return self.checked(raw)
+        return self._checked(raw)
 
-    def checked(self, raw: RawSample) -> RawSample:
+    def _checked(self, raw: RawSample) -> RawSample:
         """Return a sample that was cut out of its parts.
 
         Raises IndexMismatchError if it has fewer wanted parts than the index says.
@@ -377,9 +302,8 @@ class PartLocator:
         found = sum(map(self._wants, raw.parts))
         if not self._skips or found >= self._most_known:
             return raw
-        page = int(self._page_of(np.array([raw.index]))[0])
-        window = self._cached(page) or self._fetch(page)
-        known = 0 if window is None else int(window.offsets[raw.index - window.first, -1])
+        rows = self._usable(lambda: self._pages.rows(np.array([raw.index]), 2 * self.width + 1))
+        known = 0 if rows is None else int(rows[0, -1])
         if found < known:
             names = ", ".join(raw.parts)
             raise IndexMismatchError(
@@ -394,16 +318,3 @@ class PartLocator:
         """Cut the ranges of a sample into parts as their bytes arrive."""
         cut = [(stream[0], self.whole.cut_streams(sample, [stream])) for stream in streams]
         return self.merge(sample, cut)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _CheckedCutter:
-    """Cuts samples of one range each, and compares their parts with the index."""
-
-    locator: PartLocator
-    whole: Cutter
-
-    def cut(self, sample: int, number: int) -> RawSample | None:
-        """Cut one sample; see :meth:`Cutter.cut`."""
-        raw = self.whole.cut(sample, number)
-        return None if raw is None else self.locator.checked(raw)

@@ -13,6 +13,7 @@ requests them again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,6 +29,7 @@ from energon_stream.storage.planner import FetchPlan, plan_fetches
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.read.locator import Locator
     from energon_stream.read.options import ReadOptions
 
 _FIRST_PLAN = 16 << 20
@@ -73,34 +75,34 @@ class PlanLimits:
     request_limit: Reason = Reason.MAX_REQUEST
     local: frozenset[int] = frozenset()
 
-    @classmethod
-    def of(cls, options: ReadOptions, readers: int = 1, local: frozenset[int] = frozenset()) -> PlanLimits:
-        """Return the limits of one of several readers in a process.
 
-        Args:
-            options: Limits of one reader, its share of the budget.
-            readers: Number of readers.
-            local: Leaves whose samples are views of local files.
-        """
-        plan, request = max(1, options.fetch_bytes // 4), options.max_request
-        if readers > 1:
-            # Single samples leave gaps in memory, so a 16th of the budget stays free.
-            share = options.fetch_bytes * readers * 15 // 16 // readers
-            plan = max(1, share // 2, min(share * 9 // 10, _SMALL_PLAN))
-            request = min(request, max(_SMALL_REQUEST, plan // 4))
-        return cls(
-            exact_samples=options.exact_samples,
-            second_take=options.second_take,
-            max_ahead=options.max_ahead,
-            plan_bytes=plan,
-            max_request=request,
-            max_gap=options.max_gap,
-            largest_shared=options.largest_shared,
-            resident_bytes=options.fetch_bytes * 15 // 16,
-            is_shared=readers > 1,
-            request_limit=Reason.MAX_REQUEST if request == options.max_request else Reason.SHARED_LIMIT,
-            local=local,
-        )
+def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int = 1) -> PlanLimits:
+    """Return the limits of the plans of one of several readers in a process.
+
+    Args:
+        options: The reader's share of the limits.
+        locators: Locators by leaf number.
+        readers: Number of readers that share the budget.
+    """
+    plan, request = max(1, options.fetch_bytes // 4), options.max_request
+    if readers > 1:
+        # Single samples leave gaps in memory, so a 16th of the budget stays free.
+        share = options.fetch_bytes * readers * 15 // 16 // readers
+        plan = max(1, share // 2, min(share * 9 // 10, _SMALL_PLAN))
+        request = min(request, max(_SMALL_REQUEST, plan // 4))
+    return PlanLimits(
+        exact_samples=options.exact_samples,
+        second_take=options.second_take,
+        max_ahead=options.max_ahead,
+        plan_bytes=plan,
+        max_request=request,
+        max_gap=options.max_gap,
+        largest_shared=options.largest_shared,
+        resident_bytes=options.fetch_bytes * 15 // 16,
+        is_shared=readers > 1,
+        request_limit=Reason.MAX_REQUEST if request == options.max_request else Reason.SHARED_LIMIT,
+        local=frozenset(number for number, locator in enumerate(locators) if locator.index_is_local),
+    )
 
 
 class ByteRanges(NamedTuple):
@@ -351,9 +353,9 @@ class Planner:
         if self.kept is None:
             return {}
         free = np.flatnonzero(taken[:count] < 0)
-        found = self.kept.find(self.located.keys[free], self.located.index[free], self.located.starts[free])
-        rows, found = free[found >= 0], found[found >= 0]
-        taken[rows], places[rows] = self.kept.requests[found], self.kept.places[found]
+        wanted = self.located[free]
+        taken[free], places[free] = self.kept.find(wanted.keys, wanted.index, wanted.starts)
+        rows = free[taken[free] >= 0]
         order = rows[np.argsort(taken[rows], kind="stable")]
         numbers = distinct(taken[order])
         firsts = np.searchsorted(taken[order], numbers)
@@ -365,19 +367,11 @@ class Planner:
         limits = self.limits
         if not self.generation:
             return [Reason.FIRST_BATCH] * len(plan.starts)
-        near = has_range_near(plan.objects, plan.stops, later, limits.max_gap).tolist()
-        skips = np.isin(plan.objects >> 32, self.located.leaf[self.located.skips]).tolist()
-        ends = zip(plan.ends_by_size.tolist(), near, skips, strict=True)
-        return [
-            limits.request_limit
-            if by_size
-            else Reason.GENERATION_END
-            if is_near
-            else Reason.PARTS
-            if skip
-            else Reason.GAP
-            for by_size, is_near, skip in ends
-        ]
+        near = has_range_near(plan.objects, plan.stops, later, limits.max_gap)
+        skips = np.isin(plan.objects >> 32, self.located.leaf[self.located.skips])
+        reasons = limits.request_limit, Reason.GENERATION_END, Reason.PARTS, Reason.GAP
+        which = np.select([plan.ends_by_size, near, skips], [0, 1, 2], 3)
+        return [reasons[number] for number in which.tolist()]
 
     def _samples(self, must: int, taken: Int64Array, places: Int64Array) -> PlannedSamples:
         """Group the first ``must`` ranges into samples."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
+from energon_stream.index.in_order import in_order
 from energon_stream.read.options import CONNECTION_BYTES, ReadOptions
-from energon_stream.storage import Body, ByteRange, Fetcher
-from energon_stream.storage.buffers import BytesBuilder
+from energon_stream.storage import ByteRange, Fetcher
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from energon_stream.read.objects import ShardObject
+    from energon_stream.index.objects import ShardObject
 
 _PIECES = 16
 """Largest number of requests in flight."""
@@ -44,9 +43,6 @@ def piece_sizes(sample: int, options: ReadOptions) -> PieceSizes:
 class RangeStream:
     """A range of an object, read from first to last byte. Requests begin with the first read.
 
-    A thread of the fetcher may read it: if a piece's request has not begun when the piece is needed, the
-    reading thread fetches it itself, so no thread waits for a waiting one.
-
     Attributes:
         start: First byte.
         stop: One past the last byte.
@@ -54,15 +50,13 @@ class RangeStream:
     """
 
     def __init__(
-        self, shard: ShardObject, byte_range: ByteRange, *, pieces: PieceSizes, fetcher: Fetcher
+        self, shard: ShardObject, byte_range: ByteRange, pieces: PieceSizes, fetcher: Fetcher
     ) -> None:
         self.start = byte_range.start
         self.stop = byte_range.stop
         self.watch: Callable[[memoryview], object] | None = None
-        self._shard, self._fetcher = shard, fetcher
-        self._pieces = pieces
-        self._requested = self._position = self.start
-        self._waiting: deque[tuple[ByteRange, Future[Body]]] = deque()
+        self._pieces = _read_pieces(shard, byte_range, pieces, fetcher)
+        self._position = self.start
         self._piece = memoryview(b"")
 
     def seek(self, offset: int) -> None:
@@ -73,48 +67,38 @@ class RangeStream:
     def read(self, length: int) -> bytes:
         """Return the next ``length`` bytes, or fewer at the end of the range, in a new object."""
         length = min(length, self.stop - self._position)
-        with BytesBuilder(length) as built:
-            done = 0
-            while done < length:
-                piece = self._next(length - done)
-                built.write(done, piece)
-                done += len(piece)
-            return built.finish()
+        # It fills the bytes object that it returns. The pages come from calloc, so memory is used only as far
+        # as they are filled.
+        built = io.BytesIO(bytes(length))
+        while built.tell() < length:
+            built.write(self._next(length - built.tell()))
+        return built.getvalue()
 
     def close(self) -> None:
         """Cancel queued requests and release received bytes."""
-        for _, future in self._waiting:
-            future.cancel()
-        self._waiting.clear()
+        self._pieces.close()
         self._piece = memoryview(b"")
-        self._requested = self.stop
 
     def _next(self, most: int) -> memoryview:
         """Return at most ``most`` of the next bytes. Copy them before the next call."""
         if not self._piece:
-            self._piece = self._take()
+            self._piece = next(self._pieces)
         piece, self._piece = self._piece[:most], self._piece[most:]
         self._position += len(piece)
         if self.watch is not None:
             self.watch(piece)
         return piece
 
-    def _take(self) -> memoryview:
-        self._request()
-        piece, future = self._waiting.popleft()
-        body = self._fetch(piece) if future.cancel() else future.result()
-        self._shard.observe(body.etag)
-        return body.data
 
-    def _request(self) -> None:
-        """Request as many pieces as may be in flight."""
-        while self._requested < self.stop and len(self._waiting) < self._pieces.ahead:
-            stop = min(self._requested + self._pieces.size, self.stop)
-            piece = ByteRange(self._requested, stop)
-            shard = self._shard
-            future = self._fetcher.submit(shard.store, shard.path, piece, etag=shard.etag)
-            self._waiting.append((piece, future))
-            self._requested = stop
-
-    def _fetch(self, piece: ByteRange) -> Body:
-        return self._shard.store.get_range(self._shard.path, piece, etag=self._shard.etag)
+def _read_pieces(
+    shard: ShardObject, whole: ByteRange, pieces: PieceSizes, fetcher: Fetcher
+) -> Generator[memoryview, None, None]:
+    """Yield the pieces of a range in order, and request as many of them as may be in flight."""
+    starts = range(whole.start, whole.stop, pieces.size)
+    requests = (
+        shard.submit(fetcher, ByteRange(start, min(start + pieces.size, whole.stop))) for start in starts
+    )
+    with closing(in_order(requests, pieces.ahead)) as bodies:
+        for body in bodies:
+            shard.observe(body.etag)
+            yield body.data

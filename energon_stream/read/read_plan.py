@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import repeat, starmap
+from itertools import chain, repeat, starmap
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
+
+from energon_stream.drawing import brief
+from energon_stream.storage import ByteRange
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
@@ -26,7 +30,7 @@ class Reason(Enum):
     LARGE = "the sample is read alone, in pieces"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Request:
     """One range request, and the wanted ranges in it."""
 
@@ -40,6 +44,16 @@ class Request:
     samples: Int64Array  # ``int64``, sample that each range belongs to
     deadline: int  # number of ranges that the reader consumes before the first one of these
     reason: Reason  # why it ends where it does
+
+    @property
+    def range(self) -> ByteRange:
+        """The requested bytes."""
+        return ByteRange(self.start, self.start + self.size)
+
+    def __repr__(self) -> str:
+        place = {"leaf": self.leaf, "object": self.object, "start": self.start, "size": self.size}
+        why = {"deadline": self.deadline, "reason": self.reason.name}
+        return brief(self, number=self.number, **place, ranges=len(self.starts), **why)
 
 
 class PlannedSample(NamedTuple):
@@ -56,7 +70,7 @@ Row: TypeAlias = tuple[int, int, int, int, tuple[tuple[int, int], ...]]
 """The fields of a :class:`PlannedSample`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PlannedSamples:
     """Planned samples in columns. No object is made for a sample before it is consumed."""
 
@@ -77,6 +91,9 @@ class PlannedSamples:
     def __len__(self) -> int:
         return len(self.samples)
 
+    def __repr__(self) -> str:
+        return brief(self, samples=len(self))
+
 
 class LargeSample(NamedTuple):
     """A sample that is read alone, in pieces, when all samples before it are consumed."""
@@ -86,7 +103,7 @@ class LargeSample(NamedTuple):
     ranges: tuple[tuple[int, int, int], ...]  # object, first byte, and one past the last byte of each range
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReadPlan:
     """One generation: its requests, most urgent first, and its samples, in order."""
 
@@ -100,6 +117,10 @@ class ReadPlan:
     reused: dict[int, list[int]] = field(default_factory=dict)
     keeps: bool = False  # whether answers are kept after their last sample is consumed
 
+    def __repr__(self) -> str:
+        sizes = {"samples": len(self.samples), "ranges": self.ranges, "bytes": self.bytes}
+        return brief(self, generation=self.generation, requests=len(self.requests), **sizes)
+
     @property
     def sample_of_range(self) -> Int64Array:
         """Number of the sample, within the plan, that each range belongs to, ``int64``."""
@@ -107,3 +128,31 @@ class ReadPlan:
             len(each.ranges) if isinstance(each, LargeSample) else 1 + len(each.more) for each in self.samples
         ]
         return np.repeat(np.arange(len(counts)), counts)
+
+
+class ReadySamples:
+    """Planned samples that are not consumed yet, in order. The row of a sample is made when it is taken.
+
+    Attributes:
+        left: Number of samples.
+        ends_large: Whether the last sample is read alone.
+    """
+
+    __slots__ = ("_plans", "_rows", "ends_large", "left")
+
+    def __init__(self) -> None:
+        self._plans: deque[Iterator[Row | LargeSample]] = deque()
+        self._rows = chain.from_iterable(iter(self._plans.popleft, None))
+        self.left = 0
+        self.ends_large = False
+
+    def add(self, samples: PlannedSamples | tuple[LargeSample, ...]) -> None:
+        """Add the samples of a plan."""
+        self.ends_large = isinstance(samples, tuple)
+        self._plans.append(iter(samples) if isinstance(samples, tuple) else samples.rows())
+        self.left += len(samples)
+
+    def pop(self) -> Row | LargeSample:
+        """Remove and return the next sample. There must be one."""
+        self.left -= 1
+        return next(self._rows)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, MetadataError, NotPreparedError
 from energon_stream.index.metadata import DATASET_CONFIG, META_FOLDER
-from energon_stream.index.yaml_io import check_keys
+from energon_stream.index.yaml_io import check_keys, read_document
 from energon_stream.recipe.fields import parse_field_map, parse_parts
 from energon_stream.recipe.named_code import UserFunction, is_own_module, nearest, read_class
 from energon_stream.recipe.sample_factory import CustomBuild, SampleFactory
@@ -23,13 +23,14 @@ from energon_stream.recipe.sample_types import (
 )
 from energon_stream.recipe.subset import Subset, parse_subset
 from energon_stream.samples import CrudeSample, Sample
-from energon_stream.storage import StoreSpec, is_local, parent_url
-from energon_stream.storage.fork import run_forkable
+from energon_stream.storage.obstore_use import run_forkable
+from energon_stream.urls import is_local, parent_url
 
 if TYPE_CHECKING:
+    from energon_stream.decode import FileStoreDecoder
     from energon_stream.index.dataset import WebDatasetIndex
     from energon_stream.limits import Limits
-    from energon_stream.read.decode import FileStoreDecoder
+    from energon_stream.storage import StoreSpec
 
 _FOREIGN_CLASSES = "energon_stream.compat.foreign"
 # Dataset classes of other packages derive from classes that build on this package. Their reader is therefore
@@ -110,7 +111,7 @@ def _read_beside(spec: StoreSpec, name: str) -> str:
     """
 
     def read() -> str:
-        return bytes(spec.open().get(f"{META_FOLDER}/{name}").data).decode()
+        return bytes(read_document(f"{META_FOLDER}/{name}", spec.open()).data).decode()
 
     return read() if is_local(spec.url) else run_forkable(read)
 
@@ -235,7 +236,7 @@ def _decoder(value: Any, where: str, limits: Limits | None) -> FileStoreDecoder 
     if not is_own_module(module) or name != "SampleDecoder":
         raise MetadataError(f"there is no decoder {module}.{name}", where=where, hint="use SampleDecoder")
     check_keys(value, (*_CLASS_KEYS, *_DECODER_OPTIONS), where)
-    from energon_stream.read.decode import SampleDecoder  # imports PyTorch; metadata is read without it
+    from energon_stream.decode import SampleDecoder  # imports PyTorch; metadata is read without it
 
     given = {key: option for key, option in value.items() if key in _DECODER_OPTIONS}
     return SampleDecoder(**given, limits=limits)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.decode import FileStoreDecoder, SampleDecoder
+from energon_stream.files.stores import SystemFileStore, WebdatasetFileStore
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.media import AuxStores, DecodeFileStore, FileStore
 from energon_stream.pipeline.leaf import DatasetLeaf, Leaf
-from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
-from energon_stream.read.file_stores import SystemFileStore, WebdatasetFileStore
 from energon_stream.recipe.dataset_yaml import DatasetYamlOptions, make_sample_factory
 from energon_stream.recipe.join import join_leaf
 from energon_stream.recipe.sample_factory import SampleFactory

@@ -15,9 +15,10 @@ from energon_stream.recipe.metadataset_files import MetadatasetFiles
 from energon_stream.recipe.reach import allowed_urls
 from energon_stream.recipe.subset import Subset
 from energon_stream.recipe.tree import LeafRef, MetadatasetRef, MixtureItem, Reference, inherit
-from energon_stream.storage import StoreLayer, StoreSpec, Transport, is_local
-from energon_stream.storage.fork import run_forkable
+from energon_stream.storage import StoreLayer, StoreSpec, Transport
+from energon_stream.storage.obstore_use import run_forkable
 from energon_stream.threads import thread_errors
+from energon_stream.urls import is_local
 
 if TYPE_CHECKING:
     from energon_stream.recipe.sample_types import DeclaredSamples

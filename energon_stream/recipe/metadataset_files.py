@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, LimitError
 from energon_stream.index.metadata import load_document
+from energon_stream.index.yaml_io import read_document
 from energon_stream.limits import Limits
 from energon_stream.recipe.metadataset import MetadatasetDocument, parse_metadataset
 from energon_stream.recipe.reach import allowed_urls, check_reach
@@ -24,16 +24,8 @@ from energon_stream.recipe.tree import (
     mixture_items,
     references,
 )
-from energon_stream.storage import (
-    StoreLayer,
-    StoreSpec,
-    Transport,
-    is_local,
-    join_url,
-    parent_url,
-    plain_or_dataset,
-    shared_fetcher,
-)
+from energon_stream.storage import StoreLayer, StoreSpec, Transport, shared_fetcher
+from energon_stream.urls import is_local, join_url, parent_url, plain_or_dataset
 
 if TYPE_CHECKING:
     from energon_stream.recipe.subset import Subset
@@ -109,7 +101,7 @@ class MetadatasetFiles:
     def _read(self, specs: list[StoreSpec]) -> None:
         stores = {spec.url: spec.open() for spec in specs if spec.url not in self._documents}
         bodies = {
-            url: shared_fetcher().ask(store, methodcaller("get", ""), deadline=-1)
+            url: shared_fetcher().ask(store, partial(read_document, "", limits=self.limits), deadline=-1)
             for url, store in stores.items()
         }
         for url, body in bodies.items():

@@ -22,8 +22,8 @@ from energon_stream.index.jsonl import open_jsonl
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import find_tars, list_tars, open_plain
 from energon_stream.limits import Limits
+from energon_stream.printable import strip_credentials
 from energon_stream.recipe.tree import AnyLeafRef, JoinRef, LeafRef, MixtureItem
-from energon_stream.storage import strip_credentials
 
 if TYPE_CHECKING:
     from energon_stream.recipe.location import DatasetLocation

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from energon_stream.cache import CacheConfig, CacheLayer
+from energon_stream.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.limits import Limits
-from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.read.options import ReadOptions
 from energon_stream.recipe.fields import parse_parts
 from energon_stream.recipe.location import DatasetLocation, PathOption, root_of

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from energon_stream.errors import ConfigError, UntrustedUrlError
-from energon_stream.storage import is_local, is_url, plain_or_dataset, strip_credentials
+from energon_stream.printable import strip_credentials
+from energon_stream.urls import is_local, is_url, plain_or_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from energon_stream.arrays import as_bytes
 from energon_stream.errors import (
     ConfigError,
     EnergonStreamError,
@@ -17,10 +18,9 @@ from energon_stream.errors import (
 from energon_stream.read.part_ranges import PartSelection
 from energon_stream.recipe.fields import FieldAccess, parts_of
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, OnDemandSample, Sample, SourceInfo
-from energon_stream.storage.buffers import as_bytes
 
 if TYPE_CHECKING:
-    from energon_stream.read.decode import FileStoreDecoder
+    from energon_stream.decode import FileStoreDecoder
 
 
 def _pass_both(parts: frozenset[str], part_filter: Callable[[str], bool], part: str) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import SampleError
 from energon_stream.imports import LazyModule
+from energon_stream.samples.batch_memory import batch_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -70,11 +71,22 @@ def pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """
     largest = _largest(tensors, 0)
     if all(list(tensor.shape) == largest for tensor in tensors):
-        return torch.stack(list(tensors))
+        return stack(tensors)
     stacked = tensors[0].new_zeros((len(tensors), *largest))
     for row, tensor in zip(stacked, tensors, strict=True):
         row[tuple(slice(extent) for extent in tensor.shape)] = tensor
     return stacked
+
+
+def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack tensors of one shape and dtype, a batch in the memory of batches."""
+    first = tensors[0]
+    plain = all(type(tensor) is torch.Tensor and tensor.device.type == "cpu" for tensor in tensors)
+    if plain and not any(tensor.requires_grad for tensor in tensors):
+        made = batch_tensor((len(tensors), *first.shape), first.dtype)
+        if made is not None:
+            return torch.stack(list(tensors), out=made)
+    return torch.stack(list(tensors))
 
 
 def pad_concat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -6,23 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from energon_stream.read.locator import Cutter, Load, Locator, RawSample
+from energon_stream.read.locator import Cut, Locator, RawSample
 from energon_stream.storage import Body, ByteRange, LocalStore
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
-    from energon_stream.errors import ChecksumError
-    from energon_stream.read.objects import ShardObject
+    from energon_stream.index.entries import Load
+    from energon_stream.index.objects import ShardObject
     from energon_stream.read.range_stream import RangeStream
+    from energon_stream.read.read_plan import Request
     from energon_stream.simulate.fetcher import VirtualFetcher
-
-
-@dataclass(frozen=True, slots=True)
-class _EmptyCutter:
-    leaf: int
-
-    def cut(self, sample: int, number: int) -> RawSample | None:
-        return RawSample(self.leaf, sample, "", None, {})
 
 
 class VirtualStore(LocalStore):
@@ -38,7 +31,7 @@ class VirtualStore(LocalStore):
 
 
 @dataclass(frozen=True, slots=True)
-class VirtualLocator:
+class VirtualLocator(Locator):
     """A locator whose objects are in the modelled store; see :class:`Locator`."""
 
     inner: Locator
@@ -72,18 +65,8 @@ class VirtualLocator:
     def object(self, number: int) -> ShardObject:
         return replace(self.inner.object(number), store=VirtualStore(self.fetcher))
 
-    def split(
-        self, number: int, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> Cutter:
-        return _EmptyCutter(self.leaf)
-
-    def wrong_ranges(
-        self, samples: Int64Array, data: memoryview, start: int, starts: Int64Array, stops: Int64Array
-    ) -> dict[int, ChecksumError]:
-        return {}
-
-    def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
-        return found[0][1]
+    def split(self, request: Request, data: memoryview) -> Cut:
+        return lambda sample, _: RawSample(self.leaf, sample, "", None, {})
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
         for _, stream in streams:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from energon_stream.storage import Body, ByteRange, ListEntry, LocalStore, ObjectMeta, Store, register_store
 from energon_stream.storage.transports import Transport, open_transport
-from energon_stream.storage.url import is_local, local_path, url_scheme
+from energon_stream.urls import is_local, local_path, url_scheme
 
 T = TypeVar("T")
 

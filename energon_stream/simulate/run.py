@@ -9,11 +9,10 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
+from energon_stream.index.entries import OffsetCache
 from energon_stream.prewarming.amount import Amount, samples_of_streams
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.read.consume import ReaderGroup, SampleReader
-from energon_stream.read.index_entries import OffsetCache
-from energon_stream.read.open import open_locator
 from energon_stream.simulate.clock import Line
 from energon_stream.simulate.fetcher import VirtualFetcher
 from energon_stream.simulate.locators import VirtualLocator, VirtualStore
@@ -170,19 +169,13 @@ class _Process:
 
     def train(self, dataset: ReaderDataset, samples: Mapping[int, int], batch_size: int) -> None:
         """Read the samples of some streams, batch after batch, as the streams rotate."""
-        options = dataset.options.share(len(samples))
+        options = dataset.reader_options(len(samples))
         group = ReaderGroup(
             options, self.fetcher, len(samples), clock=self.fetcher.clock, wait=self.fetcher.wait_for_first
         )
-        offsets = OffsetCache()
         locators = [
-            VirtualLocator(
-                open_locator(number, leaf.index, offsets, leaf.selection, options.max_gap, options.verify),
-                number,
-                self.fetcher,
-                self._costs.planning,
-            )
-            for number, leaf in enumerate(dataset.leaves)
+            VirtualLocator(locator, number, self.fetcher, self._costs.planning)
+            for number, locator in enumerate(dataset.open_locators(OffsetCache()))
         ]
         left = {
             _Stream(dataset.schedule(stream), locators, group): count for stream, count in samples.items()

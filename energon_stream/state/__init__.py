@@ -13,6 +13,7 @@ from energon_stream.state.redistribute import deal_state, redistribute
 from energon_stream.state.report import ChangeReport, LeafChange
 from energon_stream.state.rotation import read_rotation
 from energon_stream.state.streams import STREAMS_FORMAT, join_streams, ranks_of_streams, split_streams
+from energon_stream.state.summary import summarize
 from energon_stream.state.versions import FORMAT, VERSION
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "read_rotation",
     "redistribute",
     "split_streams",
+    "summarize",
     "with_digest",
     "world_sizes",
 ]

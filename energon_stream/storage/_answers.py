@@ -16,7 +16,9 @@ from energon_stream.errors import (
     TransientStorageError,
     UnsupportedStoreError,
 )
-from energon_stream.storage.url import redact, secrets_in, strip_credentials, url_scheme
+from energon_stream.printable import strip_credentials
+from energon_stream.storage.secrets import redact, secrets_in
+from energon_stream.urls import url_scheme
 
 if TYPE_CHECKING:
     from energon_stream.storage.base import ByteRange

@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from energon_stream.errors import StorageError, UnsupportedStoreError
+from energon_stream.fork import PerProcess
+from energon_stream.printable import strip_credentials
 from energon_stream.storage._answers import RemoteStore, object_changed, short_body
 from energon_stream.storage._causes import cause_in_chain
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
-from energon_stream.storage.fork import PerProcess
-from energon_stream.storage.url import redact, strip_credentials, url_scheme
+from energon_stream.storage.secrets import redact
+from energon_stream.urls import url_scheme
 
 T = TypeVar("T")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 import obstore
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
@@ -25,8 +25,9 @@ from energon_stream.errors import (
     TransientStorageError,
     UnsupportedStoreError,
 )
+from energon_stream.fork import PerProcess, before_forks
 from energon_stream.storage._answers import RemoteStore, short_body
-from energon_stream.storage._causes import NO_ANSWER, cause_in_dump
+from energon_stream.storage._causes import NO_ANSWER, cause_in
 from energon_stream.storage._obstore_config import (
     FIRST_READ_TIMEOUT,
     READ_TIMEOUT,
@@ -34,11 +35,11 @@ from energon_stream.storage._obstore_config import (
     SessionCredentials,
     resolve_config,
 )
+from energon_stream.storage._provider import FAILED, ProvidedCredentials
 from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, ScheduledStore
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
-from energon_stream.storage.buffers import share_arenas
-from energon_stream.storage.fork import PerProcess, before_forks, mark_obstore_used, obstore_usable
-from energon_stream.storage.url import redact
+from energon_stream.storage.obstore_use import mark_obstore_used, obstore_usable, share_arenas
+from energon_stream.storage.secrets import redact
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -60,6 +61,7 @@ _BAD_ANSWERS = {
 """What obstore says of answers that make no sense, and what this library says."""
 
 _ABSENT = ".energon-stream-absent"  # name of an object that no bucket has
+_RENEWABLE = (SessionCredentials, ProvidedCredentials)
 _BETWEEN_RENEWALS = 1.0  # seconds; a provider may start a program or ask a server
 _REGION_TIMEOUT = 5.0
 
@@ -154,25 +156,16 @@ class ObstoreStore(ScheduledStore, RemoteStore):
     def _get(self, path: str, options: GetOptions, etag: str | None) -> Body:
         if etag is not None:
             options["if_match"] = etag
-        result = failure = None
-        client = self._client()
-        try:  # not _call(): this is the hot path
-            result = obstore.get(client, self._key(path), options=options)
-        except Exception as error:
-            failure = self._named(error, path)
-        if failure is not None or result is None:
-            raise failure or TransientStorageError("no answer", where=self._where(path))
+        client, key = self._client(), self._key(path)
+        result = self._call(path, lambda: obstore.get(client, key, options=options))
         if not self._listener.answered():
             del result  # this closes the connection
             raise AnswerUnwanted
         try:
-            data = memoryview(result.bytes())
-        except Exception as error:
-            failure = self._named(error, path)
-            if isinstance(failure, TransientStorageError):
-                failure.answered = True
-        if failure is not None:
-            raise failure
+            data = self._call(path, lambda: memoryview(result.bytes()))
+        except TransientStorageError as error:
+            error.answered = True
+            raise
         meta = result.meta
         first, last = result.range
         if len(data) != last - first:
@@ -205,7 +198,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
     def _provides_credentials(self) -> bool:
         config = self._config
         is_searched = config.kind == "s3" and config.credentials is None and not config.is_anonymous
-        return isinstance(config.credentials, SessionCredentials) or is_searched
+        return isinstance(config.credentials, _RENEWABLE) or is_searched
 
     def _renew_credentials(self, *, is_expired: bool) -> bool:
         return self._provides_credentials() and self._shared_client().renew(is_expired=is_expired)
@@ -220,6 +213,9 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             found = (pattern.search(text) for pattern in (_CODE, _MESSAGE, _REGION))
             code, message, region = (match[1] if match else "" for match in found)
             return self._refused(path, int(status[1]), code, message, region or None)
+        if FAILED in text:
+            problem = redact(text[text.index(FAILED) :], self._secrets)
+            return TransientStorageError(problem, where=self._where(path), answered=False)
         if any(sign in text for sign in _CREDENTIAL_SIGNS):
             return self._no_credentials(path, f"no credentials were found ({redact(text, self._secrets)})")
         if isinstance(error, FileNotFoundError):
@@ -234,7 +230,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             if sign in text:
                 return self._bad_answer(path, problem)
         if "HTTP error" in text:
-            cause = cause_in_dump(dump) or text.rpartition(" - ")[2]
+            cause = cause_in(dump) or text.rpartition(" - ")[2]
             if cause == NO_ANSWER and self._own_client is not None:
                 self._own_client.wait_longer()
             return self._broken(path, cause, answered=False)
@@ -247,22 +243,14 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         config = self._config
         if config.kind != "s3":
             return None
-        endpoint = dict(config.settings).get("endpoint") or "https://s3.amazonaws.com"
-        request = urllib.request.Request(f"{endpoint}/{config.root}", method="HEAD")
+        place = urlsplit(dict(config.settings).get("endpoint") or "https://s3.amazonaws.com")
+        connect = HTTPSConnection if place.scheme == "https" else HTTPConnection
         try:
-            with urllib.request.build_opener(_NoRedirect).open(request, timeout=_REGION_TIMEOUT) as answer:
-                headers = answer.headers
-        except HTTPError as answer:
-            headers = answer.headers
-        except (OSError, ValueError):
+            with closing(connect(place.netloc, timeout=_REGION_TIMEOUT)) as connection:
+                connection.request("HEAD", f"{place.path}/{config.root}")
+                return connection.getresponse().getheader("x-amz-bucket-region")
+        except (OSError, HTTPException):
             return None
-        region: str | None = headers.get("x-amz-bucket-region")
-        return region
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *arguments: Any) -> None:
-        """Return None: the answer itself has the region."""
 
 
 class _Client:
@@ -290,7 +278,7 @@ class _Client:
                 return self._is_renewed
             self._renewed_at = now
             provider, before = self._config.credentials, self._handed_out
-            if not isinstance(provider, SessionCredentials):
+            if not isinstance(provider, _RENEWABLE):
                 self._is_renewed = is_expired  # obstore's own search begins anew
             else:
                 try:
@@ -317,7 +305,7 @@ class _Client:
 
     def _make(self) -> Any:
         provider = self._config.credentials
-        credentials = self._provide if isinstance(provider, SessionCredentials) else provider
+        credentials = self._provide if isinstance(provider, _RENEWABLE) else provider
         return _make_client(self._config, credentials, self._read_timeout)
 
 
@@ -343,7 +331,7 @@ def _make_client(config: ClientConfig, credentials: Any, read_timeout: str) -> A
     }
     if config.kind == "http":
         return HTTPStore.from_url(config.root, **common)
-    if config.kind == "s3":
+    if credentials is not None:
         common["credential_provider"] = credentials
     store: Any = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}[config.kind]
     return store(config.root, config=dict(config.settings), **common)

@@ -12,7 +12,9 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 from energon_stream.errors import AccessDeniedError, UnsupportedStoreError
-from energon_stream.storage.url import strip_credentials, url_scheme
+from energon_stream.printable import strip_credentials
+from energon_stream.storage._provider import OPTION, ProvidedCredentials
+from energon_stream.urls import url_scheme
 
 _Items = tuple[tuple[str, Any], ...]
 _Kind = Literal["s3", "gcs", "azure", "http"]
@@ -82,7 +84,7 @@ class ClientConfig:
     settings: _Items = field(repr=False)  # items of the store's configuration
     client_options: _Items = field(repr=False)  # items of the HTTP client's options
     # Credential provider, or None for obstore's own search.
-    credentials: StaticCredentials | SessionCredentials | None
+    credentials: StaticCredentials | SessionCredentials | ProvidedCredentials | None
     endpoint: str  # server, for error messages
 
     @property
@@ -104,20 +106,21 @@ def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, 
     if resolve is None or not authority or "::" in url or "@" in authority or (is_http and "?" in rest):
         raise _unsupported(url, "does not know this kind of URL")
     left = {name: value for name, value in options.items() if value is not None}
-    config = resolve(authority, left, url)
+    provider = None if is_http or OPTION not in left else ProvidedCredentials(left.pop(OPTION))
+    config = resolve(authority, left, url, provider)
     if left:
         raise _unsupported(url, f"cannot honour the storage options {sorted(left)}")
     return config, (unquote(path) if is_http else path).strip("/")
 
 
-def _http(host: str, left: dict[str, Any], url: str) -> ClientConfig:
+def _http(host: str, left: dict[str, Any], url: str, provider: None) -> ClientConfig:
     root = f"{url_scheme(url)}://{host}"
     headers = left.pop("headers", None)
     client = {"default_headers": tuple(sorted(headers.items()))} if headers else {}
     return _config("http", root, {}, root, "", client)
 
 
-def _s3(bucket: str, left: dict[str, Any], url: str) -> ClientConfig:
+def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentials | None) -> ClientConfig:
     client_kwargs = dict(left.pop("client_kwargs", {}))
     config_kwargs = dict(left.pop("config_kwargs", {}))
     s3_config = dict(config_kwargs.pop("s3", {}))
@@ -141,8 +144,8 @@ def _s3(bucket: str, left: dict[str, Any], url: str) -> ClientConfig:
         or environment("AWS_REGION")
         or environment("AWS_DEFAULT_REGION")
     )
-    credentials: StaticCredentials | SessionCredentials | None = None
-    if key and secret:
+    credentials: StaticCredentials | SessionCredentials | ProvidedCredentials | None = provider
+    if provider is None and key and secret:
         credentials = StaticCredentials(key, secret, token or None)
     if not (endpoint and region and (credentials or anon)) and _asks_for_botocore(profile):
         session = _aws_session(profile)
@@ -177,7 +180,7 @@ def _s3(bucket: str, left: dict[str, Any], url: str) -> ClientConfig:
     return _config("s3", bucket, config, endpoint or "", server, client, None if anon else credentials)
 
 
-def _gcs(bucket: str, left: dict[str, Any], url: str) -> ClientConfig:
+def _gcs(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentials | None) -> ClientConfig:
     if left.get("token") == "anon":
         left["anon"] = bool(left.pop("token"))
     elif not str(left.get("token", ".json")).endswith(".json"):
@@ -187,10 +190,12 @@ def _gcs(bucket: str, left: dict[str, Any], url: str) -> ClientConfig:
     if not endpoint and os.environ.get("STORAGE_EMULATOR_HOST"):
         raise _unsupported(url, "cannot honour the storage options ['STORAGE_EMULATOR_HOST']")
     config = _renamed(left, _GCS_NAMES) | ({"base_url": endpoint} if endpoint else {})
-    return _config("gcs", bucket, config, endpoint, "GCS")
+    return _config("gcs", bucket, config, endpoint, "GCS", credentials=provider)
 
 
-def _azure(container: str, left: dict[str, Any], url: str) -> ClientConfig:
+def _azure(
+    container: str, left: dict[str, Any], url: str, provider: ProvidedCredentials | None
+) -> ClientConfig:
     text = left.pop("connection_string", None)
     if text is None and not left:  # passed options outrank the environment
         text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
@@ -202,16 +207,17 @@ def _azure(container: str, left: dict[str, Any], url: str) -> ClientConfig:
             protocol = given.get("DefaultEndpointsProtocol", "https")
             suffix = given.get("EndpointSuffix", "core.windows.net")
             config["endpoint"] = f"{protocol}://{config['account_name']}.blob.{suffix}"
-    return _config("azure", container, config, str(config.get("endpoint", "")), "Azure")
+    return _config("azure", container, config, str(config.get("endpoint", "")), "Azure", credentials=provider)
 
 
-_RESOLVERS: dict[str, Callable[[str, dict[str, Any], str], ClientConfig]] = {
+_RESOLVERS: dict[str, Callable[[str, dict[str, Any], str, Any], ClientConfig]] = {
     **dict.fromkeys(("s3", "s3a"), _s3),
     **dict.fromkeys(("gs", "gcs"), _gcs),
     **dict.fromkeys(("az", "abfs", "abfss"), _azure),
     **dict.fromkeys(("http", "https"), _http),
 }
-"""By scheme. Each takes bucket or host, options and URL, and removes the options that it honours."""
+"""By scheme. Each takes bucket or host, options, URL and credential provider, and removes the options that it
+honours."""
 
 
 def _config(
@@ -221,7 +227,7 @@ def _config(
     endpoint: str,
     server: str,  # without an endpoint, for error messages
     client: Mapping[str, Any] | None = None,
-    credentials: StaticCredentials | SessionCredentials | None = None,
+    credentials: StaticCredentials | SessionCredentials | ProvidedCredentials | None = None,
 ) -> ClientConfig:
     client_options = {
         "connect_timeout": "5s",

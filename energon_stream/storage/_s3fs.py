@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from energon_stream.errors import TransientStorageError
+from energon_stream.fork import PerProcess
 from energon_stream.storage._answers import short_body
 from energon_stream.storage._fsspec import FsspecStore, file_systems
+from energon_stream.storage._provider import OPTION, ProvidedCredentials, use_in_session
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
-from energon_stream.storage.fork import PerProcess
 
 _CONNECTIONS = 64
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 5, 20  # seconds; botocore's are 60
@@ -55,19 +56,24 @@ class S3fsStore(FsspecStore):
 
     @staticmethod
     def _make_system(cls: Any, options: Mapping[str, Any]) -> Any:
-        system = FsspecStore._make_system(cls, options)
+        left = dict(options)
+        provider = left.pop(OPTION, None)
+        system = FsspecStore._make_system(cls, left)
         if system.session is None:
             system.session = botocore_session(system.kwargs)
+        if provider is not None:
+            use_in_session(system.session, ProvidedCredentials(provider))
         return system
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         return self._read(path, None, etag)[0]
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
-        body, content_range = self._read(path, f"bytes={byte_range.start}-{byte_range.stop - 1}", etag)
+        asked = f"{byte_range.start}-{byte_range.stop - 1}"
+        body, content_range = self._read(path, f"bytes={asked}", etag)
         if content_range is None:
             raise self._not_partial(path)
-        if not content_range.startswith(f"bytes {byte_range.start}-{byte_range.stop - 1}/"):
+        if not content_range.startswith(f"bytes {asked}/"):
             raise short_body(byte_range, content_range, self._where(path))
         return body
 
@@ -93,7 +99,9 @@ class S3fsStore(FsspecStore):
             for found in page.get("Contents", ()):
                 if not found["Key"].endswith("/"):  # a console's marker of an empty folder
                     key = found["Key"][below_root:].lstrip("/")
-                    yield ListEntry(key, ObjectMeta(found["Size"], found.get("ETag")))
+                    yield ListEntry(
+                        key, ObjectMeta(found["Size"], found.get("ETag"), found.get("LastModified"))
+                    )
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
@@ -148,8 +156,6 @@ class S3fsStore(FsspecStore):
         if len(data) != size:
             raise TransientStorageError("the body ended early", where=self._where(path))
         content_range: str | None = answers[0].get("ContentRange")
-        if content_range is None and byte_range is not None and not byte_range.startswith("bytes=-"):
-            raise self._not_partial(path)
         total_text = content_range.rpartition("/")[2] if content_range else str(size)
         if not total_text.isdecimal():
             raise self._bad_answer(path, "the answer to a range request names no range")
@@ -158,7 +164,9 @@ class S3fsStore(FsspecStore):
 
     def _provides_credentials(self) -> bool:
         given = self._options
-        return not (given.get("key") or given.get("anon") or os.environ.get("AWS_ACCESS_KEY_ID"))
+        return OPTION in given or not (
+            given.get("key") or given.get("anon") or os.environ.get("AWS_ACCESS_KEY_ID")
+        )
 
     def _renew_credentials(self, *, is_expired: bool) -> bool:
         if not self._provides_credentials():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 
-from energon_stream.storage.fork import PerProcess
+from energon_stream.fork import PerProcess
 
 _log = logging.getLogger(__name__)
 
@@ -17,8 +18,9 @@ _WORTH_WAKING = 1.0
 """Seconds without any answer, after which an answer ends the waits of all requests. A store that rejects a
 share of the requests answers others meanwhile, and its back-off must not be cut short."""
 
-_known: set[str] = set()
-"""Stores that have answered, in this process or in one that passed that on. A forked child inherits them."""
+known_stores: set[str] = set()
+"""Keys of stores that have answered, in this process or in one that passed that on. A forked child inherits
+them."""
 
 
 class Contact:
@@ -26,30 +28,26 @@ class Contact:
 
     Args:
         name: The store, for log lines.
-        key: Names the store among all of the process; None for a contact of its own.
+        key: Names the store among all that processes know; None if no other contact is with it.
     """
 
     def __init__(self, name: str, key: str | None = None) -> None:
         self._name = name
-        self._key = key
+        self._key = key or uuid.uuid4().hex
         self._lock = threading.Lock()
         self._again = threading.Event()  # set, and replaced, when the store answers after an outage
         self._failing_since: float | None = None  # first failure after the latest answer
         self._next_line = 0.0
         self._is_logged = False
-        self._has_answered = False
 
     @property
     def is_known(self) -> bool:
         """True if the store has answered this process, or one that passed that on."""
-        return self._has_answered or self._key in _known
+        return self._key in known_stores
 
     def know(self) -> None:
         """Note that the store exists."""
-        if not self._has_answered:
-            self._has_answered = True
-            if self._key is not None:
-                _known.add(self._key)
+        known_stores.add(self._key)
 
     def answered(self, failing_for: float = 0.0) -> None:
         """Note an answer, to a request that had failed for so many seconds."""
@@ -96,13 +94,3 @@ _contacts: PerProcess[Contact] = PerProcess()
 def contact_with(key: str, name: str) -> Contact:
     """Return this process's contact with a store."""
     return _contacts.map(key, lambda: Contact(name, key))
-
-
-def is_known(key: str) -> bool:
-    """Return whether a store has answered, as far as this process knows."""
-    return key in _known
-
-
-def note_known(key: str) -> None:
-    """Note that a store has answered to another process."""
-    _known.add(key)

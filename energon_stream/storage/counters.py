@@ -6,10 +6,20 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from energon_stream.storage.fork import PerProcess
+from energon_stream.fork import PerProcess
 
-_SUMS = ("bytes_received", "retries", "hedges", "hedged_bytes")
+_SUMS = (
+    "bytes_received",
+    "retries",
+    "hedges",
+    "hedged_bytes",
+    "reads",
+    "read_seconds",
+    "squared_bytes",
+    "byte_seconds",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,11 @@ class CounterSnapshot:
             the later value, a sum the larger one.
         hedges: Second requests beside late ones. They count as ``requests``, and not as ``retries``.
         hedged_bytes: Bytes that these requested again.
+        reads: Successful reads.
+        read_seconds: Seconds from begin to end of each of these, added up.
+        squared_bytes: Squares of their sizes, added up.
+        byte_seconds: Products of their sizes and seconds, added up.
+        reasons: Range requests for samples, by the reason why each ends where it does.
 
     Example:
         >>> before = CounterSnapshot({"get": 2}, bytes_received=100)
@@ -44,6 +59,21 @@ class CounterSnapshot:
     max_in_flight: int = 0
     hedges: int = 0
     hedged_bytes: int = 0
+    reads: int = 0
+    read_seconds: float = 0.0
+    squared_bytes: float = 0.0
+    byte_seconds: float = 0.0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def latency(self) -> float:
+        """Seconds of a read that do not depend on its size: a line fitted through sizes and durations."""
+        spread = self.reads * self.squared_bytes - self.bytes_received**2
+        if self.reads < 2 or spread <= 0:
+            return self.read_seconds / self.reads if self.reads else 0.0
+        slope = (self.reads * self.byte_seconds - self.bytes_received * self.read_seconds) / spread
+        latency = (self.read_seconds - slope * self.bytes_received) / self.reads
+        return min(max(latency, 0.0), self.read_seconds / self.reads)
 
     @property
     def total_requests(self) -> int:
@@ -58,29 +88,37 @@ class CounterSnapshot:
 
     def _plus(self, other: CounterSnapshot, sign: int, max_in_flight: int) -> CounterSnapshot:
         sums = {name: getattr(self, name) + sign * getattr(other, name) for name in _SUMS}
-        requests = _sum(self.requests, other.requests, sign)
-        errors = _sum(self.errors, other.errors, sign)
-        return CounterSnapshot(requests=requests, errors=errors, max_in_flight=max_in_flight, **sums)
-
-
-def _sum(counts: Mapping[str, int], others: Mapping[str, int], sign: int) -> dict[str, int]:
-    sums = {name: counts.get(name, 0) + sign * others.get(name, 0) for name in {**counts, **others}}
-    return {name: count for name, count in sums.items() if count}
+        combine = Counter.__add__ if sign > 0 else Counter.__sub__  # neither keeps zeros
+        requests = dict(combine(Counter(self.requests), Counter(other.requests)))
+        errors = dict(combine(Counter(self.errors), Counter(other.errors)))
+        reasons = dict(combine(Counter(self.reasons), Counter(other.reasons)))
+        return CounterSnapshot(
+            requests=requests, errors=errors, reasons=reasons, max_in_flight=max_in_flight, **sums
+        )
 
 
 class StorageCounters:
-    """Thread-safe counters of storage requests."""
+    """Thread-safe counters of storage requests.
+
+    Attributes:
+        changes: Number of changes, to notice one without a snapshot.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.changes = 0
+        self._lock = (
+            threading.RLock()
+        )  # the collector may close a loader, which counts, in a thread that holds it
         self._requests: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
-        self._sums = dict.fromkeys(_SUMS, 0)
+        self._reasons: Counter[str] = Counter()
+        self._sums: dict[str, Any] = dict.fromkeys(_SUMS, 0)
         self._in_flight = self._max_in_flight = 0
 
     def begin(self, kind: str, *, is_retry: bool, hedged_bytes: int = 0) -> None:
         """Count the start of an attempt, which requests ``hedged_bytes`` again if it is a second request."""
         with self._lock:
+            self.changes += 1
             self._requests[kind] += 1
             self._sums["retries"] += is_retry
             if hedged_bytes:
@@ -90,19 +128,32 @@ class StorageCounters:
             if self._in_flight > self._max_in_flight:
                 self._max_in_flight = self._in_flight
 
-    def end(self, *, received: int = 0, error: BaseException | None = None) -> None:
-        """Count the end of an attempt."""
+    def end(self, *, received: int = 0, seconds: float = 0.0, error: BaseException | None = None) -> None:
+        """Count the end of an attempt, which received so many bytes within some seconds."""
+        sums = self._sums
         with self._lock:
+            self.changes += 1
             self._in_flight -= 1
-            self._sums["bytes_received"] += received
+            if received:
+                sums["bytes_received"] += received
+                sums["reads"] += 1
+                sums["read_seconds"] += seconds
+                sums["squared_bytes"] += float(received) ** 2
+                sums["byte_seconds"] += received * seconds
             if error is not None:
                 self._errors[type(error).__name__] += 1
+
+    def plan(self, reason: str) -> None:
+        """Count a range request that was made for samples."""
+        with self._lock:
+            self._reasons[reason] += 1
 
     def snapshot(self) -> CounterSnapshot:
         with self._lock:
             return CounterSnapshot(
                 requests=dict(self._requests),
                 errors=dict(self._errors),
+                reasons=dict(self._reasons),
                 max_in_flight=self._max_in_flight,
                 **self._sums,
             )

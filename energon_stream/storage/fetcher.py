@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import ConfigError
+from energon_stream.fork import PerProcess
 from energon_stream.storage.attempts import ScheduledStore, with_listener
-from energon_stream.storage.fork import PerProcess
 from energon_stream.storage.request_pool import Answer, RequestPool
 
 if TYPE_CHECKING:

@@ -113,9 +113,5 @@ class HedgeBudget:
         return self._spent + size <= max(self.earned, self._allowance)
 
     def spend(self, size: int) -> None:
-        """Note that ``size`` bytes are requested again."""
+        """Note that ``size`` bytes are requested again; a negative number takes that back."""
         self._spent += size
-
-    def give_back(self, size: int) -> None:
-        """Note that ``size`` bytes that were requested again are not sent again."""
-        self._spent -= size

@@ -21,7 +21,7 @@ from energon_stream.errors import (
 )
 from energon_stream.storage._answers import object_changed, short_body
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
-from energon_stream.storage.url import local_path
+from energon_stream.urls import local_path
 
 _MAX_MAPS = 64
 _TEMP_SUFFIX = ".energon-tmp"
@@ -68,7 +68,7 @@ class LocalStore:
             status = os.stat(location)
         if not os.path.isfile(location):
             raise _not_found(location)
-        return ObjectMeta(status.st_size, _etag(status), datetime.fromtimestamp(status.st_mtime, tz=UTC))
+        return _meta(status)
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         entries = []
@@ -82,7 +82,7 @@ class LocalStore:
                     status = os.stat(location)
                 except FileNotFoundError:  # a dangling link, or the file was just removed
                     continue
-                entries.append(ListEntry(location[below_root:], ObjectMeta(status.st_size, _etag(status))))
+                entries.append(ListEntry(location[below_root:], _meta(status)))
         return iter(sorted(entries, key=lambda entry: entry.path))
 
     def put(self, path: str, data: bytes) -> None:
@@ -130,6 +130,10 @@ class LocalStore:
                 os.replace(temporary, location)
             finally:
                 Path(temporary).unlink(missing_ok=True)
+
+
+def _meta(status: os.stat_result) -> ObjectMeta:
+    return ObjectMeta(status.st_size, _etag(status), datetime.fromtimestamp(status.st_mtime, tz=UTC))
 
 
 def _etag(status: os.stat_result) -> str:

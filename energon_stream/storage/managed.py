@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import RangeError, UnsupportedStoreError
+from energon_stream.fork import PerProcess
 from energon_stream.storage._answers import object_changed
 from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore, with_listener
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.contact import Contact, contact_with
 from energon_stream.storage.counters import StorageCounters, default_counters
-from energon_stream.storage.fork import PerProcess
+from energon_stream.tracing import current_recorder
 
 if TYPE_CHECKING:
     from energon_stream.storage.retry import RetryPolicy
@@ -51,7 +53,7 @@ class ManagedStore(ScheduledStore):
             if byte_range.start == byte_range.stop >= 0:
                 return Body(memoryview(b""), etag, None)  # without a request
             raise RangeError(f"no such byte range: {byte_range}", where=f"{self.url}/{path}")
-        return self._read(path, lambda store: store.get_range(path, byte_range, etag=etag), etag)
+        return self._read(path, lambda store: store.get_range(path, byte_range, etag=etag), etag, byte_range)
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
         if length <= 0:
@@ -67,7 +69,7 @@ class ManagedStore(ScheduledStore):
             return self.get(path, etag=etag)
 
     def head(self, path: str) -> ObjectMeta:
-        return self._run("head", lambda store: store.head(path))
+        return self._run("head", path, lambda store: store.head(path))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         """List all objects below a folder. A listing is retried as a whole and counts once."""
@@ -75,42 +77,64 @@ class ManagedStore(ScheduledStore):
         def entries(store: Store) -> list[ListEntry]:
             return sorted(store.list(prefix), key=lambda entry: entry.path)
 
-        return iter(self._run("list", entries))
+        return iter(self._run("list", prefix, entries))
 
     def put(self, path: str, data: bytes) -> None:
-        self._run("put", lambda store: store.put(path, data))
+        self._run("put", path, lambda store: store.put(path, data))
 
     def put_file(self, path: str, local_path: str, *, move: bool = False) -> None:
-        self._run("put", lambda store: store.put_file(path, local_path))
+        self._run("put", path, lambda store: store.put_file(path, local_path))
 
     def delete(self, path: str) -> None:
-        self._run("delete", lambda store: store.delete(path))
+        self._run("delete", path, lambda store: store.delete(path))
 
     def close(self) -> None:
         self._stores.get().close()
 
-    def _read(self, path: str, request: Callable[[Store], Body], etag: str | None) -> Body:
-        body = self._run("get", request)
+    def _read(
+        self,
+        path: str,
+        request: Callable[[Store], Body],
+        etag: str | None,
+        byte_range: ByteRange | None = None,
+    ) -> Body:
+        body = self._run("get", path, request, byte_range)
         if etag is not None and body.etag not in (None, etag):  # some servers ignore If-Match
             raise object_changed(f"{self.url}/{path}")
         return body
 
-    def _run(self, kind: str, request: Callable[[Store], T]) -> T:
+    def _run(
+        self, kind: str, path: str, request: Callable[[Store], T], byte_range: ByteRange | None = None
+    ) -> T:
         listener = self._listener
         store = with_listener(self._stores.get(), listener)
         counters = self._counters or default_counters()
 
+        def trace(begun: float, number: int, **outcome: Any) -> None:
+            if (record := current_recorder()) is not None:
+                url = f"{self.url}/{path}"
+                values = {"object": url, "attempt": number, **outcome}
+                if byte_range is not None:
+                    values |= {"start": byte_range.start, "stop": byte_range.stop}
+                    values["reason"] = record.reasons.get((url, byte_range.start), "")
+                values["is_hedge"] = listener.hedged_bytes > 0
+                record.add(kind, "request", begun, time.perf_counter(), **values)
+
         def attempt(number: int) -> T:
             listener.begin()
             counters.begin(kind, is_retry=number > 0, hedged_bytes=listener.hedged_bytes)
+            begun = time.perf_counter()
             try:
                 result = request(store)
             except BaseException as error:
                 counters.end(error=None if isinstance(error, AnswerUnwanted) else error)
                 listener.end(error)
+                trace(begun, number, error=type(error).__name__)
                 raise
-            counters.end(received=len(result.data) if isinstance(result, Body) else 0)
+            received = len(result.data) if isinstance(result, Body) else 0
+            counters.end(received=received, seconds=time.perf_counter() - begun)
             listener.end(None)
+            trace(begun, number, bytes=received)
             return result
 
         policy = self._policy if listener.retries else replace(self._policy, attempts=1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
@@ -49,7 +49,10 @@ class _Task:
 
 
 class _Run(AttemptListener):
-    """Listens to the attempts of one run of a task. A second run makes one attempt and has no slot."""
+    """One run of a task: hears of its attempts, and keeps the pool informed.
+
+    A second run makes one attempt and has no slot.
+    """
 
     __slots__ = ("_pool", "hedged_bytes", "is_reading", "is_second", "retries", "started", "task")
 
@@ -63,19 +66,68 @@ class _Run(AttemptListener):
         self.is_reading = False  # whether the latest attempt's first bytes arrived
 
     def begin(self) -> None:
+        """Begin an attempt; after a back-off, wait for a slot.
+
+        Raises AnswerUnwanted if another run was faster, or the answer was abandoned.
+        """
+        pool, task = self._pool, self.task
         self.is_reading = False
-        self._pool.begin(self)
+        if task.future.unwanted:
+            raise AnswerUnwanted
+        with pool.granting():  # who grants a slot may still hold the lock, and not have noted it
+            waits = not (self.is_second or task.has_slot or task.settled)
+            if waits:
+                granted = task.granted = threading.Lock()
+                granted.acquire()
+                heapq.heappush(pool.returning, (task.urgency, task))
+            else:
+                self._note_begin()
+        if waits:
+            granted.acquire()
+            with pool.lock:
+                self._note_begin()
+
+    def _note_begin(self) -> None:
+        task = self.task
+        if task.settled and not self.is_second:
+            raise AnswerUnwanted
+        self.started = time.monotonic()
+        if task.size and not self.is_second:
+            self._pool.watcher.began(task, task.size, task.urgency, only_if_stalled=task.hedges > 0)
 
     def answered(self) -> bool:
-        self.is_reading = self._pool.answered(self)
+        """Note that the first bytes of an answer arrived; returns whether the rest is wanted."""
+        pool, task = self._pool, self.task
+        with pool.lock:
+            self.is_reading = not (task.settled and task.size > _WORTH_DROPPING)
+            task.reading += self.is_reading
+            if self.is_reading and task.size:
+                pool.watcher.first_byte(task, time.monotonic() - self.started)
         return self.is_reading
 
     def end(self, error: BaseException | None) -> None:
-        self._pool.end(self, error)
+        """End an attempt, and learn from it."""
+        pool, task = self._pool, self.task
+        is_transient = isinstance(error, TransientStorageError)
+        is_rejected = isinstance(error, ThrottledError)
+        with pool.granting():
+            task.reading -= self.is_reading
+            if not self.is_second:
+                pool.watcher.ended(task)
+            elif error is not None:  # a failing store must not get a third request
+                pool.watcher.repeat_failed(task)
+            if is_rejected or not is_transient:
+                pool.limiter.observe(rejected=is_rejected, in_flight=pool.busy)
+            if task.size and error is None:
+                pool.watcher.answered(task.size, time.monotonic() - self.started)
+            if is_transient and not self.is_second:
+                pool.release(task)
 
     def release_slot(self) -> None:
+        """Free the slot while the thread goes on; the next attempt, if any, waits for another one."""
         if not self.is_second:
-            self._pool.release_slot(self.task)
+            with self._pool.granting():
+                self._pool.release(self.task)
 
 
 class RequestPool:
@@ -92,13 +144,13 @@ class RequestPool:
     """
 
     def __init__(self, max_in_flight: int, hedged_share: float) -> None:
-        self._lock = threading.Lock()
-        self._limiter = ConcurrencyLimit(max_in_flight)
-        self.watcher: LateWatcher[_Task] = LateWatcher(self._lock, hedged_share, self._repeat, self._start)
-        self._busy = 0  # slots taken
+        self.lock = threading.Lock()
+        self.limiter = ConcurrencyLimit(max_in_flight)
+        self.watcher: LateWatcher[_Task] = LateWatcher(self.lock, hedged_share, self._repeat, self._start)
+        self.busy = 0  # slots taken
         self._submitted = 0
         self._fresh: list[tuple[tuple[int, int], _Task]] = []  # heap: no attempt yet, no thread
-        self._returning: list[tuple[tuple[int, int], _Task]] = []  # heap: after a back-off
+        self.returning: list[tuple[tuple[int, int], _Task]] = []  # heap: after a back-off
         # A queue waits in C; a Condition would cost 8 us more per request.
         self._granted: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
@@ -117,7 +169,7 @@ class RequestPool:
         Its argument hears of the attempts that it makes.
         ``size`` is the number of bytes that it reads, if it may run a second time beside the first; else 0.
         """
-        with self._lock:
+        with self.granting():
             self._submitted += 1
             task = _Task(function, (deadline, self._submitted), size)
             future = task.future  # the task forgets it when it is settled, maybe before we return
@@ -126,20 +178,16 @@ class RequestPool:
             else:
                 self.watcher.budget.earn(size)
                 heapq.heappush(self._fresh, (task.urgency, task))
-                self._grant()
-        self._start_threads()
         return future
 
     def close(self, grace: float) -> None:
         """Cancel waiting tasks, let running ones end within ``grace`` seconds, and stop the threads."""
-        with self._lock:
+        with self.granting():
             self._closing = True
             waiting, self._fresh = self._fresh, []
-            self._grant()
             for _ in range(self._idle):
                 self._granted.put(None)
             self.watcher.stop()
-        self._start_threads()
         for _, task in waiting:
             task.future.cancel()
         limit = time.monotonic() + grace
@@ -147,100 +195,30 @@ class RequestPool:
             with suppress(RuntimeError):  # another thread is about to start it
                 thread.join(max(0.0, limit - time.monotonic()))
 
-    # Callbacks of the retry layer, by way of _Run
-
-    def begin(self, run: _Run) -> None:
-        """Begin an attempt; after a back-off, wait for a slot.
-
-        Raises AnswerUnwanted if a second run was faster, or the answer was abandoned.
-        """
-        task = run.task
-        if task.future.unwanted:
-            raise AnswerUnwanted
-        if run.is_second or (task.has_slot and not task.size):  # only this thread changes it
-            run.started = time.monotonic()
-            return
-        with self._lock:
-            if task.has_slot or task.settled:
-                self._begin(run)
-                return
-            granted = task.granted = threading.Lock()
-            granted.acquire()
-            heapq.heappush(self._returning, (task.urgency, task))
-            self._grant()
-        self._start_threads()
-        granted.acquire()
-        with self._lock:
-            self._begin(run)
-
-    def _begin(self, run: _Run) -> None:
-        task = run.task
-        if task.settled:
-            raise AnswerUnwanted
-        run.started = time.monotonic()
-        if task.size:
-            self.watcher.began(task, task.size, task.urgency, only_if_stalled=task.hedges > 0)
-
-    def answered(self, run: _Run) -> bool:
-        """Note that the first bytes of an answer arrived; returns whether the rest is wanted."""
-        task = run.task
-        if not task.size:  # there is no second request
-            task.reading += 1
-            return True
-        with self._lock:
-            if task.settled and task.size > _WORTH_DROPPING:
-                return False
-            task.reading += 1
-            self.watcher.first_byte(task, time.monotonic() - run.started)
-            return True
-
-    def end(self, run: _Run, error: BaseException | None) -> None:
-        """End an attempt, and learn from it."""
-        task = run.task
-        is_transient, is_rejected = (
-            isinstance(error, TransientStorageError),
-            isinstance(error, ThrottledError),
-        )
-        with self._lock:
-            task.reading -= run.is_reading
-            if not run.is_second:
-                self.watcher.ended(task)
-            elif error is not None:  # a failing store must not get a third request
-                self.watcher.repeat_failed(task)
-            limit = self._limiter.limit
-            if is_rejected or not is_transient:
-                self._limiter.observe(rejected=is_rejected, in_flight=self._busy)
-            if task.size and error is None:
-                self.watcher.answered(task.size, time.monotonic() - run.started)
-            if is_transient and not run.is_second:
-                self._release(task)
-                self._grant()
-            elif self._limiter.limit > limit:
-                self._grant()
-        self._start_threads()
-
-    def release_slot(self, task: _Task) -> None:
-        """Free a task's slot while its thread goes on; the task's next attempt, if any, waits for a slot."""
-        with self._lock:
-            self._release(task)
-            self._grant()
-        self._start_threads()
-
     # Slots
 
-    def _release(self, task: _Task) -> None:
+    @contextmanager
+    def granting(self) -> Iterator[None]:
+        """Hold the lock for a change; then grant the slots that are free, and start threads for them."""
+        with self.lock:
+            yield
+            self._grant()
+        self._start_threads()
+
+    def release(self, task: _Task) -> None:
+        """Free a task's slot; called with the lock held."""
         if task.has_slot:
             task.has_slot = False
-            self._busy -= 1
+            self.busy -= 1
 
     def _grant(self, *, to_caller: bool = False) -> _Task | None:
         """Grant free slots. With ``to_caller``, return the most urgent fresh task to the calling worker."""
         own = None
-        while self._busy < self._limiter.limit or self._closing:
+        while self.busy < self.limiter.limit or self._closing:
             has_thread = to_caller or self._idle or self._workers < self._max_workers
             fresh = self._fresh[0] if self._fresh and has_thread else None
-            if self._returning and (fresh is None or self._returning[0] < fresh):
-                task = heapq.heappop(self._returning)[1]
+            if self.returning and (fresh is None or self.returning[0] < fresh):
+                task = heapq.heappop(self.returning)[1]
                 if task.granted is not None:
                     task.granted.release()
             elif fresh is not None:
@@ -257,7 +235,7 @@ class RequestPool:
             else:
                 break
             task.has_slot = True
-            self._busy += 1
+            self.busy += 1
         return own
 
     # Threads
@@ -278,8 +256,8 @@ class RequestPool:
         while task is not None:
             if task.future.set_running_or_notify_cancel():
                 self._run(_Run(self, task))
-            with self._lock:
-                self._release(task)
+            with self.lock:
+                self.release(task)
                 task = self._grant(to_caller=True)
                 waits = task is None and not self._closing
                 self._idle += waits
@@ -296,7 +274,7 @@ class RequestPool:
             result = task.function(run)
         except BaseException as raised:
             error = raised
-        with self._lock:
+        with self.lock:
             task.runs -= 1
             if not task.runs:
                 self._hedges -= task.hedges
@@ -309,7 +287,7 @@ class RequestPool:
                 if not run.started and not run.is_second:  # a cache answered: no bytes were requested
                     self.watcher.budget.earn(-task.size)
                 if run.is_reading and task.size > _WORTH_DROPPING:  # so the store reports first bytes
-                    self.watcher.budget.give_back((task.runs - task.reading) * (task.size - _WORTH_DROPPING))
+                    self.watcher.budget.spend((task.reading - task.runs) * (task.size - _WORTH_DROPPING))
                 future, task.future = task.future, Answer()
         if wins and error is None:
             future.set_result(result)
@@ -327,13 +305,11 @@ class RequestPool:
 
     def _second(self, task: _Task) -> None:
         self._run(_Run(self, task, is_second=True))
-        with self._lock:
+        with self.granting():
             if task.settled:  # the first request, if it still runs, goes on without a slot
-                self._release(task)
-            self._grant()
-        self._start_threads()
+                self.release(task)
         self._unregister()
 
     def _unregister(self) -> None:
-        with self._lock:
+        with self.lock:
             self._threads.discard(threading.current_thread())

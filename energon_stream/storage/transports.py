@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from energon_stream.errors import ConfigError, UnsupportedStoreError
 from energon_stream.logs import log_once
+from energon_stream.printable import strip_credentials
 from energon_stream.storage.base import Store
-from energon_stream.storage.contact import is_known, note_known
-from energon_stream.storage.fork import obstore_usable
+from energon_stream.storage.contact import known_stores
 from energon_stream.storage.local import LocalStore
 from energon_stream.storage.managed import ManagedStore
+from energon_stream.storage.obstore_use import obstore_usable
 from energon_stream.storage.retry import RetryPolicy, retry_deadline
-from energon_stream.storage.url import is_local, join_url, strip_credentials, url_scheme
+from energon_stream.urls import is_local, join_url, url_scheme
 
 if TYPE_CHECKING:
     from energon_stream.storage.counters import StorageCounters
@@ -188,7 +189,7 @@ class StoreSpec:
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = self.url, self.storage_options, self.transport, self.through, self.retry_deadline
-        return _unpickled, (values, is_known(_contact_key(self)))
+        return _unpickled, (values, _contact_key(self) in known_stores)
 
     def join(self, relative: str) -> StoreSpec:
         """Return the store of a path below this one, or of ``relative`` itself if that is absolute.
@@ -246,5 +247,5 @@ def _contact_key(spec: StoreSpec) -> str:
 def _unpickled(values: tuple[Any, ...], has_answered: bool) -> StoreSpec:
     spec = StoreSpec(*values)
     if has_answered:
-        note_known(_contact_key(spec))
+        known_stores.add(_contact_key(spec))
     return spec

@@ -22,9 +22,8 @@ _MOST_REPEATS = 2  # if one answer in fifty is late, one late request in fifty h
 
 STALLED = 20.0
 """Seconds after which even a request whose budget is used up is repeated: its answer may trickle."""
-_TRICKLE = (
-    32 << 10
-)  # bytes a second; a slower answer is a trickle while nothing is known of the store's speed
+_TRICKLE = 32 << 10
+"""Bytes a second. A slower answer is a trickle while nothing is known of the store's speed."""
 _FAR_TOO_LATE = 4.0  # times the time after which a request is late
 
 

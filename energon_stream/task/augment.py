@@ -9,7 +9,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.task.encoder import TaskEncoder
 
 if TYPE_CHECKING:
-    from energon_stream.read.decode import FileStoreDecoder
+    from energon_stream.decode import FileStoreDecoder
     from energon_stream.samples import CrudeSample
     from energon_stream.task.cooking import Cooker
 

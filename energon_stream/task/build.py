@@ -25,12 +25,8 @@ from energon_stream.pipeline import (
 )
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.samples import CrudeSample, OnDemandSample
-from energon_stream.task.cooking import (
-    Cooker,
-    check_cookers,
-    cooker_arguments,
-    select_cooker,
-)
+from energon_stream.task.clips import clips_ahead
+from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, select_cooker
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
 
 if TYPE_CHECKING:
@@ -205,16 +201,20 @@ class PipelineBuilder:
         hook = self._hook_function("cook_crude_sample")
         pure = get_stateless(hook) and all(get_stateless(candidate.cook) for candidate in self.cookers)
         cook: Callable[[Any], Any] = self._cook_if_crude
+        ahead = None
         if subflavors is not None or get_primary_aux is not None or aux is not None:
             primary = None
             if get_primary_aux is not None and any(each.need_primary for each in self.cookers):
                 primary = get_primary_aux()
             cook = partial(self._cook_if_crude, subflavors=subflavors, primary=primary, aux=aux)
+        else:
+            ahead = clips_ahead(self.cookers, dataset)
         return MapDataset(
             dataset,
             cook,
             stateless_map_fn=pure,
             failure_tolerance=_tolerance(self, hook),
+            ahead=ahead,
             worker_config=worker_config,
         )
 

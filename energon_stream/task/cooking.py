@@ -6,19 +6,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 from energon_stream.errors import ConfigError
 from energon_stream.media import AuxStores, PrimaryFileStore, active_pool
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, SourceInfo
 
 if TYPE_CHECKING:
+    from energon_stream.media.av import Clips
     from energon_stream.pipeline.leaf import Leaf
 
 _NO_STORES = AuxStores()
 
 T_co = TypeVar("T_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
+ClipsOf: TypeAlias = "Callable[[CrudeSample], Mapping[str, Mapping[str, Clips]]]"
+"""Returns the clips that a cooker will decode, by store and name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,18 @@ def cooker(
     need_cache: bool = False,
     need_primary: bool = False,
     parts: Collection[str] | None = None,
+    clips: ClipsOf | None = None,
 ) -> Callable[[F], F]: ...
 
 
 @overload
 def cooker(
-    fn: F, *, need_cache: bool = False, need_primary: bool = False, parts: Collection[str] | None = None
+    fn: F,
+    *,
+    need_cache: bool = False,
+    need_primary: bool = False,
+    parts: Collection[str] | None = None,
+    clips: ClipsOf | None = None,
 ) -> F: ...
 
 
@@ -87,6 +96,7 @@ def cooker(
     need_cache: bool = False,
     need_primary: bool = False,
     parts: Collection[str] | None = None,
+    clips: ClipsOf | None = None,
 ) -> F | Callable[[F], F]:
     """Mark a cooker function with its further keyword arguments, and with the parts that it reads.
 
@@ -97,12 +107,24 @@ def cooker(
             dot is one of the sample's own parts.
         parts: The sample's parts that the function reads; others are not fetched where that saves bytes. None
             for all.
+        clips: Returns the clips of video and audio that the function will decode, for a crude sample: by
+            store (``"primary"``, or the name of an auxiliary one), then by name in it. They are fetched while
+            earlier samples are cooked. It is called ahead of the function, so give it small parts alone
+            (``parts``); its errors count as those of the function.
 
     Example:
         >>> from energon_stream import cooker
         >>> @cooker(parts=["json"])
         ... def caption(crude):
         ...     return crude["json"]["caption"]
+
+        >>> from energon_stream.media.av import Clips
+        >>> def begin(crude):
+        ...     return {"videos": {crude["json"]["file"]: Clips(video=[(crude["json"]["begin"], 2.0)])}}
+        >>> @cooker(parts=["json"], clips=begin)
+        ... def clip(crude, videos):
+        ...     line = crude["json"]
+        ...     return videos.get(line["file"], crude).get_video_clips([(line["begin"], 2.0)])[0]
     """
 
     def mark(function: F) -> F:
@@ -110,6 +132,7 @@ def cooker(
         marked.__cooker_need_cache__ = need_cache
         marked.__cooker_need_primary__ = need_primary
         marked.__cooker_parts__ = None if parts is None else frozenset(parts)
+        marked.__cooker_clips__ = clips
         return function
 
     return mark if fn is None else mark(fn)
@@ -159,19 +182,27 @@ def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> Non
 def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]:
     """Return the keyword arguments of a cooker: stores by name, and those that :func:`cooker` asks for.
 
-    Raises ConfigError if the cooker asks for ``primary``, and the sample's dataset cannot look up names.
+    Raises ConfigError if the cooker asks for ``primary``, and the sample's dataset cannot look up names; and
+    the error of the cooker's ``clips``, if it had one.
     """
     stores: AuxStores = sample.stores or _NO_STORES
+    if stores.problem is not None:
+        raise stores.problem
     arguments: dict[str, Any] = dict(stores.aux)
     cook = chosen.cook
     if getattr(cook, "__cooker_need_primary__", False):
         if stores.primary is None:
             raise _no_primary(cook, sample["__key__"])
-        key = sample["__key__"].removeprefix(f"{sample['__shard__']}/")
-        arguments["primary"] = PrimaryFileStore(stores.primary, key)
+        arguments["primary"] = PrimaryFileStore(stores.primary, key_in_shard(sample))
     if getattr(cook, "__cooker_need_cache__", False):
         arguments["cache"] = active_pool()
     return arguments
+
+
+def key_in_shard(sample: CrudeSample) -> str:
+    """Return a sample's key without its shard."""
+    key: str = sample["__key__"]
+    return key.removeprefix(f"{sample['__shard__']}/")
 
 
 def check_parameters(cook: Callable[..., Any], given: frozenset[str], where: str) -> None:

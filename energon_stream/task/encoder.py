@@ -6,9 +6,9 @@ from abc import ABC
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from energon_stream.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import ConfigError
 from energon_stream.media import CachePool, active_pool
-from energon_stream.read.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.task.build import PipelineBuilder
 from energon_stream.task.cooking import Cooker, check_parameters, parameter_problem
 from energon_stream.task.field_mapping import batch_samples, convert

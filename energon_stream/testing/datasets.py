@@ -11,12 +11,15 @@ import os
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
+
+if TYPE_CHECKING:
+    from energon_stream.testing.media_files import VideoFile
 
 Parts = Callable[[int], Mapping[str, bytes]]
 """Content of a sample by its number in the dataset: part name (as in ``jpg``) to bytes."""
@@ -195,6 +198,44 @@ def prepared_text_dataset(
         parts=lambda index: {"txt": text.format(index).encode()},
     )
     return _prepare(folder, split_ratio, TEXT_YAML)
+
+
+def dataset_with_media(
+    folder: str | os.PathLike[str],
+    name: str,
+    files: Mapping[str, VideoFile],
+    line: Callable[[int], Mapping[str, Any]],
+) -> Path:
+    """Write a folder of media, and a crude dataset of 16 samples that refer to it.
+
+    Args:
+        folder: Folder of both; made if missing.
+        name: Name of the folder of media, and of the auxiliary store that cookers get.
+        files: The media files by name.
+        line: Content of the part ``json`` of sample ``i``.
+
+    Returns:
+        Path of a metadataset with both.
+
+    Example:
+        >>> from energon_stream.testing.datasets import dataset_with_media
+        >>> from energon_stream.testing.media_files import VideoFile
+        >>> path = dataset_with_media("new", "videos", {"a.mp4": VideoFile()}, lambda i: {"file": "a.mp4"})
+        >>> path.name
+        'mix.yaml'
+    """
+    root = Path(folder)
+    (root / name).mkdir(parents=True)
+    for file, form in files.items():
+        form.write(root / name / file)
+    samples = root / "samples"
+    parts: Parts = lambda number: {"json": json.dumps(line(number)).encode()}  # noqa: E731
+    write_shards(samples, shards=2, samples_per_shard=8, parts=parts, key="{:04d}")
+    _prepare(samples, (1, 0, 0), CRUDE_YAML)
+    split = {"train": {"path": "samples", "aux": {name: f"filesystem://{name}"}}}
+    mix = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": split}
+    (root / "mix.yaml").write_text(json.dumps(mix))  # JSON is YAML
+    return root / "mix.yaml"
 
 
 def _prepare(folder: str | os.PathLike[str], split_ratio: tuple[int, int, int], yaml: dict[str, Any]) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from energon_stream.drawing import Box
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.engine import Engine, Rotation, Step
 from energon_stream.pipeline.node import END, INNER_STATE, Context, End, Item, Node, RestoreKey, State
@@ -80,8 +81,10 @@ class NumbersDataset(SavableDataset[int]):
         """Return the numbers, which are in the keys."""
         return [Item(key[1], ("Number", key[1])) for key in keys]
 
-    def __repr__(self) -> str:
-        return f"NumbersDataset(size={self.size}{f', offset={self.offset}' if self.offset else ''})"
+    def drawing(self) -> Box:
+        """Return the dataset as a box."""
+        offset = (f"offset={self.offset}",) if self.offset else ()
+        return Box("NumbersDataset", (f"size={self.size}", *offset))
 
     def config(self) -> dict[str, Any]:
         """Return size and offset."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError
-from energon_stream.index.checksums import CHECKSUMS, encode_checksums
+from energon_stream.index.builder import IndexBuilder
 from energon_stream.index.in_order import ordered_map
 from energon_stream.index.metadata import (
     DATASET_CONFIG,
@@ -19,20 +17,22 @@ from energon_stream.index.metadata import (
     INFO_YAML,
     META_FOLDER,
     SPLIT_CONFIG,
-    encode_info,
     encode_split,
     read_info,
 )
-from energon_stream.index.sample_sizes import SampleSizes
+from energon_stream.index.publish import NewFiles, publish
 from energon_stream.index.shard_names import split_by_patterns, split_by_ratio
-from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter, temporary_folder
+from energon_stream.index.shard_record import ShardSummary
+from energon_stream.index.sqlite_index import temporary_folder
 from energon_stream.index.yaml_io import dump_yaml
-from energon_stream.storage import StoreSpec, local_path
+from energon_stream.storage import StoreSpec
+from energon_stream.urls import local_path
 from energon_stream.write.journal import WRITING, load_part, load_shard, part_files, record_files
 
 if TYPE_CHECKING:
+    from energon_stream.engine.base import TaskEngine
+    from energon_stream.index.scan import ShardScan
     from energon_stream.storage import Store
-    from energon_stream.write.journal import ShardRecord
 
 CRUDE: Mapping[str, Any] = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 """Content of ``dataset.yaml`` for samples that are used as they are."""
@@ -40,56 +40,41 @@ CRUDE: Mapping[str, Any] = {"__module__": "megatron.energon", "__class__": "Crud
 _READERS = 16
 
 
-class IndexBuilder:
-    """Collects the shards of a dataset, in order, in a database in a local folder.
+def publish_written(
+    store: Store,
+    builder: IndexBuilder,
+    *,
+    split: Mapping[str, Sequence[str]],
+    dataset_yaml: Mapping[str, Any] | None,
+    exclude: Sequence[str] = (),
+) -> None:
+    """Write the metadata of the dataset, ``.info.json`` last, and remove the records of the shards."""
+    others = (
+        {} if dataset_yaml is None else {f"{META_FOLDER}/{DATASET_CONFIG}": dump_yaml(dict(dataset_yaml))}
+    )
+    split_file = f"{META_FOLDER}/{SPLIT_CONFIG}", encode_split(split, exclude)
+    publish(store, None, NewFiles.of(builder.complete(), split_file, others), {})
+    remove_records(store)
 
-    Use it as a context; leaving it drops what was not published.
+
+def add_records(builder: IndexBuilder, spec: StoreSpec, records: Sequence[str], engine: TaskEngine) -> None:
+    """Add all shards to an index, given the paths of their records. Processes of the engine write the rows.
+
+    Raises DuplicateKeyError if two samples share a key.
     """
+    summaries = engine.map(partial(_load_summary, spec), records, in_order=True)
+    builder.add_all(
+        summaries, lambda first, stop: partial(_load_scans, spec, tuple(records[first:stop])), engine
+    )
 
-    def __init__(self, folder: str) -> None:
-        self.counts: dict[str, int] = {}
-        self._paths: list[str] = []
-        self._database = str(Path(folder) / "index.sqlite")
-        self._writer = SqliteWriter(self._database, self._paths)
-        self._sizes = SampleSizes()
-        self._digests: list[Sequence[int]] = []
-        self._is_open = True
 
-    def add(self, record: ShardRecord) -> None:
-        """Add the next shard. Raises DuplicateKeyError if two samples share a key."""
-        scan = record.scan
-        self._paths.append(scan.path)
-        self._writer.add(len(self._paths) - 1, scan)
-        self._sizes.add(scan.offsets)
-        self._digests.append(record.digests)
-        self.counts[scan.path] = len(scan.keys)
+def _load_summary(spec: StoreSpec, path: str) -> ShardSummary:
+    return ShardSummary.of(load_shard(spec.open(), path))
 
-    def publish(
-        self, store: Store, *, split: Mapping[str, Sequence[str]], dataset_yaml: Mapping[str, Any] | None
-    ) -> None:
-        """Write the metadata of the dataset, ``.info.json`` last, and remove the records of the shards."""
-        self._is_open = False
-        self._writer.__exit__(None)
-        info = encode_info(self.counts)
-        documents = {SPLIT_CONFIG: encode_split(split), "index.uuid": str(uuid.uuid4()).encode()}
-        if dataset_yaml is not None:
-            documents[DATASET_CONFIG] = dump_yaml(dict(dataset_yaml))
-        for name, content in documents.items():
-            store.put(f"{META_FOLDER}/{name}", content)
-        store.put(CHECKSUMS, encode_checksums(self._digests, info))
-        with open(self._database, "ab") as file:
-            file.write(self._sizes.encode(info) or b"")
-        store.put_file(INDEX_SQLITE, self._database)
-        store.put(INFO_JSON, info)
-        remove_records(store)
 
-    def __enter__(self) -> IndexBuilder:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._writer.__exit__(KeyboardInterrupt)  # any error: the database is closed and not completed
+def _load_scans(spec: StoreSpec, paths: Sequence[str]) -> Iterator[ShardScan]:
+    store = spec.open()
+    return (record.scan for record in ordered_map(partial(load_shard, store), paths, 2))
 
 
 def finish_dataset(
@@ -100,6 +85,7 @@ def finish_dataset(
     dataset_yaml: Mapping[str, Any] | None = CRUDE,
     storage_options: Mapping[str, Any] | None = None,
     tmp_path: str | os.PathLike[str] | None = None,
+    engine: TaskEngine | None = None,
 ) -> dict[str, int]:
     """Publish a dataset that several writers have written, when all of them are done.
 
@@ -114,6 +100,8 @@ def finish_dataset(
             The default is crude samples.
         storage_options: Credentials and the like for the URL's file system.
         tmp_path: Local folder for the index until it is uploaded; None for the system's.
+        engine: Processes that build the index of a large dataset, such as ``LocalEngine()``; all must see
+            ``tmp_path``. None for this process.
 
     Returns:
         Number of samples by shard path.
@@ -140,11 +128,15 @@ def finish_dataset(
     _check_complete(store, existing)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder(tmp_path))
-        builder = stack.enter_context(IndexBuilder(folder))
-        for record in ordered_map(partial(load_shard, store), record_files(existing), _READERS):
-            builder.add(record)
+        builder = stack.enter_context(IndexBuilder(folder, checksums=True))
+        records = record_files(existing)
+        if engine is not None:
+            add_records(builder, StoreSpec(url_or_path, storage_options), records, engine)
+        else:
+            for record in ordered_map(partial(load_shard, store), records, _READERS):
+                builder.add(record)
         split = find_split(store, builder.counts, split_ratio, split_patterns)
-        builder.publish(store, split=split, dataset_yaml=dataset_yaml)
+        publish_written(store, builder, split=split, dataset_yaml=dataset_yaml)
     return builder.counts
 
 
@@ -172,8 +164,9 @@ def remove_records(store: Store) -> None:
     for entry in list(store.list(WRITING)):
         store.delete(entry.path)
     if store.is_local:
-        with suppress(OSError):  # it is not there, or another writer has just begun
-            os.rmdir(os.path.join(local_path(store.url), WRITING))
+        for folder, _, _ in os.walk(os.path.join(local_path(store.url), WRITING), topdown=False):
+            with suppress(OSError):  # another writer has just begun
+                os.rmdir(folder)
 
 
 def _check_complete(store: Store, existing: set[str]) -> None:

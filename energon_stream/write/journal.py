@@ -10,14 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-import msgpack
-import numpy as np
+from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.metadata import META_FOLDER
-from energon_stream.index.scan import ShardScan
+from energon_stream.index.shard_record import ShardRecord, decode_record, encode_record
 
 if TYPE_CHECKING:
     from energon_stream.storage import Store
@@ -46,13 +43,6 @@ class PartArguments:
         """Return the path of the part's shard of a number."""
         part = "" if self.parts == 1 else f"{self.part:05d}-"
         return f"{self.name}-{part}{number:06d}.tar"
-
-
-class ShardRecord(NamedTuple):
-    """A complete shard."""
-
-    scan: ShardScan  # its samples
-    digests: list[int]  # checksum of each sample
 
 
 def save_part(store: Store, arguments: PartArguments, *, is_complete: bool) -> None:
@@ -90,21 +80,7 @@ def check_same(store: Store, known: PartArguments, given: PartArguments) -> None
 
 def save_shard(store: Store, record: ShardRecord) -> None:
     """Write a shard's record."""
-    scan = record.scan
-    names = sorted({name for _, name, _, _ in scan.parts})
-    number = {name: place for place, name in enumerate(names)}
-    rows = np.array(
-        [(sample, number[name], start, size) for sample, name, start, size in scan.parts], dtype="<i8"
-    )
-    content = {
-        "path": scan.path,
-        "keys": scan.keys,
-        "names": names,
-        "offsets": np.array(scan.offsets, dtype="<i8").tobytes(),
-        "parts": rows.tobytes(),
-        "digests": np.array(record.digests, dtype="<u8").tobytes(),
-    }
-    store.put(record_path(scan.path), msgpack.packb(content))
+    store.put(record_path(record.scan.path), encode_record(record))
 
 
 def load_shard(store: Store, path: str) -> ShardRecord:
@@ -114,21 +90,12 @@ def load_shard(store: Store, path: str) -> ShardRecord:
         MetadataError: The record is damaged.
     """
     try:
-        found = msgpack.unpackb(bytes(store.get(path).data))
-        names = found["names"]
-        rows = np.frombuffer(found["parts"], dtype="<i8").reshape(-1, 4).tolist()
-        scan = ShardScan(
-            found["path"],
-            found["keys"],
-            np.frombuffer(found["offsets"], dtype="<i8").tolist(),
-            [(sample, names[name], start, size) for sample, name, start, size in rows],
-        )
-        digests = np.frombuffer(found["digests"], dtype="<u8").tolist()
-    except (ValueError, KeyError, TypeError, IndexError, msgpack.UnpackException) as error:
+        record = decode_record(bytes(store.get(path).data))
+    except ValueError as error:
         raise _damaged(store, path) from error
-    if record_path(scan.path) != path or not len(scan.keys) == len(digests) == len(scan.offsets) - 1:
+    if record_path(record.scan.path) != path or len(record.scan.keys) != len(record.digests):
         raise _damaged(store, path)
-    return ShardRecord(scan, digests)
+    return record
 
 
 def record_path(shard: str) -> str:

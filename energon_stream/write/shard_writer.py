@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,17 +13,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
+from energon_stream.index.builder import IndexBuilder
 from energon_stream.index.in_order import ordered_map
 from energon_stream.index.index_files import encode_offsets, index_path
 from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER
+from energon_stream.index.shard_record import ShardRecord
 from energon_stream.index.sqlite_index import temporary_folder
-from energon_stream.storage import StoreSpec, local_path
+from energon_stream.storage import StoreSpec
 from energon_stream.storage.local import named_errors
-from energon_stream.write.finish import CRUDE, IndexBuilder, find_split, remove_records
+from energon_stream.urls import local_path
+from energon_stream.write.finish import CRUDE, find_split, publish_written, remove_records
 from energon_stream.write.journal import (
     WRITING,
     PartArguments,
-    ShardRecord,
     check_same,
     load_part,
     load_shard,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 _MAX_SIZE = 1_000_000_000
 _READERS = 16
+_TEMPORARY = ".energon-tmp"
 
 
 class ShardWriter:
@@ -64,6 +68,8 @@ class ShardWriter:
         dataset_yaml: Content of ``dataset.yaml``, which says what samples are; None to write no such file.
             The default is crude samples.
         signature: Version of what the samples are made from. A writer that goes on refuses another one.
+        publish: Whether a single writer publishes the dataset when it is closed; else call
+            :func:`finish_dataset`.
         storage_options: Credentials and the like for the URL's file system.
         tmp_path: Local folder for the shards of a remote dataset until they are uploaded (up to two at a
             time), and for the index; None for the system's.
@@ -71,6 +77,7 @@ class ShardWriter:
     Attributes:
         written: Number of samples in complete shards of this part when the writer was opened, plus those
             written since.
+        is_complete: Whether the part was complete when the writer was opened.
 
     Raises:
         ConfigError: The folder has a dataset or tars, or arguments are wrong or other ones than before.
@@ -98,6 +105,7 @@ class ShardWriter:
         split_patterns: Sequence[str] | None = None,
         dataset_yaml: Mapping[str, Any] | None = CRUDE,
         signature: str = "",
+        publish: bool = True,
         storage_options: Mapping[str, Any] | None = None,
         tmp_path: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -110,24 +118,26 @@ class ShardWriter:
         arguments = PartArguments(part, parts, name, max_size, max_count or 0, signature)
         self._arguments = arguments
         self._split = partial(find_split, split_ratio=split_ratio, split_patterns=split_patterns)
-        self._dataset_yaml = dataset_yaml
+        self._dataset_yaml, self._publish = dataset_yaml, publish
         self._store = StoreSpec(os.fspath(url_or_path), storage_options).open()
-        self._encoder = SampleEncoder()
+        self._encoder, self._unique = SampleEncoder(), uuid.uuid4().hex
         self._shard: TarShard | None = None
         self._upload: Future[None] | None = None
-        self._is_usable, self._is_complete = True, False
-        existing = _existing(self._store)
-        for path in part_files(existing):
+        self._is_usable, self.is_complete = True, False
+        existing = existing_metadata(self._store)
+        paths = part_files(existing)
+        # One other part is enough: each was compared with another when it began.
+        for path in dict.fromkeys([*paths[:1], *({arguments.path} & set(paths))]):
             known, is_complete = load_part(self._store, path)
             check_same(self._store, known, arguments)
-            self._is_complete |= is_complete and known.part == part
+            self.is_complete |= is_complete and known.part == part
         with ExitStack() as stack:
             folder = stack.enter_context(temporary_folder(tmp_path))
-            self._builder = stack.enter_context(IndexBuilder(folder))
+            self._builder = stack.enter_context(IndexBuilder(folder, checksums=True))
             self._pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="energon-write"))
             self._folder = self._shard_folder(folder)
             self.written = self._go_on(existing)
-            if not self._is_complete:
+            if not self.is_complete:
                 save_part(self._store, arguments, is_complete=False)
             self._stack = stack.pop_all()
 
@@ -152,9 +162,9 @@ class ShardWriter:
             ConfigError: The writer has ended.
         """
         encoded = self._encoder.encode(sample)
-        if not self._is_usable or self._is_complete:
+        if not self._is_usable or self.is_complete:
             raise ConfigError(
-                f"part {self._arguments.part} is complete" if self._is_complete else "the writer has ended",
+                f"part {self._arguments.part} is complete" if self.is_complete else "the writer has ended",
                 where=self._store.url,
                 hint="open a new writer",
             )
@@ -185,12 +195,12 @@ class ShardWriter:
             if self._shard is not None and self._shard.digests:
                 self._end_shard(self._shard)
             self._wait()
-            if not self._is_complete:
+            if not self.is_complete:
                 self._remove_stray()
                 save_part(self._store, self._arguments, is_complete=True)
-            if self._arguments.parts == 1:
+            if self._arguments.parts == 1 and self._publish:
                 split = self._split(self._store, self._builder.counts)
-                self._builder.publish(self._store, split=split, dataset_yaml=self._dataset_yaml)
+                publish_written(self._store, self._builder, split=split, dataset_yaml=self._dataset_yaml)
         finally:
             self.abort()
 
@@ -220,13 +230,16 @@ class ShardWriter:
         folder = os.path.join(local_path(self._store.url), WRITING)
         with named_errors(folder):
             os.makedirs(folder, exist_ok=True)
-            for slot in range(2):
-                Path(self._slot(folder, slot)).unlink(missing_ok=True)  # of a writer that was killed
+            for path in Path(folder).glob(f"{self._arguments.part:05d}-*{_TEMPORARY}"):
+                path.unlink(missing_ok=True)  # of a writer that was killed
         return folder
 
     def _slot(self, folder: str, shard: int) -> str:
-        """Return the local path of a shard under way; the one before it may be waiting for its upload."""
-        return os.path.join(folder, f"{self._arguments.part:05d}-{shard % 2}.energon-tmp")
+        """Return the local path of a shard under way; the one before it may be waiting for its upload.
+
+        No other writer has it, not even one of this part that should have ended.
+        """
+        return os.path.join(folder, f"{self._arguments.part:05d}-{self._unique}-{shard % 2}{_TEMPORARY}")
 
     def _go_on(self, existing: set[str]) -> int:
         """Take over the complete shards of an earlier writer; return the number of their samples."""
@@ -272,7 +285,7 @@ def _publish(store: Store, local: str, record: ShardRecord) -> None:
     save_shard(store, record)
 
 
-def _existing(store: Store) -> set[str]:
+def existing_metadata(store: Store) -> set[str]:
     """Return the paths of the metadata. Raises ConfigError if the folder has a dataset, or tars of others."""
     existing = {entry.path for entry in store.list(META_FOLDER)}
     if existing & {INFO_JSON, INFO_YAML}:

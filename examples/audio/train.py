@@ -6,7 +6,6 @@ It makes small data in FOLDER at the first run. For your own data, put recording
 transcripts into a prepared crude dataset, of which each ``json`` names the recording and the time.
 """
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,34 +21,14 @@ from energon_stream import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_stream.index.prepare import prepare_dataset
-from energon_stream.testing.datasets import CRUDE_YAML, write_shards
+from energon_stream.testing.datasets import dataset_with_media
 from energon_stream.testing.media_files import VideoFile
 
-METADATASET = """\
-__module__: megatron.energon
-__class__: MetadatasetV2
-splits:
-  train:
-    path: transcripts
-    aux:
-      recordings: filesystem://recordings
-"""
+SOUND = VideoFile(frames=0, audio_codec="flac", audio_seconds=4.0)
 
 
-def make_data(folder):
-    (folder / "recordings").mkdir(parents=True)
-    for number in range(2):
-        sound = VideoFile(frames=0, audio_codec="flac", audio_seconds=4.0)
-        sound.write(folder / "recordings" / f"{number}.flac")
-
-    def parts(number):
-        line = {"file": f"{number % 2}.flac", "at": number % 3, "text": "a tone"}
-        return {"json": json.dumps(line).encode()}
-
-    write_shards(folder / "transcripts", shards=2, samples_per_shard=8, parts=parts, key="{:04d}")
-    prepare_dataset(str(folder / "transcripts"), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
-    (folder / "mix.yaml").write_text(METADATASET)
+def line(number):
+    return {"file": f"{number % 2}.flac", "at": number % 3, "text": "a tone"}
 
 
 @dataclass
@@ -70,7 +49,7 @@ class AudioTask(DefaultTaskEncoder):
 
 def main(folder):
     if not folder.exists():
-        make_data(folder)
+        dataset_with_media(folder, "recordings", {"0.flac": SOUND, "1.flac": SOUND}, line)
     dataset = get_train_dataset(
         str(folder / "mix.yaml"),
         batch_size=4,

@@ -18,6 +18,7 @@ from energon_stream import (
     Cooker,
     DefaultTaskEncoder,
     IgnoreSample,
+    SampleDecoder,
     WorkerConfig,
     basic_sample_keys,
     batch_list,
@@ -28,7 +29,6 @@ from energon_stream import (
     stateless,
 )
 from energon_stream.cli.main import main as energon
-from energon_stream.read.decode import SampleDecoder
 from energon_stream.task.packers import histogram_pack, pack_by_size
 
 SIZE = 16

@@ -6,7 +6,6 @@ It makes small data in FOLDER at the first run. For your own data, put videos in
 questions into a prepared crude dataset, of which each ``json`` names the video and the time.
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -21,33 +20,14 @@ from energon_stream import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_stream.index.prepare import prepare_dataset
-from energon_stream.testing.datasets import CRUDE_YAML, write_shards
+from energon_stream.testing.datasets import dataset_with_media
 from energon_stream.testing.media_files import VideoFile
 
-METADATASET = """\
-__module__: megatron.energon
-__class__: MetadatasetV2
-splits:
-  train:
-    path: questions
-    aux:
-      videos: filesystem://videos
-"""
+VIDEO = VideoFile(frames=100)
 
 
-def make_data(folder):
-    (folder / "videos").mkdir(parents=True)
-    for number in range(2):
-        VideoFile(frames=100).write(folder / "videos" / f"{number}.mp4")
-
-    def parts(number):
-        line = {"file": f"{number % 2}.mp4", "at": number % 3, "question": "Where is it?", "answer": "left"}
-        return {"json": json.dumps(line).encode()}
-
-    write_shards(folder / "questions", shards=2, samples_per_shard=8, parts=parts, key="{:04d}")
-    prepare_dataset(str(folder / "questions"), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
-    (folder / "mix.yaml").write_text(METADATASET)
+def line(number):
+    return {"file": f"{number % 2}.mp4", "at": number % 3, "question": "Where is it?", "answer": "left"}
 
 
 def cook(sample, videos):
@@ -65,7 +45,7 @@ class VideoTask(DefaultTaskEncoder):
 
 def main(folder):
     if not folder.exists():
-        make_data(folder)
+        dataset_with_media(folder, "videos", {"0.mp4": VIDEO, "1.mp4": VIDEO}, line)
     dataset = get_train_dataset(
         str(folder / "mix.yaml"),
         batch_size=4,

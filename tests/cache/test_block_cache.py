@@ -236,7 +236,7 @@ def test_a_fork_in_the_middle_of_a_fetch_keeps_no_lock(cache, origin):
     def get(start, stop):
         pid = os.fork()
         if not pid:
-            threading.Event().wait(20)
+            threading.Event().wait(300)
             os._exit(0)
         pids.append(pid)
         raise ConnectionError

@@ -234,7 +234,7 @@ def test_a_late_download_is_repeated_though_its_bytes_are_claimed(
     fetcher = Fetcher(32)
     read_all(fetcher, store, 40)
     hedges = counters.snapshot().hedges
-    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=1.0))
+    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=4.0))
     assert fetcher.submit(store, "slow", ByteRange(0, SIZE)).result().data == OBJECT[:SIZE]
     assert counters.snapshot().hedges == hedges + 1
     assert cache.missing(store.known("slow"), 0, SIZE) == []  # the second answer is kept
@@ -276,15 +276,15 @@ def test_what_is_in_memory_is_answered_within_the_call(s3_server, store, cache):
     fetcher, part = Fetcher(1), ByteRange(100, 200_000)
     etag = store.get_range("key", ByteRange(0, 300_000)).etag
     gate = threading.Event()
-    blocking = fetcher.call(lambda: gate.wait(20))  # the only slot
+    blocking = fetcher.call(lambda: gate.wait(300))  # the only slot
     answer = fetcher.submit(store, "key", part, etag=etag)
     assert answer.done()
     assert answer.result().data == OBJECT[100:200_000]
     waiting = fetcher.submit(store, "key", ByteRange(5, 400_000))
     assert not waiting.done()
     gate.set()
-    assert blocking.result(20)
-    assert waiting.result(20).data == OBJECT[5:400_000]
+    assert blocking.result(300)
+    assert waiting.result(300).data == OBJECT[5:400_000]
     assert store.get_at_hand("key", ByteRange(5, 400_001)) is None
     assert store.get_at_hand("key", part, etag='"other"') is None
     assert store.get_at_hand("absent", part) is None
@@ -293,6 +293,6 @@ def test_what_is_in_memory_is_answered_within_the_call(s3_server, store, cache):
         file.seek(150)
         file.write(b"\xff\xff\xff")
     before = gets(s3_server)
-    assert fetcher.submit(store, "key", part).result(20).data == OBJECT[100:200_000]
+    assert fetcher.submit(store, "key", part).result(300).data == OBJECT[100:200_000]
     assert gets(s3_server) == before + 1
     fetcher.close()

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from energon_stream.cli.main import energon, main
 from energon_stream.cli.mount import FileOperations
 from energon_stream.errors import NotPreparedError, ObjectNotFoundError
+from energon_stream.files.tree import FileTree
 from energon_stream.index.prepare import prepare_dataset
-from energon_stream.read.file_tree import FileTree
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import captioning_dataset, random_bytes, write_shards
 
@@ -159,7 +159,7 @@ def can_mount():
 def test_a_mounted_folder(folder, tmp_path):
     at = tmp_path / "at"
     command = [sys.executable, "-c", RUN, "mount", "--detach", str(folder), str(at)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode and "cannot mount" in done.stderr:
         pytest.skip(f"FUSE is not allowed here: {done.stderr}")
     assert (done.returncode, "Mount is ready to go." in done.stdout) == (0, True), done.stderr
@@ -190,5 +190,5 @@ def test_a_mounted_folder(folder, tmp_path):
 @pytest.mark.skipif(not can_mount(), reason="needs mfusepy, libfuse and /dev/fuse")
 def test_errors_are_shown_before_a_detached_command_ends(tmp_path):
     command = [sys.executable, "-c", RUN, "mount", "-d", str(tmp_path / "none"), str(tmp_path / "at")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, "only prepared datasets" in done.stderr) == (1, True), done.stderr

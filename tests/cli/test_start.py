@@ -174,17 +174,37 @@ def test_progress_begins_with_the_first_unit(monkeypatch):
     assert re.search(r"100%.*3/3", sys.stderr.text)
 
 
-@pytest.mark.parametrize(("enabled", "lines"), [(None, 0), (False, 0), (True, 1)])
-def test_progress_elsewhere_is_lines(monkeypatch, enabled, lines):
-    monkeypatch.setattr(sys, "stderr", Terminal(False))
+@pytest.mark.parametrize(
+    ("log", "enabled", "shown"),
+    [(False, None, 0), (False, False, 0), (False, True, 1), (True, None, 1), (True, False, 0)],
+)
+def test_progress_is_lines_in_a_log_and_nothing_in_a_pipe(monkeypatch, tmp_path, log, enabled, shown):
     now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    with Progress(1000, unit="tar", enabled=enabled) as progress:
+    with open(tmp_path / "log", "w") as file:
+        monkeypatch.setattr(sys, "stderr", file if log else Terminal(False))
+        with Progress(1000, unit="tar", enabled=enabled, clock=lambda: now[0]) as progress:
+            progress.keep(400)
+            progress.advance(10)
+            now[0] = 60.0
+            progress.advance(20)
+            progress.advance(10)
+            now[0] = 120.0
+            progress.advance(260)
+        text = "" if log else sys.stderr.text
+    text += (tmp_path / "log").read_text()
+    assert text.splitlines() == shown * [
+        "430 of 1000 tar,  0.50tar/s, 19:00 left",
+        "700 of 1000 tar,  4.50tar/s, 01:06 left",
+    ]
+
+
+def test_what_was_done_before_does_not_count_in_the_rate(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal(True))
+    with Progress(1000, unit="tar") as progress:
+        progress.keep(400)
         progress.advance(10)
-        now[0] = 61.0
-        progress.advance(10)
-        progress.advance(10)
-    assert sys.stderr.text == "20 of 1,000 tar\n" * lines
+    assert re.search(r"410/1000", sys.stderr.text)
+    assert "41%" in sys.stderr.text
 
 
 def test_preparing_again_keeps_the_preparation_on_no(tmp_path):

@@ -170,17 +170,19 @@ def _train_in_a_process(options, cache):
         storage_options = options
         reset_counters = staticmethod(lambda: None)
 
-    return len(train(Endpoint(), cache))
+    before = default_counters().snapshot()
+    return len(train(Endpoint(), cache)), (default_counters().snapshot() - before).hedged_bytes
 
 
 def test_eight_processes_download_each_byte_once(server, folder, cache):
     """P9: copies of one rank (tensor parallel, say) share what one of them fetches."""
     server.reset_counters()
     calls = [children.submit(_train_in_a_process, server.storage_options, cache) for _ in range(8)]
-    for call in calls:
-        assert call.result() >= SAMPLES
+    counts, hedged = zip(*(call.result() for call in calls), strict=True)
+    assert min(counts) >= SAMPLES
     tars = sum(os.path.getsize(tar) for tar in folder.glob("*.tar"))
-    assert server.counters().bytes_sent <= 1.01 * tars + 8 * 20_000  # and listings, metadata and indices
+    # Listings, metadata and indices come to it, and on a busy machine requests that look late.
+    assert server.counters().bytes_sent <= 1.01 * tars + 8 * 20_000 + sum(hedged)
 
 
 @pytest.mark.localstack

@@ -16,16 +16,17 @@ ALLOWED = {
     ("recipe/named_code.py", "exec"),
     ("recipe/named_code.py", "compile"),
     # A process's own bytes, over a private pipe or in a private file.
-    ("storage/fork.py", "pickle.loads"),
+    ("fork.py", "pickle.loads"),
+    ("engine/local.py", "pickle.loads"),
     ("loader/workers.py", "pickle.loads"),
     ("loader/worker_process.py", "pickle.loads"),
     ("media/file_pool.py", "pickle.loads"),
     ("loader/savable.py", "marshal.loads"),
     ("testing/store_suite.py", "pickle.loads"),
     # Pickles in parts, only with allow_pickle.
-    ("read/decode/sample_decoder.py", "pickle.loads"),
+    ("decode/sample_decoder.py", "pickle.loads"),
     # weights_only=True, or only with allow_pickle.
-    ("read/decode/sample_decoder.py", "torch.load"),
+    ("decode/sample_decoder.py", "torch.load"),
     ("integrations/megatron/checkpoint.py", "torch.load"),
     ("integrations/huggingface/trainer.py", "torch.load"),
     ("cli/state_files.py", "torch.load"),

@@ -15,13 +15,13 @@ from repetitions import examples
 
 from energon_stream import DefaultTaskEncoder, ReadOptions, WorkerConfig, get_train_dataset
 from energon_stream.errors import EnergonStreamError, MetadataError
+from energon_stream.files.stores import WebdatasetFileStore
+from energon_stream.files.tree import FileTree
 from energon_stream.index.checksums import CHECKSUMS
 from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.media.metadata import deserialize_media_metadata
-from energon_stream.read.file_stores import WebdatasetFileStore
-from energon_stream.read.file_tree import FileTree
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 

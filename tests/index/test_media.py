@@ -11,6 +11,7 @@ from PIL import Image
 
 from energon_stream import AVMetadata, ImageMetadata
 from energon_stream.cli.main import main
+from energon_stream.engine.local import LocalEngine
 from energon_stream.errors import (
     ConfigError,
     FieldError,
@@ -18,13 +19,18 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     UnsupportedStoreError,
 )
+from energon_stream.files.stores import SystemFileStore, WebdatasetFileStore
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.media import MediaFile, MediaFilter, read_images
 from energon_stream.index.media_tables import MediaReport, prepare_media
 from energon_stream.index.prepare import prepare_dataset
-from energon_stream.read.file_stores import SystemFileStore, WebdatasetFileStore
 from energon_stream.storage import StoreSpec
-from energon_stream.testing.datasets import random_bytes, write_shards
+from energon_stream.testing.datasets import (
+    captioning_dataset,
+    prepared_captioning_dataset,
+    random_bytes,
+    write_shards,
+)
 from energon_stream.testing.media_files import VideoFile
 
 SAMPLES = 8
@@ -106,7 +112,7 @@ def plain(tmp_path):
 @pytest.mark.parametrize(("media_filter", "kinds", "report"), CASES)
 def test_filters_store_the_same_in_all_three_ways(tars, plain, media_filter, kinds, report):
     stored = (expected(*kinds), [(1, media_filter.strategy, ",".join(media_filter.patterns))])
-    media, own = {"media_metadata", "media_filters"}, {"samples", "sample_parts"}
+    media, own = {"media_metadata", "media_filters", "media_layouts"}, {"samples", "sample_parts"}
 
     prepared = prepare_dataset(str(tars), split_ratio=(1, 0, 0), media_filter=media_filter)
     assert (prepared.media, tables(tars)) == (report, (*stored, media | own))
@@ -192,10 +198,11 @@ def test_facts_4_8_globs_work_and_a_failed_run_changes_no_kind(tars, plain):
     with tarfile.open(tars / "zz.tar", "w"):
         pass
     for attempt in ((), ("--force-overwrite",)):
+        before = index.read_bytes() if attempt else None
         code, output = run(*PREPARE, *by_glob, *attempt, tars)
         assert code == 1
         assert "the tar has no samples" in output
-        assert not index.exists()
+        assert (index.read_bytes() if index.exists() else None) == before
         code, output = run(*PREPARE, *by_glob, "--force-overwrite", "--exclude", "zz", tars)
         assert (code, index.exists()) == (0, True)
         assert "Stored media metadata of 8 files." in output
@@ -240,3 +247,21 @@ def test_video_and_audio_have_metadata(tmp_path):
     assert store.get_media_metadata("b.flac") == AVMetadata(
         audio_duration=1.0, audio_channels=1, audio_sample_rate=16_000
     )
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_an_engine_finds_the_same(tmp_path, is_plain):
+    found = {}
+    for name, engine in (("threads", None), ("engine", LocalEngine(0)), ("processes", LocalEngine(2))):
+        folder = tmp_path / name
+        if is_plain:
+            captioning_dataset(tmp_path / "tars", shards=1, samples_per_shard=5)
+            with tarfile.open(tmp_path / "tars/data-000000.tar") as tar:
+                tar.extractall(folder, filter="data")
+        else:
+            prepared_captioning_dataset(folder, shards=3, samples_per_shard=4)
+        report = prepare_media(str(folder), MediaFilter("EXTENSION"), engine=engine)
+        with sqlite3.connect(folder / ".nv-meta/index.sqlite") as database:
+            found[name] = report, database.execute("SELECT * FROM media_metadata ORDER BY rowid").fetchall()
+    assert found["threads"] == found["engine"] == found["processes"]
+    assert len(found["engine"][1]) == (5 if is_plain else 12)

@@ -24,7 +24,6 @@ from energon_stream.index.index_files import (
     decode_offsets,
     encode_offsets,
     index_path,
-    page_bounds,
     read_offsets,
 )
 from energon_stream.index.metadata import encode_info, encode_split, parse_info, parse_split
@@ -179,10 +178,7 @@ def test_split_patterns_are_regular_expressions_globs_or_braces():
 @given(st.lists(st.integers(1, 2**40), min_size=1, max_size=50))
 def test_offsets_survive_the_round_trip(steps):
     offsets = [0, *np.cumsum(steps).tolist()]
-    window = decode_offsets(encode_offsets(offsets), 0, "x")
-    assert window.offsets.tolist() == offsets
-    assert window.covers(0, len(steps))
-    assert not window.covers(0, len(steps) + 1)
+    assert decode_offsets(encode_offsets(offsets), 0, "x").tolist() == offsets
 
 
 @pytest.mark.parametrize("count", [1, 100, 8191, 8192, 30_000])
@@ -192,14 +188,9 @@ def test_index_entries_are_read_as_needed(tmp_path, count):
     offsets[0] = 512  # what lies before sample 0 belongs to it
     store.put(index_path("d/a.tar"), encode_offsets(offsets))
     offsets[0] = 0
-    for first, last in ((0, 1), (count - 1, count), (count // 2, count)):
-        lower, upper = (bound.item() for bound in page_bounds(*(np.array([n]) for n in (first, last, count))))
-        assert 0 <= lower <= first <= last <= upper <= count
-        assert (lower, upper) == (0, count) if count < 8192 else upper - lower < last - first + 2 * 8192
-        for begin, end in ((lower, upper), (first, last)):
-            window = read_offsets(store, "d/a.tar", count, begin, end)
-            assert window.first == begin
-            np.testing.assert_array_equal(window.offsets, offsets[begin : end + 1])
+    for first, last in ((0, 1), (count - 1, count), (count // 2, count), (0, count)):
+        found = read_offsets(store, "d/a.tar", count, first, last)
+        np.testing.assert_array_equal(found, offsets[first : last + 1])
     for wrong in (count + 1, count - 1):
         with pytest.raises(IndexMismatchError, match=r"run `energon-stream prepare` again"):
             read_offsets(store, "d/a.tar", wrong, max(0, wrong - 1), wrong)

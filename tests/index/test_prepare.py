@@ -11,17 +11,16 @@ import pytest
 from reference_writer import read_tar, write_reference_dataset
 
 from energon_stream.errors import (
+    BadShardsError,
     ConfigError,
-    CorruptTarError,
     DuplicateKeyError,
-    EmptyDatasetError,
     FieldError,
     NotPreparedError,
     ObjectNotFoundError,
 )
+from energon_stream.files.stores import WebdatasetFileStore
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.prepare import prepare_dataset
-from energon_stream.read.file_stores import WebdatasetFileStore
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CAPTIONING_YAML, captioning_dataset, random_bytes, write_shards
 
@@ -167,7 +166,7 @@ def test_a_damaged_tar_is_an_error_that_names_shard_and_offset(tmp_path, s3_serv
     if remote:
         s3_server.upload_folder(tmp_path, tmp_bucket)
         url, options = tmp_bucket, s3_server.storage_options
-    with pytest.raises(CorruptTarError, match=f"byte {offset}.*data-000001.tar"):
+    with pytest.raises(BadShardsError, match=rf"1 of 3 tars .*\n  data-000001\.tar: .*byte {offset}"):
         prepare_dataset(url, split_ratio=(1, 0, 0), storage_options=options)
     with pytest.raises(NotPreparedError):
         open_webdataset(StoreSpec(url, options), split_part="train")
@@ -212,7 +211,7 @@ def test_options_and_what_they_refuse(tmp_path):
         prepare_dataset(path, shards="x*.tar", split_ratio=(1, 0, 0), force=True)
     with tarfile.open(Path(path) / "empty.tar", "w"):
         pass
-    with pytest.raises(EmptyDatasetError, match=r"empty\.tar"):
+    with pytest.raises(BadShardsError, match=r"empty\.tar"):
         prepare_dataset(path, split_ratio=(1, 0, 0), force=True)
 
 

@@ -14,7 +14,15 @@ from energon_stream import WorkerConfig, get_train_dataset
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.prepare import prepare_dataset
-from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, bounds_of, decode_sizes
+from energon_stream.index.sample_names import hash_names
+from energon_stream.index.sample_sizes import (
+    MOST_BYTES,
+    SampleSizes,
+    appended_bytes,
+    bounds_of,
+    decode_names,
+    decode_sizes,
+)
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import prepared_binary_dataset
@@ -78,6 +86,39 @@ def test_large_datasets_and_odd_sizes_have_none():
     assert odd.encode(INFO) is None
 
 
+@given(SHARDS, st.data())
+def test_names_are_beside_the_sizes(shards, data):
+    counts = [len(blocks) for blocks in shards]
+    names = [
+        f"{number}.{data.draw(st.sampled_from(['jpg', 'é.txt', 'x' * 120]))}" for number in range(sum(counts))
+    ]
+    sizes, left = SampleSizes(), iter(names)
+    for blocks in shards:
+        offsets = [0, *(512 * end for end in itertools.accumulate(blocks))]
+        sizes.add(offsets, list(islice(left, len(blocks))))
+    whole = sizes.encode(INFO)
+    tail = memoryview(b"pages" + whole)
+    assert whole.endswith(encoded(shards))  # which earlier versions read
+    assert appended_bytes(tail) == len(whole)
+    assert decode_names(tail, len(names)).tolist() == hash_names(names).tolist()
+    assert decode_names(memoryview(b"pages" + encoded(shards)), len(names)) is None
+    at = data.draw(st.integers(0, len(whole) - len(encoded(shards)) - 1))
+    flipped = bytearray(tail)
+    flipped[len(b"pages") + at] ^= data.draw(st.integers(1, 255))
+    assert decode_names(memoryview(flipped), len(names)) is None
+    assert decoded(bytes(flipped), len(names)) is not None
+
+
+def test_many_samples_have_sizes_and_no_names():
+    for samples, named in ((21_000, True), (22_000, False)):
+        sizes = SampleSizes()
+        sizes.add(list(range(0, 512 * samples + 1, 512)), [f"{number}.txt" for number in range(samples)])
+        tail = memoryview(sizes.encode(INFO))
+        assert decoded(tail, samples) is not None
+        assert len(tail) <= MOST_BYTES
+        assert (decode_names(tail, samples) is not None) == named
+
+
 @pytest.fixture
 def prepared(tmp_path):
     prepared_binary_dataset(tmp_path / "data", samples=24, payload_bytes=900, shards=4)
@@ -134,6 +175,12 @@ def test_new_indexes_of_the_same_tars_keep_the_sizes(prepared, own_options):
     before = (prepared / INDEX_SQLITE).read_bytes()
     prepare_dataset(str(prepared), tar_index_only=True)
     assert (prepared / INDEX_SQLITE).read_bytes() == before
+    # A database of an earlier version has no names.
+    tail = memoryview(before)[-MOST_BYTES:]
+    pages, sizes = before[: -appended_bytes(tail)], 24 + 40
+    (prepared / INDEX_SQLITE).write_bytes(pages + before[-sizes:])
+    prepare_dataset(str(prepared), tar_index_only=True)
+    assert (prepared / INDEX_SQLITE).read_bytes() == pages + before[-sizes:]
 
 
 def changed(prepared):

@@ -145,9 +145,15 @@ def test_many_samples_at_once_are_cut_like_each_alone(tar_format, samples, data)
     else:
         assert are_alike
         assert found == [sample_parts(memoryview(buffer), *border) for border in borders]
+
+    def matters(place):
+        """Bytes behind the begin of an empty prefix say nothing, but they are in the header's checksum."""
+        record, column = divmod(place, 512)
+        return column < 346 or buffer[record * 512 + 257 :][:5] != b"ustar"
+
     damaged = bytearray(buffer)
     for _ in range(data.draw(st.integers(1, 3))):
-        damaged[data.draw(st.integers(0, len(buffer) - 1))] = data.draw(st.integers(0, 255))
+        damaged[data.draw(st.integers(0, len(buffer) - 1).filter(matters))] = data.draw(st.integers(0, 255))
     view = memoryview(bytes(damaged))
     found = split_all(view, starts[:-1], starts[1:])
     assert found is None or found == [sample_parts(view, *border) for border in borders]

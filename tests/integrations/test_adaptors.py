@@ -486,17 +486,17 @@ def test_watchdogs(capfd):
 
     barked = threading.Event()
     with Watchdog(0.01, callback=barked.set) as watchdog:
-        assert barked.wait(30)
+        assert barked.wait(300)
         barked.clear()
         watchdog.enable()
-        assert barked.wait(30)
+        assert barked.wait(300)
     assert "Current thread" in capfd.readouterr().err
     barked.clear()
     with Watchdog(0.01, initial_timeout=3600, callback=barked.set, dump_stacks=False) as watchdog:
         assert list(watchdog.watch_iter(range(1000))) == list(range(1000))
         assert not barked.is_set()
         watchdog.enable()
-        assert barked.wait(30)
+        assert barked.wait(300)
     with pytest.raises(ValueError, match="positive"):
         Watchdog(0)
     assert repr_short([1]) == "[1]"
@@ -512,7 +512,7 @@ def test_the_dataset_with_a_watchdog(monkeypatch, caplog, capfd):
     told = threading.Event()
     emit = lambda record: told.set() if "no element of stream" in record.msg else None  # noqa: E731
     monkeypatch.setattr(caplog.handler, "emit", emit)
-    slow = MapDataset(NumbersDataset(1), lambda number: told.wait(30) and number)
+    slow = MapDataset(NumbersDataset(1), lambda number: told.wait(300) and number)
     assert list(WatchdogDataset(slow, timeout_seconds=0.01)) == [0]
     assert told.is_set()
     assert "Current thread" in capfd.readouterr().err

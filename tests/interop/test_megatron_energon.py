@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from energon_stream.files.stores import WebdatasetFileStore
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.index_files import read_offsets
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.tar_format import sample_parts
-from energon_stream.read.file_stores import WebdatasetFileStore
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import (
     CAPTIONING_YAML,
@@ -105,7 +105,7 @@ def read_here(folder, split_part):
     found = []
     for path, count in zip(index.shard_paths, index.shard_counts.tolist(), strict=True):
         tar = store.get(path).data
-        offsets = read_offsets(store, path, count, 0, count).offsets.tolist()
+        offsets = read_offsets(store, path, count, 0, count).tolist()
         for start, stop in itertools.pairwise(offsets):
             cut = sample_parts(tar, start, stop)
             places = zip(cut.names, cut.starts, cut.stops, strict=True)

@@ -77,7 +77,7 @@ if __name__ == "__main__":
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -234,6 +234,13 @@ def test_other_errors_are_no_limits():
         WorkerError("x"),
     ):
         assert limit_error(error, "x") is None
+
+
+def test_tests_and_the_programs_that_they_start_end_by_sigterm():
+    """Else whatever ends them so waits for them. Importing the fork server's module would have it ignored."""
+    program = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
+    assert children.run("-c", program, check=True).stdout == "True\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_an_end_of_file_in_a_function_is_no_end_of_the_worker():

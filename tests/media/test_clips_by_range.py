@@ -3,6 +3,9 @@
 import io
 import os
 import pickle
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,10 +20,12 @@ from energon_stream import (
     SystemFileStore,
 )
 from energon_stream.errors import DecodeError, MissingFileError
+from energon_stream.files.stores import WebdatasetFileStore
+from energon_stream.index.media import MediaFilter
+from energon_stream.index.media_tables import prepare_media
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.media import RangedFile, openings
 from energon_stream.media.av import AVDecoder, get_single_frames_uniform
-from energon_stream.read.file_stores import WebdatasetFileStore
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 from energon_stream.testing.media_files import VideoFile
@@ -80,7 +85,7 @@ def gets(server):
     entries = [
         entry
         for entry in server.log()
-        if entry.method == "GET" and entry.range and not entry.key.endswith(".sqlite")
+        if entry.method == "GET" and entry.range and "/.nv-meta/" not in entry.key
     ]
     server.reset_counters()
     found = []
@@ -173,6 +178,54 @@ def test_a_part_of_a_tar_is_read_by_range(folder, server):
     ranges = gets(server)
     assert len(ranges) == 1
     assert ranges[0][1] - ranges[0][0] <= 1.2 * group_bytes(folder / "a.mp4", 4.2, 6.2)
+
+
+@pytest.fixture
+def indexed(folder, server, tmp_path):
+    """Stores of a folder and of tars whose index has the layouts, and names in them, on a fresh node."""
+    root = folder.parent.parent / f"indexed{tmp_path.name}"
+    shutil.copytree(folder.parent / "tars", root / "tars")
+    (root / "files").mkdir()
+    for name in INDEXED:
+        shutil.copyfile(folder / name, root / "files" / name)
+    for part in ("files", "tars"):
+        prepare_media(
+            f"s3://{root.name}/{part}",
+            MediaFilter("EXTENSION"),
+            storage_options=server.storage_options,
+        )
+    specs = [StoreSpec(f"s3://{root.name}/{part}", server.storage_options) for part in ("files", "tars")]
+    stores = [SystemFileStore(specs[0]), WebdatasetFileStore(specs[1])]
+    return root, [DecodeFileStore(store, SampleDecoder()) for store in stores]
+
+
+def test_an_indexed_file_costs_three_gets_on_a_fresh_node(folder, server, indexed):
+    _, (files, tars) = indexed
+    for store, name, source in [*((files, name, name) for name in INDEXED), (tars, "0001.mp4", "a.mp4")]:
+        server.reset_counters()
+        found, _ = store.get(name).get_video_clips([(4.2, 6.2)])
+        assert len(set(gets(server))) <= 3
+        local = AVDecoder(io.BytesIO((folder / source).read_bytes()))
+        assert torch.equal(found[0], local.get_video_clips([(4.2, 6.2)])[0][0])
+
+
+@pytest.mark.parametrize("damage", ["replaced", "no text", "no table", "other places"])
+def test_a_layout_that_does_not_fit_does_no_harm(folder, server, indexed, damage):
+    root, (files, _) = indexed
+    index = root / "files" / ".nv-meta" / "index.sqlite"
+    with closing(sqlite3.connect(index)) as database, database:
+        if damage == "no table":
+            database.execute("DROP TABLE media_layouts")
+        elif damage == "no text":
+            database.execute("UPDATE media_layouts SET layout_json = '[1, [[3]]]'")
+        elif damage == "other places":
+            database.execute("UPDATE media_layouts SET layout_json = ?", ("[9000000000,[[7,90]]]",))
+    name = "fast.mp4" if damage == "replaced" else "a.mp4"
+    if damage == "replaced":
+        shutil.copyfile(folder / name, root / "files" / "a.mp4")
+    found, _ = files.get("a.mp4").get_video_clips([(4.2, 6.2)])
+    local = AVDecoder(io.BytesIO((folder / name).read_bytes()))
+    assert torch.equal(found[0], local.get_video_clips([(4.2, 6.2)])[0][0])
 
 
 def test_headers_are_kept_on_the_node(server, store):

@@ -1,6 +1,7 @@
-"""The examples of video and audio run, and give the same data again."""
+"""The examples of media run, learn, and go on exactly from their checkpoints."""
 
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,3 +15,15 @@ def test_an_example_trains(name, tmp_path):
     first = main(tmp_path / "data")
     assert first > 0
     assert main(tmp_path / "data") == first
+
+
+@pytest.mark.parametrize("name", ["clip", "vlm"])
+def test_an_example_learns_and_resumes_exactly(name, tmp_path):
+    def train(folder, steps):
+        return runpy.run_path(str(EXAMPLES / name / "train.py"))["main"](folder, steps)
+
+    whole = train(tmp_path / "whole", 36)
+    assert sum(whole[-5:]) < 0.7 * sum(whole[:5])
+    shutil.copytree(tmp_path / "whole" / "data", tmp_path / "again" / "data")
+    assert train(tmp_path / "again", 15) == whole[:15]
+    assert train(tmp_path / "again", 36) == whole  # from the checkpoint of step 10

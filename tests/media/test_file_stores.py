@@ -28,10 +28,10 @@ from energon_stream.errors import (
     SampleError,
     UnsupportedStoreError,
 )
+from energon_stream.files.stores import WebdatasetFileStore
+from energon_stream.files.tree import FileTree
 from energon_stream.index.prepare import prepare_dataset
-from energon_stream.read.file_stores import WebdatasetFileStore
-from energon_stream.read.file_tree import FileTree
-from energon_stream.read.sqlite_ranges import RemoteFile
+from energon_stream.index.remote_sqlite import RemoteFile
 from energon_stream.samples import SourceInfo, TextSample
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CRUDE_YAML, random_bytes, write_shards

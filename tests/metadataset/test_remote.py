@@ -83,7 +83,7 @@ def thousand(tmp_path_factory):
         yield server
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_thousand_sources_cost_three_requests_each_and_few_sockets(thousand, workers):
     forks.clear()
     time.sleep(1)  # a closed loader's requests under way still come in

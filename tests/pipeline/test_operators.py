@@ -317,7 +317,7 @@ def test_datasets_show_what_they_are_made_of():
         (BatchDataset(MapDataset(numbers(5), double), 4, list, drop_last=True), 0.75),
         (ShuffleBufferDataset(ConcatDataset(numbers(2), numbers(3)), 10), 0.25),
     )
-    assert repr(dataset) == (
+    assert dataset.drawing().line() == (
         "BlendDataset("
         "0.75: BatchDataset(MapDataset(NumbersDataset(size=5), fn=double), batch_size=4, drop_last=True, batcher=list), "
         "0.25: ShuffleBufferDataset(ConcatDataset(NumbersDataset(size=2), NumbersDataset(size=3)), size=10))"

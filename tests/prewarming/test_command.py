@@ -26,10 +26,11 @@ def command(server, *arguments):
     return CliRunner().invoke(main, ["prewarm", *arguments, *options])
 
 
-def test_steps_of_a_node_are_warmed(server, cache):
+@pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
+def test_steps_of_a_node_are_warmed(server, cache, processes):
     said = command(
         server,
-        *(URL, "--cache-dir", cache.directory, "--steps", "20", "--verify", *ORDER),
+        *(URL, "--cache-dir", cache.directory, "--steps", "20", "--verify", *processes, *ORDER),
         *("--world-size", "3", "--rank", "0-1", "--num-workers", "2"),
     )
     assert said.exit_code == 0, said.output

@@ -10,8 +10,8 @@ from warming import BATCH, ORDER, Encoder, config
 from energon_stream import CacheConfig, get_loader, get_train_dataset, prewarm
 from energon_stream.cli.main import main
 from energon_stream.errors import ConfigError
-from energon_stream.prewarming.explain import explain
 from energon_stream.read.read_plan import Reason
+from energon_stream.simulate.explain import explain
 
 URL = "s3://bucket/whole"
 
@@ -78,10 +78,8 @@ def test_the_command_shows_what_the_cache_has(server, tmp_path):
     arguments += ["--shuffle-buffer-size", "60", "--max-samples-per-sequence", "40"]
     for key, value in server.storage_options.items():
         arguments += ["--storage-option", f"{key}={json.dumps(value)}"]
-    lines = (
-        CliRunner().invoke(main, [*arguments, "--cache-dir", cache.directory, "--json"]).output.splitlines()
-    )
-    requests = [json.loads(line) for line in lines]
+    asked = CliRunner().invoke(main, [*arguments, "--cache-dir", cache.directory, "--json"])
+    requests = json.loads(asked.stdout)["requests"]
     assert [request["cached_bytes"] for request in requests] == [request["size"] for request in requests]
     shown = CliRunner().invoke(main, arguments)
     assert shown.exit_code == 0, shown.output

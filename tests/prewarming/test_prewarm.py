@@ -8,9 +8,9 @@ from pathlib import Path
 
 import children
 import pytest
-from warming import BATCH, ORDER, STEPS, asked, config, listed, reads, steps_of, train, warm
+from warming import BATCH, ORDER, STEPS, asked, config, listed, reads, sizes, steps_of, train, warm
 
-from energon_stream import BlendDataset, CacheConfig, DefaultTaskEncoder, PrewarmPlan, prewarm
+from energon_stream import BlendDataset, CacheConfig, DefaultTaskEncoder, LocalEngine, PrewarmPlan, prewarm
 from energon_stream.errors import ConfigError, ObjectNotFoundError
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.testing.s3server import Rule
@@ -50,6 +50,35 @@ def test_warmed_steps_ask_for_nothing(server, cache, kind, streams):
     for workers in (0, min(streams, 2)) if kind in ("whole", "mixed") else (min(streams, 2),):
         assert train(server, url, cache, STEPS, config(streams, workers), **changes) == expected
         assert reads(server) == []
+
+
+def test_an_engine_warms_each_rank_in_a_process(server, cache):
+    options = {"worker_config": config(2, world_size=2), "ranks": [0, 1]}
+    planned = warm(server, "s3://bucket/whole", cache, dry_run=True, **options)
+    done = warm(server, "s3://bucket/whole", cache, engine=LocalEngine(2), verify=True, **options)
+    assert done.plan.bytes == planned.plan.bytes
+    assert (done.is_complete, done.warm_steps, done.warm_samples) == (True, STEPS, 2 * STEPS * BATCH)
+    assert (done.samples, done.damaged_bytes) == (2 * STEPS * BATCH, 0)
+    assert done.verified_bytes >= done.plan.bytes  # what both ranks need counts twice
+    tars = {(key, wanted): size for key, wanted, size in sizes(server) if key.endswith(".tar")}
+    assert done.plan.missing_bytes <= sum(tars.values()) <= 1.5 * done.plan.missing_bytes
+    for rank in (0, 1):
+        train(server, "s3://bucket/whole", cache, STEPS, config(2, rank=rank, world_size=2))
+        assert reads(server) == []
+
+
+def test_options_that_no_process_can_get_are_refused(server, cache):
+    with pytest.raises(ConfigError, match="cannot be sent to other processes"):
+        prewarm(
+            "s3://bucket/whole",
+            cache=cache,
+            steps=1,
+            engine=LocalEngine(1),
+            worker_config=config(1),
+            task_encoder=type("Local", (DefaultTaskEncoder,), {})(),
+            storage_options=server.storage_options,
+            **ORDER,
+        )
 
 
 def test_what_workers_hold_ready_is_warmed_too(server, cache):

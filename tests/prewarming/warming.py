@@ -105,6 +105,11 @@ def reads(server):
     return [entry for entry in asked(server) if entry[0] == "GET"]
 
 
+def sizes(server):
+    """Object, range and size of each answer to a request for bytes."""
+    return [(entry.key, entry.range, entry.bytes) for entry in server.log() if entry.method == "GET"]
+
+
 def listed(server):
     """Bytes of listings."""
     return sum(entry.bytes for entry in server.log() if "/" not in entry.key)

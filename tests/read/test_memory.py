@@ -15,10 +15,10 @@ from reference_writer import write_reference_dataset
 from webdataset import tenbin
 
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
+from energon_stream.decode import SampleDecoder
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.jsonl import open_jsonl, prepare_jsonl
 from energon_stream.read.consume import ReaderGroup, SampleReader
-from energon_stream.read.decode import SampleDecoder
 from energon_stream.read.jsonl import JsonlLocator
 from energon_stream.read.options import ReadOptions
 from energon_stream.read.tar import TarLocator
@@ -51,7 +51,7 @@ class Tracking:
 
     def alive(self):
         """Bodies that live on when the threads that fetched them have turned to nothing else."""
-        limit = time.monotonic() + 5
+        limit = time.monotonic() + 300
         while True:
             gc.collect()
             count = sum(body() is not None for body in self.bodies)
@@ -148,7 +148,7 @@ from energon_stream.index.dataset import open_webdataset
 from energon_stream.read.large import read_large_sample
 from energon_stream.read.tar import TarLocator
 from energon_stream.storage import Fetcher, StoreSpec
-from energon_stream.storage.buffers import as_bytes
+from energon_stream.arrays import as_bytes
 
 url, options = sys.argv[1], eval(sys.argv[2])
 
@@ -209,9 +209,9 @@ libc.fopen.restype = ctypes.c_void_p
 together = Barrier(8)
 
 def allocate(_):
-    together.wait(20)
+    together.wait(300)
     libc.free(ctypes.c_void_p(libc.malloc(5000)))  # more than what threads keep at hand
-    together.wait(20)
+    together.wait(300)
 
 libc.malloc.restype = ctypes.c_void_p
 StoreSpec(url, options).open()

@@ -14,12 +14,13 @@ from energon_stream.cache.cached_store import shared_cache
 from energon_stream.errors import ChecksumError, ConfigError, IndexMismatchError, NotPreparedError
 from energon_stream.index.checksums import CHECKSUMS
 from energon_stream.index.dataset import open_webdataset
+from energon_stream.index.entries import OffsetCache
 from energon_stream.index.index_files import index_path
 from energon_stream.index.prepare import prepare_dataset
+from energon_stream.index.sample_sizes import MOST_BYTES, appended_bytes
+from energon_stream.index.verify import SAMPLED_SHARE, open_verifier
 from energon_stream.read.consume import ReaderGroup, SampleReader
-from energon_stream.read.index_entries import OffsetCache
 from energon_stream.read.open import open_locator
-from energon_stream.read.verify import SAMPLED_SHARE, open_verifier
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, build_schedule
 from energon_stream.storage import ByteRange, Fetcher, LocalStore, StoreSpec, register_store
@@ -121,40 +122,53 @@ def test_right_bytes_are_read(folder, proxied, verify, config):
     assert requested in {"never": (0,), "sampled": (1, 2), "always": (2,)}[verify]
 
 
-def test_bytes_of_other_samples_are_taken_without_verifying(proxied):
+@pytest.fixture
+def nameless(folder, proxied, tmp_path):
+    """The dataset without sizes and names, as another program prepares it."""
+    shutil.copytree(folder, tmp_path / "data")
+    database = tmp_path / "data/.nv-meta/index.sqlite"
+    content = database.read_bytes()
+    database.write_bytes(content[: -appended_bytes(memoryview(content)[-MOST_BYTES:])])
+    return f"proxied://{tmp_path}/data"
+
+
+def test_bytes_of_other_samples_are_taken_without_names_and_checksums(nameless):
     """What the checksums are for: valid tars, the right sizes, and the wrong samples."""
     Proxy.lies = 2
-    assert read(proxied, ReadOptions()) != EXPECTED
+    assert read(nameless, ReadOptions()) != EXPECTED
     assert not Proxy.lies
 
 
-@pytest.mark.parametrize("options", [ALWAYS, ReadOptions(verify="always", byte_budget=1000)])
+@pytest.mark.parametrize(
+    "options",
+    [ALWAYS, ReadOptions(verify="always", byte_budget=1000), ReadOptions(), ReadOptions(byte_budget=1000)],
+)
 def test_a_proxy_that_lies_now_and_then_is_survived(proxied, options, caplog):
-    """The second form reads each sample alone, in pieces."""
+    """With less budget, each sample is read alone, in pieces. Names alone tell, too."""
     Proxy.lies = 1
     assert read(proxied, options) == EXPECTED
     assert not Proxy.lies
     assert "requested again" in caplog.text
 
 
-@pytest.mark.parametrize("options", [ALWAYS, ReadOptions(verify="always", byte_budget=1000)])
+@pytest.mark.parametrize("options", [ALWAYS, ReadOptions(verify="always", byte_budget=1000), ReadOptions()])
 def test_a_proxy_that_always_lies_is_an_error(proxied, options):
     Proxy.lies = 1 << 20
     with pytest.raises(
-        ChecksumError, match=r"sample \d+ of the shard.*data-00000\d\.tar.*prepare --checksums`"
+        ChecksumError, match=r"sample \d+ of the shard.*data-00000\d\.tar.*energon-stream prepare"
     ):
         read(proxied, options)
 
 
-def test_wrong_bytes_leave_the_cache(folder, proxied, tmp_path, caplog):
+def test_wrong_bytes_leave_the_cache(nameless, tmp_path, caplog):
     cache = CacheConfig(str(tmp_path / "cache"), "50MB", min_free_bytes=0)
     Proxy.lies = 1
-    assert read(proxied, ReadOptions(), cache=cache) != EXPECTED
+    assert read(nameless, ReadOptions(), cache=cache) != EXPECTED
     assert not Proxy.lies
-    assert read(proxied, ReadOptions(), cache=cache) != EXPECTED  # the cache has kept them
-    assert read(proxied, ALWAYS, cache=cache) == EXPECTED
+    assert read(nameless, ReadOptions(), cache=cache) != EXPECTED  # the cache has kept them
+    assert read(nameless, ALWAYS, cache=cache) == EXPECTED
     assert "requested again" in caplog.text
-    assert read(proxied, ReadOptions(), cache=cache) == EXPECTED
+    assert read(nameless, ReadOptions(), cache=cache) == EXPECTED
     shared_cache(cache).close()
 
 
@@ -208,7 +222,7 @@ def test_some_samples_are_verified_always_the_same(tmp_path):
         found.add(str(caught.value))
     assert len(found) == 1
     spec = StoreSpec(str(folder))
-    verifier = open_verifier(0, open_webdataset(spec, split_part="train"), spec.open(), "sampled")
+    verifier = open_verifier(open_webdataset(spec, split_part="train"), spec.open(), "sampled")
     chosen = verifier.chooses(np.arange(samples))
     assert 0.5 * SAMPLED_SHARE * samples < len(chosen) < 2 * SAMPLED_SHARE * samples
 

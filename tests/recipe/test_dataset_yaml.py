@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from energon_stream.decode import SampleDecoder
 from energon_stream.errors import DecodeError, FieldError, MetadataError, NotPreparedError, UntrustedCodeError
 from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.read.decode import SampleDecoder
 from energon_stream.read.part_ranges import PartSelection
-from energon_stream.read.trust import TRUST_VARIABLE
 from energon_stream.recipe.dataset_yaml import DatasetYamlOptions, make_sample_factory, read_dataset_config
 from energon_stream.recipe.fields import parse_field_map
 from energon_stream.recipe.sample_types import SAMPLE_TYPES
 from energon_stream.samples import CaptioningSample, CrudeSample, SourceInfo, TextSample, VQAOCRSample
 from energon_stream.storage import StoreSpec
+from energon_stream.trust import TRUST_VARIABLE
 
 SOURCE = SourceInfo("s3://bucket/data", 7, "a.tar", ("k.jpg", "k.json"))
 WHERE = "s3://bucket/data/.nv-meta/dataset.yaml"

@@ -9,7 +9,8 @@ from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.recipe.metadataset import parse_metadataset
 from energon_stream.recipe.subset import Subset, parse_subset
 from energon_stream.recipe.tree import AuxRef, BlendRef, LeafRef, MetadatasetRef, inherit
-from energon_stream.storage import StoreSpec, join_url
+from energon_stream.storage import StoreSpec
+from energon_stream.urls import join_url
 
 FOLDER = "s3://bucket/metas"
 spec_of = partial(join_url, FOLDER)

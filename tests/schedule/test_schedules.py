@@ -146,7 +146,7 @@ def test_a_thousand_million_samples_open_and_resume_without_being_listed():
     assert len(refs) == 32
     assert after == LeafCursor(3, 950_000_032, number, 49)
     assert peak < 64e6
-    assert elapsed < 30  # a hang guard, not a speed claim
+    assert elapsed < 300  # a hang guard, not a speed claim
 
 
 @pytest.mark.parametrize(

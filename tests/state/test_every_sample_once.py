@@ -1,12 +1,15 @@
-"""A million samples, as integers, through changes of ranks: none is missing, none comes twice.
+"""Samples, as integers, through changes of ranks: none is missing, none comes twice.
 
-The plan, the cursors, the states and the dealing are the library's; only the bytes are left out.
+``make test`` takes an eighth of them, ``make test-all`` a million as well. The plan, the cursors, the states
+and the dealing are the library's; only the bytes are left out.
 """
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
+import pytest
 
 from energon_stream import WorkerConfig, get_savable_loader
 from energon_stream.pipeline import EpochizeDataset, RepeatDataset
@@ -24,43 +27,61 @@ from energon_stream.schedule import (
 )
 from energon_stream.state import dumps, loads, redistribute
 
-STREAMS, BATCH = 24, 500
+STREAMS = 24
 WORLDS = (1, 2, 3, 4, 6, 8, 12, 24)
 REPEATS = [1, 2, 1, 1.5, 3, 1, 1, 2, 1, 1, 1.25, 1, 2, 1, 1, 1, 1, 1]
 
 
-def shards(leaf):
-    """Of 40 to 7,500 samples; every source has other sizes."""
-    sizes = np.random.default_rng(leaf).integers(40, 750 * (1 + leaf % 10), size=20 + leaf)
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+class Sources:
+    """The plan of a ``blend_epochized`` of eighteen datasets, and the numbers of their first samples."""
+
+    def __init__(self, share):
+        starts = [self.shards(leaf, share) for leaf in range(len(REPEATS))]
+        self.offsets = np.cumsum([0, *(int(some[-1]) for some in starts)])
+        order = OrderSpec(
+            max_samples_per_sequence=100,
+            parallel_slices=8,
+            shuffle_over_epochs=1,
+            shuffle_window=1000 // share,
+        )
+        leaves = [LeafPlan(leaf, some, order) for leaf, some in enumerate(starts)]
+        self.plan = BlendPlan(
+            tuple(RepeatPlan(leaf, repeats) for leaf, repeats in zip(leaves, REPEATS, strict=True)),
+            tuple(leaf.num_samples * repeats for leaf, repeats in zip(leaves, REPEATS, strict=True)),
+        )
+        self.batch = 4000 // share
+
+    @staticmethod
+    def shards(leaf, share):
+        """Of 40 to 7,500 samples; every source has other sizes."""
+        most = 750 * (1 + leaf % 10) // share
+        sizes = np.random.default_rng(leaf).integers(40, most, size=20 + leaf)
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-STARTS = [shards(leaf) for leaf in range(len(REPEATS))]
-OFFSETS = np.cumsum([0, *(int(starts[-1]) for starts in STARTS)])
-ORDER = OrderSpec(max_samples_per_sequence=100, parallel_slices=8, shuffle_over_epochs=1, shuffle_window=1000)
-LEAVES = [LeafPlan(leaf, starts, ORDER) for leaf, starts in enumerate(STARTS)]
-PLAN = BlendPlan(
-    tuple(RepeatPlan(leaf, repeats) for leaf, repeats in zip(LEAVES, REPEATS, strict=True)),
-    tuple(leaf.num_samples * repeats for leaf, repeats in zip(LEAVES, REPEATS, strict=True)),
-)
-"""As a ``blend_epochized`` of eighteen datasets."""
+@pytest.fixture(params=[8, pytest.param(1, marks=pytest.mark.slow)], ids=["eighth", "million"])
+def sources(request):
+    return Sources(request.param)
 
 
 class _Node:
     def __init__(self, dataset, context, state):
+        self._sources = dataset.sources
         key = derive_key(context.config.seed_offset, context.stream, "source")
-        self._schedule = build_schedule(PLAN, num_streams=STREAMS, stream=context.stream, key=key)
+        self._schedule = build_schedule(
+            dataset.sources.plan, num_streams=STREAMS, stream=context.stream, key=key
+        )
         self._codec = CursorCodec(self._schedule)
         self._epoch = 0 if state is None else state["epoch"]
         self._at = self._schedule.begin() if state is None else self._codec.unpack(state["at"])
 
     def next(self):
-        refs, self._at = self._schedule.take(self._at, BATCH)
+        refs, self._at = self._schedule.take(self._at, self._sources.batch)
         if not len(refs):
             self._epoch += 1
             self._at = self._schedule.begin(self._epoch)
             return END
-        return Item(OFFSETS[refs.leaf] + refs.index, ("Refs",))
+        return Item(self._sources.offsets[refs.leaf] + refs.index, ("Refs",))
 
     def state(self):
         return {"epoch": self._epoch, "at": self._codec.pack(self._at)}
@@ -72,8 +93,8 @@ class _Node:
 class Numbers(SavableDataset):
     """Batches of the numbers of samples, in the plan's order."""
 
-    def __init__(self, worker_config):
-        self.worker_config = worker_config
+    def __init__(self, sources, worker_config):
+        self.sources, self.worker_config = sources, worker_config
 
     def make_node(self, context, state):
         return _Node(self, context, state)
@@ -88,17 +109,18 @@ class Numbers(SavableDataset):
         return {"type": "Numbers"}
 
 
-def expected():
+def expected(sources):
     """How often each sample comes in a pass: of a fraction, each stream gives the beginning of a pass of its
     own.
     """
-    least, most = np.zeros(OFFSETS[-1], dtype=int), np.zeros(OFFSETS[-1], dtype=int)
+    offsets, plan = sources.offsets, sources.plan
+    least, most = np.zeros(offsets[-1], dtype=int), np.zeros(offsets[-1], dtype=int)
     for leaf, repeats in enumerate(REPEATS):
-        part = slice(OFFSETS[leaf], OFFSETS[leaf + 1])
+        part = slice(offsets[leaf], offsets[leaf + 1])
         least[part], most[part] = np.floor(repeats), np.ceil(repeats)
     total = 0
     for stream in range(STREAMS):
-        for (_, first, last), repeats in zip(stream_shares(PLAN, STREAMS, stream), REPEATS, strict=True):
+        for (_, first, last), repeats in zip(stream_shares(plan, STREAMS, stream), REPEATS, strict=True):
             total += (last - first) * int(repeats) + int((last - first) * (repeats % 1))
     return least, most, total
 
@@ -142,33 +164,34 @@ class Job:
         random.Random(self.given).shuffle(self.states)  # files come in any order
 
 
-def test_each_sample_comes_as_often_as_the_plan_says():
-    least, most, total = expected()
-    assert OFFSETS[-1] > 1_000_000
+def test_each_sample_comes_as_often_as_the_plan_says(sources):
+    least, most, total = expected(sources)
+    assert len(least) > 250 * sources.batch
     draw = random.Random(1)
-    job = Job(Numbers)
+    job = Job(partial(Numbers, sources))
     for _ in range(2):  # the second pass has another order, and begins on another number of ranks
-        found = [job.run(draw.choice(WORLDS), draw.randrange(200, 500)) for _ in range(5)]
+        found = [job.run(draw.choice(WORLDS), draw.randrange(25, 60)) for _ in range(5)]
         job.states = redistribute(job.states, draw.choice(WORLDS))
         found.append(job.finish(job.states[0]["topology"]["world_size"]))
-        counts = np.bincount(np.concatenate(found), minlength=OFFSETS[-1])
+        counts = np.bincount(np.concatenate(found), minlength=len(least))
         assert counts.sum() == total
         assert (counts >= least).all()
         assert (counts <= most).all()
 
 
-def test_virtual_epochs_leave_nothing_out():
+def test_virtual_epochs_leave_nothing_out(sources):
     """Epochs of 156 batches, no multiple of the streams, cut the sequence that has no epochs."""
-    epoch, count = 156, 13 * 156
-    whole = get_savable_loader(RepeatDataset(Numbers(WorkerConfig(0, 1, 0, num_streams=STREAMS))))
+    epoch, epochs = 156, 4
+    count = epoch * epochs
+    whole = get_savable_loader(RepeatDataset(Numbers(sources, WorkerConfig(0, 1, 0, num_streams=STREAMS))))
     batches = iter(whole)
     sequence = np.concatenate([next(batches) for _ in range(count)])
-    job = Job(lambda config: EpochizeDataset(Numbers(config), epoch // config.world_size))
+    job = Job(lambda config: EpochizeDataset(Numbers(sources, config), epoch // config.world_size))
     draw, found = random.Random(3), []
-    while len(found) < 13:
+    while len(found) < epochs:
         world = draw.choice([1, 2, 3, 4, 6, 12])
         loaders = job.start(world)
-        for _ in range(min(draw.randrange(1, 4), 13 - len(found))):
+        for _ in range(min(draw.randrange(1, 4), epochs - len(found))):
             ranks = [list(loader) for loader in loaders]
             assert {len(some) for some in ranks} == {epoch // world}
             found.append([batch for step in zip(*ranks, strict=True) for batch in step])

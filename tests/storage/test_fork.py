@@ -16,10 +16,11 @@ from functools import partial
 
 import pytest
 
+from energon_stream import fork
 from energon_stream.cache import CacheConfig, shared_cache
 from energon_stream.loader import get_loader
 from energon_stream.pipeline.map import MapDataset
-from energon_stream.storage import _s3fs, fork, run_isolated, shared_fetcher
+from energon_stream.storage import _s3fs, run_isolated, shared_fetcher
 from energon_stream.testing.operator_suite import NumbersDataset
 from energon_stream.worker import WorkerConfig
 
@@ -82,7 +83,7 @@ def test_threads_share_one_value_of_a_key():
 def test_threads_that_make_different_values_do_not_wait_for_each_other():
     values, together = fork.PerProcess(), threading.Barrier(2)
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda key: values.map(key, lambda: together.wait(10)), "ab"))
+        list(threads.map(lambda key: values.map(key, lambda: together.wait(300)), "ab"))
 
 
 def test_a_failure_to_make_a_value_is_not_remembered():
@@ -97,11 +98,11 @@ def test_children_make_values_anew_while_a_thread_of_the_parent_makes_one():
 
     def make():
         is_making.set()
-        can_end.wait(10)
+        can_end.wait(300)
 
     thread = threading.Thread(target=values.map, args=("slow", make))
     thread.start()
-    is_making.wait(10)
+    is_making.wait(300)
     values.get().append("the parent's")
     try:
         assert run_isolated(lambda: (values.get(), values.map("slow", list))) == ([], [])

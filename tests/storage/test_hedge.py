@@ -84,7 +84,7 @@ def test_a_short_run_repeats_one_large_request():
     assert budget.can_spend(6 * MB)
     budget.spend(5 * MB)
     assert not budget.can_spend(2 * MB)
-    budget.give_back(2 * MB)
+    budget.spend(-2 * MB)
     assert budget.can_spend(2 * MB)
     nothing = HedgeBudget(0.0)
     nothing.earn(8 * MB)

@@ -74,7 +74,7 @@ def test_the_second_answer_is_enough_and_the_first_is_dropped(s3_server, store, 
     s3_server.shape(first_byte_latency=0.01)
     read(fetcher, store, 40)
     s3_server.reset_counters()
-    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=2.0))
+    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=4.0))
     assert fetcher.submit(store, "slow", ByteRange(0, SIZE)).result().data == OBJECT[:SIZE]
     assert served(s3_server, "/slow") == 1  # the first answer is still on its way
     read(fetcher, store, 40)
@@ -88,7 +88,7 @@ def test_a_function_is_repeated_if_that_is_allowed(s3_server, store, fetcher):
     s3_server.shape(first_byte_latency=0.01)
     read(fetcher, store, 40)
     s3_server.reset_counters()
-    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=2.0))
+    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=4.0))
     assert (
         fetcher.ask(store, lambda store: store.get("slow").data, repeatable_bytes=SIZE).result()
         == OBJECT[:SIZE]
@@ -105,7 +105,7 @@ def test_a_large_request_is_late_by_its_first_byte_and_its_answer_is_dropped(
     s3_server.shape(first_byte_latency=0.01)
     read(fetcher, store, 40)
     s3_server.reset_counters()
-    s3_server.add_rule(Rule("delay", "*/large", times=1, seconds=2.0))
+    s3_server.add_rule(Rule("delay", "*/large", times=1, seconds=4.0))
     assert fetcher.submit(store, "large", ByteRange(0, large)).result().data == OBJECT[:large]
     assert served(s3_server, "/large") == 1
     fetcher.close()
@@ -118,7 +118,7 @@ def test_a_second_request_may_be_late_too(s3_server, store, fetcher, counters):
     s3_server.shape(first_byte_latency=0.01)
     read(fetcher, store, 40)
     s3_server.reset_counters()
-    s3_server.add_rule(Rule("delay", "*/slow", times=2, seconds=2.0))
+    s3_server.add_rule(Rule("delay", "*/slow", times=2, seconds=4.0))
     before = counters.snapshot().hedges
     assert fetcher.submit(store, "slow", ByteRange(0, SIZE)).result().data == OBJECT[:SIZE]
     assert served(s3_server, "/slow") == 1
@@ -130,7 +130,7 @@ def test_the_first_requests_may_be_late(s3_server, store, fetcher, counters):
     s3_server.shape(first_byte_latency=0.01)
     read(fetcher, store, 1)
     s3_server.reset_counters()
-    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=3.0))
+    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=4.0))
     body = fetcher.ask(store, lambda store: store.get("slow"), repeatable_bytes=SIZE)
     assert body.result().data == OBJECT[:SIZE]
     assert served(s3_server, "/slow") == 1  # the first answer is still on its way
@@ -158,7 +158,7 @@ def test_requests_that_are_not_repeated(s3_server, store, counters, how):
 def test_a_rejected_second_request_is_not_retried(s3_server, store, fetcher, counters):
     read(fetcher, store, 40)
     before = counters.snapshot()
-    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=1.0))
+    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=4.0))
     s3_server.add_rule(Rule("status", "*/slow"))
     assert fetcher.submit(store, "slow", ByteRange(0, SIZE)).result().data == OBJECT[:SIZE]
     seen = counters.snapshot() - before
@@ -214,14 +214,21 @@ def managed(store, counters, **policy):
 def test_bytes_that_are_dropped_return_to_the_budget(counters, tells):
     """The share allows one full second request, or the first megabyte of two."""
 
+    answered = {path: threading.Event() for path in ("late", "later")}
+
     def answer(path, number):
-        if path != "good" and number == 1:
-            time.sleep(1.0)
+        if (
+            path in answered and number == 1
+        ):  # the budget has a second request for the last one if it was told
+            again = path == "late" or tells
+            assert answered[path].wait(300) if again else not answered[path].wait(1.0)
 
     scripted, fetcher = ScriptedStore(answer, tells=tells), Fetcher(8, hedged_share=0.07)
     store, wanted = managed(scripted, counters), ByteRange(0, 4 << 20)
     for path in ["good"] * 20 + ["late", "later"]:
         fetcher.submit(store, path, wanted).result()
+        if path in answered:
+            answered[path].set()
     fetcher.close()
     assert (scripted.asked["late"], scripted.asked["later"]) == (2, 1 + tells)
     assert counters.snapshot().bytes_received == (22 if tells else 23) * len(wanted)
@@ -232,7 +239,7 @@ def test_if_both_requests_fail_the_first_error_is_raised(fetcher, counters):
 
     def answer(path, number):
         if path == "bad" and number == 1:
-            assert second_failed.wait(20)
+            assert second_failed.wait(300)
             raise ObjectNotFoundError("the first")
         if path == "bad":
             second_failed.set()
@@ -252,7 +259,7 @@ def test_a_late_request_is_not_retried_after_the_answer_came(fetcher, counters):
 
     def answer(path, number):
         if path == "late" and number == 1:
-            assert answered.wait(20)
+            assert answered.wait(300)
             raise TransientStorageError("at last")
 
     scripted = ScriptedStore(answer)
@@ -271,7 +278,7 @@ def test_a_request_between_attempts_leaves_its_slot_to_others(counters):
 
     def sleep(seconds):
         asleep.set()
-        assert wake.wait(20)
+        assert wake.wait(300)
 
     def answer(path, number):
         if path == "rejected" and number == 1:
@@ -280,12 +287,12 @@ def test_a_request_between_attempts_leaves_its_slot_to_others(counters):
     scripted, fetcher = ScriptedStore(answer), Fetcher(1)
     store = managed(scripted, counters, sleep=sleep)
     rejected = fetcher.submit(store, "rejected", ByteRange(0, 1))
-    assert asleep.wait(20)
+    assert asleep.wait(300)
     for _ in range(5):
-        fetcher.submit(store, "others", ByteRange(0, 1)).result(timeout=20)
+        fetcher.submit(store, "others", ByteRange(0, 1)).result(timeout=300)
     assert not rejected.done()
     wake.set()
-    assert rejected.result(timeout=20).data == b"\0"
+    assert rejected.result(timeout=300).data == b"\0"
     assert scripted.most_inside[0] == 1
     fetcher.close()
 

@@ -19,7 +19,7 @@ from energon_stream.storage import (
     register_store,
     run_isolated,
 )
-from energon_stream.storage.buffers import share_arenas
+from energon_stream.storage.obstore_use import share_arenas
 
 
 def run(program, **environment):

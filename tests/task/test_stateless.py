@@ -143,12 +143,12 @@ def test_threads_that_step_loaders_side_by_side_have_seeds_of_their_own():
     def step():
         with there.activate(0):
             entered.set()
-            assert leave.wait(20)
+            assert leave.wait(300)
 
     thread = threading.Thread(target=step)
     with here.activate(0):
         thread.start()
-        assert entered.wait(20)
+        assert entered.wait(300)
         assert hook() == expected
     leave.set()
     thread.join()

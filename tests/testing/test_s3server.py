@@ -58,7 +58,7 @@ def read(server, key, byte_range=None):
     """One GET over a bare connection: status and body, or the error that ended it."""
     parts = server.endpoint_url.removeprefix("http://")
     headers = {} if byte_range is None else {"Range": f"bytes={byte_range}"}
-    with closing(http.client.HTTPConnection(parts, timeout=20)) as connection:
+    with closing(http.client.HTTPConnection(parts, timeout=300)) as connection:
         connection.request("GET", f"/bucket/{key}", headers=headers)
         answer = connection.getresponse()
         try:
@@ -132,11 +132,11 @@ def test_obstore(server):
 
 
 def test_listings_of_many_keys_are_complete_in_both_versions(server):
-    keys = sorted(f"x/{i % 7}/{i:05d}" for i in range(2100))
+    keys = sorted(f"x/{i % 7}/{i:05d}" for i in range(1100))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda key: server.put(f"s3://bucket/{key}", b""), keys))
     client = boto(server)
-    for call, pages in (("list_objects", 3), ("list_objects_v2", 3)):
+    for call, pages in (("list_objects", 2), ("list_objects_v2", 2)):
         found = list(client.get_paginator(call).paginate(Bucket="bucket", Prefix="x/"))
         assert len(found) == pages
         assert [item["Key"] for page in found for item in page["Contents"]] == keys
@@ -209,7 +209,7 @@ def test_a_reset_is_a_reset(s3_server):
     s3_server.put("s3://bucket/k", b"0123456789")
     s3_server.add_rule(Rule("reset"))
     host, port = s3_server.endpoint_url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=300) as connection:
         connection.sendall(b"GET /bucket/k HTTP/1.1\r\nHost: x\r\n\r\n")
 
         def drain():
@@ -248,7 +248,7 @@ def test_hundred_connections_are_served_side_by_side(s3_server):
     with ExitStack() as stack:
         connections = []
         for _ in range(100):
-            connections.append(stack.enter_context(socket.create_connection((host, int(port)), timeout=20)))
+            connections.append(stack.enter_context(socket.create_connection((host, int(port)), timeout=300)))
             connections[-1].sendall(b"GET /bucket/k HTTP/1.1\r\nConnection: close\r\n\r\n")
         while s3_server.counters().max_in_flight < 100:
             pass  # each look is a request of its own
@@ -298,7 +298,7 @@ def test_command_line(tmp_path):
         assert control.shaping() == Shaping(0.01, 5e6, 0.1, 0.2, 0.3, (0.02, 20.0), 9)
         control.put("s3://bucket/key", b"x")
         process.stdin.close()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=300) == 0
     assert (tmp_path / "bucket" / "key").read_bytes() == b"x"
 
 

@@ -12,6 +12,7 @@ import torch
 
 from energon_stream.errors import ConfigError, StateError
 from energon_stream.integrations.huggingface.accelerated import AcceleratedLoader
+from energon_stream.integrations.huggingface.stats_callback import StatsCallback
 from energon_stream.integrations.optional import of_extra
 from energon_stream.loader import get_savable_loader
 from energon_stream.pipeline import SavableDataset
@@ -94,6 +95,8 @@ class EnergonTrainerHooks:
         """
         if isinstance(self.train_dataset, SavableDataset):
             _check(self.args, self.train_dataset)
+            callbacks = self.callback_handler.callbacks  # type: ignore[attr-defined]
+            callbacks.sort(key=lambda each: not isinstance(each, StatsCallback))  # before the reporters
             self.args.ignore_data_skip = True
             found = resume_from_checkpoint
             if found is True:

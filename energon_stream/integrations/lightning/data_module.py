@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from energon_stream.errors import ConfigError
+from energon_stream.integrations.lightning.copies import of_lightning
 from energon_stream.integrations.lightning.loaders import EvaluationLoader, TrainLoader
-from energon_stream.integrations.optional import of_extra
 from energon_stream.loader import SavableDataLoader, get_savable_loader
 from energon_stream.pipeline import SavableDataset
 from energon_stream.recipe import get_train_dataset, get_val_dataset
 from energon_stream.worker import WorkerConfig
 
-_COPIES = ("lightning.pytorch", "pytorch_lightning")
-"""Two packages of the same code. The trainer of each takes only data modules of its own."""
-
 if TYPE_CHECKING:
     _Base = object
 else:
-    _first, _second = sorted(_COPIES, key=lambda name: name not in sys.modules)
-    with of_extra("lightning"):
-        try:
-            _Base = importlib.import_module(_first).LightningDataModule
-        except ModuleNotFoundError:
-            _Base = importlib.import_module(_second).LightningDataModule
+    _Base = of_lightning("LightningDataModule")
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Callable[[WorkerConfig], SavableDataset[Any]]
 """Path or URL, content of a metadataset, or a function that opens a dataset with its ``WorkerConfig``."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from energon_stream.errors import ConfigError, DecodeError
+from energon_stream.errors import DecodeError
 from energon_stream.imports import LazyModule
-from energon_stream.media.av.seeking import LAST, Packets, decoded, ticks
+from energon_stream.media.av.seeking import LAST, MediaStream, decoded, ticks
 
 if TYPE_CHECKING:
     import torch
@@ -41,16 +41,13 @@ class _Piece(NamedTuple):
     end: float
 
 
-class AudioStream:
-    """The audio stream of an open container.
+class AudioStream(MediaStream):
+    """The audio stream of an open container; see :class:`MediaStream`. Raises DecodeError without a rate."""
 
-    Args:
-        container: An open container.
-        stream: Its audio stream.
-    """
+    unit = "samples"
 
     def __init__(self, container: Any, stream: Any) -> None:
-        self._stream, self._packets = stream, Packets(container, stream)
+        super().__init__(container, stream)
         self.rate = int(stream.codec_context.sample_rate)  # samples per second
         if not self.rate:
             raise DecodeError("the audio has no sample rate")
@@ -77,6 +74,7 @@ class AudioStream:
             part = piece.samples[:, max(first - piece.number, 0) : max(stop - piece.number, 0)]
             if part.shape[1] or not found:
                 found.append(part)
+        self.is_short |= self._packets.is_at_end
         if piece is None or start is None or first >= piece.number + piece.samples.shape[1]:
             return None
         samples = np.concatenate(found, axis=1)  # a copy, also of one piece
@@ -99,11 +97,7 @@ class AudioStream:
         return float(end * self._stream.time_base)
 
     def _seconds(self, clip_range: Range, unit: AudioUnit) -> Range:
-        if unit not in ("samples", "seconds"):
-            raise ConfigError(f"audio_unit is {unit!r}", hint="use 'seconds' or 'samples'")
-        begin, end = clip_range
-        if not begin <= end:
-            raise DecodeError(f"a clip from {begin} to {end} {unit} ends before it begins")
+        begin, end = self._checked(clip_range, unit)
         if unit == "samples":
             begin, end = int(max(begin, 0)) / self.rate, end if end == float("inf") else int(end) / self.rate
         return max(float(begin), 0.0), float(end)

@@ -36,15 +36,15 @@ def open_container(stream: BinaryIO) -> Iterator[Any]:
         DecodeError: The file is no video or audio, or it is damaged.
         MissingPackageError: PyAV is not installed.
     """
-    with translated_errors():
+    with translated_errors(getattr(stream, "name", None)):
         stream.seek(0)
         with av.open(stream, metadata_errors="replace") as container:
             yield container
 
 
 @contextmanager
-def translated_errors() -> Iterator[None]:
-    """Turn the errors of PyAV within a ``with`` statement into DecodeError."""
+def translated_errors(where: str | None = None) -> Iterator[None]:
+    """Turn the errors of PyAV within a ``with`` statement into DecodeError; ``where`` names the file."""
     try:
         yield
     except EnergonStreamError:
@@ -52,6 +52,7 @@ def translated_errors() -> Iterator[None]:
     except (av.error.FFmpegError, EOFError) as error:
         raise DecodeError(
             f"the video or audio cannot be decoded: {type(error).__name__}: {error}",
+            where=where,
             hint="check whether the file is damaged or cut off, for example with ffprobe",
         ) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -12,6 +13,7 @@ from energon_stream.media.av.audio import AudioClip, AudioStream, AudioUnit
 from energon_stream.media.av.container import first_stream, only_stream, open_container, read_index
 from energon_stream.media.av.data import AVData
 from energon_stream.media.av.video import FrameSize, Range, VideoClip, VideoStream, VideoUnit
+from energon_stream.media.file_layout import full_size
 from energon_stream.media.metadata import AVMetadata
 from energon_stream.media.ranged_file import RangedFile
 
@@ -19,6 +21,27 @@ if TYPE_CHECKING:
     from energon_stream.storage import ByteRange
 
 _ALL: Range = (0.0, float("inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Clips:
+    """Clips of one file, as :meth:`AVDecoder.get_clips` takes them.
+
+    Attributes:
+        video: Begin and end of each video clip; None for no video.
+        audio: Begin and end of each audio clip; None for no audio.
+        video_unit: Unit of the video ranges: ``"seconds"`` or ``"frames"``.
+        audio_unit: Unit of the audio ranges: ``"seconds"`` or ``"samples"``.
+
+    Example:
+        >>> Clips(video=[(1.0, 3.0)])
+        Clips(video=[(1.0, 3.0)], audio=None, video_unit='seconds', audio_unit='seconds')
+    """
+
+    video: Sequence[Range] | None = None
+    audio: Sequence[Range] | None = None
+    video_unit: VideoUnit = "seconds"
+    audio_unit: AudioUnit = "seconds"
 
 
 @dataclass
@@ -145,20 +168,28 @@ class AVDecoder:
         Returns:
             The clips, in the order of the ranges; empty lists for what was not asked for.
         """
+        wanted = Clips(video_clip_ranges, audio_clip_ranges, video_unit, audio_unit)
         if isinstance(self.stream, RangedFile):
-            self._fetch_clips(self.stream, video_clip_ranges, audio_clip_ranges, video_unit, audio_unit)
+            for _ in range(2):  # a second time if the file was replaced since its header was kept
+                if self.stream.prefetch(self.bytes_of([wanted])[0]):
+                    break
         clips: list[VideoClip] = []
         sounds: list[AudioClip] = []
+        is_short = False
         if video_clip_ranges is not None:
             with open_container(self.stream) as container:
                 video = self._video(container)
                 found = (video.clip(wanted, video_unit, video_out_frame_size) for wanted in video_clip_ranges)
                 clips = [clip for clip in found if clip is not None]
+                is_short |= video.is_short
         if audio_clip_ranges is not None:  # opened anew: some demuxers lose packets when streams change
             with open_container(self.stream) as container:
                 audio = AudioStream(container, only_stream(container, "audio"))
                 heard = (audio.clip(wanted, audio_unit) for wanted in audio_clip_ranges)
                 sounds = [sound for sound in heard if sound is not None]
+                is_short |= audio.is_short
+        if is_short:
+            self._check_size()
         return AVData(
             video_clips=[clip.frames for clip in clips],
             video_timestamps=[clip.timestamps for clip in clips],
@@ -248,29 +279,40 @@ class AVDecoder:
                     known["audio_num_samples"] = samples
         return AVMetadata(**known)
 
-    def _fetch_clips(
-        self,
-        file: RangedFile,
-        video_clip_ranges: Sequence[Range] | None,
-        audio_clip_ranges: Sequence[Range] | None,
-        video_unit: VideoUnit,
-        audio_unit: AudioUnit,
-    ) -> None:
-        """Fetch the bytes of all clips at once."""
-        for _ in range(2):  # a second time if the file was replaced since its header was kept
-            wanted: list[ByteRange] = []
-            with open_container(self.stream) as container:
-                read_index(container)
-                if video_clip_ranges is not None:
-                    video = self._video(container)
-                    for clip_range in video_clip_ranges:
-                        wanted += video.bytes_of(clip_range, video_unit, file.size)
-                if audio_clip_ranges is not None:
-                    audio = AudioStream(container, only_stream(container, "audio"))
-                    for clip_range in audio_clip_ranges:
-                        wanted += audio.bytes_of(clip_range, audio_unit, file.size)
-            if file.prefetch(wanted):
-                return
+    def bytes_of(self, wanted: Sequence[Clips]) -> list[list[ByteRange]]:
+        """Return the places in the file of the bytes that clips need, for each of ``wanted``."""
+        size = self.stream.seek(0, io.SEEK_END)
+        with open_container(self.stream) as container:
+            read_index(container)
+            return [self._bytes_of(container, clips, size) for clips in wanted]
+
+    def _bytes_of(self, container: Any, clips: Clips, size: int) -> list[ByteRange]:
+        found: list[ByteRange] = []
+        if clips.video is not None:
+            video = self._video(container)
+            for clip_range in clips.video:
+                found += video.bytes_of(clip_range, clips.video_unit, size)
+        if clips.audio is not None:
+            audio = AudioStream(container, only_stream(container, "audio"))
+            for clip_range in clips.audio:
+                found += audio.bytes_of(clip_range, clips.audio_unit, size)
+        return found
+
+    def _check_size(self) -> None:
+        """Raise DecodeError if the file has fewer bytes than its header says."""
+        size = self.stream.seek(0, io.SEEK_END)
+
+        def read(position: int, length: int) -> bytes:
+            self.stream.seek(position)
+            return self.stream.read(length)
+
+        full = full_size(read, size)
+        if full > size:
+            raise DecodeError(
+                f"the clip reaches over the end of the file, which has {size:,} bytes of {full:,}",
+                where=getattr(self.stream, "name", None),
+                hint="the file was cut off; copy it again",
+            )
 
     def _video(self, container: Any) -> VideoStream:
         stream = only_stream(container, "video")

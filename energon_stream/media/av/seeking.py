@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from energon_stream.errors import DecodeError
+from energon_stream.errors import ConfigError, DecodeError
 from energon_stream.imports import LazyModule
 from energon_stream.media.av.container import is_matroska
 from energon_stream.storage import ByteRange
@@ -209,7 +209,10 @@ class Packets:
             target, stream = int(min(target * stream.time_base, 2**40) * av.time_base), None
         try:
             self._container.seek(target, stream=stream, backward=True)
-        except (av.error.PermissionError, av.error.ValueError):  # nothing to seek to: no key frames, no index
+        except (
+            av.error.PermissionError,
+            av.error.ArgumentError,
+        ):  # nothing to seek to: no key frames, no index
             self._container.seek(0, backward=True)
         return (packet for packet in self._container.demux(self.stream) if packet.size)
 
@@ -246,3 +249,28 @@ def decoded(stream: Any, packets: Iterator[Any]) -> Iterator[Any]:
     for packet in packets:
         yield from stream.decode(packet)
     yield from stream.decode(None)
+
+
+class MediaStream:
+    """A stream of an open container, of which clips are decoded.
+
+    Args:
+        container: An open container.
+        stream: One of its streams.
+    """
+
+    unit: ClassVar[str]
+    """The unit of ranges beside seconds."""
+
+    def __init__(self, container: Any, stream: Any) -> None:
+        self._stream, self._packets = stream, Packets(container, stream)
+        self.is_short = False  # True once a clip ended with the file
+
+    def _checked(self, clip_range: tuple[float, float], unit: str) -> tuple[float, float]:
+        """Return a range. Raises ConfigError for an unknown unit, DecodeError if it ends before it begins."""
+        if unit not in (self.unit, "seconds"):
+            raise ConfigError(f"{self._stream.type}_unit is {unit!r}", hint=f"use 'seconds' or {self.unit!r}")
+        begin, end = clip_range
+        if not begin <= end:
+            raise DecodeError(f"a clip from {begin} to {end} {unit} ends before it begins")
+        return begin, end

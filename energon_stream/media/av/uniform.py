@@ -53,13 +53,17 @@ def get_clips_uniform(
         raise ConfigError(
             f"{num_clips} clips of {clip_duration_seconds} seconds", hint="neither may be negative"
         )
-    lengths, margin = [], 0.0
+    lengths, frame = [], 0.0
     if request_video:
         lengths.append(_length(av_decoder.get_video_duration()[0], "video"))
-        margin = 0.5 / av_decoder.get_video_fps()  # the last single frame lies before the end, not at it
+        frame = 1 / av_decoder.get_video_fps()
     if request_audio:
         lengths.append(_length(av_decoder.get_audio_duration(), "audio"))
-    ranges = uniform_ranges(min(lengths), clip_duration_seconds, num_clips, margin)
+    if clip_duration_seconds:
+        # The last clip begins before the end of the file, not at it.
+        ranges = uniform_ranges(min(lengths), clip_duration_seconds, num_clips, frame / 2)
+    else:
+        ranges = nearest_frames(min(lengths), frame, num_clips)
     return av_decoder.get_clips(
         video_clip_ranges=ranges if request_video else None,
         audio_clip_ranges=ranges if request_audio else None,
@@ -126,6 +130,30 @@ def uniform_ranges(length: float, clip_length: float, count: int, margin: float 
     latest = max(length - margin, 0.0)
     begins = [min(number * step, latest) for number in range(count)]
     return [(begin, begin + clip_length) for begin in begins]
+
+
+def nearest_frames(length: float, frame: float, count: int) -> list[Range]:
+    """Return ranges without length, for frames at equal distances, the first and the last among them.
+
+    Each range lies within the frame that begins nearest to its place. Of two frames that are as near, it is
+    the one nearer to the middle of the file, and in the middle the later one.
+
+    Args:
+        length: Length of the file in seconds.
+        frame: Length of a frame.
+        count: Number of ranges.
+
+    Example:
+        >>> [round(begin, 3) for begin, _ in nearest_frames(3.0, 0.04, 5)]  # frames 0, 19, 37, 55 and 74
+        [0.02, 0.76, 1.5, 2.24, 2.98]
+    """
+    last = max(length - frame, 0.0)
+    step = last / (count - 1) if count > 1 else 0.0
+    # Half a frame later, the nearest frame is the one that is displayed.
+    begins = [number * step + frame / 2 for number in range(count)]
+    middle, little = length / 2, frame / 1000
+    begins = [begin + little if begin < middle + little else begin - little for begin in begins]
+    return [(begin, begin) for begin in begins]
 
 
 def _length(found: float | None, kind: str) -> float:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from energon_stream.errors import ConfigError, DecodeError
+from energon_stream.errors import DecodeError
 from energon_stream.imports import LazyModule
-from energon_stream.media.av.seeking import LAST, Packets, decoded, ticks
+from energon_stream.media.av.seeking import LAST, MediaStream, decoded, ticks
 
 if TYPE_CHECKING:
     import torch
@@ -38,16 +38,10 @@ class _Wanted(NamedTuple):
     last: int
 
 
-class VideoStream:
-    """The video stream of an open container.
+class VideoStream(MediaStream):
+    """The video stream of an open container; see :class:`MediaStream`."""
 
-    Args:
-        container: An open container.
-        stream: Its video stream.
-    """
-
-    def __init__(self, container: Any, stream: Any) -> None:
-        self._stream, self._packets = stream, Packets(container, stream)
+    unit = "frames"
 
     def clip(self, clip_range: Range, unit: VideoUnit, size: FrameSize | None) -> VideoClip | None:
         """Decode a clip.
@@ -72,6 +66,10 @@ class VideoStream:
                 begin = float(pts * self._stream.time_base)
             end = float((pts + self._length(frame)) * self._stream.time_base)
             frames.append(_pixels(frame, size))
+        if wanted.by_number:
+            self.is_short |= len(frames) < min(wanted.last, self._stream.frames - 1) - wanted.first + 1
+        else:
+            self.is_short |= self._packets.is_at_end
         if not frames:
             return None
         return VideoClip(torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2), (begin, end))
@@ -104,11 +102,7 @@ class VideoStream:
         return float((end - self._packets.start) * self._stream.time_base)
 
     def _wanted(self, clip_range: Range, unit: VideoUnit) -> _Wanted:
-        if unit not in ("frames", "seconds"):
-            raise ConfigError(f"video_unit is {unit!r}", hint="use 'seconds' or 'frames'")
-        first, last = clip_range
-        if not first <= last:
-            raise DecodeError(f"a clip from {first} to {last} {unit} ends before it begins")
+        first, last = self._checked(clip_range, unit)
         if unit == "frames":
             numbers = (int(max(first, 0)), int(min(last, LAST)))
             if self._packets.are_numbered:
@@ -123,7 +117,7 @@ class VideoStream:
         if wanted.first >= self._stream.frames:
             return
         number, key, packets = self._packets.from_number(wanted.first, wanted.last)
-        for frame in decoded(self._stream, packets):
+        for frame in self._decoded(packets):
             if key is not None and _pts(frame) < key:
                 continue  # it needs the group before
             if wanted.first <= number <= wanted.last:
@@ -134,7 +128,7 @@ class VideoStream:
         held = None  # the last frame that begins at or before the clip's begin; the next one ends it
         # Clocks may begin before the first frame, which then counts as displayed from their begin on.
         is_first = wanted.first <= self._packets.start <= wanted.last
-        for frame in decoded(self._stream, self._packets.from_time(wanted.first, wanted.last)):
+        for frame in self._decoded(self._packets.from_time(wanted.first, wanted.last)):
             pts = _pts(frame)
             if pts <= wanted.first:
                 held = frame
@@ -149,6 +143,14 @@ class VideoStream:
             self._packets.is_at_end and wanted.first >= _pts(held) + self._length(held)
         ):
             yield held
+
+    def _decoded(self, packets: Iterator[Any]) -> Iterator[Any]:
+        """Decode packets. Raises DecodeError if there are none, or none can be decoded."""
+        frame = None
+        for frame in decoded(self._stream, packets):
+            yield frame
+        if frame is None:
+            raise DecodeError("no frame can be decoded: the video has no key frame there, or it is damaged")
 
     def _length(self, frame: Any) -> int:
         """Return for how many ticks a frame or packet is displayed."""

@@ -1,0 +1,141 @@
+"""Cost of a loader's statistics: `python benchmarks/stats_overhead.py --rounds 7`.
+
+Both sides read one pass of the same local dataset, in turn, in this process and with one worker. Samples cost
+little, so that the share is as large as it gets. ``off`` has no profiler thread, and no counters of requests
+and batches. ``watched`` has both, and a thread that exports metrics ten times a second. ``traced`` also
+records a trace. Printed is the median of the rounds' ratios of CPU time, with the range, and the ratio of the
+fastest rounds; wall time depends on other programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest import mock
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from energon_stream import WorkerConfig, get_loader, get_train_dataset
+from energon_stream.integrations.prometheus import LoaderCollector
+from energon_stream.loader import meter
+from energon_stream.loader.profile import Profile
+from energon_stream.testing.datasets import prepared_binary_dataset
+
+
+class NoProfiler:
+    """Looks at nothing."""
+
+    looks = 0
+
+    def __init__(self, ident):
+        self.ident = ident
+
+    def snapshot(self):
+        return Profile()
+
+    def close(self):
+        pass
+
+
+def _ignore(*_):
+    pass
+
+
+@contextmanager
+def switched_off():
+    """Make loaders without a profiler, and without counts of batches."""
+    with (
+        mock.patch.object(meter, "Profiler", NoProfiler),
+        mock.patch.object(meter.Meter, "received", _ignore),
+    ):
+        yield
+
+
+@contextmanager
+def exported(loader):
+    """Export the loader's metrics ten times a second."""
+    registry, over = CollectorRegistry(), threading.Event()
+    registry.register(LoaderCollector(loader))
+
+    def export():
+        while not over.wait(0.1):
+            generate_latest(registry)
+
+    thread = threading.Thread(target=export)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def one_pass(folder, workers, batch_size, kind):
+    """Return seconds and CPU seconds of a pass, those of workers among them."""
+    dataset = get_train_dataset(
+        str(folder),
+        batch_size=batch_size,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        worker_config=WorkerConfig(0, 1, workers),
+        repeat=False,
+    )
+    with ExitStack() as stack:
+        if kind == "off":
+            stack.enter_context(switched_off())
+        begin, used = time.perf_counter(), cpu_seconds()
+        with get_loader(dataset) as loader:
+            if kind in ("watched", "traced"):
+                stack.enter_context(exported(loader))
+            if kind == "traced":
+                stack.enter_context(loader.trace(folder.parent / "trace.json"))
+            for _ in loader:
+                pass
+        stack.pop_all().close()  # ends the exporter and the trace within the time
+        return time.perf_counter() - begin, cpu_seconds() - used
+
+
+def cpu_seconds():
+    """CPU time of this process and of the workers that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def main():
+    """Print the speed, and the ratio of each kind's CPU time to that of ``off``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--samples", type=int, default=200_000)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    kinds = ("off", "on", "watched", "traced")
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root) / "data"
+        prepared_binary_dataset(folder, shards=8, samples=options.samples, payload_bytes=200)
+        for workers in (0, 1):
+            found = {kind: [] for kind in kinds}
+            one_pass(folder, workers, options.batch_size, "off")  # opens and compiles
+            for turn in range(options.rounds):
+                for kind in kinds if turn % 2 else kinds[::-1]:
+                    found[kind].append(one_pass(folder, workers, options.batch_size, kind))
+            for kind in kinds:
+                wall = statistics.median(wall for wall, _ in found[kind])
+                pairs = zip(found[kind], found["off"], strict=True)
+                ratios = sorted(cpu / base for (_, cpu), (_, base) in pairs)
+                least = min(cpu for _, cpu in found[kind]) / min(cpu for _, cpu in found["off"])
+                print(
+                    f"num_workers={workers} {kind:8} {options.samples / wall:9,.0f} samples/s, CPU: "
+                    f"{statistics.median(ratios):.3f} of off ({ratios[0]:.3f} to {ratios[-1]:.3f}), "
+                    f"of the fastest rounds {least:.3f}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

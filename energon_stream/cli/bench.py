@@ -1,0 +1,95 @@
+"""``energon-stream bench``: how fast training reads its data, and with which settings it is fastest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from energon_stream.cli.options import (
+    json_option,
+    order_options,
+    path_argument,
+    require_batch_size,
+    storage_option,
+)
+from energon_stream.cli.terminal import echo, emit
+from energon_stream.doctor.bench import BenchRun
+from energon_stream.doctor.bench import bench as measure
+from energon_stream.doctor.bench_report import page, picture
+
+
+def _numbers(ctx: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:
+    try:
+        return None if value is None else [int(number) for number in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of numbers, such as 1,2,4") from None
+
+
+@click.command()
+@path_argument
+@storage_option
+@order_options
+@click.option("--seconds", default=60.0, show_default=True, help="Time of all runs together.")
+@click.option(
+    "--workers", callback=_numbers, metavar="N,…", help="Workers to try. [default: 0,1,2,4,… processors]"
+)
+@click.option(
+    "--in-flight",
+    callback=_numbers,
+    default="16,64,128",
+    show_default=True,
+    metavar="N,…",
+    help="Requests of a process at one time to try.",
+)
+@click.option(
+    "--request-mib",
+    callback=_numbers,
+    default="1,6,16",
+    show_default=True,
+    metavar="MIB,…",
+    help="Largest requests to try, in MiB.",
+)
+@click.option("--html", type=click.Path(dir_okay=False, writable=True), help="Write a report to this file.")
+@click.option("--png", type=click.Path(dir_okay=False, writable=True), help="Draw the runs into this file.")
+@json_option
+def bench(
+    path: str,
+    batch_size: int | None,
+    seconds: float,
+    workers: list[int] | None,
+    in_flight: list[int],
+    request_mib: list[int],
+    html: str | None,
+    png: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure how fast training reads PATH with several settings, and print those to use.
+
+    Reads as training with these options does, without a cache, and decodes samples. Each setting is changed
+    in turn: workers, requests at one time, size of requests.
+    """
+    found = measure(
+        path,
+        batch_size=require_batch_size(batch_size, "batches are measured"),
+        seconds=seconds,
+        num_workers=workers,
+        max_in_flight=in_flight,
+        max_request=[size << 20 for size in request_mib],
+        on_run=None if as_json else _show,
+        **options,
+    )
+    if html is not None:
+        Path(html).write_text(page(found), encoding="utf-8")
+    if png is not None:
+        picture(found).save(png, "PNG")
+    best = f"Best: {found.best.setting}. {found.best.verdict}"
+    code = f"Settings: get_train_dataset(…, {found.code})"
+    emit(as_json, found.as_json(), lambda: echo(best), lambda: echo(code))
+
+
+def _show(run: BenchRun) -> None:
+    rate = run.bytes_per_second / 1e6
+    echo(f"{run.setting!s:40}{run.samples_per_second:12,.0f} samples/s{rate:10,.1f} MB/s")

@@ -1,0 +1,261 @@
+"""``energon-stream convert``: write a dataset of another format as tars with their metadata."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from energon_stream.cache.config import parse_size
+from energon_stream.cli.dataset_yaml import CRUDE, dataset_yaml, find_sample_type, mapped_dataset_yaml
+from energon_stream.cli.options import (
+    engine_options,
+    find_engine,
+    json_option,
+    part_option,
+    progress_option,
+    show_size,
+    source_storage_option,
+    storage_option,
+)
+from energon_stream.cli.terminal import echo, emit
+from energon_stream.cli.wizard import parse_ratio
+from energon_stream.errors import ConfigError
+from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.progress import Progress
+from energon_stream.write.convert import convert_dataset, plan_conversion_of
+from energon_stream.write.guess import guess_dataset_yaml
+from energon_stream.write.sources.open import KINDS
+
+if TYPE_CHECKING:
+    from energon_stream.engine.parts import Part
+    from energon_stream.write.convert import ConvertReport
+    from energon_stream.write.convert_plan import ConvertPlan
+
+_SHOWN = 60  # characters of a text in a preview
+
+
+@click.command()
+@click.argument("source")
+@click.argument("destination")
+@click.option(
+    "--from", "kind", type=click.Choice([*KINDS]), help="Format of the source. [default: found out]"
+)
+@click.option(
+    "--map",
+    "columns",
+    multiple=True,
+    metavar="COLUMN=PART",
+    help="Part of a column, such as image=jpg, image.bytes=jpg, width,height=json or '{title}: {text}=txt'; "
+    "other columns are left out. Repeatable. [default: by type and name]",
+)
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="COLUMN",
+    help="Column that is the path of a file, relative to the table; the part is the file. Repeatable.",
+)
+@click.option(
+    "--files-root", metavar="PATH", help="Folder of such files. [default: the table's, or the source's]"
+)
+@click.option(
+    "--key",
+    metavar="COLUMN",
+    help="Column of the sample's key, or a template such as '{folder}/{name:stem}'. [default: the row's number]",
+)
+@click.option("--source-split", "split", metavar="NAME", help="Split of the source, if it has several.")
+@click.option(
+    "--source-config", "config", metavar="NAME", help="Configuration of the source, if it has several."
+)
+@click.option(
+    "--classes/--no-classes",
+    default=None,
+    help="Whether the folders of a plain folder are classes. [default: if each sample is one file in one folder]",
+)
+@click.option("--trust", is_flag=True, help="Load pickles of the source, which can run any code.")
+@click.option("--max-size", default="1GB", show_default=True, help="Largest size of a tar.")
+@click.option("--max-count", type=click.IntRange(min=1), help="Largest number of samples in a tar.")
+@click.option("--split-ratio", metavar="TRAIN,VAL,TEST", help="Shares of the tars, for example 8,1,1.")
+@click.option(
+    "--split-parts",
+    multiple=True,
+    metavar="NAME:PATTERN",
+    help="Tars of a split part, by regular expression, glob or braces, instead of a ratio. Repeatable.",
+)
+@click.option("--sample-type", help="Type of the samples. [default: one that fits, else CrudeWebdataset]")
+@click.option("--field-map", metavar="JSON", help="""Part for each field, such as '{"image": "jpg"}'.""")
+@click.option("--check/--no-check", default=True, show_default=True, help="Read the tars back, and compare.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show the first samples as they would be written; write nothing."
+)
+@json_option
+@click.option(
+    "--num-workers",
+    type=click.IntRange(min=0),
+    help="Processes of this machine; 0 for none but this. [default: one a CPU]",
+)
+@engine_options
+@part_option
+@click.option(
+    "--tmp-path", metavar="DIRECTORY", help="Local directory for temporary files. [default: the system's]"
+)
+@storage_option
+@source_storage_option
+@progress_option
+def convert(
+    source: str,
+    destination: str,
+    columns: tuple[str, ...],
+    max_size: str,
+    split_ratio: str | None,
+    split_parts: tuple[str, ...],
+    sample_type: str | None,
+    field_map: str | None,
+    check: bool,
+    dry_run: bool,
+    as_json: bool,
+    num_workers: int | None,
+    engine: str,
+    ray_address: str | None,
+    part: Part | None,
+    storage_options: dict[str, Any] | None,
+    source_storage_options: dict[str, Any] | None,
+    progress: bool | None,
+    classes: bool | None,
+    **options: Any,
+) -> None:
+    """Write a dataset of another format to DESTINATION, ready for training.
+
+    SOURCE is a folder of MosaicML MDS shards, LitData chunks, Parquet files, a saved dataset of Hugging Face
+    or plain files; a Parquet, CSV, TSV or JSONL file; or hf://datasets/OWNER/NAME on Hugging Face's hub. Both
+    are local, s3://… or any other fsspec URL.
+
+    A conversion that was stopped goes on when the command is run again. With --part, several commands share
+    the work; run it once more without that option when all are done.
+    """
+    reading = {
+        **options,
+        "columns": dict(_pair(item) for item in columns),
+        "max_size": parse_size(max_size, "--max-size"),
+        **({} if classes is None else {"classes": classes}),
+    }
+    if dry_run or sample_type:
+        plan = plan_conversion_of(source, storage_options=source_storage_options, **reading)
+        document = _document(plan, sample_type, field_map)
+        if dry_run:
+            emit(as_json, _plan(plan, document), lambda: _show_plan(plan, document))
+            return
+        reading["dataset_yaml"] = document
+    elif field_map is not None:
+        raise ConfigError("--field-map needs --sample-type", hint="Give both, or neither.")
+    with Progress(unit="part", enabled=progress) as shown:
+        report = convert_dataset(
+            source,
+            destination,
+            split_ratio=parse_ratio(split_ratio) if split_ratio else None,
+            split_patterns=split_parts or None,
+            check=check,
+            storage_options=storage_options,
+            source_storage_options=source_storage_options,
+            engine=find_engine(engine, ray_address, num_workers),
+            share=part,
+            progress=shown.reach,
+            **reading,
+        )
+    if report is None:
+        done = f"Part {part} is complete. Run the command without --part when all parts are."
+        emit(as_json, {"part": part}, lambda: echo(done))
+        return
+    equal = report.rows in (None, report.samples)
+    emit(as_json, {**asdict(report), "equal": equal}, lambda: _show(report))
+
+
+def _pair(item: str) -> tuple[str, str]:
+    column, equals, part = item.rpartition("=")
+    if not equals or not column or not part:
+        raise ConfigError(f"--map {item!r:.80} is not COLUMN=PART", hint="For example --map image=jpg.")
+    return column, part
+
+
+def _document(plan: ConvertPlan, sample_type: str | None, field_map: str | None) -> dict[str, Any]:
+    parts = sorted({name for sample in plan.preview for name in sample if not name.startswith("__")})
+    if sample_type is None:
+        return dict(guess_dataset_yaml({tuple(sorted(_parts_of(sample))) for sample in plan.preview}))
+    name = find_sample_type(sample_type)
+    if name == CRUDE:
+        return dataset_yaml(CRUDE, None)
+    if field_map is None:
+        raise ConfigError(
+            "--field-map is missing", hint=f"--sample-type needs it. The parts are {', '.join(parts)}."
+        )
+    return mapped_dataset_yaml(name, field_map, parts)
+
+
+def _parts_of(sample: dict[str, Any]) -> list[str]:
+    return [name for name in sample if not name.startswith("__")]
+
+
+def _show_plan(plan: ConvertPlan, document: dict[str, Any]) -> None:
+    rows = "rows that are counted on reading" if plan.rows is None else f"{plan.rows} rows"
+    echo(
+        f"{plan.source.kind}: {rows} in {len(plan.sections)} sections, for {plan.num_parts} parts of the new dataset"
+    )
+    for part in plan.columns.parts or ():
+        echo(f"  {part}")
+    if plan.left_out:
+        echo(f"  left out: {', '.join(plan.left_out)}")
+    for sample in plan.preview:
+        echo(sample["__key__"])
+        for name in _parts_of(sample):
+            echo(f"  {name:<12} {_content(sample[name])}")
+    click.echo("dataset.yaml:")
+    for line in dump_yaml(document).decode().splitlines():
+        echo(f"  {line}")
+
+
+def _plan(plan: ConvertPlan, document: dict[str, Any]) -> dict[str, Any]:
+    samples = [
+        {"__key__": sample["__key__"], **{name: _content(sample[name]) for name in _parts_of(sample)}}
+        for sample in plan.preview
+    ]
+    return {
+        "kind": plan.source.kind,
+        "rows": plan.rows,
+        "sections": len(plan.sections),
+        "parts": plan.num_parts,
+        "columns": [str(part) for part in plan.columns.parts or ()],
+        "left_out": plan.left_out,
+        "preview": samples,
+        "dataset_yaml": document,
+    }
+
+
+def _content(data: Any) -> str:
+    """Return a text as it is, and the size of anything else."""
+    if not isinstance(data, bytes):
+        return repr(data)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return show_size(len(data))
+    if not text.isprintable():
+        return show_size(len(data))
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({show_size(len(data))})"
+
+
+def _show(report: ConvertReport) -> None:
+    rows = "an unknown number of" if report.rows is None else str(report.rows)
+    echo(
+        f"Source:    {rows} rows in {report.sections} sections ({report.kind}), {report.rows_read} read in this run"
+    )
+    equal = "" if report.rows is None else ", as many as rows"
+    echo(f"Written:   {report.samples} samples in {report.shards} tars, {show_size(report.size)}{equal}")
+    echo(f"Read back: {report.samples_checked} samples, all with the checksums of what was written")
+    echo(f"Checksum:  {report.digest} of all samples")
+    echo(f"Split:     {', '.join(f'{name} {count}' for name, count in report.split.items())}")
+    if report.left_out:
+        echo(f"Left out:  {', '.join(report.left_out)}")
+    kind = (report.dataset_yaml or {}).get("sample_type", report.dataset_yaml) or {}
+    echo(f"Samples:   {kind.get('__class__', 'no dataset.yaml')}")

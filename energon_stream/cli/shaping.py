@@ -1,0 +1,219 @@
+"""``energon-stream diff``, ``merge``, ``split`` and ``sample``: compare datasets, and make others of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from energon_stream.cli.options import (
+    engine_options,
+    find_engine,
+    json_option,
+    path_argument,
+    progress_option,
+    storage_option,
+)
+from energon_stream.cli.terminal import echo, echo_text, emit
+from energon_stream.errors import ConfigError
+from energon_stream.progress import Progress
+from energon_stream.shaping.derive import merge_datasets, sample_dataset, split_dataset
+from energon_stream.shaping.diff import DatasetDiff, diff_datasets
+
+_parallel = click.option(
+    "--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Number of processes."
+)
+_seed = click.option("--seed", default=0, show_default=True, help="Which samples are drawn.")
+_max_size = click.option(
+    "--max-size",
+    type=click.IntRange(min=1),
+    default=1_000_000_000,
+    show_default=True,
+    help="Bytes of a new tar.",
+)
+_max_count = click.option("--max-count", type=click.IntRange(min=1), help="Samples of a new tar.")
+
+
+@click.command()
+@click.argument("first")
+@click.argument("second")
+@storage_option
+@progress_option
+@click.option(
+    "--content/--no-content", default=True, show_default=True, help="Compare bytes, not only names and sizes."
+)
+@json_option
+@_parallel
+@engine_options
+def diff(
+    first: str,
+    second: str,
+    storage_options: dict[str, Any] | None,
+    progress: bool | None,
+    content: bool,
+    as_json: bool,
+    parallel: int,
+    engine: str,
+    ray_address: str | None,
+) -> None:
+    """Compare two datasets: shards, keys, parts of all samples, and metadata.
+
+    Samples are matched by key, in whatever shards they are. The exit status is 1 if anything differs.
+    """
+    with Progress(unit="tar", enabled=progress) as shown:
+        found = diff_datasets(
+            first,
+            second,
+            content=content,
+            engine=find_engine(engine, ray_address, parallel if parallel > 1 else 0),
+            storage_options=storage_options,
+            on_done=shown.reach,
+        )
+    emit(as_json, found.as_json(), lambda: _show(first, second, found))
+    if not found.is_equal:
+        raise click.exceptions.Exit(1)
+
+
+def _show(first: str, second: str, found: DatasetDiff) -> None:
+    for name, shards in ((first, found.only_first_shards), (second, found.only_second_shards)):
+        for shard in shards:
+            echo(f"Only in {name}: {shard}")
+    for shard, (before, after) in found.counts.items():
+        echo(f"{shard}: {before} and {after} samples")
+    for what, number, keys in (
+        (f"only in {first}", found.only_first, found.only_first_keys),
+        (f"only in {second}", found.only_second, found.only_second_keys),
+        ("in both, with other parts", found.changed, found.changed_keys),
+    ):
+        if number:
+            more = ", …" if number > len(keys) else ""
+            echo(f"{number} samples {what}: {', '.join(keys)}{more}")
+    for name in found.metadata:
+        echo(f"{name} differs")
+    if found.same_samples:
+        click.echo("The samples are the same.")
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True)
+@click.argument("target")
+@storage_option
+@progress_option
+@_parallel
+@engine_options
+@json_option
+def merge(
+    sources: tuple[str, ...],
+    target: str,
+    storage_options: dict[str, Any] | None,
+    progress: bool | None,
+    parallel: int,
+    engine: str,
+    ray_address: str | None,
+    as_json: bool,
+) -> None:
+    """Join datasets to a new one, TARGET, which has copies of their shards.
+
+    To read several datasets as one without copying, name them in a metadataset.
+    """
+    with Progress(unit="tar", enabled=progress) as shown:
+        counts = merge_datasets(
+            sources,
+            target,
+            engine=find_engine(engine, ray_address, parallel if parallel > 1 else 0),
+            storage_options=storage_options,
+            on_done=shown.reach,
+        )
+    samples = sum(counts.values())
+    document = {"target": target, "samples": samples, "shards": counts}
+    emit(as_json, document, lambda: echo(f"{target}: {samples} samples in {len(counts)} shards"))
+
+
+@click.command()
+@path_argument
+@click.argument("targets", nargs=-1, required=True, metavar="NAME=TARGET…")
+@storage_option
+@click.option("--ratio", metavar="NAME=SHARE,…", help="Shares, such as train=9,val=1.")
+@click.option("--keys", multiple=True, metavar="NAME=FILE", help="File with a sample key a line. Repeatable.")
+@click.option("--rest", metavar="NAME", help="Takes the samples that no --keys names.")
+@_seed
+@_max_size
+@_max_count
+@json_option
+def split(
+    path: str,
+    targets: tuple[str, ...],
+    storage_options: dict[str, Any] | None,
+    ratio: str | None,
+    keys: tuple[str, ...],
+    rest: str | None,
+    seed: int,
+    max_size: int,
+    max_count: int | None,
+    as_json: bool,
+) -> None:
+    """Divide the samples of a dataset among new datasets, by chance or by lists of keys."""
+    shares = None if ratio is None else _pairs("--ratio", ratio.split(","))
+    try:
+        numbers = None if shares is None else {name: float(share) for name, share in shares.items()}
+    except ValueError as error:
+        raise ConfigError(f"--ratio is {ratio!r:.80}", hint="Use numbers: train=9,val=1.") from error
+    found = split_dataset(
+        path,
+        _pairs("a target", targets),
+        ratio=numbers,
+        keys={name: _lines(file) for name, file in _pairs("--keys", keys).items()} if keys else None,
+        rest=rest,
+        seed=seed,
+        max_size=max_size,
+        max_count=max_count,
+        storage_options=storage_options,
+    )
+    lines = "\n".join(f"{name}: {count} samples" for name, count in found.items())
+    emit(as_json, {"samples": found}, lambda: echo_text(lines))
+
+
+@click.command()
+@path_argument
+@click.argument("target")
+@storage_option
+@click.option("--count", type=click.IntRange(min=1), help="Number of samples, drawn by chance.")
+@click.option(
+    "--share", type=click.FloatRange(0, 1, min_open=True), help="Share of the samples, such as 0.01."
+)
+@click.option("--keys", metavar="FILE", help="File with a sample key a line.")
+@_seed
+@_max_size
+@_max_count
+@json_option
+def sample(
+    path: str,
+    target: str,
+    storage_options: dict[str, Any] | None,
+    keys: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Make a small dataset, TARGET, of some samples of a large one. Only their bytes are fetched."""
+    wanted = None if keys is None else _lines(keys)
+    count = sample_dataset(path, target, keys=wanted, storage_options=storage_options, **options)
+    document = {"target": target, "samples": count}
+    emit(as_json, document, lambda: echo(f"{target}: {count} samples"))
+
+
+def _pairs(what: str, texts: tuple[str, ...] | list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals or not value or name in pairs:
+            raise ConfigError(f"{what} is {text!r:.80}", hint="Use NAME=VALUE, each name once.")
+        pairs[name] = value
+    return pairs
+
+
+def _lines(file: str) -> list[str]:
+    try:
+        return [line for line in Path(file).read_text().splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the list of keys cannot be read: {error}", where=file) from error

@@ -1,0 +1,172 @@
+"""Decodes images to arrays, tensors or PIL images, in WebDataset's 17 modes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from energon_stream.decode.jpeg import Pixels, decode_jpeg, read_jpeg_header, reduction_to
+from energon_stream.imports import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.ImageFile import ImageFile
+else:
+    torch = LazyModule("torch")
+
+IMAGE_EXTENSIONS: frozenset[str] = frozenset({
+    "apng", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "emf", "eps", "fit", "fits", "flc", "fli",
+    "ftc", "ftu", "gbr", "gif", "icb", "icns", "ico", "iim", "im", "j2c", "j2k", "jfif", "jp2", "jpc",
+    "jpe", "jpeg", "jpf", "jpg", "jpx", "msp", "pbm", "pcd", "pcx", "pgm", "png", "pnm", "ppm", "ps",
+    "psd", "pxr", "ras", "rgb", "rgba", "sgi", "tga", "tif", "tiff", "vda", "vst", "webp", "wmf", "xbm",
+    "xpm",
+})  # fmt: skip
+"""Extensions that are decoded as images: WebDataset's, without formats that Pillow knows by name only."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMode:
+    """Result of an image mode."""
+
+    # ``numpy`` has shape (height, width, colours), ``torch`` (colours, height, width); both have (height,
+    # width) for grey images. ``pil`` is a ``PIL.Image.Image``.
+    container: Literal["numpy", "torch", "pil"]
+    colours: Literal["L", "RGB", "RGBA"]  # pillow's mode, to which every image is converted
+    floating: bool = False  # ``float32`` in [0, 1] instead of ``uint8``
+
+
+IMAGE_MODES: Mapping[str, ImageMode] = {
+    "l8": ImageMode("numpy", "L"),
+    "rgb8": ImageMode("numpy", "RGB"),
+    "rgba8": ImageMode("numpy", "RGBA"),
+    "l": ImageMode("numpy", "L", True),
+    "rgb": ImageMode("numpy", "RGB", True),
+    "rgba": ImageMode("numpy", "RGBA", True),
+    "torchl8": ImageMode("torch", "L"),
+    "torchrgb8": ImageMode("torch", "RGB"),
+    "torchrgba8": ImageMode("torch", "RGBA"),
+    "torchl": ImageMode("torch", "L", True),
+    "torchrgb": ImageMode("torch", "RGB", True),
+    "torch": ImageMode("torch", "RGB", True),
+    "torchrgba": ImageMode("torch", "RGBA", True),
+    "pill": ImageMode("pil", "L"),
+    "pil": ImageMode("pil", "RGB"),
+    "pilrgb": ImageMode("pil", "RGB"),
+    "pilrgba": ImageMode("pil", "RGBA"),
+}
+"""Modes of ``image_decode``."""
+
+
+class ImageTooLargeError(Exception):
+    """An image has more pixels than allowed. Its pixels were not decoded."""
+
+
+class UnsafeImageError(Exception):
+    """Pillow would start another program to draw the image, of a format that is a program itself."""
+
+
+_PROGRAMS = frozenset({"EPS", "WMF"})
+"""Formats that Pillow draws by Ghostscript or Windows."""
+
+
+def decode_image(
+    data: bytes,
+    mode: ImageMode,
+    most_pixels: int,
+    trusted: bool = False,
+    backend: str = "pillow",
+    least_size: tuple[int, int] | None = None,
+) -> Any:
+    """Decode an image file.
+
+    Args:
+        data: The file.
+        mode: Form of the result.
+        most_pixels: Largest number of pixels of the file, before it is reduced.
+        trusted: Whether formats are decoded for which Pillow starts another program.
+        backend: Package that decodes JPEG files, one of ``IMAGE_BACKENDS``.
+        least_size: Height and width that JPEG files must keep; larger ones are reduced. None for full size.
+
+    Returns:
+        ``numpy.ndarray``, ``torch.Tensor`` or ``PIL.Image.Image``; see :class:`ImageMode`.
+
+    Raises:
+        ImageTooLargeError: The image has more pixels.
+        UnsafeImageError: Another program would decode it, and it is not trusted.
+        Exception: Pillow's error for a file that it cannot read.
+    """
+    if backend != "pillow":
+        pixels = _decode_fast(data, mode, most_pixels, backend, least_size)
+        if pixels is not None:
+            return pixels
+    image = _open_image(data, most_pixels, trusted, least_size)
+    with image:
+        if mode.container == "pil":
+            return image.convert(mode.colours)
+        pixels = np.asarray(image if image.mode == mode.colours else image.convert(mode.colours))
+    return _contained(pixels, mode)
+
+
+def _open_image(
+    data: bytes, most_pixels: int, trusted: bool, least_size: tuple[int, int] | None
+) -> ImageFile:
+    """Open an image by Pillow; its pixels are not decoded yet."""
+    from PIL import Image
+
+    try:
+        opened = Image.open(io.BytesIO(data))
+    except Image.DecompressionBombError as error:  # Pillow's own limit, which the process sets
+        raise ImageTooLargeError(str(error)) from error
+    width, height = opened.size  # from the header
+    if width * height > most_pixels:
+        raise ImageTooLargeError(f"the image has {width:,} x {height:,} pixels")
+    if opened.format in _PROGRAMS and not trusted:
+        raise UnsafeImageError(str(opened.format))
+    reduction = reduction_to((height, width), least_size)
+    if reduction > 1 and opened.format == "JPEG":
+        opened.draft(None, (width // reduction, height // reduction))
+    return opened
+
+
+def _decode_fast(
+    data: bytes, mode: ImageMode, most_pixels: int, backend: str, least_size: tuple[int, int] | None
+) -> Any:
+    """Decode a JPEG file with another package than Pillow; return None if Pillow has to decode the file."""
+    from PIL import Image
+
+    header = read_jpeg_header(data)
+    # Pillow's own limit, which the process sets, holds for all backends.
+    most_pixels = min(most_pixels, Image.MAX_IMAGE_PIXELS or most_pixels)
+    if header is None or header.height * header.width > most_pixels:
+        return None
+    if mode.container == "pil" and header.has_metadata:  # which the image of Pillow has as well
+        return None
+    # Pillow makes grey of decoded colours, and not of the file's luminance.
+    colours = "RGB" if mode.colours == "L" and header.components == 3 else mode.colours
+    reduction = reduction_to(header[:2], least_size)
+    pixels = decode_jpeg(backend, data, header, reduction, colours)
+    if pixels is None:
+        return None
+    if mode.container != "pil" and colours == mode.colours:
+        return _contained(pixels, mode)
+    image = Image.fromarray(pixels)
+    image = image if colours == mode.colours else image.convert(mode.colours)
+    return image if mode.container == "pil" else _contained(np.asarray(image), mode)
+
+
+def _contained(pixels: Pixels, mode: ImageMode) -> Any:
+    """Return pixels of shape ``(height, width)`` or ``(height, width, colours)`` in the form of a mode."""
+    # NumPy does the arithmetic, because waking torch's threads for each image costs more.
+    if mode.container == "torch" and pixels.ndim == 3:
+        pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    if mode.floating:
+        floating = pixels.astype(np.float32, "C")
+        floating /= np.float32(255)
+        return floating if mode.container == "numpy" else torch.from_numpy(floating)
+    if not (pixels.flags.writeable and pixels.flags.c_contiguous):
+        pixels = pixels.copy("C")
+    return pixels if mode.container == "numpy" else torch.from_numpy(pixels)

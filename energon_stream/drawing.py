@@ -1,0 +1,116 @@
+"""Drawings of pipelines: in one line, as a tree of lines, and as HTML for notebooks.
+
+Names come from datasets, so they are strangers' text: what steers a terminal is written out, credentials are
+removed, and HTML is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from html import escape
+
+from energon_stream.printable import printable_line, strip_credentials
+
+WIDTH = 100
+"""Characters of a line; what is longer becomes a tree."""
+SHOWN = 4
+"""Inner boxes of a box that a drawing shows."""
+LONGEST = 200
+"""Characters of a name that are shown."""
+_ROW = "display:flex;flex-wrap:wrap;justify-content:center;align-items:flex-end;gap:1em"
+_COLUMN = "display:flex;flex-direction:column;align-items:center"
+_FRAME = "border:1px solid currentColor;border-radius:6px;padding:2px 10px;text-align:center"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A dataset in a drawing, with the boxes that it reads from.
+
+    Attributes:
+        title: What it is; empty for a mixture within a mixture.
+        details: Its options, as ``name=value``.
+        inner: The first boxes that it reads from.
+        label: What the outer box says of this one: its weight.
+        more: Number of further inner boxes, which are not shown.
+
+    Example:
+        >>> print(Box("Batch", ("size=2",), (Box("a", label="0.5"), Box("b", label="0.5"))).line())
+        Batch(0.5: a, 0.5: b, size=2)
+    """
+
+    title: str
+    details: tuple[str, ...] = ()
+    inner: tuple[Box, ...] = ()
+    label: str = ""
+    more: int = 0
+
+    def labelled(self, label: str) -> Box:
+        """Return this box with a label."""
+        return replace(self, label=label)
+
+    def line(self) -> str:
+        """Return the drawing in one line."""
+        shown = [*(box.line() for box in self.inner), *self._rest(), *map(_clean, self.details)]
+        return self._head() + (f"({', '.join(shown)})" if shown else "")
+
+    def text(self) -> str:
+        """Return the drawing in one line if that is short, else as a tree."""
+        line = self.line()
+        return line if len(line) <= WIDTH else "\n".join(self._tree())
+
+    def html(self) -> str:
+        """Return the drawing as HTML: what is read stands above what reads it."""
+        label = escape(self.line(), quote=True)
+        return f'<div role="img" aria-label="{label}" style="overflow:auto">{self._html()}</div>'
+
+    def _head(self, untitled: str = "") -> str:
+        return (f"{_clean(self.label)}: " if self.label else "") + (_clean(self.title) or untitled)
+
+    def _rest(self) -> list[str]:
+        return [f"and {self.more} more"] if self.more else []
+
+    def _tree(self) -> Iterator[str]:
+        inner = self.inner
+        if (
+            len(inner) == 1
+            and not (inner[0].inner or inner[0].more or self.more)
+            and len(self.line()) < WIDTH
+        ):
+            yield self.line()
+            return
+        details = ", ".join(map(_clean, self.details))
+        yield self._head("mixture") + (f"({details})" if details else "")
+        branches = [*(list(box._tree()) for box in inner), *([rest] for rest in self._rest())]
+        for place, lines in enumerate(branches):
+            ends = place == len(branches) - 1
+            first, *others = lines
+            yield ("└─ " if ends else "├─ ") + first
+            for line in others:
+                yield ("   " if ends else "│  ") + line
+
+    def _html(self) -> str:
+        above = [box._html() for box in self.inner]
+        above += [f"<div><i>{escape(rest)}</i></div>" for rest in self._rest()]
+        row = f'<div style="{_ROW}">{"".join(above)}</div>' if above else ""
+        details = "<br>".join(escape(_clean(detail), quote=True) for detail in self.details)
+        small = f'<div style="font-size:smaller;opacity:0.75">{details}</div>' if details else ""
+        title = f"<b>{escape(_clean(self.title) or 'mixture', quote=True)}</b>"
+        below = f"<div>{escape(_clean(self.label), quote=True)}</div>" if self.label else ""
+        arrow = "<div>↓</div>" if above else ""
+        return f'<div style="{_COLUMN}">{row}{arrow}<div style="{_FRAME}">{title}{small}</div>{below}</div>'
+
+
+def _clean(text: str) -> str:
+    clean = printable_line(strip_credentials(text))
+    return clean if len(clean) <= LONGEST else clean[: LONGEST - 3] + "..."
+
+
+def brief(value: object, **fields: object) -> str:
+    """Return a ``repr`` in one line for a value with large arrays.
+
+    Example:
+        >>> brief(Box("a"), boxes=3)
+        'Box(boxes=3)'
+    """
+    return f"{type(value).__name__}({', '.join(f'{name}={field}' for name, field in fields.items())})"

@@ -1,0 +1,1 @@
+"""Parts of prepared datasets as files, by name: stores for auxiliary data, and a tree to browse."""

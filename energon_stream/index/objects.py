@@ -1,0 +1,106 @@
+"""Objects that hold samples, and the check that they do not change while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from energon_stream.cache import CachedStore
+from energon_stream.errors import IndexMismatchError, ObjectChangedError, ObjectNotFoundError, RangeError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from energon_stream.storage import Body, ByteRange, Fetcher, Store
+
+
+class VersionGuard:
+    """Checks that all answers about an object have the same version.
+
+    Args:
+        url: Root URL of the objects, for messages.
+        expected: Versions by path, from an earlier listing. They are compared with the first answer; they are
+            not sent, because not every store can check them.
+    """
+
+    def __init__(self, url: str, expected: Mapping[str, str] | None = None) -> None:
+        self._url = url
+        self._expected = expected or {}
+        self._etags: dict[str, str] = {}
+
+    def etag(self, path: str) -> str | None:
+        """Return the version of the first answer, if it carried one."""
+        return self._etags.get(path)
+
+    def observe(self, path: str, etag: str | None) -> None:
+        """Check the version of an answer against the first or expected one.
+
+        Raises ObjectChangedError if the versions differ.
+        """
+        known = etag if etag is None else self._etags.setdefault(path, self._expected.get(path, etag))
+        if known != etag:
+            raise ObjectChangedError(
+                f"the object was replaced while it was being read (version {known}, now {etag})",
+                where=f"{self._url}/{path}".rstrip("/"),
+                hint="prepare the dataset again and restart from a saved state",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardObject:
+    """An object that holds samples: where it is, and which version a reader has seen."""
+
+    store: Store  # store that has the object
+    path: str  # path in the store
+    versions: VersionGuard  # versions seen so far
+
+    @property
+    def url(self) -> str:
+        """URL of the object, without credentials."""
+        return f"{self.store.url}/{self.path}"
+
+    @property
+    def etag(self) -> str | None:
+        """Version of the first answer, if it carried one."""
+        return self.versions.etag(self.path)
+
+    def observe(self, etag: str | None) -> None:
+        """Check the version of an answer; see :meth:`VersionGuard.observe`."""
+        self.versions.observe(self.path, etag)
+
+    def get_range(self, byte_range: ByteRange) -> Body:
+        """Read a range. Raises ObjectChangedError if the object was replaced since the first answer."""
+        body = self.store.get_range(self.path, byte_range, etag=self.etag)
+        self.observe(body.etag)
+        return body
+
+    def submit(self, fetcher: Fetcher, byte_range: ByteRange, deadline: int = 0) -> Future[Body]:
+        """Request a range; see :meth:`Fetcher.submit`. The caller observes the version of the answer."""
+        return fetcher.submit(self.store, self.path, byte_range, etag=self.etag, deadline=deadline)
+
+    def forget(self, byte_range: ByteRange) -> None:
+        """Drop the blocks of the disk cache that have bytes of a range."""
+        if isinstance(self.store, CachedStore):
+            self.store.forget(self.path, byte_range)
+
+
+@contextmanager
+def as_errors_of_shards() -> Iterator[None]:
+    """Raise errors of reading a range in the words of a dataset.
+
+    Raises:
+        IndexMismatchError: The index points beyond the object.
+        ObjectNotFoundError: A shard does not exist.
+    """
+    try:
+        yield
+    except RangeError as error:
+        raise IndexMismatchError(error.what, where=error.where, hint=error.hint) from error
+    except ObjectNotFoundError as error:
+        raise ObjectNotFoundError(
+            "a shard of the dataset does not exist",
+            where=error.where,
+            hint="Restore it, or run `energon-stream prepare` again.",
+        ) from error

@@ -1,0 +1,129 @@
+"""A trace of some seconds of a loader: its process and its workers, in one file for Perfetto."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from energon_stream.errors import ConfigError, StorageError
+from energon_stream.threads import thread_errors
+from energon_stream.tracing import start_recording, stop_recording
+
+if TYPE_CHECKING:
+    from energon_stream.loader.session import Session
+
+_log = logging.getLogger(__name__)
+
+
+class Trace:
+    """Records what a loader does, and writes it when it is closed.
+
+    Each process records its own events. When the trace ends, workers write theirs to files of a temporary
+    folder, and this process merges them.
+
+    Args:
+        path: File to write.
+        seconds: Seconds after which the trace ends by itself; None for no such end.
+        session: Returns the loader's session, if it has one.
+
+    Raises:
+        ConfigError: ``seconds`` is not positive, or this process records another trace.
+        StorageError: The file cannot be written.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], seconds: float | None, session: Callable[[], Session | None]
+    ) -> None:
+        if seconds is not None and not seconds > 0:
+            raise ConfigError(f"seconds is {seconds}", hint="use a positive number")
+        self.path = os.fspath(path)
+        start_recording()
+        try:
+            open(self.path, "w").close()  # now, and not after the trace
+        except OSError as error:
+            stop_recording()
+            raise StorageError(f"the trace cannot be written: {error.strerror}", where=self.path) from error
+        self._begin, self._begin_unix = time.perf_counter(), time.time()
+        self._folder = tempfile.mkdtemp(prefix="energon_stream-trace-")
+        self._session, self._lock, self._is_over = session, threading.RLock(), False
+        self._timer: threading.Timer | None = None
+        running = session()
+        if running is not None:
+            running.start_trace()
+        if seconds is not None:
+            self._timer = threading.Timer(seconds, self._end_by_itself)
+            self._timer.daemon = True
+            with thread_errors("the end of the trace"):
+                self._timer.start()
+
+    def opened(self, session: Session) -> None:
+        """Have the workers of a new session record, unless the trace has ended."""
+        with self._lock:
+            if not self._is_over:
+                session.start_trace()
+
+    def closing(self, session: Session) -> None:
+        """Take the events of workers that are about to end, unless that was done."""
+        with self._lock:
+            if not self._is_over:
+                session.stop_trace(self._folder)
+
+    def close(self) -> None:
+        """End the trace, and write the file, unless that was done.
+
+        Raises StorageError if the file cannot be written.
+        """
+        with self._lock:
+            if self._is_over:
+                return
+            if self._timer is not None:
+                self._timer.cancel()
+            running = self._session()
+            if running is not None:
+                running.stop_trace(self._folder)
+            self._is_over = True
+            recorder = stop_recording()
+            try:
+                if recorder is not None:
+                    recorder.write(os.path.join(self._folder, "main.json"), "training loop")
+                self._merge()
+            except OSError as error:
+                raise StorageError(
+                    f"the trace cannot be written: {error.strerror}", where=self.path
+                ) from error
+            finally:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _merge(self) -> None:
+        events: list[dict[str, Any]] = []
+        dropped = 0
+        for name in sorted(os.listdir(self._folder)):
+            with open(os.path.join(self._folder, name)) as file:
+                found = json.load(file)
+            events += found["events"]
+            dropped += found["dropped"]
+        for event in events:
+            if "ts" in event:
+                event["ts"] -= 1e6 * self._begin
+        about = {"begin_unix_seconds": self._begin_unix, "dropped_events": dropped}
+        with open(self.path, "w") as file:
+            json.dump({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, file)
+
+    def _end_by_itself(self) -> None:
+        try:
+            self.close()
+        except StorageError as error:
+            _log.error("%s", error)  # the message says all
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""Compares datasets, and makes datasets of others: joined, divided, or smaller."""

@@ -1,0 +1,68 @@
+"""The samples of a step of training. The streams of a rank take turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from energon_stream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.reader_dataset import ReaderDataset
+    from energon_stream.schedule import Refs
+
+
+_MOST_BEFORE = 10**8
+"""Samples of a stream before a step: for a small dataset, passing over them takes half a minute."""
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSteps:
+    """The steps of a rank that one of its streams serves, as the streams rotate."""
+
+    batch_size: int
+    lanes: int  # streams of the rank
+    lane: int  # place of the stream in the rotation
+
+    def of(self, sample: int) -> int:
+        """Return the step of a sample of the stream."""
+        return sample // self.batch_size * self.lanes + self.lane
+
+
+def samples_of_step(dataset: ReaderDataset, step: int, batch_size: int) -> Refs:
+    """Return the samples of one step, in order; no sample is read.
+
+    Args:
+        dataset: The dataset at the bottom of the training, whose configuration names rank and streams. Steps
+            of packed or filtered samples consume other numbers of them.
+        step: Step of the rank, counted from 0.
+        batch_size: Samples of a step.
+
+    Raises:
+        ConfigError: The step or the batch size is negative, or there are too many samples before the step.
+
+    Example:
+        >>> from energon_stream import WorkerConfig
+        >>> from energon_stream.prewarming.job import open_reader_dataset
+        >>> config = WorkerConfig(0, 1, 0)
+        >>> order = {"batch_size": 4, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+        >>> len(samples_of_step(open_reader_dataset("captions", config, None, order), 1, 4))
+        4
+    """
+    if step < 0 or batch_size < 1:
+        raise ConfigError(f"there is no step {step} of {batch_size} samples", hint="count steps from 0")
+    streams = list(dataset.worker_config.streams)
+    rounds, lane = divmod(step, len(streams))
+    left = rounds * batch_size
+    if left > _MOST_BEFORE:
+        raise ConfigError(
+            f"{left:,} samples of the stream come before step {step}",
+            hint=f"{_MOST_BEFORE:,} are passed over",
+        )
+    schedule = dataset.schedule(streams[lane])
+    cursor = schedule.begin()
+    while left:
+        count = min(left, _CHUNK)
+        cursor, left = schedule.advance(cursor, count), left - count
+    return schedule.take(cursor, batch_size)[0]

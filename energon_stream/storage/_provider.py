@@ -1,0 +1,65 @@
+"""Credentials from a function of the user: the storage option ``credential_provider``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from energon_stream.errors import ConfigError, TransientStorageError
+
+OPTION = "credential_provider"
+FAILED = "the credential provider failed"
+"""How the message of an error begins; obstore passes on nothing but the message."""
+
+_NEVER = datetime(9999, 1, 1, tzinfo=UTC)
+_BEFORE_END = 60  # seconds before the end of credentials at which s3fs asks for others
+
+
+class ProvidedCredentials:
+    """Calls the user's function. It has the form of an obstore credential provider.
+
+    Equal if the function is the same object, so that stores share a client. A failure is a
+    TransientStorageError: what the function asks may be down, as a store may.
+    """
+
+    def __init__(self, function: Callable[[], Mapping[str, Any]]) -> None:
+        if not callable(function):
+            raise ConfigError(
+                f"{OPTION} is a {type(function).__name__}", hint="pass a function without arguments"
+            )
+        self._function = function
+
+    def __call__(self) -> dict[str, Any]:
+        try:
+            return {"expires_at": None, **self._function()}
+        except Exception as error:
+            problem = f"{FAILED}: {type(error).__name__}: {error}"
+            raise TransientStorageError(problem, answered=False) from None
+
+    fresh = __call__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProvidedCredentials) and other._function is self._function
+
+    def __hash__(self) -> int:
+        return id(self._function)
+
+
+def use_in_session(session: Any, provider: ProvidedCredentials) -> None:
+    """Have an aiobotocore session sign with the provider's credentials."""
+    from aiobotocore.credentials import AioDeferredRefreshableCredentials
+
+    async def refresh() -> dict[str, Any]:
+        found = await asyncio.to_thread(provider)
+        return {
+            "access_key": found["access_key_id"],
+            "secret_key": found["secret_access_key"],
+            "token": found.get("token"),
+            "expiry_time": (found["expires_at"] or _NEVER).isoformat(),
+        }
+
+    credentials = AioDeferredRefreshableCredentials(refresh_using=refresh, method=OPTION)
+    credentials._advisory_refresh_timeout = credentials._mandatory_refresh_timeout = _BEFORE_END
+    session._credentials = credentials

@@ -1,0 +1,54 @@
+"""Secrets of stores, which messages must not contain."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from energon_stream.printable import strip_credentials
+
+_SECRET_NAMES = re.compile(
+    r"key|secret|token|password|signature|connection_string|authorization|cookie|sig$", re.I
+)
+_SECRET_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN")
+_SHORTEST_SECRET = 8  # characters; to remove shorter ones would remove common words from messages
+
+
+def secrets_in(url: str, options: Mapping[str, Any]) -> frozenset[str]:
+    """Return the secrets of a store's URL, options and environment, which messages must not contain."""
+    found = {os.environ.get(name, "") for name in _SECRET_VARIABLES}
+    found.update(_secret_values(options))
+    query = url.partition("?")[2]
+    if strip_credentials(url) != url:
+        found.update(value for name, value in parse_qsl(query) if _SECRET_NAMES.search(name))
+    user, mark, _ = url.partition("://")[2].partition("/")[0].rpartition("@")
+    if mark:
+        found.update((user, *user.split(":")))
+    found |= {unquote(secret) for secret in found}
+    return frozenset(secret for secret in found if len(secret) >= _SHORTEST_SECRET)
+
+
+def _secret_values(options: Mapping[Any, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _secret_values(value)
+        elif isinstance(value, str) and _SECRET_NAMES.search(str(name)):
+            yield value
+            if name == "connection_string":
+                yield from (item.partition("=")[2] for item in value.split(";") if "Key=" in item)
+
+
+def redact(text: str, secrets: Collection[str]) -> str:
+    """Remove credentials from a message: those in URLs, and known ones.
+
+    Example:
+        >>> redact("key AKIAEXAMPLE is unknown at https://host/a?sig=abc", {"AKIAEXAMPLE"})
+        'key *** is unknown at https://host/a'
+    """
+    text = strip_credentials(text)
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text

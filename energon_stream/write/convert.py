@@ -1,0 +1,306 @@
+"""Converts datasets of other formats, by several processes, and compares what was written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.engine.local import LocalEngine
+from energon_stream.errors import ConfigError
+from energon_stream.index.checksums import digest, read_checksums
+from energon_stream.index.dataset import read_metadata
+from energon_stream.index.metadata import INFO_JSON, META_FOLDER
+from energon_stream.printable import strip_credentials
+from energon_stream.storage import Store, StoreSpec
+from energon_stream.write.columns import parse_columns
+from energon_stream.write.convert_part import ConvertJob, ConvertPart, PartDone, convert_part
+from energon_stream.write.convert_plan import ConvertPlan, plan_conversion
+from energon_stream.write.finish import finish_dataset
+from energon_stream.write.guess import guess_dataset_yaml
+from energon_stream.write.sources.open import open_source
+
+if TYPE_CHECKING:
+    from energon_stream.engine.base import TaskEngine
+    from energon_stream.engine.parts import Part
+
+CONVERSION = f"{META_FOLDER}/convert.json"
+"""Says what a dataset was converted from, and marks a conversion under way as such."""
+
+MAX_SIZE = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """Result of :func:`convert_dataset`.
+
+    Attributes:
+        source: URL of the source.
+        kind: Its format.
+        sections: Number of its sections.
+        rows: Number of its rows by its own metadata; None if it does not say.
+        samples: Number of samples in the new dataset.
+        shards: Number of its tars.
+        size: Bytes of its tars.
+        rows_read: Rows that this run read; the others were in tars that an earlier run had completed.
+        samples_checked: Samples that were read back in this run and had their checksums.
+        digest: Hash of the checksums of all samples, in hexadecimal: equal samples in equal order have the
+            same.
+        split: Number of samples of each split part.
+        left_out: Columns that became no part.
+        dataset_yaml: Content of ``dataset.yaml``.
+
+    Example:
+        >>> from energon_stream import LocalEngine, convert_dataset
+        >>> convert_dataset("lines.jsonl", "texts-again", engine=LocalEngine(0)).split
+        {'train': 32, 'val': 0, 'test': 0}
+    """
+
+    source: str
+    kind: str
+    sections: int
+    rows: int | None
+    samples: int
+    shards: int
+    size: int
+    rows_read: int
+    samples_checked: int
+    digest: str
+    split: Mapping[str, int]
+    left_out: tuple[str, ...]
+    dataset_yaml: Mapping[str, Any] | None
+
+
+def plan_conversion_of(
+    source: str | os.PathLike[str],
+    *,
+    kind: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    files: Collection[str] = (),
+    key: str | None = None,
+    max_size: int = MAX_SIZE,
+    max_count: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    files_root: str | None = None,
+    **options: Any,
+) -> ConvertPlan:
+    """Return what :func:`convert_dataset` would do, with a preview of the first samples. Nothing is written.
+
+    Takes the arguments of :func:`convert_dataset` that say what is read, and raises the same errors.
+    """
+    root = None if files_root is None else StoreSpec(os.fspath(files_root), storage_options)
+    opened = open_source(StoreSpec(os.fspath(source), storage_options), kind, files=root, **options)
+    mapped = parse_columns(columns, files=files, key=key) if columns else None
+    return plan_conversion(opened, mapped, files=files, key=key, max_size=max_size, max_count=max_count)
+
+
+def convert_dataset(
+    source: str | os.PathLike[str],
+    url_or_path: str | os.PathLike[str],
+    *,
+    kind: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    files: Collection[str] = (),
+    key: str | None = None,
+    files_root: str | None = None,
+    split: str | None = None,
+    config: str | None = None,
+    trust: bool = False,
+    max_size: int = MAX_SIZE,
+    max_count: int | None = None,
+    split_ratio: Sequence[float] | Mapping[str, float] | None = None,
+    split_patterns: Sequence[str] | None = None,
+    dataset_yaml: Mapping[str, Any] | None = None,
+    check: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    source_storage_options: Mapping[str, Any] | None = None,
+    tmp_path: str | os.PathLike[str] | None = None,
+    engine: TaskEngine | None = None,
+    share: Part | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> ConvertReport | None:
+    """Write a dataset of another format as a new dataset: tars with their indices, and the metadata.
+
+    The source is read once, in sections, by several processes, with flat memory. The tars have the same
+    bytes for any number of processes. The dataset is visible when it is complete. If the process ends
+    early, convert again with the same arguments: complete tars stay, and each process reads at most what
+    one tar holds again. The samples are those of the source, one for each row, in its order.
+
+    Args:
+        source: Folder, file or URL; or ``hf://datasets/OWNER/NAME`` for a dataset on Hugging Face's hub.
+        url_or_path: New or empty folder, local or any fsspec URL.
+        kind: Format of the source: ``mds``, ``litdata``, ``parquet``, ``huggingface``, ``folder``, ``csv`` or
+            ``jsonl``; None to find out.
+        columns: Part by column, such as ``{"image": "jpg"}``; see
+            :func:`~energon_stream.write.columns.parse_columns`. None: by type and name.
+        files: Columns that are paths of files.
+        key: Column of the sample's key, or a template such as ``"{folder}/{name:stem}"``; None for the
+            source's own keys, or the row's number.
+        files_root: Folder of the files that rows name; None for the source's own.
+        split: Part of the source, where it has several.
+        config: Configuration of the source, where it has several.
+        trust: Whether pickles in the source may be loaded, which can run any code.
+        max_size: Largest size of a tar in bytes; a tar with one sample may be larger.
+        max_count: Largest number of samples in a tar; None for no limit.
+        split_ratio: Shares of the tars in train, val and test, or in split parts by name; None for all in
+            ``train``.
+        split_patterns: ``NAME:PATTERN`` of tars, as for :func:`finish_dataset`.
+        dataset_yaml: Content of ``dataset.yaml``; None for a sample type that fits all samples, or else crude
+            samples.
+        check: Read all tars back, and compare the samples with their checksums.
+        storage_options: Credentials and the like for the new dataset.
+        source_storage_options: The same for the source.
+        tmp_path: Local folder for temporary files; None for the system's.
+        engine: What runs the processes; None for one a CPU on this machine.
+        share: One of several shares of the work, which run as separate jobs; convert without it when all are
+            done. None for all of the work.
+        progress: Called with the number of parts that are done, and of all parts.
+        options: ``classes``, for folders: whether the folders are classes; None to find out.
+
+    Returns:
+        Counts, sizes and checksums; None for a share of the work.
+
+    Raises:
+        ConfigError: The destination is not empty, and not this conversion under way; or arguments are wrong.
+        MissingPackageError: The format's package is not installed.
+        SourceError: The source is damaged.
+        ColumnError: A value does not fit its part; names row and column.
+        ObjectChangedError: The source changed while it was read.
+        DuplicateKeyError: Two rows have the same key.
+        ChecksumError: A tar has other bytes than were written.
+        StorageError: A store does not deliver, or the disk is full.
+
+    Example:
+        >>> from energon_stream import LocalEngine, convert_dataset
+        >>> from pathlib import Path
+        >>> rows = "".join(f'{{"text": "line {number}"}}\\n' for number in range(10))
+        >>> _ = Path("table.jsonl").write_text(rows)
+        >>> report = convert_dataset("table.jsonl", "converted", engine=LocalEngine(0))
+        >>> report.samples, report.dataset_yaml["field_map"]
+        (10, {'text': 'txt'})
+    """
+    local = None if tmp_path is None else os.fspath(tmp_path)
+    if split_ratio is not None and split_patterns is not None:
+        raise ConfigError("give either split_ratio or split_patterns")
+    plan = plan_conversion_of(
+        source,
+        kind=kind,
+        columns=columns,
+        files=files,
+        key=key,
+        files_root=files_root,
+        max_size=max_size,
+        max_count=max_count,
+        storage_options=source_storage_options,
+        split=split,
+        config=config,
+        trust=trust,
+        tmp_path=local,
+        **options,
+    )
+    target = StoreSpec(os.fspath(url_or_path), storage_options)
+    store, signature = target.open(), plan.signature()
+    done: list[PartDone] = []
+    is_finished = _begin(store, plan, signature)
+    if not is_finished:
+        job = ConvertJob(
+            plan.source, plan.columns, target, plan.num_parts, max_size, max_count, signature, local, check
+        )
+        tasks = _parts(plan) if share is None else share.of(_parts(plan))
+        done = list((engine or LocalEngine()).map(partial(convert_part, job), tasks, on_done=progress))
+        if share is not None:
+            return None
+        shapes = {shape for part in done for shape in part.shapes}
+        dataset_yaml = guess_dataset_yaml(sorted(shapes)) if dataset_yaml is None else dataset_yaml
+    finish_dataset(
+        target.url,
+        split_ratio=split_ratio,
+        split_patterns=split_patterns,
+        dataset_yaml=dataset_yaml,
+        storage_options=storage_options,
+        tmp_path=tmp_path,
+    )
+    return _report(plan, target, store, done)
+
+
+def _begin(store: Store, plan: ConvertPlan, signature: str) -> bool:
+    """Mark the destination as this conversion's. Returns True if the conversion is complete already.
+
+    Raises ConfigError if the destination has anything else.
+    """
+    existing = {entry.path for entry in store.list(META_FOLDER)}
+    other = None if CONVERSION in existing else next(iter(store.list()), None)
+    if other is not None:  # a job beside this one may just have begun
+        existing = {entry.path for entry in store.list(META_FOLDER)}
+    if CONVERSION in existing:
+        known = json.loads(bytes(store.get(CONVERSION).data))
+        if known.get("signature") != signature:
+            raise ConfigError(
+                f"the folder has another conversion, of {known.get('source')}: its source, or the options, are "
+                "not the same",
+                where=store.url,
+                hint="go on with those of before, or convert to a new folder",
+            )
+        return INFO_JSON in existing
+    source = plan.source.spec.open()
+    if f"{store.url}/".startswith(f"{source.url}/"):
+        raise ConfigError(
+            "the new dataset would be in the folder of the source",
+            where=store.url,
+            hint="name another folder",
+        )
+    if other is not None:
+        raise ConfigError(
+            f"the folder is not empty: it has {other.path!r:.80}",
+            where=store.url,
+            hint="convert to a new folder, or remove this one",
+        )
+    document = {
+        "source": strip_credentials(source.url),
+        "kind": plan.source.kind,
+        "sections": len(plan.sections),
+        "rows": plan.rows,
+        "columns": None if plan.columns.parts is None else [str(part) for part in plan.columns.parts],
+        "key": plan.columns.key,
+        "signature": signature,
+    }
+    store.put(CONVERSION, json.dumps(document, indent=2).encode())
+    return False
+
+
+def _parts(plan: ConvertPlan) -> list[ConvertPart]:
+    keys, rows = plan.first_keys(), plan.first_rows()
+    return [
+        ConvertPart(number, plan.sections[a:b], tuple(keys[a:b]), tuple(rows[a:b]))
+        for number, (a, b) in enumerate(pairwise(plan.parts))
+    ]
+
+
+def _report(plan: ConvertPlan, target: StoreSpec, store: Store, done: Sequence[PartDone]) -> ConvertReport:
+    metadata = read_metadata(target)
+    counts = metadata.shard_counts
+    samples = sum(counts.values())
+    checksums = read_checksums(store, samples, metadata.info_digest)
+    return ConvertReport(
+        source=strip_credentials(plan.source.spec.url),
+        kind=plan.source.kind,
+        sections=len(plan.sections),
+        rows=plan.rows,
+        samples=samples,
+        shards=len(counts),
+        size=sum(entry.meta.size for entry in store.list() if entry.path in counts),
+        rows_read=sum(part.rows_read for part in done),
+        samples_checked=sum(part.checked for part in done),
+        digest="" if checksums is None else f"{digest(checksums.tobytes()):016x}",
+        split={
+            name: sum(counts[shard] for shard in shards)
+            for name, shards in metadata.split.split_parts.items()
+        },
+        left_out=plan.left_out,
+        dataset_yaml=metadata.dataset_yaml,
+    )

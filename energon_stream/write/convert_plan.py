@@ -1,0 +1,157 @@
+"""Plans a conversion: the sections of each part of the new dataset, and a preview of samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from energon_stream.errors import EmptyDatasetError
+from energon_stream.write.columns import ColumnMap
+from energon_stream.write.guess import guess_columns
+from energon_stream.write.sources.folder import FolderSource
+from energon_stream.write.sources.text import TextSource
+from energon_stream.write.tar_shard import SampleEncoder
+
+if TYPE_CHECKING:
+    from energon_stream.write.sources.base import Row, Section, Source
+
+PREVIEW_ROWS = 8
+_FILL = 0.9
+"""Share of a tar that a part should fill, by estimate, so that few parts end with a tiny second tar."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertPlan:
+    """The work of a conversion. It depends on source and options alone, not on the number of processes.
+
+    Attributes:
+        source: The source.
+        columns: What becomes of its columns.
+        sections: All sections, in order.
+        parts: First section of each part of the new dataset, and the number of all sections.
+        preview: The first samples: the key as ``__key__``, and bytes by part.
+        left_out: Columns that the first rows have, and that become no part.
+    """
+
+    source: Source
+    columns: ColumnMap
+    sections: tuple[Section, ...]
+    parts: tuple[int, ...]
+    preview: tuple[dict[str, Any], ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def rows(self) -> int | None:
+        """Number of rows; None if some section does not know its own."""
+        counts = [section.rows for section in self.sections]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts of the new dataset."""
+        return len(self.parts) - 1
+
+    def signature(self) -> str:
+        """Return what changes with the content of the source, and with what is made of it."""
+        listed = [(each.name, each.rows, each.version, each.first_row) for each in self.sections]
+        columns = None if self.columns.parts is None else [asdict(part) for part in self.columns.parts]
+        document = [self.source.kind, listed, columns, self.columns.key, self.parts]
+        return xxhash.xxh3_128_hexdigest(json.dumps(document).encode())
+
+    def first_keys(self) -> list[str]:
+        """Return what the keys of each section's rows begin with: see :func:`row_key`."""
+        if self.rows is None:
+            return [f"{number:06d}-" for number in range(len(self.sections))]
+        return [""] * len(self.sections)
+
+    def first_rows(self) -> list[int]:
+        """Return the number of each section's first row: in the source, or 0 where that is not known."""
+        if self.rows is None:
+            return [0] * len(self.sections)
+        return [*accumulate((section.rows or 0 for section in self.sections), initial=0)][:-1]
+
+
+def plan_conversion(
+    source: Source,
+    columns: ColumnMap | None,
+    *,
+    files: Collection[str] = (),
+    key: str | None = None,
+    max_size: int,
+    max_count: int | None,
+) -> ConvertPlan:
+    """List a source, and read its first rows.
+
+    Args:
+        source: The source.
+        columns: What becomes of its columns; None to guess it from the first rows.
+        files: Columns that are paths of files, for the guess.
+        key: Column or template of the key, for the guess.
+        max_size: Largest size of a tar in bytes.
+        max_count: Largest number of samples in a tar; None for no limit.
+
+    Raises:
+        EmptyDatasetError: The source has no rows.
+        ColumnError: A column does not fit.
+        SourceError: The source is damaged.
+        StorageError: The store does not deliver.
+    """
+    sections = tuple(source.sections())
+    first = [*islice(_first_rows(source, sections), PREVIEW_ROWS)]
+    if not first:
+        raise EmptyDatasetError("the source has no rows", where=source.spec.url, hint="check the path")
+    if columns is None and isinstance(source, FolderSource):
+        columns = ColumnMap(None, key or "")
+    elif columns is None:
+        rows = [row for _, _, row in first]
+        has_paths = isinstance(source, TextSource)
+        columns = guess_columns(rows, hints=source.hints(), has_paths=has_paths, files=files, key=key)
+    needed = columns.needed
+    names = dict.fromkeys(name for _, _, row in first for name in row)
+    left_out = tuple(name for name in names if needed is not None and name not in needed)
+    plan = ConvertPlan(source, columns, sections, (0, len(sections)), (), left_out)
+    numbers = list(zip(plan.first_keys(), plan.first_rows(), strict=True))
+    preview = tuple(
+        columns.sample(row, sections[n].row_name(place), row_key(*numbers[n], place), source.read_file)
+        for n, place, row in first
+    )
+    encoder = SampleEncoder()
+    mean = sum(encoder.encode(sample).size for sample in preview) / len(preview)
+    parts = _group(sections, mean, all_columns=not left_out, max_size=max_size, max_count=max_count)
+    return ConvertPlan(source, columns, sections, parts, preview, left_out)
+
+
+def row_key(begin: str, first_row: int, row: int) -> str:
+    """Return the key of a row of a section that has no other: its number."""
+    return f"{begin}{first_row + row:09d}"
+
+
+def _first_rows(source: Source, sections: Sequence[Section]) -> Iterator[tuple[int, int, Row]]:
+    """Yield the number of the section, the place in it, and the row."""
+    for number, section in enumerate(sections):
+        for place, row in enumerate(source.rows(section, 0, None)):
+            yield number, place, row
+
+
+def _group(
+    sections: Sequence[Section], mean: float, *, all_columns: bool, max_size: int, max_count: int | None
+) -> tuple[int, ...]:
+    """Return the first section of each part, and the number of sections: as many as fill a tar.
+
+    ``mean`` is the size of a sample, by which sections are estimated that know their rows.
+    """
+    firsts, size, count = [0], 0.0, 0
+    for number, section in enumerate(sections):
+        estimate = max((section.rows or 0) * mean, section.size if all_columns else 0)
+        rows = section.rows or 0
+        is_full = size + estimate > _FILL * max_size or (max_count is not None and count + rows > max_count)
+        if number > firsts[-1] and (is_full or section.rows is None):
+            firsts.append(number)
+            size, count = 0.0, 0
+        size, count = size + estimate, count + rows
+    return (*firsts, len(sections))

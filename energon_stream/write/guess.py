@@ -1,0 +1,119 @@
+"""Guesses the parts of columns by type, name and first values, and the sample type by the parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from energon_stream.write.columns import ColumnMap, PartFrom
+from energon_stream.write.finish import CRUDE
+from energon_stream.write.sources.base import KEY, Row
+from energon_stream.write.values import AUTO, IMAGES, extension, is_file_path, value_extension
+
+_TEXTS = ("caption", "text", "txt")
+_LABELS = ("label", "cls", "class", "class_id", "target")
+
+
+def guess_columns(
+    rows: Sequence[Row],
+    *,
+    hints: Mapping[str, str],
+    has_paths: bool,
+    files: Collection[str] = (),
+    key: str | None = None,
+) -> ColumnMap:
+    """Return a map for the first rows of a source.
+
+    Files, images and arrays become parts of their own, one text is ``txt``, one label is ``cls``, and all
+    other columns are an object in ``json``.
+
+    Args:
+        rows: The first rows.
+        hints: Part by column, as far as the source says it.
+        has_paths: Whether texts may be paths of files.
+        files: Columns that are paths of files.
+        key: Column or template of the key; None for the row's number.
+
+    Example:
+        >>> row = {"image": b"\\xff\\xd8\\xff", "caption": "a dog", "width": 3, "height": 4}
+        >>> print(*guess_columns([row], hints={}, has_paths=False).parts, sep="; ")
+        image → jpg; caption → txt; width, height → json
+    """
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in (KEY, key)]
+    parts: list[PartFrom] = []
+    rest: list[str] = []
+    for name in names:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        kinds = {hints[name]} if name in hints else {value_extension(value) for value in values}
+        is_path = name in files or (has_paths and bool(values) and all(map(_is_path, values)))
+        if is_path:
+            kinds = {extension(str(value)) or AUTO for value in values}
+        if kinds and None not in kinds:
+            part = str(*kinds) if len(kinds) == 1 else AUTO
+            parts.append(PartFrom(part, (name,), "file" if is_path else "value"))
+        else:
+            rest.append(name)
+    label = next((name for name in rest if name in _LABELS and _are_numbers(name, rows)), None)
+    for column, part in ((_text(rest, rows, label), "txt"), (label, "cls")):
+        if column is not None:
+            parts.append(PartFrom(part, (column,)))
+            rest.remove(column)
+    if rest:
+        parts.append(PartFrom("json", tuple(rest), "object"))
+    return ColumnMap(tuple(_unique(parts)), key or "")
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and is_file_path(value)
+
+
+def _text(rest: list[str], rows: Sequence[Row], label: str | None) -> str | None:
+    others = [name for name in rest if name != label]
+    texts = [name for name in others if all(isinstance(row.get(name), (str, type(None))) for row in rows)]
+    named = [name for name in texts if name.lower() in _TEXTS]
+    return named[0] if named else texts[0] if len(texts) == 1 else None
+
+
+def _are_numbers(name: str, rows: Sequence[Row]) -> bool:
+    return all(re.fullmatch(r"-?\d+", str(row.get(name))) is not None for row in rows)
+
+
+def _unique(parts: Sequence[PartFrom]) -> Iterator[PartFrom]:
+    """Put the column's name before a part that several columns would be."""
+    kinds = [part.part for part in parts]
+    for part in parts:
+        if kinds.count(part.part) > 1 and part.how != "object":
+            part = replace(part, part=f"{re.sub(r'[^a-zA-Z0-9_-]', '_', part.columns[0])}.{part.part}")
+        yield part
+
+
+def guess_dataset_yaml(shapes: Collection[tuple[str, ...]]) -> Mapping[str, Any]:
+    """Return the content of ``dataset.yaml`` for samples that have these parts: a sample type if one fits
+    all of them, else crude samples.
+
+    Example:
+        >>> guess_dataset_yaml([("jpg", "txt"), ("png", "txt")])["field_map"]
+        {'image': 'jpg,png', 'caption': 'txt'}
+    """
+    images = sorted({part for shape in shapes for part in shape if part in IMAGES})
+    rest = {tuple(part for part in shape if part not in IMAGES) for shape in shapes}
+    one_image = all(sum(part in IMAGES for part in shape) == 1 for shape in shapes)
+    image = {"image": ",".join(images)}
+    known: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {
+        ("txt",): ("CaptioningSample", image | {"caption": "txt"}),
+        ("cls",): ("ImageClassificationSample", image | {"label": "cls"}),
+        ("class.txt", "cls"): (
+            "ImageClassificationSample",
+            image | {"label": "cls", "label_name": "class.txt"},
+        ),
+        (): ("ImageSample", image),
+    }
+    if len(rest) == 1 and one_image and (found := known.get(next(iter(rest)))):
+        name, fields = found
+    elif rest == {("txt",)} and not images:
+        name, fields = "TextSample", {"text": "txt"}
+    else:
+        return CRUDE
+    return {"sample_type": {"__module__": "megatron.energon", "__class__": name}, "field_map": fields}

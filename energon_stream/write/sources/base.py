@@ -1,0 +1,184 @@
+"""The protocol of sources: sections that can be listed, each a stream of rows.
+
+To add a source, derive from :class:`Source`, and name the class in the table of ``open.py``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from energon_stream.errors import (
+    ConfigError,
+    EnergonStreamError,
+    MissingPackageError,
+    ObjectChangedError,
+    SourceError,
+)
+from energon_stream.index.shard_names import is_inside
+from energon_stream.media.ranged_file import open_once
+from energon_stream.storage import StoreSpec
+from energon_stream.urls import is_local, is_url, local_path, parent_url
+
+Row = Mapping[str, Any]
+"""Values by column: what JSON can hold, bytes, arrays, images of Pillow, or ``{"bytes": …, "path": …}``."""
+
+KEY = "__key__"
+"""Column that is the sample's key, where a source has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows that are read together: a shard, a chunk, a row group, a run of files or lines. Picklable.
+
+    Attributes:
+        name: The file, for messages.
+        rows: Number of rows; None if that shows on reading.
+        size: Bytes of the rows, about; 0 if unknown.
+        version: Changes when the content changes; empty if unknown.
+        first_row: Number of the first row in the file.
+        place: What the source needs to read the section.
+    """
+
+    name: str
+    rows: int | None
+    size: int
+    version: str
+    first_row: int = 0
+    place: Any = field(default=None, repr=False)
+
+    def row_name(self, row: int) -> str:
+        """Return the name of a row of this section, for messages; rows count from 0."""
+        return f"{self.name}, row {self.first_row + row}"
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """A dataset of another format. A picklable value: it holds no open files.
+
+    Attributes:
+        spec: Its folder or file.
+        files: Folder that paths in rows are relative to; None for the source's own folder.
+        split: Part of the dataset to read, where it has several; None if it has one.
+        config: Configuration of the dataset, where it has several; None for the only one.
+        trust: Whether pickles may be loaded, which can run any code.
+        tmp_path: Local folder for copies of remote files; None for the system's.
+    """
+
+    kind: ClassVar[str]
+    spec: StoreSpec
+    files: StoreSpec | None = None
+    split: str | None = None
+    config: str | None = None
+    trust: bool = False
+    tmp_path: str | None = None
+
+    @abstractmethod
+    def sections(self) -> list[Section]:
+        """List the sections, in order.
+
+        Raises:
+            SourceError: The dataset is damaged, or not of this format.
+            StorageError: The store does not deliver.
+        """
+
+    @abstractmethod
+    def rows(self, section: Section, first: int, columns: Collection[str] | None) -> Iterator[Row]:
+        """Yield the rows of a section.
+
+        Args:
+            section: One that :meth:`sections` returned.
+            first: Number of rows to leave out.
+            columns: Columns that are needed, where leaving out others saves time; None for all.
+
+        Raises:
+            SourceError: The section is damaged.
+            ObjectChangedError: It is not the version that was listed.
+        """
+
+    def hints(self) -> Mapping[str, str]:
+        """Return the parts that columns should become, as far as the format says so, such as ``jpg``."""
+        return {}
+
+    def read_file(self, path: str) -> bytes:
+        """Read a file that a row names.
+
+        Raises ConfigError if the path leaves the folder of the files.
+        """
+        folder = self.files or self._folder()
+        relative = _below(folder.url, path)
+        return bytes(open_once(folder).get(relative).data)
+
+    def _folder(self) -> StoreSpec:
+        return self.spec
+
+
+def _below(folder: str, path: str) -> str:
+    """Return a path relative to a folder; an absolute one must lie in it."""
+    if is_local(path) and path.startswith("/") and is_local(folder):
+        path = path.removeprefix(local_path(folder).rstrip("/") + "/")
+    elif is_url(path):
+        path = path.removeprefix(folder.rstrip("/") + "/")
+    while path.startswith("./"):
+        path = path[2:]
+    if not path or not is_inside(path):
+        raise ConfigError(
+            f"the row names the file {path!r:.200}, which is not below the folder of the files",
+            where=folder,
+            hint="name the folder that has all files: --files-root, or files_root=",
+        )
+    return path
+
+
+def folder_of(spec: StoreSpec) -> StoreSpec:
+    """Return the folder of a file."""
+    return StoreSpec(parent_url(spec.url), spec.storage_options, spec.transport)
+
+
+def check_unchanged(spec: StoreSpec, path: str, version: str) -> None:
+    """Raise ObjectChangedError if an object is not the version that was listed. This takes one request."""
+    if (open_once(spec).head(path).etag or "") != version:
+        raise changed(f"{spec.url}/{path}" if path else spec.url)
+
+
+def changed(where: str) -> ObjectChangedError:
+    """Return the error for a source that changed while it was read."""
+    return ObjectChangedError(
+        "the source changed while it was converted",
+        where=where,
+        hint="convert a copy that nobody writes to, to a new folder",
+    )
+
+
+@contextmanager
+def package(name: str) -> Iterator[None]:
+    """Import a package that reads a format. Raises MissingPackageError if it cannot be imported."""
+    try:
+        yield
+    except (ImportError, RuntimeError, OSError) as error:
+        raise MissingPackageError(
+            f"{name} cannot be imported: {error}",
+            hint=f"pip install 'energon-stream[{name}]'; it may need a virtual environment of its own",
+        ) from error
+
+
+@contextmanager
+def named_source_errors(where: str) -> Iterator[None]:
+    """Raise SourceError for whatever a format's package raises."""
+    try:
+        yield
+    except (EnergonStreamError, MemoryError, GeneratorExit):
+        raise
+    except OSError as error:
+        if error.filename is None and error.errno is None:  # pyarrow's words for bad bytes
+            raise SourceError(f"it cannot be read: {error}", where=where) from error
+        raise
+    except Exception as error:
+        raise SourceError(
+            f"it cannot be read: {type(error).__name__}: {error}",
+            where=where,
+            hint="it is damaged, or of another format than was found",
+        ) from error

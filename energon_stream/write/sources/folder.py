@@ -1,0 +1,137 @@
+"""Plain folders: files with the same name and other extensions are a sample; folders may be classes."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import xxhash
+
+from energon_stream.errors import SampleError, SourceError
+from energon_stream.index.in_order import ordered_map
+from energon_stream.index.tar_format import split_name
+from energon_stream.media.ranged_file import open_once
+from energon_stream.write.sources.base import KEY, Row, Section, Source
+
+if TYPE_CHECKING:
+    from energon_stream.storage import ListEntry, Store
+
+_ROWS = 500
+_BYTES = 64 << 20
+_READERS = 16
+CLASS_NAME = "class.txt"
+
+
+class _File(NamedTuple):
+    part: str
+    path: str
+    size: int
+    etag: str | None
+
+
+class _Sample(NamedTuple):
+    key: str
+    files: tuple[_File, ...]
+    number: int | None  # of the class
+    class_name: str = ""
+
+
+@dataclass(frozen=True)
+class FolderSource(Source):
+    """All files below a folder, sorted by key.
+
+    Attributes:
+        classes: Whether the folders are the samples' classes. None: if each sample is one file, and all are
+            in two or more folders beside each other.
+    """
+
+    kind: ClassVar[str] = "folder"
+    classes: bool | None = None
+
+    def sections(self) -> list[Section]:
+        samples = list(_samples(self.spec.open().list()))
+        if not samples:
+            raise SourceError(
+                "the folder has no files with an extension", where=self.spec.url, hint="check the path"
+            )
+        if self.classes or (self.classes is None and _are_classes(samples)):
+            samples = _with_classes(samples)
+        return list(_runs(samples))
+
+    def rows(self, section: Section, first: int, columns: Collection[str] | None) -> Iterator[Row]:
+        store = open_once(self.spec)
+        samples = section.place[first:]
+        yield from ordered_map(partial(_read, store, columns), samples, 1 if store.is_local else _READERS)
+
+
+def _samples(entries: Iterator[ListEntry]) -> Iterator[_Sample]:
+    """Yield the samples of a listing, sorted by key."""
+    files = []
+    for entry in entries:
+        _check_utf8(entry.path)
+        found = split_name(entry.path)
+        if found is None or any(part.startswith(".") for part in entry.path.split("/")):
+            continue
+        files.append((found[0], _File(found[1].lower(), entry.path, entry.meta.size, entry.meta.etag)))
+    for key, group in groupby(sorted(files), key=lambda item: item[0]):
+        parts = tuple(file for _, file in group)
+        twice = next((b for a, b in pairwise(parts) if a.part == b.part), None)
+        if twice is not None:
+            raise SourceError(
+                f"the sample {key!r:.80} has two files for the part {twice.part!r}",
+                where=twice.path,
+                hint="rename one of them",
+            )
+        yield _Sample(key, parts, None)
+
+
+def _check_utf8(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise SampleError(f"the name of the file {path!r:.200} is not UTF-8", hint="rename it") from None
+
+
+def _are_classes(samples: list[_Sample]) -> bool:
+    folders = {posixpath.dirname(sample.key) for sample in samples}
+    return (
+        len(folders) > 1
+        and all(folder and "/" not in folder for folder in folders)
+        and all(len(sample.files) == 1 for sample in samples)
+    )
+
+
+def _with_classes(samples: list[_Sample]) -> list[_Sample]:
+    names = sorted({posixpath.dirname(sample.key) for sample in samples})
+    numbers = {name: number for number, name in enumerate(names)}
+    return [
+        sample._replace(number=numbers[name], class_name=posixpath.basename(name))
+        for sample in samples
+        for name in [posixpath.dirname(sample.key)]
+    ]
+
+
+def _runs(samples: list[_Sample]) -> Iterator[Section]:
+    begin = size = 0
+    for number, sample in enumerate(samples, 1):
+        size += sum(file.size for file in sample.files)
+        if number - begin == _ROWS or size >= _BYTES or number == len(samples):
+            run = tuple(samples[begin:number])
+            version = xxhash.xxh3_64_hexdigest(repr(run).encode())
+            name = posixpath.dirname(run[0].files[0].path) or "the folder"
+            yield Section(name, len(run), size, version, begin, run)
+            begin, size = number, 0
+
+
+def _read(store: Store, columns: Collection[str] | None, sample: _Sample) -> Row:
+    row: dict[str, object] = {KEY: sample.key}
+    for file in sample.files:
+        if columns is None or file.part in columns:
+            row[file.part] = bytes(store.get(file.path, etag=file.etag).data)
+    if sample.number is not None:
+        row |= {"cls": sample.number, CLASS_NAME: sample.class_name}
+    return row

@@ -1,0 +1,192 @@
+"""Bytes of parts for values of other formats: images, arrays, structs with bytes and path, lists of these."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import posixpath
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from energon_stream.write.encode import encode_part
+
+AUTO = "auto"
+"""Part of a column whose extension is found out for each value."""
+
+IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif"})
+_MEDIA = IMAGES | {
+    "mp4",
+    "avi",
+    "mov",
+    "webm",
+    "mkv",
+    "mp3",
+    "wav",
+    "flac",
+    "ogg",
+    "opus",
+    "m4a",
+    "aac",
+    "pdf",
+}
+_OTHER_FILES = frozenset({"txt", "json", "npy", "npz", "pt", "html", "xml", "svg"})
+_STRUCT = frozenset({"bytes", "path"})
+_STRUCTURED = frozenset({"json", "jsn"})
+_NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+_MAGIC = (
+    (b"\xff\xd8\xff", 0, "jpg"),
+    (b"\x89PNG\r\n\x1a\n", 0, "png"),
+    (b"GIF8", 0, "gif"),
+    (b"WEBP", 8, "webp"),
+    (b"WAVE", 8, "wav"),
+    (b"AVI ", 8, "avi"),
+    (b"BM", 0, "bmp"),
+    (b"II*\0", 0, "tif"),
+    (b"MM\0*", 0, "tif"),
+    (b"ftypavif", 4, "avif"),
+    (b"ftypM4A", 4, "m4a"),
+    (b"ftypqt", 4, "mov"),
+    (b"ftyp", 4, "mp4"),
+    (b"\x1aE\xdf\xa3", 0, "mkv"),
+    (b"fLaC", 0, "flac"),
+    (b"OggS", 0, "ogg"),
+    (b"ID3", 0, "mp3"),
+    (b"\xff\xfb", 0, "mp3"),
+    (b"%PDF-", 0, "pdf"),
+    (b"\x93NUMPY", 0, "npy"),
+)
+
+Read = Callable[[str], bytes]
+"""Reads a file that a row names by its path."""
+
+
+def extension(path: str) -> str:
+    """Return the extension of a path, in lower case and without the dot; empty if it has none."""
+    return posixpath.splitext(path)[1][1:].lower()
+
+
+def is_file_path(text: str) -> bool:
+    """Return True if a text looks like the path of a file that is a part.
+
+    Example:
+        >>> is_file_path("images/0001.JPG"), is_file_path("A dog. It runs"), is_file_path("see the e.jpg")
+        (True, False, False)
+    """
+    kind = extension(text)
+    return kind in _MEDIA | _OTHER_FILES and len(text) < 1024 and not any(sign.isspace() for sign in text)
+
+
+def find_extension(data: bytes) -> str:
+    """Return the extension for a file's bytes; ``bin`` if unknown.
+
+    Example:
+        >>> find_extension(b"%PDF-1.7"), find_extension(b"text")
+        ('pdf', 'bin')
+    """
+    head = bytes(data[:16])
+    return next((name for magic, place, name in _MAGIC if head.startswith(magic, place)), "bin")
+
+
+def is_struct(value: Any) -> bool:
+    """Return True for ``{"bytes": …, "path": …}``, as Hugging Face keeps images and sounds."""
+    return isinstance(value, Mapping) and "bytes" in value and set(value) <= _STRUCT
+
+
+def is_image(value: Any) -> bool:
+    """Return True for an image of Pillow."""
+    return hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "save")
+
+
+def is_array(value: Any) -> bool:
+    """Return True for an array of numpy, or a tensor."""
+    return isinstance(value, np.ndarray) or (hasattr(value, "numpy") and hasattr(value, "dtype"))
+
+
+def value_extension(value: Any) -> str | None:
+    """Return the extension of a value that is a file, image, array or list of these; None for others."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return find_extension(bytes(value[:16]))
+    if is_struct(value):
+        if value["bytes"] is not None:
+            found = find_extension(value["bytes"])
+            return extension(value.get("path") or "") or found if found == "bin" else found
+        return extension(value.get("path") or "") or "bin"
+    if is_image(value):
+        return "jpg" if getattr(value, "format", None) == "JPEG" else "png"
+    if is_array(value):
+        return "npy"
+    if isinstance(value, list) and value and all(_is_file(item) for item in value):
+        return value_extension(value[0])
+    return None
+
+
+def parts_of_value(part: str, value: Any, read: Read) -> Iterator[tuple[str, bytes]]:
+    """Yield the parts that a value becomes: none for None, numbered ones for a list of files or images.
+
+    Raises:
+        TypeError: The part cannot hold the value.
+        ValueError: Its text is not a number where one is needed, or not Unicode.
+    """
+    if value is None or (is_struct(value) and value["bytes"] is None and not value.get("path")):
+        return
+    kind = part.rpartition(".")[2].lower()
+    if (
+        isinstance(value, list)
+        and value
+        and kind not in _STRUCTURED
+        and all(_is_file(item) for item in value)
+    ):
+        for number, item in enumerate(value):
+            yield from parts_of_value(f"{number}.{part}", item, read)
+        return
+    if kind == AUTO:
+        kind = value_extension(value) or ("txt" if isinstance(value, str) else "json")
+        part = part[: -len(AUTO)] + kind
+    yield part, bytes(encode_part(part, _fitting(kind, value, read)))
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, bytes) or is_struct(value) or is_image(value)
+
+
+def _fitting(kind: str, value: Any, read: Read) -> Any:
+    """Return a value that the encoder of parts knows."""
+    if is_struct(value) and kind not in _STRUCTURED:
+        return read(value["path"]) if value["bytes"] is None else value["bytes"]
+    if is_image(value):
+        return _image_bytes(kind, value)
+    if is_array(value):
+        value = value if isinstance(value, np.ndarray) else value.numpy()
+        if kind in IMAGES and value.dtype == np.uint8:
+            from PIL import Image
+
+            return _image_bytes(kind, Image.fromarray(value))
+        return value
+    if kind in _NUMBERS and isinstance(value, str):
+        return int(value)
+    if kind not in _STRUCTURED and isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    return value
+
+
+def _image_bytes(kind: str, image: Any) -> bytes:
+    """Return an image's file: as it was read if the format fits, else encoded without loss where possible."""
+    from PIL import Image
+
+    name = Image.registered_extensions().get(f".{kind}")
+    if name is None:
+        raise TypeError(f"the part {kind!r:.40} cannot hold an image")
+    file = getattr(image, "fp", None)
+    if getattr(image, "format", None) == name and file is not None and not file.closed:
+        file.seek(0)
+        data: bytes = file.read()
+        return data
+    buffer = io.BytesIO()
+    lossless = {"lossless": True} if name == "WEBP" else {"quality": 95} if name == "JPEG" else {}
+    try:
+        image.save(buffer, name, **lossless)
+    except OSError as error:  # such as transparency in a JPEG
+        raise TypeError(f"the part {kind!r:.40} cannot hold the image: {error}") from error
+    return buffer.getvalue()

@@ -1,0 +1,509 @@
+"""Datasets of other formats become equal samples, whatever stops the work, and bad input changes nothing."""
+
+import csv
+import importlib.util
+import io
+import json
+import shutil
+import tarfile
+
+import foreign
+import pytest
+from click.testing import CliRunner
+from foreign import expected, image_bytes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_stream import LocalEngine, WorkerConfig, convert_dataset, get_savable_loader, get_train_dataset
+from energon_stream.cli.main import main
+from energon_stream.engine.parts import Part
+from energon_stream.errors import (
+    AccessDeniedError,
+    ChecksumError,
+    ColumnError,
+    ConfigError,
+    DuplicateKeyError,
+    EmptyDatasetError,
+    MissingFileError,
+    MissingPackageError,
+    NotPreparedError,
+    ObjectChangedError,
+    SampleError,
+    SourceError,
+    StorageError,
+    UntrustedPickleError,
+)
+from energon_stream.index.dataset import read_metadata
+from energon_stream.storage import LocalStore, StoreSpec
+from energon_stream.write.convert import CONVERSION
+from energon_stream.write.sources.text import TextSource, cut_records
+
+PACKAGES = {"mds": "streaming", "litdata": "litdata", "parquet": "pyarrow", "huggingface": "datasets"}
+ROWS = 30
+INLINE = LocalEngine(0)
+
+
+def needs(kind):
+    """A parameter that is skipped without the package that reads the format."""
+    is_missing = kind in PACKAGES and importlib.util.find_spec(PACKAGES[kind]) is None
+    return pytest.param(kind, marks=pytest.mark.skipif(is_missing, reason=f"needs {PACKAGES.get(kind)}"))
+
+
+def write_source(kind, folder, rows=ROWS):
+    path = folder / "table.parquet" if kind == "parquet" else folder
+    getattr(foreign, f"write_{kind}")(path, rows)
+    return path
+
+
+def samples(folder):
+    """The parts of each sample by key, without the folders of keys."""
+    found = {}
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                key, _, part = member.name.rpartition("/")[2].partition(".")
+                found.setdefault(key, {})[part] = tar.extractfile(member).read()
+    return found
+
+
+def tars(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.tar"))}
+
+
+def write_table(folder, rows, name="table.jsonl"):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def texts(count):
+    return [{"id": f"{number:03d}", "text": f"text {number}"} for number in range(count)]
+
+
+@pytest.fixture(autouse=True)
+def _small_sections(monkeypatch):
+    monkeypatch.setattr("energon_stream.write.sources.text._ROWS", 4)
+    monkeypatch.setattr(
+        "energon_stream.write.sources.text.cut_records.__kwdefaults__", {"rows": 4, "size": 1 << 20}
+    )
+    monkeypatch.setattr("energon_stream.write.sources.folder._ROWS", 4)
+
+
+@pytest.mark.parametrize("kind", [*map(needs, PACKAGES), "jsonl", "folder"])
+def test_samples_are_the_rows(tmp_path, kind):
+    source = write_source(kind, tmp_path / "source")
+    report = convert_dataset(source, tmp_path / "new", max_size=30_000, engine=INLINE)
+    found = samples(tmp_path / "new")
+    assert found == expected(ROWS)
+    assert list(found) == sorted(found)
+    assert (report.rows, report.samples, report.rows_read, report.samples_checked) == (ROWS,) * 4
+    assert report.shards == len(tars(tmp_path / "new")) > 2
+
+
+@pytest.mark.parametrize("options", [{"compression": "zstd"}, {"compression": "gz", "hashes": ["sha1"]}])
+def test_compressed_shards(tmp_path, options):
+    pytest.importorskip("streaming")
+    foreign.write_mds(tmp_path / "source", 12, **options)
+    convert_dataset(tmp_path / "source", tmp_path / "new", engine=INLINE)
+    assert samples(tmp_path / "new") == expected(12)
+    assert not [path for path in (tmp_path / "source").iterdir() if path.suffix == ".mds"]
+
+
+def test_the_dataset_loads_and_has_a_sample_type(tmp_path):
+    rows = [{"image": f"{i}.jpg", "caption": f"caption {i}"} for i in range(10)]
+    write_table(tmp_path / "source", rows)
+    for number in range(10):
+        (tmp_path / "source" / f"{number}.jpg").write_bytes(image_bytes(number))
+    convert_dataset(tmp_path / "source", tmp_path / "new", max_count=4, split_ratio=(1, 1, 0), engine=INLINE)
+    options = {
+        "shuffle_buffer_size": None,
+        "max_samples_per_sequence": None,
+        "repeat": False,
+        "batch_size": 1,
+    }
+    dataset = get_train_dataset(tmp_path / "new", worker_config=WorkerConfig(0, 1, 0), **options)
+    assert [batch.caption[0] for batch in get_savable_loader(dataset)] == [f"caption {i}" for i in range(4)]
+
+
+def test_any_number_of_processes_writes_the_same_bytes(tmp_path):
+    write_source("jsonl", tmp_path / "source")
+    for processes in (0, 2):
+        convert_dataset(
+            tmp_path / "source", tmp_path / str(processes), max_size=30_000, engine=LocalEngine(processes)
+        )
+    assert tars(tmp_path / "0") == tars(tmp_path / "2")
+
+
+def test_jobs_beside_each_other_share_the_work(tmp_path):
+    write_source("jsonl", tmp_path / "source")
+    options = {"max_size": 30_000, "engine": INLINE}
+    for number in range(2):
+        assert (
+            convert_dataset(tmp_path / "source", tmp_path / "new", share=Part(number, 2), **options) is None
+        )
+        with pytest.raises(NotPreparedError):
+            read_metadata(StoreSpec(str(tmp_path / "new")))
+    report = convert_dataset(tmp_path / "source", tmp_path / "new", **options)
+    assert (report.samples, report.rows_read) == (ROWS, 0)
+    assert samples(tmp_path / "new") == expected(ROWS)
+
+
+def test_a_run_that_was_stopped_goes_on_after_its_last_tar(tmp_path, monkeypatch):
+    write_source("jsonl", tmp_path / "source")
+    options = {"max_size": 30_000, "engine": INLINE}
+    convert_dataset(tmp_path / "source", tmp_path / "whole", **options)
+    rows, left = TextSource.rows, iter(range(22))
+
+    def stopped(self, section, first, columns):
+        for row in rows(self, section, first, columns):
+            if columns is not None and next(left, None) is None:
+                raise ZeroDivisionError
+            yield row
+
+    monkeypatch.setattr(TextSource, "rows", stopped)
+    with pytest.raises(ZeroDivisionError):
+        convert_dataset(tmp_path / "source", tmp_path / "cut", **options)
+    with pytest.raises(NotPreparedError):
+        read_metadata(StoreSpec(str(tmp_path / "cut")))
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        "energon_stream.write.sources.text.cut_records.__kwdefaults__", {"rows": 4, "size": 1 << 20}
+    )
+    kept = tars(tmp_path / "cut")
+    report = convert_dataset(tmp_path / "source", tmp_path / "cut", **options)
+    most = max(len(samples(tmp_path / "cut")) // len(kept), 8)
+    assert 0 < report.rows_read <= ROWS - 22 + most
+    assert tars(tmp_path / "cut") == tars(tmp_path / "whole")
+    again = convert_dataset(tmp_path / "source", tmp_path / "cut", **options)
+    assert (again.rows_read, again.samples, again.digest) == (0, ROWS, report.digest)
+
+
+def test_folders_of_classes(tmp_path):
+    for name in ("dog", "cat"):
+        (tmp_path / "source" / name).mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / "source" / name / f"{number}.JPG").write_bytes(image_bytes(number))
+    (tmp_path / "source" / ".DS_Store").write_bytes(b"x")
+    report = convert_dataset(tmp_path / "source", tmp_path / "new", engine=INLINE)
+    with tarfile.open(tmp_path / "new" / "data-000000.tar") as tar:
+        assert tar.getnames()[:4] == ["cat/0.class.txt", "cat/0.cls", "cat/0.jpg", "cat/1.class.txt"]
+        found = [tar.extractfile(f"{name}/0.cls").read() for name in ("cat", "dog")]
+    assert found == [b"0", b"1"]
+    assert report.dataset_yaml["field_map"] == {"image": "jpg", "label": "cls", "label_name": "class.txt"}
+    convert_dataset(tmp_path / "source", tmp_path / "plain", classes=False, engine=INLINE)
+    with tarfile.open(tmp_path / "plain" / "data-000000.tar") as tar:
+        assert tar.getnames()[:2] == ["cat/0.jpg", "cat/1.jpg"]
+
+
+def test_from_a_store_to_a_store(tmp_path, s3_server):
+    pytest.importorskip("pyarrow")
+    s3_server.create_bucket("bucket")
+    options = s3_server.storage_options
+    store = StoreSpec("s3://bucket/source", options).open()
+    foreign.write_parquet(tmp_path / "table.parquet", ROWS)
+    store.put("part/table.parquet", (tmp_path / "table.parquet").read_bytes())
+    report = convert_dataset(
+        "s3://bucket/source",
+        "s3://bucket/new",
+        max_size=30_000,
+        storage_options=options,
+        source_storage_options=options,
+        engine=INLINE,
+    )
+    convert_dataset(tmp_path / "table.parquet", tmp_path / "new", max_size=30_000, engine=INLINE)
+    new = StoreSpec("s3://bucket/new", options).open()
+    assert {path: bytes(new.get(path).data) for path in tars(tmp_path / "new")} == tars(tmp_path / "new")
+    assert report.samples_checked == ROWS
+
+
+RECORDS = st.lists(st.lists(st.text('a",\n\r é', max_size=6), min_size=2, max_size=2), max_size=30)
+
+
+@given(records=RECORDS, piece=st.integers(1, 40), rows=st.integers(1, 5), size=st.integers(1, 60))
+def test_a_table_is_cut_between_its_records(records, piece, rows, size):
+    text = io.StringIO()
+    csv.writer(text).writerows([["h", "i"], *records])
+    data = text.getvalue().encode()
+    pieces = (data[start : start + piece] for start in range(0, len(data), piece))
+    cuts = list(cut_records(pieces, quoted=True, rows=rows, size=size))
+    assert "".join(data[cut.start : cut.stop].decode() for cut in cuts) == text.getvalue()
+    found = [list(csv.reader(io.StringIO(data[cut.start : cut.stop].decode(), newline=""))) for cut in cuts]
+    assert [row for group in found for row in group] == [["h", "i"], *records]
+    assert [cut.rows for cut in cuts] == [len(group) for group in found]
+    assert [cut.first_row for cut in cuts] == [sum(map(len, found[:n])) for n in range(len(found))]
+
+
+def test_csv_and_tsv(tmp_path):
+    for name, text in (("a.csv", 'text,n\r\n"a ""b"",\r\nc",1\r\n\r\nd,2'), ("b.tsv", "text\tn\nx\t3\n")):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    convert_dataset(tmp_path / "a.csv", tmp_path / "a", engine=INLINE)
+    convert_dataset(tmp_path / "b.tsv", tmp_path / "b", columns={"text": "txt", "n": "cls"}, engine=INLINE)
+    assert [parts["txt"] for parts in samples(tmp_path / "a").values()] == [b'a "b",\r\nc', b"d"]
+    assert samples(tmp_path / "b") == {"000000000": {"txt": b"x", "cls": b"3"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (b'{"a": 1}\n{"a"\n', SourceError, r"table.jsonl, row 1\]"),
+        (b'{"a": "x"}\n[1]\n', SourceError, "of type list, not an object"),
+        (b'{"a": "\xff"}\n', SourceError, "row 0"),
+        (b"\n\n", EmptyDatasetError, "no rows"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, content, error, message):
+    (tmp_path / "table.jsonl").write_bytes(content)
+    with pytest.raises(error, match=message):
+        convert_dataset(tmp_path / "table.jsonl", tmp_path / "new", engine=INLINE)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a,b\n1,2,3\n", "3 values, and the header 2"),
+        (b"a,b\n1,\xff\n", "UnicodeDecodeError"),
+        (b"", "no header"),
+    ],
+)
+def test_bad_rows_of_csv_are_named(tmp_path, content, message):
+    (tmp_path / "table.csv").write_bytes(content)
+    with pytest.raises(SourceError, match=message):
+        convert_dataset(tmp_path / "table.csv", tmp_path / "new", engine=INLINE)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_column_that_does_not_fit_later_on_is_named_and_the_run_may_be_repeated(tmp_path):
+    path = write_table(tmp_path, [*texts(20), {"id": "x", "text": {"b": 1}}])
+    with pytest.raises(
+        ColumnError, match=r"table.jsonl, row 20: the column 'text' does not fit the part 'txt'"
+    ):
+        convert_dataset(path, tmp_path / "new", columns={"text": "txt"}, max_count=4, engine=INLINE)
+    with pytest.raises(NotPreparedError):
+        read_metadata(StoreSpec(str(tmp_path / "new")))
+
+
+def test_duplicate_keys_are_named(tmp_path):
+    path = write_table(tmp_path, [*texts(10), texts(1)[0]])
+    with pytest.raises(DuplicateKeyError, match="'000' appears twice"):
+        convert_dataset(path, tmp_path / "new", key="id", max_count=4, engine=INLINE)
+    with pytest.raises(NotPreparedError):
+        read_metadata(StoreSpec(str(tmp_path / "new")))
+
+
+def test_files_must_exist_and_be_below_their_folder(tmp_path):
+    path = write_table(tmp_path / "source", [{"image": "no.jpg"}])
+    with pytest.raises(MissingFileError, match="row 0: the file of the column 'image' does not exist"):
+        convert_dataset(path, tmp_path / "new", engine=INLINE)
+    (tmp_path / "no.jpg").write_bytes(image_bytes(0))
+    for name in ("../no.jpg", str(tmp_path / "no.jpg")):
+        path = write_table(tmp_path / "source", [{"image": name}])
+        with pytest.raises(ColumnError, match=r"not below the folder of the files.*--files-root"):
+            convert_dataset(path, tmp_path / "new", engine=INLINE)
+    assert not (tmp_path / "new").exists()
+    convert_dataset(path, tmp_path / "new", files_root=str(tmp_path), engine=INLINE)
+    assert samples(tmp_path / "new")["000000000"]["jpg"] == image_bytes(0)
+
+
+@pytest.mark.parametrize("kind", [*map(needs, PACKAGES), "jsonl", "folder"])
+def test_a_source_that_changes_while_it_is_read_is_named(tmp_path, kind, monkeypatch):
+    source = write_source(kind, tmp_path / "source")
+    put = LocalStore.put
+
+    def change(self, path, data):
+        put(self, path, data)
+        if path == CONVERSION:  # the plan is made
+            for file in source.rglob("*") if source.is_dir() else [source]:
+                if file.is_file() and file.suffix not in (".json",):
+                    with open(file, "ab") as appended:
+                        appended.write(b"\n")
+
+    monkeypatch.setattr(LocalStore, "put", change)
+    with pytest.raises(ObjectChangedError):
+        convert_dataset(source, tmp_path / "new", engine=INLINE)
+    with pytest.raises(NotPreparedError):
+        read_metadata(StoreSpec(str(tmp_path / "new")))
+
+
+@pytest.mark.parametrize("kind", ["mds", "litdata"])
+def test_pickles_are_not_loaded_unless_trusted(tmp_path, kind):
+    if kind == "mds":
+        pytest.importorskip("streaming")
+        foreign.declare_operators()
+        from streaming import MDSWriter
+
+        with MDSWriter(out=str(tmp_path / "source"), columns={"a": "pkl", "b": "str"}) as writer:
+            writer.write({"a": {1: 2}, "b": "text"})
+    else:
+        pytest.importorskip("litdata")
+        from litdata.streaming.writer import BinaryWriter
+
+        writer = BinaryWriter(str(tmp_path / "source"), chunk_size=2)
+        writer[0] = {"a": {1, 2}, "b": "text"}
+        writer.done()
+        writer.merge()
+    with pytest.raises(UntrustedPickleError, match="trust"):
+        convert_dataset(tmp_path / "source", tmp_path / "new", columns={"b": "txt"}, engine=INLINE)
+    convert_dataset(tmp_path / "source", tmp_path / "new", columns={"b": "txt"}, trust=True, engine=INLINE)
+    assert samples(tmp_path / "new") == {"000000000": {"txt": b"text"}}
+
+
+def test_damaged_parquet_is_named(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = write_source("parquet", tmp_path / "source")
+    content = path.read_bytes()
+    for damaged in (
+        b"",
+        content[:-100],
+        content[: len(content) // 2] + bytes(2000) + content[len(content) // 2 + 2000 :],
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(SourceError, match=r"table\.parquet"):
+            convert_dataset(path, tmp_path / "new", engine=INLINE)
+        shutil.rmtree(tmp_path / "new", ignore_errors=True)
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    (tmp_path / "table.parquet").write_bytes(b"PAR1")
+    with pytest.raises(MissingPackageError, match=r"pip install 'energon-stream\[parquet\]'"):
+        convert_dataset(tmp_path / "table.parquet", tmp_path / "new", engine=INLINE)
+
+
+def test_a_destination_of_others_is_not_touched(tmp_path):
+    path = write_table(tmp_path / "source", texts(5))
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty: it has 'notes'"):
+        convert_dataset(path, tmp_path / "new", engine=INLINE)
+    assert [path.name for path in (tmp_path / "new").rglob("*")] == ["notes"]
+    convert_dataset(path, tmp_path / "done", engine=INLINE)
+    before = {file: file.read_bytes() for file in (tmp_path / "done").rglob("*") if file.is_file()}
+    for changed in ({"columns": {"id": "txt"}}, {"max_count": 2}, {"key": "id"}):
+        with pytest.raises(ConfigError, match=r"another conversion, of .*table.jsonl"):
+            convert_dataset(path, tmp_path / "done", **changed, engine=INLINE)
+    write_table(tmp_path / "source", texts(6))
+    with pytest.raises(ConfigError, match="another conversion"):
+        convert_dataset(path, tmp_path / "done", engine=INLINE)
+    assert {file: file.read_bytes() for file in (tmp_path / "done").rglob("*") if file.is_file()} == before
+    with pytest.raises(ConfigError, match="in the folder of the source"):
+        convert_dataset(tmp_path / "source", tmp_path / "source" / "new", engine=INLINE)
+
+
+def test_names_that_are_not_utf8_are_named(tmp_path):
+    (tmp_path / "source").mkdir()
+    try:
+        with open(bytes(tmp_path / "source") + b"/\xff.jpg", "wb") as file:
+            file.write(b"x")
+    except OSError:
+        pytest.skip("the file system takes UTF-8 only")
+    with pytest.raises(SampleError, match=r"is not UTF-8.*rename it"):
+        convert_dataset(tmp_path / "source", tmp_path / "new", engine=INLINE)
+    assert not (tmp_path / "new").exists()
+
+
+def test_two_files_for_one_part_and_folders_without_samples(tmp_path):
+    (tmp_path / "source").mkdir()
+    with pytest.raises(SourceError, match="it is empty"):
+        convert_dataset(tmp_path / "source", tmp_path / "new", engine=INLINE)
+    (tmp_path / "source" / "noextension").write_bytes(b"x")
+    with pytest.raises(SourceError, match="no files with an extension"):
+        convert_dataset(tmp_path / "source", tmp_path / "new", engine=INLINE)
+    for name in ("a.jpg", "a.JPG"):
+        (tmp_path / "source" / name).write_bytes(b"x")
+    with pytest.raises(SourceError, match="two files for the part 'jpg'"):
+        convert_dataset(tmp_path / "source", tmp_path / "new", engine=INLINE)
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars" / "a.tar").write_bytes(b"x")
+    with pytest.raises(SourceError, match="energon-stream prepare"):
+        convert_dataset(tmp_path / "tars", tmp_path / "new", engine=INLINE)
+
+
+def test_a_full_disk_and_no_permission_are_named_and_the_next_run_goes_on(tmp_path, monkeypatch):
+    path = write_table(tmp_path / "source", texts(20))
+    options = {"max_count": 4, "engine": INLINE}
+    put_file, put = LocalStore.put_file, LocalStore.put
+
+    def full(self, name, local, *, move=False):
+        if name.endswith("2-000000.tar"):
+            raise StorageError("reading or writing failed: No space left on device", where=name)
+        put_file(self, name, local, move=move)
+
+    monkeypatch.setattr(LocalStore, "put_file", full)
+    with pytest.raises(StorageError, match="No space left"):
+        convert_dataset(path, tmp_path / "new", **options)
+
+    def refuse(self, name, data):
+        raise AccessDeniedError("the file system refused access", where=name)
+
+    monkeypatch.setattr(LocalStore, "put", refuse)
+    with pytest.raises(AccessDeniedError):
+        convert_dataset(path, tmp_path / "other", **options)
+    monkeypatch.setattr(LocalStore, "put", put)
+    monkeypatch.setattr(LocalStore, "put_file", put_file)
+    report = convert_dataset(path, tmp_path / "new", **options)
+    assert (report.samples, report.rows_read) == (20, 12)
+
+
+def test_bytes_that_changed_on_their_way_are_found(tmp_path, monkeypatch):
+    path = write_table(tmp_path / "source", texts(20))
+    put_file = LocalStore.put_file
+
+    def damage(self, name, local, *, move=False):
+        if name.endswith("3-000000.tar"):
+            with open(local, "r+b") as file:
+                file.seek(2048 + 512)
+                file.write(b"T")
+        put_file(self, name, local, move=move)
+
+    monkeypatch.setattr(LocalStore, "put_file", damage)
+    with pytest.raises(ChecksumError, match="sample 1 of the shard"):
+        convert_dataset(path, tmp_path / "new", max_count=4, engine=INLINE)
+    with pytest.raises(NotPreparedError):
+        read_metadata(StoreSpec(str(tmp_path / "new")))
+
+
+def command(*arguments):
+    return CliRunner().invoke(main, ["convert", *map(str, arguments), "--num-workers", "0"])
+
+
+def test_the_command(tmp_path):
+    path = write_table(tmp_path / "source", [{**row, "n": 1} for row in texts(20)])
+    shown = command(path, tmp_path / "new", "--dry-run", "--map", "text=txt")
+    assert shown.exit_code == 0, shown.output
+    assert "text → txt" in shown.output
+    assert "left out: id, n" in shown.output
+    assert "TextSample" in shown.output
+    plan = json.loads(command(path, tmp_path / "new", "--dry-run", "--json", "--key", "id").output)
+    assert plan["preview"][3] == {"__key__": "003", "txt": "text 3", "json": '{"n": 1}'}
+    assert not (tmp_path / "new").exists()
+    options = ["--map", "text=txt", "--max-count", "5", "--split-ratio", "1,1,0"]
+    done = command(path, tmp_path / "new", *options)
+    assert done.exit_code == 0, done.output
+    assert "20 samples in 5 tars" in done.output
+    assert "as many as rows" in done.output
+    found = json.loads(command(path, tmp_path / "new", *options, "--json").output)
+    assert (found["equal"], found["split"], found["rows_read"]) == (
+        True,
+        {"train": 8, "val": 12, "test": 0},
+        0,
+    )
+    again = command(path, tmp_path / "new")
+    assert again.exit_code == 1
+    assert "another conversion" in again.output
+    wrong = command(path, tmp_path / "x", "--sample-type", "TextSample", "--field-map", '{"text": "jpg"}')
+    assert "the tars have no part 'jpg'" in wrong.output
+    assert command(path, tmp_path / "x", "--map", "text").exit_code == 1
+    typed = command(
+        path,
+        tmp_path / "x",
+        "--sample-type",
+        "TextSample",
+        "--field-map",
+        '{"text": "json[text]"}',
+        "--map",
+        "text,id=json",
+    )
+    assert typed.exit_code == 0, typed.output
+    assert read_metadata(StoreSpec(str(tmp_path / "x"))).dataset_yaml["field_map"] == {"text": "json[text]"}

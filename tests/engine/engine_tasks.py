@@ -1,0 +1,77 @@
+"""Functions that engines run in other processes."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from energon_stream.errors import CorruptTarError, ObjectNotFoundError, ThrottledError
+
+
+def double(number):
+    return 2 * number
+
+
+def slow_first(number):
+    time.sleep(0.2 * (number == 0))
+    return number
+
+
+def _once(folder, name):
+    """True for the first caller of a name, in all processes."""
+    try:
+        Path(folder, str(name)).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def die_once(folder, number):
+    if number % 3 == 1 and _once(folder, number):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def die(number):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail_once(folder, number):
+    if number == 2 and _once(folder, number):
+        raise OSError("a passing fault")
+    return number
+
+
+def missing(folder, number):
+    Path(folder, f"try-{time.monotonic_ns()}").touch()
+    raise ObjectNotFoundError("no such object", where="s3://x/y")
+
+
+def refused(folder, number):
+    Path(folder, f"try-{time.monotonic_ns()}").touch()
+    raise ThrottledError("too many requests", where="s3://x/y")
+
+
+def damaged(folder, number):
+    Path(folder, f"try-{time.monotonic_ns()}").touch()
+    raise CorruptTarError("a damaged tar", where="x.tar")
+
+
+class Odd(Exception):
+    """Cannot be made anew from its pickle."""
+
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+def odd(number):
+    raise Odd("odd error", 2)
+
+
+def unpicklable(number):
+    return lambda: number
+
+
+def wait_for_ever(folder, number):
+    Path(folder, f"pid-{os.getpid()}").touch()
+    time.sleep(600)

@@ -1,0 +1,62 @@
+"""The engine on a Ray cluster of two nodes on this machine; `make ray` installs Ray and runs this."""
+
+from functools import partial
+
+import engine_tasks
+import pytest
+import ray_nodes
+
+from energon_stream import WorkerConfig, prewarm
+from energon_stream.engine.cluster import RayEngine
+from energon_stream.errors import ConfigError, CorruptTarError, WorkerError
+from energon_stream.testing.datasets import prepared_binary_dataset
+
+ray = pytest.importorskip("ray", reason="`make ray` installs Ray and runs this")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with ray_nodes.one_node() as started:
+        yield started
+
+
+@pytest.mark.parametrize("job", ray_nodes.JOBS)
+def test_a_node_that_is_killed_changes_nothing(cluster, tmp_path, job):
+    ray_nodes.write_sources(tmp_path, 40)
+    before, tasks = ray_nodes.compare(cluster, tmp_path, job)
+    assert 0 < before < tasks
+    assert not ray.is_initialized()
+
+
+def test_a_damaged_dataset_has_the_same_report(cluster, tmp_path):
+    ray_nodes.write_sources(tmp_path, 10)
+    ray_nodes.compare_reports(cluster, tmp_path)
+
+
+def test_ranks_are_warmed_by_the_cluster(cluster, tmp_path, s3_server):
+    folder = prepared_binary_dataset(tmp_path / "data", shards=4, samples=40, payload_bytes=1000)
+    s3_server.upload_folder(folder, "s3://bucket/data")
+    options = {
+        "ranks": [0, 1],
+        "worker_config": WorkerConfig(0, 2, 0),
+        "storage_options": s3_server.storage_options,
+    }
+    done = prewarm(
+        "s3://bucket/data", cache=str(tmp_path / "cache"), engine=RayEngine(cluster.address), **options
+    )
+    assert (done.is_complete, done.samples) == (True, 40)
+    planned = prewarm("s3://bucket/data", cache=str(tmp_path / "cache"), dry_run=True, **options)
+    assert planned.plan.missing_bytes == 0
+
+
+def test_errors_are_those_of_the_local_engine(cluster, tmp_path):
+    engine = RayEngine(cluster.address)
+    with pytest.raises(CorruptTarError, match=r"x\.tar"):
+        list(engine.map(partial(engine_tasks.damaged, tmp_path), [1]))
+    with pytest.raises(WorkerError, match="lost its process"):
+        list(engine.map(engine_tasks.die, [1], retries=1))
+
+
+def test_a_cluster_that_is_not_there_is_an_error():
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        list(RayEngine("127.0.0.1:1").map(len, ["a"]))
