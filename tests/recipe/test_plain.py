@@ -184,7 +184,8 @@ def test_many_tars_are_listed_where_that_is_allowed(s3_server, tmp_path, options
     path = "s3://bucket/many/data-{000059..000000}.tar"
     found = val(path, storage_options=options)
     assert [sample.caption for sample in found] == [f"caption {number}" for number in range(59, -1, -1)]
-    assert s3_server.counters().requests["HEAD"] == (0 if listing == "allowed" else 60)
+    heads = {entry.key for entry in s3_server.log() if entry.method == "HEAD"}  # a late one is asked again
+    assert len(heads) == (0 if listing == "allowed" else 60)
     with pytest.raises(
         ObjectNotFoundError, match=r"2 of 62 tars do not exist, the first is 'data-000060\.tar'"
     ):
