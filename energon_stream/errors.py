@@ -10,7 +10,9 @@
     │   ├── EmptyStreamError                there are more streams than samples
     │   ├── MissingPackageError (ImportError)  an optional package is not installed
     │   ├── UntrustedCodeError              a dataset names code that the user did not trust
-    │   └── UntrustedUrlError               a dataset names a place that the user did not allow
+    │   ├── UntrustedUrlError               a dataset names a place that the user did not allow
+    │   └── WeightsError                    weights that a mixture cannot take
+    │       └── StepPassedError             weights for a step whose samples are chosen already
     ├── StorageError (OSError)              a store did not deliver
     │   ├── ObjectNotFoundError (FileNotFoundError)  the object, bucket or file does not exist
     │   ├── AccessDeniedError (PermissionError)  the store refused the credentials
@@ -97,6 +99,7 @@ __all__ = [
     "StateInUseError",
     "StateMismatchError",
     "StateVersionError",
+    "StepPassedError",
     "StorageError",
     "ThrottledError",
     "TransientStorageError",
@@ -104,6 +107,7 @@ __all__ = [
     "UntrustedCodeError",
     "UntrustedPickleError",
     "UntrustedUrlError",
+    "WeightsError",
     "WorkerError",
 ]
 
@@ -185,6 +189,18 @@ class UntrustedCodeError(ConfigError):
 class UntrustedUrlError(ConfigError):
     """A dataset in a store names the local disk, another scheme or another host, and the user did not allow
     that.
+    """
+
+
+class WeightsError(ConfigError):
+    """Weights that a mixture cannot take: unknown datasets, wrong numbers, or others than those of other
+    ranks.
+    """
+
+
+class StepPassedError(WeightsError):
+    """Weights for a step that is over, or whose samples are chosen already; the hint names the first step
+    that is possible.
     """
 
 

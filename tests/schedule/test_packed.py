@@ -88,6 +88,8 @@ def plain(cursor):
     """The cursor as nested lists, as states of small blends have it."""
     if isinstance(cursor, LeafCursor):
         return [*cursor[:4], *(cursor.share or ())]
+    if isinstance(cursor, BlendCursor):
+        return [*cursor[:2], [plain(child) for child in cursor.children], *cursor.even]
     return [plain(field) if isinstance(field, tuple) else field for field in cursor]
 
 
