@@ -187,21 +187,15 @@ class UntrustedCodeError(ConfigError):
 
 
 class UntrustedUrlError(ConfigError):
-    """A dataset in a store names the local disk, another scheme or another host, and the user did not allow
-    that.
-    """
+    """A dataset in a store names the local disk or another store, and the user did not allow that."""
 
 
 class WeightsError(ConfigError):
-    """Weights that a mixture cannot take: unknown datasets, wrong numbers, or others than those of other
-    ranks.
-    """
+    """Weights that a mixture cannot take: unknown datasets, wrong numbers, others than on other ranks."""
 
 
 class StepPassedError(WeightsError):
-    """Weights for a step that is over, or whose samples are chosen already; the hint names the first step
-    that is possible.
-    """
+    """Weights for a step that is over, or chosen already; the hint has the first step that is possible."""
 
 
 class StorageError(EnergonStreamError, OSError):
@@ -347,9 +341,7 @@ class SampleError(EnergonStreamError, ValueError):
 
 
 class ColumnError(SampleError):
-    """A value of a dataset that is converted does not fit the part that it is mapped to; the message names
-    row and column.
-    """
+    """A value of a dataset that is converted does not fit its part; the message names row and column."""
 
 
 class DecodeError(SampleError):

@@ -203,14 +203,6 @@ class BasicDataLoader(Generic[T]):
 
         Raises:
             WeightsError: The pipeline reads no dataset.
-
-        Example:
-            >>> from energon_stream import WorkerConfig, get_loader, get_train_dataset
-            >>> options = {"shuffle_buffer_size": 16, "max_samples_per_sequence": 8, "draws": "even"}
-            >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-            >>> dataset = get_train_dataset("mix.yaml", batch_size=4, worker_config=config, **options)
-            >>> [source.weight for source in get_loader(dataset).mixture().sources]
-            [0.75, 0.25]
         """
         return mixture_of(self.dataset, self._position)
 

@@ -1,4 +1,4 @@
-"""Weights that change under way: on schedule, by the program, through restores and changes of the topology."""
+"""Weights that change under way: on schedule, by the program, through restores and other topologies."""
 
 from itertools import islice, pairwise
 
