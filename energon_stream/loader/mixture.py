@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, StateError, StepPassedError, WeightsError
+from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.sample_sizes import block_bytes
 from energon_stream.loader.ranks import gather_to_all
 from energon_stream.pipeline import IterMapDataset
@@ -22,12 +23,17 @@ from energon_stream.schedule import (
     samples_by_leaf,
 )
 from energon_stream.state.weights import digest_of_changes
-from energon_stream.urls import shown_url
+from energon_stream.storage.obstore_use import run_forkable
+from energon_stream.urls import is_local, shown_url
 
 if TYPE_CHECKING:
     from energon_stream.loader.position import Position
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
+
+
+_SIZED_SHARDS = 4
+"""Shards whose sizes tell the mean size of samples, where the metadata does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +46,15 @@ class SourceCount:
         weight: Its weight at the loader's next step; None in mixtures without weights.
         samples: Samples that were drawn from it since the start of the training, restores included. Skipped
             samples count, and those that operators hold.
-        bytes: The same in bytes, by the mean size of its samples; None if the index does not say their sizes.
+        bytes: The same in bytes, by the mean size of its samples, which indices of some shards tell; None for
+            joins and JSONL.
         share: Its share of the samples of all sources.
+
+    Example:
+        >>> from energon_stream import SourceCount
+        >>> source = SourceCount("captions", "s3://data/captions [train]", 0.75, 6, None, 0.6)
+        >>> source.name, source.samples
+        ('captions', 6)
     """
 
     name: str
@@ -70,8 +83,8 @@ class MixtureReport:
         ...     pass
         >>> print(loader.mixture())
         step 8
-          captions: 6 samples (75.0 %, weight 75.0 %), 12.3 kB
-          texts: 2 samples (25.0 %, weight 25.0 %), 3.1 kB
+          captions: 6 samples (75.0 %, weight 75.0 %), ... kB
+          texts: 2 samples (25.0 %, weight 25.0 %), ... kB
     """
 
     step: int
@@ -290,8 +303,21 @@ def _url(reader: ReaderDataset, leaf: int) -> str:
 
 
 def _bytes(reader: ReaderDataset, leaf: int, samples: int) -> int | None:
-    sizes = getattr(reader.leaves[leaf].index, "sizes", None)
-    return None if sizes is None else block_bytes(sizes) * samples // max(1, len(sizes))
+    index = reader.leaves[leaf].index
+    if not isinstance(index, WebDatasetIndex):
+        return None
+    mean = _mean_bytes(index) if is_local(index.spec.url) else run_forkable(_mean_bytes, index)
+    return round(mean * samples)
+
+
+def _mean_bytes(index: WebDatasetIndex) -> float:
+    """Return the mean size of a dataset's samples: of all, or of those in some shards."""
+    if index.sizes is not None:
+        return block_bytes(index.sizes) / max(1, len(index.sizes))
+    counts, store = index.shard_counts, index.spec.open()
+    shards = range(0, len(counts), -(-len(counts) // _SIZED_SHARDS))
+    ends = [int(index.read_offsets(store, n, int(counts[n]), int(counts[n]))[-1]) for n in shards]
+    return sum(ends) / max(1, sum(int(counts[shard]) for shard in shards))
 
 
 def _reader_states(dataset: SavableDataset[Any], state: State, path: str) -> Iterator[tuple[str, State]]:

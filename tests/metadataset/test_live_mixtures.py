@@ -4,6 +4,7 @@ from itertools import islice, pairwise
 
 import pytest
 from mixtures import text_dataset, v2, write
+from ranks import in_ranks
 
 from energon_stream import (
     DefaultTaskEncoder,
@@ -320,3 +321,25 @@ def test_underscores_and_yaml_numbers_are_steps(folder):
     )
     batches = list(islice(open_loader(path, streams=1), 20))
     assert (sources(batches[:10]), sources(batches[10:])) == ({"a"}, {"b"})
+
+
+def _set_on_rank(rank, world, path, answers):
+    loader = open_loader(path, rank, world)
+    step([loader], 2)
+    loader.set_weights(CHANGE, at_step=8)
+    outcomes = []
+    for weights in ({**CHANGE, "c": 1 + rank}, CHANGE if rank else {"a": 1}):
+        try:
+            loader.set_weights(weights, at_step=12)
+        except WeightsError as error:
+            outcomes.append(error.what)
+    (answers / str(rank)).write_text("\n".join(outcomes))
+
+
+def test_ranks_that_set_other_weights_are_all_told_at_once(folder, tmp_path):
+    in_ranks(2, _set_on_rank, mix(folder), tmp_path)
+    told = [(tmp_path / str(rank)).read_text().splitlines() for rank in range(2)]
+    assert [lines[0].split(" ")[:2] for lines in told] == [["ranks", "[1]"], ["ranks", "[0]"]]
+    assert "have no b, c" in told[0][1]
+    assert "ranks [0] have other weights" in told[1][1]
+    assert "have no b, c" in told[1][1]
