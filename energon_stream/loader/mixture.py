@@ -38,7 +38,7 @@ _SIZED_SHARDS = 4
 
 @dataclass(frozen=True, slots=True)
 class SourceCount:
-    """What one source of a mixture has given to a rank.
+    """Count of the samples that one source of a mixture has given to a rank.
 
     Attributes:
         name: The source's name for ``set_weights``: the end of its URL that no other source has.
@@ -67,7 +67,7 @@ class SourceCount:
 
 @dataclass(frozen=True, slots=True)
 class MixtureReport:
-    """What each source of a rank's mixture has given so far.
+    """Counts of all sources of a rank's mixture so far.
 
     Attributes:
         step: The loader's next step: the number of the next batch of the job, counted over all ranks.

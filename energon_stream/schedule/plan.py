@@ -58,7 +58,7 @@ class BlendPlan:
 
     @property
     def is_live(self) -> bool:
-        """True if weights may change: all children go on for ever."""
+        """True if weights may change: all children are repeated without end."""
         return all(isinstance(child, RepeatPlan) and child.repeats is None for child in self.children)
 
     def with_changes(self, changes: Sequence[WeightChange]) -> BlendPlan:

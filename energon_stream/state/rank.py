@@ -188,8 +188,10 @@ def _length_hint(length: int, config: WorkerConfig) -> str:
 def check_rank_state(
     state: Any, description: Description, config: WorkerConfig, pass_length: int = 0
 ) -> tuple[Rotation, dict[int, Any], tuple[WeightChange, ...]]:
-    """Check a rank's state, or its msgpack bytes, against the dataset and the rank to restore; return the
-    rank's rotation, the state of each stream, and the weights that were set for the mixture.
+    """Check a rank's state, or its msgpack bytes, against the dataset and the rank to restore.
+
+    Returns:
+        The rank's rotation, the state of each stream, and the weights that were set for the mixture.
 
     Raises:
         StateError: Not a state of this library, or a damaged one.
