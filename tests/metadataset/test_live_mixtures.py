@@ -120,7 +120,7 @@ def test_twenty_changes_and_three_topologies_keep_shares_within_one_and_lose_not
         alone.set_weights(weights, at_step=at)
     expected = step([alone], steps)
     got, states, position = [], None, 0
-    for world, workers, until in ((1, 2, 60), (4, 0, 120), (3, 0, 180), (2, 0, 240)):
+    for world, workers, until in ((1, 1, 60), (4, 0, 120), (3, 0, 180), (2, 0, 240)):
         loaders = [open_loader(path, rank, world, workers, draws="even") for rank in range(world)]
         for loader in loaders:
             loader.restore_state_global(states)
