@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.loader.loader import BasicDataLoader
+from energon_stream.loader.mixture import check_changes
 from energon_stream.loader.position import Position
 from energon_stream.loader.ranks import broadcast_states, gather_states
 from energon_stream.state import (
@@ -95,7 +96,9 @@ class SavableDataLoader(BasicDataLoader[T]):
         """Return the position of this rank after the last batch, in built-in types only."""
         position = self._position
         states = _copied(position.states)
-        return make_rank_state(self._description, self.worker_config, position.rotation, states)
+        return make_rank_state(
+            self._description, self.worker_config, position.rotation, states, position.changes
+        )
 
     def restore_state_rank(
         self, state: dict[str, Any] | bytes | None, *, on_change: OnChange | None = None
@@ -128,12 +131,12 @@ class SavableDataLoader(BasicDataLoader[T]):
         report: ChangeReport | None = None
         if chosen == "continue":
             state, report = continue_state(state, self.dataset, self._description)
-        rotation, streams = check_rank_state(
+        rotation, streams, changes = check_rank_state(
             state, self._description, self.worker_config, self.dataset.pass_length
         )
-        self._position = Position(
-            rotation, _copied({stream: streams.get(stream) for stream in rotation.streams})
-        )
+        check_changes(self.dataset, changes)
+        states = _copied({stream: streams.get(stream) for stream in rotation.streams})
+        self._position = Position(rotation, states, changes=changes)
         self.restore_report = report
         if report is not None:
             _log.warning("%s", report)

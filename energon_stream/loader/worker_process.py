@@ -25,6 +25,7 @@ from energon_stream.samples.batch_memory import use_batch_memory
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
+    from energon_stream.schedule import WeightChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def run_worker(
     streams: list[int],
     states: Mapping[int, State],
     rotation: Rotation,
+    changes: tuple[WeightChange, ...] = (),
     cache_pool: CachePool | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
@@ -74,7 +76,7 @@ def run_worker(
     engine: Engine | None = None
     try:
         with contextlib.closing(Reporter()) as reporter, use_pool(cache_pool):
-            engine = Engine(dataset, streams, states, rotation)
+            engine = Engine(dataset, streams, states, rotation, changes)
             while True:
                 step = engine.step_any()
                 ended = step.ended
