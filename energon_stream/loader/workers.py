@@ -96,7 +96,16 @@ class Worker:
             wire = Wire(options.shared_bytes, options.prefetch_factor * len(streams))
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
-                args=(wire, self._dataset, streams, self._states, rotation, options.cache_pool, environment),
+                args=(
+                    wire,
+                    self._dataset,
+                    streams,
+                    self._states,
+                    rotation,
+                    options.cache_pool,
+                    environment,
+                    options.tracker,
+                ),
                 daemon=True,
             )
             # A fork server would keep signals from all of its children.

@@ -27,6 +27,7 @@ from energon_stream.schedule.plan import (
     stream_shares,
 )
 from energon_stream.schedule.saved import damaged, is_count, reading, shown
+from energon_stream.schedule.skip import skip
 from energon_stream.schedule.slices import SliceTable
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "passes_under_way",
     "reading",
     "shown",
+    "skip",
     "stream_bounds",
     "stream_shares",
     "unpack_columns",
