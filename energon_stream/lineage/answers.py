@@ -17,6 +17,10 @@ class StepSample:
         index: Number of the sample in the shard.
         number: Number of the sample in the split part.
         key: Its key; None where it was not looked up, or the dataset has no index of keys.
+
+    Example:
+        >>> StepSample("/data/captions", "train", "data-000000.tar", 7, 7).key is None
+        True
     """
 
     dataset: str
@@ -38,6 +42,10 @@ class RankStep:
         batch: Number of the batch in the stream.
         recorded: Whether the run has recorded the step. Otherwise it is planned: exact if nothing is skipped.
         samples: The samples, in their order.
+
+    Example:
+        >>> RankStep(step=3, rank=0, stream=1, batch=0, recorded=True, samples=()).as_dict()["stream"]
+        1
     """
 
     step: int
@@ -63,6 +71,10 @@ class Occurrence:
         batch: Number of the batch in the stream.
         time: 0 where the sample comes for the first time, then 1.
         recorded: As of :class:`RankStep`.
+
+    Example:
+        >>> Occurrence(step=3, rank=0, stream=1, batch=0, time=0, recorded=True).as_dict()["step"]
+        3
     """
 
     step: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,6 +53,7 @@ class RankLog:
     file: LogFile
     batch_size: int
     turns: Turns = field(init=False)
+    _pieces: dict[int, list[Piece]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         file = self.file
@@ -60,8 +62,22 @@ class RankLog:
         batches = tuple(file.batches[stream] for stream in streams)
         self.turns = Turns(file.first, streams, batches, file.next_stream, frozenset(file.ended), ends)
 
-    def pieces(self, stream: int, schedule: Schedule, in_order: bool) -> Iterator[Piece]:
-        """Yield the batches of a stream from the file's first step on; the last piece has no end."""
+    def pieces(self, stream: int, schedule: Schedule, in_order: bool) -> list[Piece]:
+        """Return the batches of a stream from the file's first step on; the last piece has no end."""
+        if stream not in self._pieces:
+            self._pieces[stream] = list(self._read(stream, schedule, in_order))
+        return self._pieces[stream]
+
+    def piece_of(self, stream: int, batch: int, schedule: Schedule, in_order: bool) -> Piece | None:
+        """Return the piece that has a batch of a stream."""
+        pieces = self.pieces(stream, schedule, in_order)
+        place = bisect_right(pieces, batch, key=lambda piece: piece.batch) - 1
+        if place < 0:
+            return None
+        found = pieces[place]
+        return found if found.number is None or batch < found.batch + found.number else None
+
+    def _read(self, stream: int, schedule: Schedule, in_order: bool) -> Iterator[Piece]:
         codec, batch, passed = CursorCodec(schedule), self.file.batches[stream], 0
         base = _cursor(schedule, codec, self.file.readers.get(stream))
         for entry in self.file.entries:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from energon_stream.errors import (
@@ -32,13 +32,26 @@ from energon_stream.schedule import stream_shares
 from energon_stream.storage import StoreSpec
 from energon_stream.urls import is_local
 
+_KEPT = 256
+"""Logs, and schedules of streams, that are kept."""
+
 
 class TrainingRun:
-    """The records of a run; made by :func:`open_run`.
+    """The records of a run when it was opened; made by :func:`open_run`.
 
     Attributes:
         url: Folder or URL of the run.
         description: What determines the order of the run.
+
+    Example:
+        >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset, open_run
+        >>> options = {"batch_size": 4, "shuffle_buffer_size": 16, "max_samples_per_sequence": 8}
+        >>> dataset = get_train_dataset("captions", worker_config=WorkerConfig(0, 1, 0), **options)
+        >>> with get_savable_loader(dataset, run="runs/b") as loader:
+        ...     first = next(iter(loader))
+        >>> run = open_run("runs/b")
+        >>> run.end, run.which(1000)[0].recorded
+        (1, False)
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -53,6 +66,11 @@ class TrainingRun:
             ) from error
         self.description = RunDescription.loads(bytes(body.data), f"{self.url}/{FILE}")
         self._opened: dict[int, Data] = {}
+        self._files = lru_cache(_KEPT)(self._list_files)
+        self._log = lru_cache(_KEPT)(self._read_log)
+        self._schedule = lru_cache(_KEPT)(
+            lambda segment, stream: self._data(segment).schedule(segment, stream)
+        )
 
     def which(self, step: int, *, rank: int | None = None, keys: bool = True) -> list[RankStep]:
         """Return the samples of a step. No sample is read; keys are looked up in the indices, by range.
@@ -160,7 +178,7 @@ class TrainingRun:
             self._opened[segment.dataset] = Data(described, indices, plan)
         return self._opened[segment.dataset]
 
-    def _files(self, segment: Segment, rank: int) -> dict[int, str]:
+    def _list_files(self, segment: Segment, rank: int) -> dict[int, str]:
         """Return the files of a rank's log by their first steps."""
         entries = list(self._store.list(f"steps-{segment.step:012d}/rank-{rank:05d}"))
         names = [(entry.path.rpartition("/")[2].removesuffix(".log"), entry.path) for entry in entries]
@@ -173,7 +191,7 @@ class TrainingRun:
             )
         return dict(sorted(files.items()))
 
-    def _log(self, segment: Segment, rank: int, path: str | None) -> RankLog:
+    def _read_log(self, segment: Segment, rank: int, path: str | None) -> RankLog:
         streams = range(rank, segment.num_streams, segment.world_size)
         if path is None:  # nothing was written yet, and nothing is known but the plan
             zeros = dict.fromkeys(streams, 0)
@@ -204,12 +222,12 @@ class TrainingRun:
         batch = before[stream]
         if not data.described.in_order and not recorded:
             raise self._beyond(step, rank, log.file.end, "its batches depend on data, as packs do")
-        schedule = data.schedule(segment, stream)
+        schedule = self._schedule(segment, stream)
         refs: list[tuple[int, int]] = []
         with reading_run(self.url):
-            for piece in log.pieces(stream, schedule, data.described.in_order):
-                if piece.batch <= batch and (piece.number is None or batch < piece.batch + piece.number):
-                    refs = refs_of_piece(piece, schedule, data.described.batch_size, batch)
+            piece = log.piece_of(stream, batch, schedule, data.described.in_order)
+            if piece is not None:
+                refs = refs_of_piece(piece, schedule, data.described.batch_size, batch)
         if not refs:
             why = "the data of its stream ends before" if data.described.in_order else "it has no samples"
             raise self._beyond(step, rank, log.file.end, why)
@@ -242,7 +260,7 @@ class TrainingRun:
         rank = stream % segment.world_size
         files: Mapping[int, str | None] = self._files(segment, rank) or {0: None}
         firsts = list(files)
-        schedule = data.schedule(segment, stream)
+        schedule = self._schedule(segment, stream)
         for number, first in enumerate(firsts):
             after = firsts[number + 1] if number + 1 < len(firsts) else None
             log = self._log(segment, rank, files[first])
