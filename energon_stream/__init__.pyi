@@ -21,6 +21,12 @@ from .media.metadata import (
     serialize_media_metadata as serialize_media_metadata,
 )
 from .limits import Limits as Limits
+from .lineage.answers import (
+    Occurrence as Occurrence,
+    RankStep as RankStep,
+    StepSample as StepSample,
+)
+from .lineage.run import TrainingRun as TrainingRun, open_run as open_run
 from .lint.dataset import lint_dataset as lint_dataset
 from .loader import (
     BasicDataLoader as BasicDataLoader,

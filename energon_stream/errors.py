@@ -46,6 +46,11 @@
     │   ├── StateVersionError               another version of the format wrote it
     │   ├── StateMismatchError              it is of another dataset or topology
     │   └── StateInUseError (RuntimeError)  a restore or save at a time when it is impossible
+    ├── RunError (ValueError)               the records of a run cannot be used
+    │   ├── RunNotFoundError (FileNotFoundError)  the folder has no description of a run
+    │   ├── RunDamagedError                 a file of the run is damaged, or of another version
+    │   ├── RunMismatchError                the run, or a dataset of it, is another one now
+    │   └── NotInRunError (LookupError)     the run has no such step, rank or sample
     └── WorkerError (RuntimeError)          a worker process failed or died
 
 ``SkipSample`` is a signal, not an error: raise it in a hook to drop the current sample.
@@ -86,11 +91,16 @@ __all__ = [
     "MissingFileError",
     "MissingNameError",
     "MissingPackageError",
+    "NotInRunError",
     "NotPreparedError",
     "ObjectChangedError",
     "ObjectNotFoundError",
     "PartLimitError",
     "RangeError",
+    "RunDamagedError",
+    "RunError",
+    "RunMismatchError",
+    "RunNotFoundError",
     "SampleError",
     "SampleTimeoutError",
     "SkipSample",
@@ -398,6 +408,26 @@ class StateMismatchError(StateError):
 
 class StateInUseError(StateError, RuntimeError):
     """A restore or save at a time when it is impossible, such as during iteration."""
+
+
+class RunError(EnergonStreamError, ValueError):
+    """The records of a run cannot be used, or cannot be written."""
+
+
+class RunNotFoundError(RunError, FileNotFoundError):
+    """The folder has no description of a run."""
+
+
+class RunDamagedError(RunError):
+    """A file of a run is damaged, or another version of the library wrote it; the message names the file."""
+
+
+class RunMismatchError(RunError):
+    """The folder has another run, or a dataset of the run has changed since."""
+
+
+class NotInRunError(RunError, LookupError):
+    """The run has no such step, rank or sample, or no record of it."""
 
 
 class WorkerError(EnergonStreamError, RuntimeError):

@@ -44,6 +44,8 @@ _ALL = _OF_ENERGON | {
     "sample": "Make a small dataset of a large one.",
     "split": "Divide a dataset.",
     "top": "Show the loaders of a job as they work.",
+    "when": "Show in which steps of a run a sample was.",
+    "which": "Show which samples were in a step of a run.",
     "simulate": "Predict the speed of training from a store.",
 }
 

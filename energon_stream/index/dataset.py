@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -107,6 +108,7 @@ class WebDatasetIndex(DatasetIndex):
     names: Names | None = None  # hash of each sample's name, known with the sizes at most
     every: AllSamples | None = None  # numbers of the samples in the whole dataset; None if unknown
     plain: PlainTars | None = None  # tars of a dataset that was not prepared; None for a prepared one
+    split_config: str = SPLIT_CONFIG  # file in ``.nv-meta`` that defines the split part
 
     def is_excluded(self, shard: int, key: str) -> bool:
         """Return True if the sample ``key`` of shard number ``shard`` is not to be used."""
@@ -123,6 +125,15 @@ class WebDatasetIndex(DatasetIndex):
         if self.plain is not None:
             return self.plain.read_offsets(self.plain.tars[shard], count, first, last)
         return read_offsets(store, self.shard_paths[shard], count, first, last)
+
+
+def identity(index: DatasetIndex, shards: int) -> dict[str, Any]:
+    """Identify the data of the first shards: split part, and hash of shard names and counts."""
+    counts = np.ascontiguousarray(index.shard_counts[:shards])
+    hashed = hashlib.blake2b("\0".join(index.shard_paths[:shards]).encode(), digest_size=8)
+    hashed.update(counts.tobytes())
+    samples = int(counts.sum())
+    return {"split": index.split_part, "samples": samples, "shards": shards, "hash": hashed.hexdigest()}
 
 
 def dataset_kind(url: str) -> DatasetKind:
@@ -336,6 +347,7 @@ def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadat
         sizes=None if metadata.sizes is None else _of_shards(metadata.sizes, counts, ids),
         names=None if metadata.names is None else _of_shards(metadata.names, counts, ids),
         every=_all_samples(metadata, ids),
+        split_config=where.rpartition("/")[2],
     )
 
 

@@ -10,6 +10,9 @@ from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.savable import SavableDataLoader
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
     from energon_stream.loader.options import OnWorkerDeath, OnWorkerHang
     from energon_stream.media import CachePool
     from energon_stream.pipeline.dataset import SavableDataset
@@ -111,6 +114,8 @@ def get_savable_loader(
     checkpoint_every_min_n_samples: int | None = None,
     n_checkpoints: int | None = None,
     gc_collect_every_n_steps: int = 10,
+    run: str | os.PathLike[str] | None = None,
+    run_storage_options: Mapping[str, Any] | None = None,
 ) -> SavableDataLoader[T]:
     """Make a loader that can save and restore its position.
 
@@ -118,6 +123,10 @@ def get_savable_loader(
     ``checkpoint_every_sec``, ``checkpoint_every_min_n_samples`` and ``n_checkpoints`` limit there how much a
     restore replays; here every batch carries its state, and nothing is replayed. ``gc_collect_every_n_steps``
     is not needed: workers make no reference cycles per batch.
+
+    ``run`` is a folder or URL where the run is recorded, so that :func:`open_run` and the commands ``which``
+    and ``when`` tell which samples a step had; ``run_storage_options`` are those of its file system. Logs are
+    written when states are saved, and when the loader is closed.
 
     Example:
         >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
@@ -146,4 +155,6 @@ def get_savable_loader(
         on_worker_hang=on_worker_hang,
         cache_pool=cache_pool,
         pin_memory=pin_memory,
+        run=run,
+        run_storage_options=run_storage_options,
     )

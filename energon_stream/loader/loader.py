@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from energon_stream.media import CachePool
     from energon_stream.pipeline.dataset import SavableDataset
+    from energon_stream.pipeline.engine import Step
     from energon_stream.pipeline.node import RestoreKey
 
 T = TypeVar("T")
@@ -130,7 +131,11 @@ class BasicDataLoader(Generic[T]):
             self._session = self._open()
             if folder := os.environ.get(STATS_DIR):
                 self._publisher = Publisher(self.stats, folder)
-            self._prepare()
+            try:
+                self._prepare()
+            except BaseException:
+                self.close()
+                raise
         while True:
             try:
                 stream = self._position.next_stream()
@@ -142,6 +147,7 @@ class BasicDataLoader(Generic[T]):
                 if log is not None and batch:
                     log.batch(stream, step.state["batches"] - 1, step.value)
                 position = self._position.after(step)
+                self._record(position, step)
             except BaseException:
                 self.close()
                 raise
@@ -222,6 +228,9 @@ class BasicDataLoader(Generic[T]):
 
     def _prepare(self) -> None:
         """Do work that is needed later, while workers make the first batch."""
+
+    def _record(self, position: Position, step: Step) -> None:
+        """Record a step, after which the loader is at ``position``."""
 
     def _pinned(self, value: Any) -> Any:
         if not self._pin:

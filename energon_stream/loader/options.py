@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from energon_stream.errors import ConfigError
 
 if TYPE_CHECKING:
+    from energon_stream.lineage.tracker import Tracker
     from energon_stream.media import CachePool
+    from energon_stream.pipeline.node import State
 
 OnWorkerDeath: TypeAlias = Literal["raise", "restart"]
 """The answer to a worker that died: an error, or a new worker."""
@@ -38,6 +41,8 @@ class LoaderOptions:
     on_worker_hang: OnWorkerHang = "warn"
     # Pool that cookers and hooks fetch with; each worker has its own share of it.
     cache_pool: CachePool | None = None
+    # Makes a tracker of streams, given their states, that notes what differs from the plan; None for none.
+    tracker: Callable[[Mapping[int, State]], Tracker] | None = None
 
     def __post_init__(self) -> None:
         if self.prefetch_factor < 1:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import marshal
+import os
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from energon_stream.errors import ConfigError, StateInUseError
+from energon_stream.lineage.recorder import Recorder
+from energon_stream.lineage.tracker import Tracker
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.mixture import check_changes
 from energon_stream.loader.position import Position
@@ -20,13 +24,16 @@ from energon_stream.state import (
     deal_state,
     join_streams,
     make_rank_state,
+    read_rank_state,
     split_streams,
+    with_digest,
 )
 from energon_stream.state.change import continue_state
 from energon_stream.state.description import Description, describe
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
+    from energon_stream.pipeline.engine import Step
     from energon_stream.pipeline.node import State
 
 T = TypeVar("T")
@@ -49,6 +56,8 @@ class SavableDataLoader(BasicDataLoader[T]):
         checkpoint_every_sec: Not needed, like the next two: nothing is replayed by a restore.
         checkpoint_every_min_n_samples: Not needed.
         n_checkpoints: Not needed.
+        run: As for ``get_savable_loader``, like the next one.
+        run_storage_options: Options of the run's file system.
         **options: Those of :class:`BasicDataLoader`.
 
     Attributes:
@@ -81,9 +90,16 @@ class SavableDataLoader(BasicDataLoader[T]):
         checkpoint_every_sec: float = 60,
         checkpoint_every_min_n_samples: int | None = None,
         n_checkpoints: int | None = None,
+        run: str | os.PathLike[str] | None = None,
+        run_storage_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(dataset, **options)
+        self._recorder: Recorder | None = None
+        if run is not None:
+            self._recorder = Recorder(dataset, os.fspath(run), run_storage_options)
+            tracker = partial(Tracker, dataset, *self._recorder.plan)
+            self._options = replace(self._options, tracker=tracker)
 
     @cached_property
     def _description(self) -> Description:
@@ -91,14 +107,42 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def _prepare(self) -> None:
         _ = self._description  # takes a while for large mixtures, and saving should not
+        if self._recorder is not None:
+            self._recorder.begin(self._position.rotation, self._position.states)
+
+    def _record(self, position: Position, step: Step) -> None:
+        if self._recorder is not None:
+            self._recorder.add(position.rotation, position.states, step)
+
+    def close(self) -> None:
+        """End workers, and write what was recorded of the run."""
+        if self._session is not None and self._recorder is not None:
+            self._recorder.flush(self._position.states)
+        super().close()
+
+    def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> None:
+        """Mix with other weights from a step on, as :meth:`BasicDataLoader.set_weights` says.
+
+        Raises:
+            ConfigError: The loader records a run, whose description has no weights that change; or as there.
+        """
+        if self._recorder is not None:
+            raise ConfigError(
+                "the weights of a run that is recorded cannot change", hint="leave out run= at the loader"
+            )
+        super().set_weights(weights, at_step=at_step)
 
     def save_state_rank(self) -> dict[str, Any]:
         """Return the position of this rank after the last batch, in built-in types only."""
         position = self._position
         states = _copied(position.states)
-        return make_rank_state(
+        state = make_rank_state(
             self._description, self.worker_config, position.rotation, states, position.changes
         )
+        if self._recorder is None:
+            return state
+        self._recorder.flush(position.states)
+        return with_digest({**state, "run": self._recorder.saved(position.states)})
 
     def restore_state_rank(
         self, state: dict[str, Any] | bytes | None, *, on_change: OnChange | None = None
@@ -127,6 +171,8 @@ class SavableDataLoader(BasicDataLoader[T]):
         self.restore_report = None
         if state is None:
             self._position = Position.start(self.dataset)
+            if self._recorder is not None:
+                self._recorder.restore(None, {})
             return
         report: ChangeReport | None = None
         if chosen == "continue":
@@ -137,6 +183,8 @@ class SavableDataLoader(BasicDataLoader[T]):
         check_changes(self.dataset, changes)
         states = _copied({stream: streams.get(stream) for stream in rotation.streams})
         self._position = Position(rotation, states, changes=changes)
+        if self._recorder is not None:
+            self._recorder.restore(read_rank_state(state).get("run"), self._position.states)
         self.restore_report = report
         if report is not None:
             _log.warning("%s", report)

@@ -101,7 +101,7 @@ class Worker:
             place = (streams, self._states, rotation, self._changes)
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
-                args=(wire, self._dataset, *place, options.cache_pool, environment),
+                args=(wire, self._dataset, *place, options.cache_pool, environment, options.tracker),
                 daemon=True,
             )
             # A fork server would keep signals from all of its children.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from energon_stream.pipeline.debug_lines import BatchLog
 from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
@@ -14,6 +14,12 @@ from energon_stream.schedule.saved import reading
 if TYPE_CHECKING:
     from energon_stream.read.consume import ReaderGroup
     from energon_stream.schedule import WeightChange
+
+
+Note: TypeAlias = tuple[int, bytes]
+"""What is noted about an element: a kind, and its content."""
+TakeNote: TypeAlias = "Callable[[int, RestoreKey | None, State], Note | None]"
+"""Looks at each element: its stream, its key (None at an end), and the state of the node after it."""
 
 
 @dataclass(slots=True)
@@ -97,6 +103,7 @@ class Step:
     value: Any  # the element; None at an end
     ended: bool  # True if the stream's pass has ended
     state: State  # the stream's state after it
+    note: Note | None = None  # what the engine's ``take_note`` returned
 
 
 def with_restore_key(value: Any, key: RestoreKey) -> Any:
@@ -122,7 +129,9 @@ class Engine:
         states: Mapping[int, State] | None = None,
         rotation: Rotation | None = None,
         changes: tuple[WeightChange, ...] = (),
+        take_note: TakeNote | None = None,
     ) -> None:
+        self._take_note = take_note
         self._config = dataset.worker_config
         self.rotation = rotation or Rotation.start(dataset, streams)
         self._nodes: dict[int, Node] = {}
@@ -151,13 +160,18 @@ class Engine:
             item = node.next()
         if isinstance(item, End):
             self.rotation.end_stream()
-            return Step(stream, None, True, {"batches": batches, "node": node.state()})
+            state = node.state()
+            if self._take_note is not None:
+                self._take_note(stream, None, state)
+            return Step(stream, None, True, {"batches": batches, "node": state})
         self._batches[stream] = batches + 1
         self.rotation.advance()
         value = with_restore_key(item.value, ("Stream", stream, item.key))
         if self._log is not None:
             self._log.write(stream, batches, value)
-        return Step(stream, value, False, {"batches": batches + 1, "node": node.state()})
+        state = node.state()
+        note = None if self._take_note is None else self._take_note(stream, item.key, state)
+        return Step(stream, value, False, {"batches": batches + 1, "node": state}, note)
 
     def step(self) -> Step | None:
         """Return the next element; None at the end of the pass of all streams."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from energon_stream.errors import (
     StorageError,
 )
 from energon_stream.fork import PerProcess
+from energon_stream.index.dataset import identity
 from energon_stream.index.entries import OffsetCache
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.debug_lines import LoggingReader
@@ -62,20 +62,10 @@ from energon_stream.schedule import (
 from energon_stream.storage import shared_fetcher
 
 if TYPE_CHECKING:
-    from energon_stream.index.dataset import DatasetIndex
     from energon_stream.pipeline.leaf import Leaf
     from energon_stream.read.locator import Locator, RawSample
     from energon_stream.schedule import WeightChange
     from energon_stream.worker import WorkerConfig
-
-
-def _identity(index: DatasetIndex, shards: int) -> dict[str, Any]:
-    """Identify the data of the first shards: split part, and hash of shard names and counts."""
-    counts = np.ascontiguousarray(index.shard_counts[:shards])
-    digest = hashlib.blake2b("\0".join(index.shard_paths[:shards]).encode(), digest_size=8)
-    digest.update(counts.tobytes())
-    samples = int(counts.sum())
-    return {"split": index.split_part, "samples": samples, "shards": shards, "hash": digest.hexdigest()}
 
 
 class _Resources:
@@ -335,7 +325,7 @@ class ReaderDataset(SavableDataset[Any]):
         config: ReaderConfig = {
             "type": "ReaderDataset",
             "plan": describe_plan(self.plan_of(counted)),
-            "leaves": [_identity(leaf.index, number) for leaf, number in described],
+            "leaves": [identity(leaf.index, number) for leaf, number in described],
         }
         return {**config}
 

@@ -28,6 +28,7 @@ from energon_stream.schedule.plan import (
     stream_shares,
 )
 from energon_stream.schedule.saved import damaged, is_count, reading, shown
+from energon_stream.schedule.skip import skip
 from energon_stream.schedule.slices import SliceTable
 from energon_stream.schedule.weights import WeightChange, check_weights, first_step
 
@@ -68,6 +69,7 @@ __all__ = [
     "reading",
     "samples_by_leaf",
     "shown",
+    "skip",
     "stream_bounds",
     "stream_shares",
     "unpack_columns",

@@ -131,6 +131,30 @@ class LeafSchedule:
             size += int(lengths[cut:].sum())
         return before, size
 
+    def find(self, epoch: int, group: int, samples: int) -> tuple[int, int]:
+        """Find the sample that comes so many samples after the first one of a group.
+
+        Returns:
+            Its group, and its place there; at the end of the pass, the group after the last one.
+        """
+        per_group, repeats = self.slots_per_group, self.order.shuffle_over_epochs == -1
+        shortest, longest = self.table.slice_lengths
+        if shortest == longest:
+            passed, offset = divmod(samples, per_group * longest)
+            is_end = not repeats and (group * per_group) * longest + samples == self.length
+            return (-(-self.slots // per_group), 0) if is_end else (group + passed, offset)
+        step = max(1, _COUNTED // per_group)
+        while True:
+            slots = self._slices(epoch, group * per_group, (group + step) * per_group)
+            if not len(slots):
+                return group, samples
+            starts, stops = self.table.bounds(slots)
+            ends = np.cumsum(np.add.reduceat(stops - starts, np.arange(0, len(slots), per_group)))
+            passed = int(np.searchsorted(ends, samples, side="right"))
+            if passed < len(ends):
+                return group + passed, samples - (int(ends[passed - 1]) if passed else 0)
+            group, samples = group + len(ends), samples - int(ends[-1])
+
     def _slices(self, epoch: int, first: int, last: int) -> Int64Array:
         slots = np.arange(first, last, dtype=np.int64)
         if self.order.shuffle_over_epochs == -1:

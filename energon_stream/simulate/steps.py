@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError
+from energon_stream.schedule import skip
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.reader_dataset import ReaderDataset
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
 
 
 _MOST_BEFORE = 10**8
-"""Samples of a stream before a step: for a small dataset, passing over them takes half a minute."""
-_CHUNK = 1 << 20
+"""Samples of a stream before a step: in a blend, drawing so many takes half a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,4 @@ def samples_of_step(dataset: ReaderDataset, step: int, batch_size: int) -> Refs:
             hint=f"{_MOST_BEFORE:,} are passed over",
         )
     schedule = dataset.schedule(streams[lane])
-    cursor = schedule.begin()
-    while left:
-        count = min(left, _CHUNK)
-        cursor, left = schedule.advance(cursor, count), left - count
-    return schedule.take(cursor, batch_size)[0]
+    return schedule.take(skip(schedule, schedule.begin(), left), batch_size)[0]

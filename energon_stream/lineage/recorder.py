@@ -1,0 +1,251 @@
+"""Writes the description of a run, and the log of a rank, beside the training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.errors import (
+    ConfigError,
+    EnergonStreamError,
+    ObjectNotFoundError,
+    RunMismatchError,
+)
+from energon_stream.index.dataset import WebDatasetIndex, identity
+from energon_stream.index.jsonl import JsonlIndex
+from energon_stream.lineage.description import (
+    FILE,
+    DataDescription,
+    LeafDescription,
+    RunDescription,
+    Segment,
+)
+from energon_stream.lineage.log import Entry, Kind, LogFile
+from energon_stream.lineage.tracker import is_in_order, operators, reader_state
+from energon_stream.pipeline import BatchDataset
+from energon_stream.pipeline.reader_dataset import find_readers
+from energon_stream.printable import strip_credentials
+from energon_stream.schedule import BlendPlan, damaged, describe_plan, is_count, reading
+from energon_stream.storage import StoreSpec
+from energon_stream.urls import is_local, local_path
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.dataset import SavableDataset
+    from energon_stream.pipeline.engine import Rotation, Step
+    from energon_stream.pipeline.node import State
+
+_log = logging.getLogger(__name__)
+
+_ANCHOR_EVERY = 4096
+"""Batches of a stream between two anchors, from which its place in the plan is found fast."""
+_MOST_BYTES, _MOST_ENTRIES = 1 << 20, 1 << 15
+
+
+def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
+    """Describe the order of a pipeline's samples and batches.
+
+    Raises ConfigError if the pipeline composes several datasets itself, some dataset is a join or plain tars,
+    or the weights of a mixture change.
+    """
+    found = list(find_readers(dataset))
+    if len(found) != 1:
+        raise ConfigError(
+            f"run= describes pipelines with one order of all samples; this one has {len(found)}",
+            hint="leave out run=, or let a metadataset blend the datasets",
+        )
+    ((path, reader),) = found
+    if isinstance(reader.plan, BlendPlan) and (reader.plan.changes or reader.plan.even):
+        raise ConfigError(
+            "run= describes no mixtures whose weights change, and no even draws",
+            hint="leave out run=, or give each dataset one weight and leave out draws",
+        )
+    leaves = []
+    for leaf, shards in zip(reader.leaves, reader.shards, strict=True):
+        index = leaf.index
+        plain = isinstance(index, WebDatasetIndex) and index.plain is not None
+        if plain or not isinstance(index, (WebDatasetIndex, JsonlIndex)):
+            raise ConfigError(
+                "run= describes prepared folders and JSONL files only, no joins and no plain tars",
+                where=index.spec.url,
+                hint="prepare the dataset, or leave out run=",
+            )
+        url = local_path(index.spec.url) if is_local(index.spec.url) else strip_credentials(index.spec.url)
+        config = index.split_config if isinstance(index, WebDatasetIndex) else ""
+        leaves.append(LeafDescription(url, config, **identity(index, shards)))
+    sizes = [each.batch_size for each in operators(dataset) if isinstance(each, BatchDataset)]
+    plan = describe_plan(reader.plan)
+    return DataDescription(plan, path, sizes[0] if sizes else 1, is_in_order(dataset), tuple(leaves))
+
+
+class Recorder:
+    """Writes what a rank does. The training never fails because a log cannot be written: a warning says so.
+
+    Args:
+        dataset: The pipeline.
+        run: Folder or URL of the run.
+        storage_options: Options of its file system.
+
+    Raises:
+        ConfigError: The pipeline cannot be described.
+    """
+
+    def __init__(
+        self, dataset: SavableDataset[Any], run: str, storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._dataset, self._spec = dataset, StoreSpec(run, storage_options)
+        self._data = describe_data(dataset)
+        self._first, self._batches = 0, 0  # steps and batches when this loader began
+        self._history: list[list[int]] = []
+        self._log: LogFile | None = None
+        self._entries: list[Entry] = []
+        self._bytes = 0
+
+    @property
+    def plan(self) -> tuple[str, int]:
+        """Place of the reader in the pipeline, and samples of a batch: arguments of a tracker."""
+        return self._data.path, self._data.batch_size
+
+    def restore(self, saved: Any, states: Mapping[int, State]) -> None:
+        """Go on from what :meth:`saved` returned, or from a state without it: then each batch was a step.
+
+        Raises StateError if it is damaged.
+        """
+        self._batches = self._first = _count(states)
+        self._history = []
+        if saved is not None:
+            with reading("the record of the run"):
+                self._first = saved["step"]
+                self._history = [list(segment) for segment in saved["segments"]]
+                if not all(map(is_count, [self._first, *(n for each in self._history for n in each)])):
+                    raise damaged("a step that is no counter")
+
+    def step(self, states: Mapping[int, State]) -> int:
+        """Return the number of steps that the rank has done since the beginning of the run."""
+        return self._first + _count(states) - self._batches
+
+    def saved(self, states: Mapping[int, State]) -> dict[str, Any]:
+        """Return what a saved state keeps: the step, and first step, ranks and streams of each segment."""
+        config = self._dataset.worker_config
+        here = [self._first, config.world_size, config.num_streams]
+        earlier = [segment for segment in self._history if segment[0] < self._first]
+        return {"step": self.step(states), "segments": [*earlier, here]}
+
+    def begin(self, rotation: Rotation, states: Mapping[int, State]) -> None:
+        """Write the description (rank 0), and begin the rank's log.
+
+        Raises:
+            RunMismatchError: The folder has another run.
+            StorageError: The folder cannot be read or written.
+        """
+        config, store = self._dataset.worker_config, self._spec.open()
+        segment = Segment(
+            self._first, 0, config.world_size, config.num_streams, config.seed_offset, rotation.pass_length
+        )
+        if config.rank == 0:
+            try:
+                known = RunDescription.loads(bytes(store.get(FILE).data), f"{store.url}/{FILE}")
+            except ObjectNotFoundError:
+                known = RunDescription()
+            self._check(known, segment, store.url)
+            store.put(FILE, known.with_segment(segment, self._data).dumps())
+        prefix = self._prefix()
+        for entry in list(store.list(prefix)):  # of a run that began at this step before, and was given up
+            store.delete(entry.path)
+        self._next_file(self._first, rotation, states)
+        store.put(*self._content())
+
+    def _check(self, known: RunDescription, segment: Segment, where: str) -> None:
+        hint = "give each run a folder of its own"
+        for each in known.segments:
+            if (each.num_streams, each.seed_offset) != (segment.num_streams, segment.seed_offset):
+                raise RunMismatchError(
+                    f"the folder has a run with {each.num_streams} streams and seed offset "
+                    f"{each.seed_offset}; this one has {segment.num_streams} and {segment.seed_offset}",
+                    where=where,
+                    hint=hint,
+                )
+        if known.segments and not segment.step and known.datasets[known.segments[0].dataset] != self._data:
+            raise RunMismatchError(
+                "the folder has a run that began with other data or options", where=where, hint=hint
+            )
+
+    def add(self, rotation: Rotation, states: Mapping[int, State], step: Step) -> None:
+        """Record a step, after which the rank is at the given position."""
+        log, stream = self._log, step.stream
+        if log is None:
+            return
+        in_order, at = self._data.in_order, self.step(states)
+        state = step.state
+        reader = reader_state(self._dataset, state["node"]) if in_order and step.ended else None
+        if step.ended:
+            if not log.pass_length:
+                self._append(Entry(at, stream, state["batches"], Kind.END, reader))
+            return
+        batch, is_lost = state["batches"] - 1, False
+        if step.note is not None:
+            kind, payload = step.note
+            self._append(Entry(at - 1, stream, batch, Kind(kind), payload))
+            is_lost = kind == Kind.REFS
+        if in_order and (is_lost or not state["batches"] % _ANCHOR_EVERY):
+            self._append(
+                Entry(at, stream, batch + 1, Kind.ANCHOR, reader_state(self._dataset, state["node"]))
+            )
+        is_full = self._bytes >= _MOST_BYTES or len(self._entries) >= _MOST_ENTRIES
+        if is_full and self.flush(states):
+            self._next_file(at, rotation, states)
+
+    def _append(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._bytes += 8 + (len(entry.payload) if isinstance(entry.payload, bytes) else 64)
+
+    def flush(self, states: Mapping[int, State]) -> bool:
+        """Write what was recorded; return whether that worked."""
+        log = self._log
+        if log is None:
+            return True
+        try:
+            self._spec.open().put(*self._content(self.step(states)))
+        except (EnergonStreamError, OSError) as error:
+            _log.warning("the log of the run cannot be written now, and is kept for later: %s", error)
+            return False
+        return True
+
+    def _prefix(self) -> str:
+        return f"steps-{self._first:012d}/rank-{self._dataset.worker_config.rank:05d}"
+
+    def _content(self, end: int | None = None) -> tuple[str, bytes]:
+        log = self._log
+        if log is None:
+            raise TypeError("nothing was begun")
+        values = {name: getattr(log, name) for name in LogFile.__dataclass_fields__}
+        now = LogFile(**{**values, "end": log.end if end is None else end, "entries": self._entries})
+        return f"{self._prefix()}/{log.first:012d}.log", now.dumps()
+
+    def _next_file(self, step: int, rotation: Rotation, states: Mapping[int, State]) -> None:
+        config, at = self._dataset.worker_config, rotation.copy()
+        next_stream, ended = at.current(), sorted(at.ended)
+        if at.pass_length:  # one rotation over all passes
+            first = at.first_stream
+            index = at.passes * at.pass_length + (config.rank - first) % config.world_size
+            next_stream, ended = (index + at.consumed * config.world_size) % at.num_streams, []
+        in_order = self._data.in_order
+        nodes = {stream: None if state is None else state["node"] for stream, state in states.items()}
+        self._entries, self._bytes = [], 0
+        self._log = LogFile(
+            config.rank,
+            config.world_size,
+            config.num_streams,
+            step,
+            step,
+            next_stream,
+            tuple(ended),
+            at.passes,
+            at.pass_length,
+            {stream: 0 if state is None else state["batches"] for stream, state in states.items()},
+            {stream: reader_state(self._dataset, node) for stream, node in nodes.items()} if in_order else {},
+        )
+
+
+def _count(states: Mapping[int, State]) -> int:
+    return sum(state["batches"] for state in states.values() if state is not None)

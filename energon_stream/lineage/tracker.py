@@ -1,0 +1,166 @@
+"""Compares batches with the plan, in the process that makes them; notes where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.lineage.log import Kind, pack_numbers, pack_refs
+from energon_stream.pipeline import (
+    BatchDataset,
+    EpochizeDataset,
+    EvenDataset,
+    LimitDataset,
+    MapDataset,
+    RepeatDataset,
+)
+from energon_stream.pipeline.node import Context
+from energon_stream.pipeline.passing import PassThrough
+from energon_stream.pipeline.reader_dataset import ReaderDataset
+from energon_stream.schedule import Cursor, CursorCodec, Refs, Schedule
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.dataset import SavableDataset
+    from energon_stream.pipeline.engine import Note
+    from energon_stream.pipeline.node import RestoreKey, State
+
+_IN_ORDER = (
+    BatchDataset,
+    EpochizeDataset,
+    EvenDataset,
+    LimitDataset,
+    MapDataset,
+    PassThrough,
+    RepeatDataset,
+)
+_MOST_SKIPPED = 1 << 14
+"""References of the plan in which a batch's samples are looked for."""
+
+
+def operators(dataset: SavableDataset[Any]) -> Iterator[SavableDataset[Any]]:
+    """Yield a pipeline's datasets, from the last one to the reader, as far as each has one input."""
+    yield dataset
+    while len(dataset.inputs) == 1:
+        (dataset,) = dataset.inputs
+        yield dataset
+
+
+def is_in_order(dataset: SavableDataset[Any]) -> bool:
+    """Return True if batches have the samples of the plan in its order, except for those that are skipped."""
+    *above, reader = operators(dataset)
+    return isinstance(reader, ReaderDataset) and all(isinstance(each, _IN_ORDER) for each in above)
+
+
+def reader_state(dataset: SavableDataset[Any], state: State | None) -> State | None:
+    """Return the state of the reader in that of a pipeline's node; None at the start."""
+    for each in operators(dataset):
+        if state is None or isinstance(each, ReaderDataset):
+            break
+        (state,) = each.inner_states(state)
+    return state
+
+
+def refs_of(key: Any) -> Iterator[tuple[int, int]]:
+    """Yield leaf and number of the samples that an element was made of, from its key."""
+    if not isinstance(key, (tuple, list)):
+        return
+    if len(key) == 3 and key[0] == "Source":
+        yield key[1], key[2]
+        return
+    for part in key:
+        yield from refs_of(part)
+
+
+class Tracker:
+    """Follows the plan beside the streams of a process.
+
+    Args:
+        dataset: The pipeline, with one reader.
+        path: Place of the reader in the pipeline.
+        batch_size: Samples of a batch that needs no note.
+        states: States of the streams, as those of an engine.
+    """
+
+    def __init__(
+        self, dataset: SavableDataset[Any], path: str, batch_size: int, states: Mapping[int, State]
+    ) -> None:
+        self._dataset, self._path, self._batch_size = dataset, path, batch_size
+        *_, reader = operators(dataset)
+        self._reader = reader if is_in_order(dataset) and isinstance(reader, ReaderDataset) else None
+        self._states = states
+        self._places: dict[int, tuple[Schedule, Cursor]] = {}
+
+    def note(self, stream: int, key: RestoreKey | None, state: State) -> Note | None:
+        """Return a note on an element of a stream; None if it follows the plan.
+
+        Args:
+            stream: The stream.
+            key: Key of the element; None at the end of a pass.
+            state: State of the stream's node after it.
+        """
+        if self._reader is None:
+            return None if key is None else (Kind.REFS, pack_refs(_without_repetitions(refs_of(key))))
+        schedule, cursor = self._places.get(stream) or self._begin(stream)
+        if key is None:
+            self._places[stream] = schedule, self._cursor(schedule, stream, state)
+            return None
+        refs = _without_repetitions(refs_of(key))
+        planned, after = schedule.take(cursor, self._batch_size)
+        if _pairs(planned) == refs:
+            self._places[stream] = schedule, after
+            return None
+        gaps = _gaps(schedule, cursor, refs)
+        if gaps is None:
+            self._places[stream] = schedule, self._cursor(schedule, stream, state)
+            return Kind.REFS, pack_refs(refs)
+        self._places[stream] = schedule, schedule.advance(cursor, sum(gaps) + len(gaps))
+        return Kind.GAPS, pack_numbers(gaps)
+
+    def _begin(self, stream: int) -> tuple[Schedule, Cursor]:
+        if self._reader is None:
+            raise TypeError("batches that do not follow the plan have no place in it")
+        schedule, state = self._reader.schedule(stream, self._path), self._states.get(stream)
+        at = schedule.begin() if state is None else self._cursor(schedule, stream, state["node"])
+        return schedule, at
+
+    def _cursor(self, schedule: Schedule, stream: int, state: State) -> Cursor:
+        """Return the cursor of the reader in a node's state."""
+        reader, saved = self._reader, reader_state(self._dataset, state)
+        if reader is None or saved is None:
+            return schedule.begin()
+        context = Context(reader.worker_config, stream, path=self._path)
+        return reader.read_cursor(saved, context, schedule, CursorCodec(schedule))[1]
+
+
+def _pairs(refs: Refs) -> list[tuple[int, int]]:
+    return list(zip(refs.leaf.tolist(), refs.index.tolist(), strict=True))
+
+
+def _without_repetitions(refs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Leave out a sample that follows itself: functions may make several elements of one."""
+    found: list[tuple[int, int]] = []
+    for ref in refs:
+        if not found or found[-1] != ref:
+            found.append(ref)
+    return found
+
+
+def _gaps(schedule: Schedule, cursor: Cursor, refs: Sequence[tuple[int, int]]) -> list[int] | None:
+    """Return the references of the plan before each of some others; None if they do not follow it."""
+    size, most = 2 * len(refs) + 64, len(refs) + _MOST_SKIPPED
+    while refs:
+        planned = _pairs(schedule.take(cursor, size)[0])
+        gaps, place = [], 0
+        for ref in refs:
+            try:
+                found = planned.index(ref, place)
+            except ValueError:
+                break
+            gaps.append(found - place)
+            place = found + 1
+        if len(gaps) == len(refs):
+            return gaps
+        if len(planned) < size or size >= most:
+            return None
+        size = min(8 * size, most)
+    return None

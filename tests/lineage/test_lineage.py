@@ -1,0 +1,356 @@
+"""A run recorded while batches depend on data, on three topologies; and what its records cannot answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_stream import (
+    DefaultTaskEncoder,
+    SkipSample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    open_run,
+    stateless,
+)
+from energon_stream.cli.main import main
+from energon_stream.errors import (
+    ConfigError,
+    NotInRunError,
+    RunDamagedError,
+    RunMismatchError,
+    RunNotFoundError,
+)
+from energon_stream.lineage.log import pack_refs, unpack_refs
+from energon_stream.lineage.turns import Turns
+from energon_stream.schedule import BlendPlan, LeafPlan, OrderSpec, RepeatPlan, build_schedule, skip
+from energon_stream.state import redistribute
+from energon_stream.testing.datasets import CAPTIONING_YAML, prepared_captioning_dataset, write_shards
+
+OPTIONS = {"batch_size": 3, "shuffle_buffer_size": 16, "max_samples_per_sequence": 8}
+
+
+class Skipping(DefaultTaskEncoder):
+    """Leaves out every seventh sample, and fails on some others."""
+
+    @stateless
+    def encode_sample(self, sample):
+        number = int(sample.__key__.rpartition("/")[2])
+        if number % 7 == 0:
+            raise SkipSample
+        if number % 11 == 0:
+            raise ValueError("a fault")
+        return sample
+
+
+class Packing(Skipping):
+    """Packs two or three samples, not in the order in which they came."""
+
+    @stateless
+    def select_samples_to_pack(self, samples):
+        turned = samples[::-1]
+        return [turned[:2], turned[2:5]] if len(turned) > 2 else [turned]
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return replace(samples[0], __key__="|".join(sample.__key__ for sample in samples))
+
+
+@pytest.fixture(scope="module")
+def captions(tmp_path_factory):
+    return prepared_captioning_dataset(
+        tmp_path_factory.mktemp("lineage") / "captions", shards=6, samples_per_shard=20, split_ratio=(6, 0, 0)
+    )
+
+
+def train(path, run, world, states, steps, *, encoder=None, **options):
+    """Train some steps on all ranks; return the keys by step and rank, and the states."""
+    loaders = []
+    for rank in range(world):
+        config = WorkerConfig(rank, world, 0, num_streams=4)
+        encoder_options = {} if encoder is None else {"task_encoder": encoder()}
+        dataset = get_train_dataset(
+            str(path), worker_config=config, **{**OPTIONS, **encoder_options, **options}
+        )
+        loader = get_savable_loader(dataset, run=run)
+        if states is not None:
+            loader.restore_state_global(states)
+        loaders.append(loader)
+    batches = [iter(loader) for loader in loaders]
+    seen = [[keys_of(next(each)) for each in batches] for _ in range(steps)]
+    states = [loader.save_state_rank() for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    return seen, states
+
+
+def keys_of(batch):
+    return [key for packed in batch.__key__ for key in packed.split("|")]
+
+
+def named(step):
+    return [f"{sample.shard}/{sample.key}" for sample in step.samples]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "options"),
+    [
+        (None, {}),
+        (Skipping, {}),
+        (Packing, {"packing_buffer_size": 5}),
+        (Skipping, {"virtual_epoch_length": 8}),
+    ],
+    ids=["plain", "skips", "packs", "epochs"],
+)
+def test_each_step_and_sample_of_a_run_on_three_topologies_is_found(captions, tmp_path, encoder, options):
+    run, states, seen = tmp_path / "run", None, []
+    length = options.pop("virtual_epoch_length", 0)
+    for world, steps in ((2, 7), (4, 6), (1, 40)):
+        if length:
+            options = {**options, "virtual_epoch_length": length // world}
+        if states is not None:
+            states = redistribute(states, world)
+        found, states = train_passes(captions, run, world, states, steps, encoder, options)
+        seen += found
+    opened = open_run(str(run))
+    where: dict[str, list[tuple[int, int]]] = {}
+    for step, of_ranks in enumerate(seen):
+        answer = opened.which(step)
+        assert [named(each) for each in answer] == of_ranks, step
+        assert all(each.recorded for each in answer)
+        for rank, keys in enumerate(of_ranks):
+            for key in keys:
+                where.setdefault(key, []).append((step, rank))
+    for key in sorted(where)[::9]:
+        assert [(each.step, each.rank) for each in opened.when(key)] == where[key]
+    assert opened.end == len(seen)
+    assert [each.step for each in opened.description.segments] == [0, 7, 13]
+
+
+def train_passes(path, run, world, states, steps, encoder, options):
+    """As :func:`train`, over the ends of virtual epochs."""
+    if "virtual_epoch_length" not in options:
+        return train(path, run, world, states, steps, encoder=encoder, **options)
+    loaders = []
+    for rank in range(world):
+        config = WorkerConfig(rank, world, 0, num_streams=4)
+        given = {**OPTIONS, "task_encoder": encoder(), **options}
+        loaders.append(
+            get_savable_loader(get_train_dataset(str(path), worker_config=config, **given), run=run)
+        )
+        if states is not None:
+            loaders[-1].restore_state_global(states)
+
+    def endless(loader):
+        while True:
+            yield from loader
+
+    batches = [endless(loader) for loader in loaders]
+    seen = [[keys_of(next(each)) for each in batches] for _ in range(steps)]
+    saved = [loader.save_state_rank() for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    return seen, saved
+
+
+def test_passes_that_end_are_recorded(captions, tmp_path):
+    config = WorkerConfig(0, 1, 0, num_streams=4)
+    dataset = get_val_dataset(
+        str(captions), split_part="train", batch_size=7, worker_config=config, task_encoder=Skipping()
+    )
+    with get_savable_loader(dataset, run=tmp_path / "run") as loader:
+        seen = [keys_of(batch) for _ in range(3) for batch in loader]
+    opened = open_run(str(tmp_path / "run"))
+    assert [named(opened.which(step)[0]) for step in range(len(seen))] == seen
+    assert [each.step for each in opened.when(seen[0][0])] == [
+        step for step, keys in enumerate(seen) if seen[0][0] in keys
+    ]
+
+
+def test_workers_take_notes(captions, tmp_path):
+    config = WorkerConfig(0, 1, 2)
+    dataset = get_train_dataset(str(captions), worker_config=config, task_encoder=Skipping(), **OPTIONS)
+    with get_savable_loader(dataset, run=tmp_path / "run") as loader:
+        seen = [keys_of(batch) for _, batch in zip(range(12), loader, strict=False)]
+    opened = open_run(str(tmp_path / "run"))
+    assert [named(opened.which(step)[0]) for step in range(12)] == seen
+
+
+def test_steps_to_come_are_planned(captions, tmp_path):
+    train(captions, tmp_path / "a", 1, None, 2)
+    seen, _ = train(captions, tmp_path / "b", 1, None, 30)
+    opened = open_run(str(tmp_path / "a"))
+    answers = [opened.which(step)[0] for step in range(30)]
+    assert [[named(answer)] for answer in answers] == seen
+    assert [answer.recorded for answer in answers] == [True] * 2 + [False] * 28
+    assert [each.step for each in opened.when(seen[20][0][0], until=30)] == [
+        step for step, (keys,) in enumerate(seen) if seen[20][0][0] in keys
+    ]
+
+
+def test_a_crash_loses_no_step_after_the_checkpoint(captions, tmp_path):
+    run = tmp_path / "run"
+    first, states = train(captions, run, 2, None, 4, encoder=Skipping)
+    train(captions, run, 2, states, 9, encoder=Skipping)  # given up
+    again, _ = train(captions, run, 2, states, 5, encoder=Skipping)
+    opened = open_run(str(run))
+    assert [[named(each) for each in opened.which(step)] for step in range(9)] == first + again
+
+
+def test_what_the_records_cannot_answer_is_a_named_error(captions, tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(RunNotFoundError, match="run="):
+        open_run(str(run))
+    train(captions, run, 2, None, 3, encoder=Packing, packing_buffer_size=5)
+    opened = open_run(str(run))
+    with pytest.raises(NotInRunError, match="steps before 3"):
+        opened.which(3)
+    with pytest.raises(NotInRunError, match="0 to 1"):
+        opened.which(0, rank=2)
+    with pytest.raises(NotInRunError, match="before the first"):
+        opened.which(-1)
+    with pytest.raises(NotInRunError, match="whole key"):
+        opened.when("nothing")
+    (log,) = (run / "steps-000000000000/rank-00001").iterdir()
+    log.write_bytes(log.read_bytes()[:-1])
+    with pytest.raises(RunDamagedError, match="rank-00001"):
+        opened.which(0)
+    (run / "run.json").write_text(
+        (run / "run.json").read_text().replace('"seed_offset": 0', '"seed_offset": 1')
+    )
+    with pytest.raises(RunDamagedError, match="digest"):
+        open_run(str(run))
+
+
+def test_the_end_of_the_data_is_a_named_error(captions, tmp_path):
+    config = WorkerConfig(0, 1, 0)
+    dataset = get_val_dataset(str(captions), split_part="train", batch_size=50, worker_config=config)
+    with get_savable_loader(dataset, run=tmp_path / "run") as loader:
+        next(iter(loader))
+    with pytest.raises(NotInRunError, match="ends before"):
+        open_run(str(tmp_path / "run")).which(3)
+
+
+def test_another_run_and_a_changed_dataset_are_refused(tmp_path):
+    path = prepared_captioning_dataset(
+        tmp_path / "data", shards=3, samples_per_shard=20, split_ratio=(3, 0, 0)
+    )
+    train(path, tmp_path / "run", 1, None, 2)
+    with pytest.raises(RunMismatchError, match="other data or options"):
+        train(path, tmp_path / "run", 1, None, 2, batch_size=5)
+    write_shards(path, shards=3, samples_per_shard=19, parts=lambda i: {"jpg": b"x", "txt": b"x"})
+    from energon_stream.index.prepare import prepare_dataset
+
+    prepare_dataset(str(path), split_ratio=(3, 0, 0), dataset_yaml=CAPTIONING_YAML, force=True)
+    with pytest.raises(RunMismatchError, match="as it was"):
+        open_run(str(tmp_path / "run")).which(0)
+
+
+def test_the_commands_print_steps(captions, tmp_path):
+    run = str(tmp_path / "run")
+    seen, _ = train(captions, run, 1, None, 3)
+    answer = CliRunner().invoke(main, ["which", run, "--step", "1", "--show"])
+    assert answer.exit_code == 0, answer.output
+    assert "Step 1, rank 0" in answer.output
+    assert "caption" in answer.output
+    answer = CliRunner().invoke(main, ["which", run, "--step", "1", "--rank", "0", "--json"])
+    (found,) = json.loads(answer.output)["ranks"]
+    assert [f"{each['shard']}/{each['key']}" for each in found["samples"]] == seen[1][0]
+    answer = CliRunner().invoke(main, ["when", run, "--sample", seen[2][0][0]])
+    assert "Step 2, rank 0" in answer.output, answer.output
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_skipping_is_advancing(data):
+    def leaf(number):
+        counts = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
+        starts = [sum(counts[:place]) for place in range(len(counts) + 1)]
+        order = OrderSpec(
+            data.draw(st.sampled_from([None, 4, 10])),
+            data.draw(st.sampled_from([0, 12])),
+            *data.draw(st.sampled_from([(1, None), (1, 1), (4, 2), (3, -1)])),
+        )
+        return LeafPlan(number, np.array(starts), order)
+
+    leaves = (leaf(0), leaf(1))
+    plan = data.draw(
+        st.sampled_from(
+            [
+                leaves[0],
+                RepeatPlan(leaves[0]),
+                RepeatPlan(leaves[1], 2.5),
+                BlendPlan((RepeatPlan(leaves[0]), RepeatPlan(leaves[1])), (1.0, 2.0)),
+                RepeatPlan(BlendPlan(leaves, (1.0, 1.0))),
+            ]
+        )
+    )
+    schedule = build_schedule(plan, num_streams=1, stream=0, key=3)
+    cursor = schedule.advance(schedule.begin(), data.draw(st.integers(0, 50)))
+    count = data.draw(st.integers(0, 3000))
+    module = sys.modules[skip.__module__]
+    with patch.object(module, "_NEAR", 1):
+        assert skip(schedule, cursor, count) == schedule.advance(cursor, count)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 18), st.integers(0, 1 << 40))))
+def test_references_are_packed(refs):
+    assert unpack_refs(pack_refs(refs)) == refs
+
+
+@given(st.integers(1, 4), st.lists(st.integers(0, 3), max_size=12))
+def test_turns_are_those_of_a_rotation(streams, lengths):
+    from energon_stream.pipeline.engine import Rotation
+
+    rotation = Rotation(tuple(range(streams)), streams)
+    left = dict(zip(range(streams), [*lengths, 1, 2, 3, 4], strict=False))
+    batches, ends, seen = dict.fromkeys(range(streams), 0), [], []
+    while rotation.passes < 1:
+        stream = rotation.current()
+        if not left[stream]:
+            ends.append((len(seen), stream))
+            rotation.end_stream()
+            continue
+        left[stream] -= 1
+        seen.append((stream, batches[stream]))
+        batches[stream] += 1
+        rotation.advance()
+    turns = Turns(0, tuple(range(streams)), (0,) * streams, 0, frozenset(), ends)
+    for step, (stream, batch) in enumerate(seen):
+        found, before = turns.before(step)
+        assert (found, before[found]) == (stream, batch)
+        assert turns.step_of(stream, batch, len(seen)) == step
+
+
+def test_mixtures_that_change_are_refused(captions, tmp_path):
+    def opened(**options):
+        dataset = get_train_dataset(
+            str(tmp_path / "mix.yaml"),
+            batch_size=2,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+            worker_config=WorkerConfig(0, 1, 0),
+            **options,
+        )
+        return get_savable_loader(dataset, run=tmp_path / "run")
+
+    lines = ["__module__: megatron.energon", "__class__: MetadatasetV2", "splits:", "  train:", "    blend:"]
+    texts = [f"      - {{path: {captions}, weight: {weight}}}" for weight in ("1", "{0: 1, 5: 2}")]
+    (tmp_path / "mix.yaml").write_text("\n".join([*lines, texts[0]]))
+    with opened() as loader, pytest.raises(ConfigError, match="recorded cannot change"):
+        loader.set_weights({"captions": 1})
+    with pytest.raises(ConfigError, match="even draws"):
+        opened(draws="even")
+    (tmp_path / "mix.yaml").write_text("\n".join([*lines, texts[1]]))
+    with pytest.raises(ConfigError, match="weights change"):
+        opened()
