@@ -345,12 +345,12 @@ def test_mixtures_that_change_are_refused(captions, tmp_path):
         return get_savable_loader(dataset, run=tmp_path / "run")
 
     lines = ["__module__: megatron.energon", "__class__: MetadatasetV2", "splits:", "  train:", "    blend:"]
-    texts = [f"      - {{path: {captions}, weight: {weight}}}" for weight in ("1", "{0: 1, 5: 2}")]
-    (tmp_path / "mix.yaml").write_text("\n".join([*lines, texts[0]]))
+    texts = [f"      - {{path: {captions}, weight: {weight}}}" for weight in ("1", "2", "{0: 1, 5: 2}")]
+    (tmp_path / "mix.yaml").write_text("\n".join([*lines, *texts[:2]]))
     with opened() as loader, pytest.raises(ConfigError, match="recorded cannot change"):
         loader.set_weights({"captions": 1})
     with pytest.raises(ConfigError, match="even draws"):
         opened(draws="even")
-    (tmp_path / "mix.yaml").write_text("\n".join([*lines, texts[1]]))
+    (tmp_path / "mix.yaml").write_text("\n".join([*lines, *texts[1:]]))
     with pytest.raises(ConfigError, match="weights change"):
         opened()
