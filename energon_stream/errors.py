@@ -6,6 +6,7 @@
     ├── ConfigError (ValueError)            an argument, or a combination of arguments, cannot work
     │   ├── AliasError                      ``megatron.energon`` cannot become a name of this library
     │   │   └── MissingNameError (ImportError)  a name of ``megatron.energon`` is not offered
+    │   ├── CapacityError                   samples and the capacity of packs do not fit
     │   ├── CacheDirectoryError (OSError)   the cache directory is not safe, or its file system has no locks
     │   ├── EmptyStreamError                there are more streams than samples
     │   ├── MissingPackageError (ImportError)  an optional package is not installed
@@ -29,6 +30,9 @@
     │   ├── IndexMismatchError              an index and its tar disagree
     │   ├── ChecksumError                   a sample has other bytes than when it was prepared
     │   ├── DuplicateKeyError               two samples share a key
+    │   ├── CostsError                      costs of samples are damaged or no lengths
+    │   │   ├── MissingCostsError           the dataset has no such costs
+    │   │   └── StaleCostsError             shards were added or changed since they were computed
     │   ├── SourceError                     a dataset of another format cannot be read
     │   └── EmptyDatasetError               a split part has no samples
     ├── SampleError (ValueError)            one sample could not be used; handlers may skip it
@@ -65,10 +69,12 @@ __all__ = [
     "BadAnswerError",
     "BadShardsError",
     "CacheDirectoryError",
+    "CapacityError",
     "ChecksumError",
     "ColumnError",
     "ConfigError",
     "CorruptTarError",
+    "CostsError",
     "DatasetError",
     "DecodeError",
     "DuplicateKeyError",
@@ -81,6 +87,7 @@ __all__ = [
     "IndexMismatchError",
     "LimitError",
     "MetadataError",
+    "MissingCostsError",
     "MissingFileError",
     "MissingNameError",
     "MissingPackageError",
@@ -93,6 +100,7 @@ __all__ = [
     "SampleTimeoutError",
     "SkipSample",
     "SourceError",
+    "StaleCostsError",
     "StateError",
     "StateInUseError",
     "StateMismatchError",
@@ -172,6 +180,10 @@ class CacheDirectoryError(ConfigError, OSError):
 
 class EmptyStreamError(ConfigError):
     """Some stream would have no samples: there are more streams than samples."""
+
+
+class CapacityError(ConfigError):
+    """A sample is longer than the capacity of a pack, or no sample fits."""
 
 
 class MissingPackageError(ConfigError, ImportError):
@@ -291,6 +303,18 @@ class DuplicateKeyError(DatasetError):
 
 class SourceError(DatasetError):
     """A dataset of another format, which is converted, is damaged or not of that format."""
+
+
+class CostsError(DatasetError):
+    """The costs of a dataset's samples are damaged, or no lengths."""
+
+
+class MissingCostsError(CostsError):
+    """A dataset has no costs of a name."""
+
+
+class StaleCostsError(CostsError):
+    """Shards were added or changed since their costs were computed."""
 
 
 class EmptyDatasetError(DatasetError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
@@ -45,7 +45,11 @@ from energon_stream.schedule import (
     ConcatPlan,
     Cursor,
     CursorCodec,
+    JobPacks,
     LeafPlan,
+    PackedSchedule,
+    PackSpec,
+    Piece,
     Plan,
     Refs,
     RepeatPlan,
@@ -62,6 +66,8 @@ from energon_stream.schedule import (
 from energon_stream.storage import shared_fetcher
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from energon_stream.index.dataset import DatasetIndex
     from energon_stream.pipeline.leaf import Leaf
     from energon_stream.read.locator import Locator, RawSample
@@ -83,6 +89,23 @@ class _Resources:
     def __init__(self, dataset: ReaderDataset) -> None:
         self.fetcher = shared_fetcher(dataset.options.in_flight)  # one for all datasets of a mixture
         self.locators = dataset.open_locators(OffsetCache())
+
+
+PIECE = "Piece"
+"""Kind of the keys of samples in planned packs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackPlan:
+    """Planned packing of a reader dataset: the options, and the length of each sample of each leaf."""
+
+    spec: PackSpec
+    costs: tuple[npt.NDArray[np.integer[Any]], ...] = field(repr=False, compare=False)
+    digest: str  # of the costs
+
+    def describe(self) -> dict[str, Any]:
+        """Return the options as plain values, with a hash of the lengths."""
+        return {**self.spec.describe(), "costs": self.digest}
 
 
 class _ReaderNode:
@@ -108,7 +131,7 @@ class _ReaderNode:
     def next(self) -> Item | End:
         while True:
             try:
-                raw = self._reader.next()
+                raw = self._read()
             except StorageError as error:
                 self._guard.failed(error, None)
                 continue
@@ -117,7 +140,7 @@ class _ReaderNode:
                 self._reader.restart(self._schedule.begin(self._epoch))
                 return END
             try:
-                item = self._make(raw)
+                item = self._labelled(self._make(raw))
             except SkipSample:
                 continue
             except Exception as error:
@@ -127,11 +150,51 @@ class _ReaderNode:
                 self._guard.succeeded()
             return item
 
+    def _read(self) -> RawSample | None:
+        return self._reader.next()
+
+    def _labelled(self, item: Item) -> Item:
+        return item
+
     def state(self) -> State:
         return {"epoch": self._epoch, "at": self._cursors.pack(self._reader.cursor())}
 
     def close(self) -> None:
         self._reader.close()
+
+
+class _PackedReaderNode(_ReaderNode):
+    """A reader of planned packs. Its keys have the pack and the piece of each sample."""
+
+    _schedule: PackedSchedule
+    _piece: Piece
+
+    def _read(self) -> RawSample | None:
+        before = self._reader.cursor()
+        raw = self._reader.next()
+        if raw is not None:  # excluded samples may have been passed over
+            self._piece = self._schedule.piece(self._schedule.advance(before, self._reader.since - 1))
+        return raw
+
+    def _labelled(self, item: Item) -> Item:
+        return new_item((item.value, piece_key(item.key, self._piece)))
+
+
+def piece_key(key: RestoreKey, piece: Piece) -> RestoreKey:
+    """Return the key of a sample in a planned pack; :func:`piece_of` finds the piece in it."""
+    return (PIECE, piece.pack, key, piece.place, piece.count, piece.start, piece.stop)
+
+
+def piece_of(key: Any) -> Piece | None:
+    """Return the piece that an element was made of; None if it is of no planned pack.
+
+    The third entry of an operator's key is the key of the element that it was made of.
+    """
+    while isinstance(key, (list, tuple)) and len(key) > 2 and isinstance(key[2], (list, tuple)):
+        if key[0] == PIECE:
+            return Piece(key[1], *key[3:7])
+        key = key[2]
+    return None
 
 
 def _is_one_pass(plan: Plan) -> bool:
@@ -148,6 +211,7 @@ class ReaderDataset(SavableDataset[Any]):
         plan: The order of the samples.
         worker_config: The job's configuration.
         options: Limits of the look-ahead.
+        packing: Planned packing; None for the order of the plan itself.
         failure_tolerance: Undecodable samples in a row that end the run; 0 tolerates any number.
     """
 
@@ -158,8 +222,11 @@ class ReaderDataset(SavableDataset[Any]):
         *,
         worker_config: WorkerConfig,
         options: ReadOptions | None = None,
+        packing: PackPlan | None = None,
         failure_tolerance: int = 100,
     ) -> None:
+        self.packing = packing
+        self._packs: PerProcess[JobPacks] = PerProcess(drop_inherited=True)
         self.leaves = tuple(leaves)
         self.plan = plan
         self.worker_config = worker_config
@@ -205,9 +272,19 @@ class ReaderDataset(SavableDataset[Any]):
             shards: Number of shards of each leaf; None for the current ones. See :meth:`plan_of`.
         """
         config = self.worker_config
+        if self.packing is not None:
+            return PackedSchedule(self._packs.map(path, lambda: self._job_packs(path)), stream)
         plan = self.plan if shards is None else self.plan_of(shards)
         key = derive_key(config.seed_offset, stream, path, "source")
         return build_schedule(plan, num_streams=config.num_streams, stream=stream, key=key)
+
+    def _job_packs(self, path: str) -> JobPacks:
+        packing, config = self.packing, self.worker_config
+        if packing is None:
+            raise TypeError("the dataset has no planned packing")
+        key = derive_key(config.seed_offset, path, "packs")
+        job = build_schedule(self.plan, num_streams=1, stream=0, key=key)
+        return JobPacks(job, packing.spec, packing.costs, config.num_streams, key)
 
     def read_cursor(
         self, state: State, context: Context, schedule: Schedule, cursors: CursorCodec
@@ -228,6 +305,8 @@ class ReaderDataset(SavableDataset[Any]):
 
     def require_samples_in_every_stream(self) -> None:
         """Check that no stream is empty. Raises EmptyStreamError if there are more streams than samples."""
+        if self.packing is not None:
+            return  # packs are dealt, and no share of the samples
         samples = sum(leaf.num_samples for leaf in leaves(self.plan))
         streams = self.worker_config.num_streams
         largest = max((leaf.num_samples for leaf in leaves(self.plan)), default=0)
@@ -240,7 +319,8 @@ class ReaderDataset(SavableDataset[Any]):
 
     def make_node(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
-        node = _ReaderNode(self, context, state)
+        made = _ReaderNode if self.packing is None else _PackedReaderNode
+        node = made(self, context, state)
         return LoggingReader(node, context) if self.worker_config.should_log(1) else node
 
     def make(self, raw: RawSample) -> Item:
@@ -264,6 +344,8 @@ class ReaderDataset(SavableDataset[Any]):
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Read samples by their keys, with as few requests as possible."""
+        pieces = [None if self.packing is None else piece_of(key) for key in keys]
+        keys = [key if piece is None else key[2] for key, piece in zip(keys, pieces, strict=True)]
         for key in keys:
             if not self._is_key(key):
                 raise foreign_key(self, key)
@@ -274,13 +356,14 @@ class ReaderDataset(SavableDataset[Any]):
         resources = self.resources()
         raws = fetch_samples(resources.locators, refs, resources.fetcher, self.options.share(context.readers))
         items = []
-        for key, raw in zip(keys, raws, strict=True):
+        for key, piece, raw in zip(keys, pieces, raws, strict=True):
             if raw is None:
                 raise StateMismatchError(
                     f"the dataset excludes sample {key!r}",
                     hint="restore with the split.yaml that it was saved with",
                 )
-            items.append(self.make(raw))
+            item = self.make(raw)
+            items.append(item if piece is None else new_item((item.value, piece_key(item.key, piece))))
         return items
 
     def _is_key(self, key: Any) -> bool:
@@ -298,7 +381,7 @@ class ReaderDataset(SavableDataset[Any]):
         stream as a whole, of datasets with one pass.
         """
         length = self.schedule(stream).length
-        if length is None or not _is_one_pass(self.plan):
+        if self.packing is not None or length is None or not _is_one_pass(self.plan):
             return length
         return length - self._excluded(stream)
 
@@ -319,9 +402,10 @@ class ReaderDataset(SavableDataset[Any]):
         """Describe the plan and identify the data; ``shards`` as in :meth:`plan_of`."""
         counted = self.shards if shards is None else shards
         described = zip(self.leaves, counted, strict=False)  # the last leaves may be new
+        plan = describe_plan(self.plan_of(counted))
         config: ReaderConfig = {
             "type": "ReaderDataset",
-            "plan": describe_plan(self.plan_of(counted)),
+            "plan": plan if self.packing is None else {"packing": self.packing.describe(), "packed": plan},
             "leaves": [_identity(leaf.index, number) for leaf, number in described],
         }
         return {**config}

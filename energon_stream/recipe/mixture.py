@@ -16,6 +16,7 @@ from energon_stream.task import DatasetBlendMode, LoadedDataset
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.leaf import Leaf
+    from energon_stream.pipeline.reader_dataset import PackPlan
     from energon_stream.read.options import ReadOptions
     from energon_stream.recipe.options import DatasetRequest, Shuffling
     from energon_stream.recipe.tree import MixtureItem
@@ -31,6 +32,7 @@ class Mixture:
     plans: tuple[LeafPlan, ...]  # the order of each dataset's samples, numbered by its place
     config: WorkerConfig
     limits: ReadOptions  # of the look-ahead
+    packing: PackPlan | None = None  # planned packing of all datasets together
 
     @property
     def blend_mode(self) -> DatasetBlendMode:
@@ -101,7 +103,9 @@ class Mixture:
         return plan.num_samples * copies * (self.items[number].repetitions or 1.0)
 
     def _dataset(self, leaves: tuple[Leaf, ...], plan: Plan) -> ReaderDataset:
-        return ReaderDataset(leaves, plan, worker_config=self.config, options=self.limits)
+        return ReaderDataset(
+            leaves, plan, worker_config=self.config, options=self.limits, packing=self.packing
+        )
 
     def _loaded(self, dataset: ReaderDataset) -> LoadedDataset:
         return LoadedDataset(dataset, subflavors=self.leaves[0].subflavors if len(self.leaves) == 1 else None)

@@ -23,6 +23,7 @@ from energon_stream.pipeline import (
     RepeatDataset,
     SavableDataset,
 )
+from energon_stream.pipeline.planned_packing import PlannedPackingDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.samples import CrudeSample, OnDemandSample
 from energon_stream.task.clips import clips_ahead
@@ -264,7 +265,10 @@ class PipelineBuilder:
 
         Raises ConfigError if the hooks and arguments do not fit together.
         """
-        if packing_buffer_size is None:
+        readers = [reader for _, reader in find_readers(dataset)]
+        if any(reader.packing is not None for reader in readers):
+            dataset = _planned(self, dataset, worker_config)
+        elif packing_buffer_size is None:
             dataset = _map_hook(self, dataset, "postencode_sample", worker_config)
         else:
             dataset = _packed(self, dataset, packing_buffer_size, worker_config)
@@ -355,6 +359,20 @@ def _packed(
         packer,
         sample_encoder=None if encoder._hook_does_nothing("postencode_sample") else post,
         pre_packer_failure_tolerance=_tolerance(encoder, selector),
+        final_packer_failure_tolerance=_tolerance(encoder, packer),
+        sample_encoder_failure_tolerance=_tolerance(encoder, post),
+        worker_config=config,
+    )
+
+
+def _planned(
+    encoder: PipelineBuilder, dataset: SavableDataset[Any], config: WorkerConfig | None
+) -> SavableDataset[Any]:
+    packer, post = (encoder._hook_function(name) for name in ("pack_selected_samples", "postencode_sample"))
+    return PlannedPackingDataset(
+        dataset,
+        packer,
+        sample_encoder=None if encoder._hook_does_nothing("postencode_sample") else post,
         final_packer_failure_tolerance=_tolerance(encoder, packer),
         sample_encoder_failure_tolerance=_tolerance(encoder, post),
         worker_config=config,
