@@ -161,9 +161,9 @@ def read_costs(url_or_path: str, name: str, *, storage_options: Mapping[str, Any
     Example:
         >>> from energon_stream import compute_costs, read_costs
         >>> compute_costs("texts", "bytes", lambda sample: len(sample["txt"])).samples
-        32
+        64
         >>> len(read_costs("texts", "bytes"))
-        32
+        64
     """
     store = StoreSpec(url_or_path, storage_options).open()
     return _fresh(store, name, read_info(store))

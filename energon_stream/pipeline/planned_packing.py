@@ -1,4 +1,4 @@
-"""Packs that were planned before their samples were read: gathers the samples of each, and makes an element."""
+"""Packs that were planned before their samples were read: gathers the samples of each pack."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ class _PlannedPackingNode(WrapperNode):
         """Take the samples of the next pack."""
         found: list[tuple[Item, Piece]] = []
         while True:
-            item, self._held = self._held or self._inner.next(), None
+            item = self._inner.next() if self._held is None else self._held
+            self._held = None
             if isinstance(item, End):
                 self._ended = True
                 return found
@@ -174,6 +175,25 @@ class _PlannedPackingNode(WrapperNode):
 
 class PlannedPackingDataset(Wrapper[Any]):
     """Makes one element of the samples of each planned pack. ``get_train_dataset(packing=…)`` makes it.
+
+    Example:
+        >>> from energon_stream import DefaultTaskEncoder, PlannedPacking, get_train_dataset
+        >>> from energon_stream import PlannedPackingDataset, WorkerConfig, stateless
+        >>> class Packs(DefaultTaskEncoder):
+        ...     @stateless
+        ...     def pack_selected_samples(self, samples):
+        ...         return samples.cu_seqlens.tolist()
+        >>> dataset = get_train_dataset(
+        ...     "texts",
+        ...     batch_size=None,
+        ...     shuffle_buffer_size=None,
+        ...     max_samples_per_sequence=None,
+        ...     worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        ...     task_encoder=Packs(),
+        ...     packing=PlannedPacking(cost=[3] * 48, capacity=8),
+        ... )
+        >>> isinstance(dataset, PlannedPackingDataset), next(iter(dataset))
+        (True, [0, 3, 6])
 
     Args:
         dataset: A pipeline on one reader dataset that has planned packs. Its operators return one element of

@@ -46,7 +46,7 @@ def pack_lengths(lengths: Int64Array, capacity: int, packs: int | None = None) -
     """
     most = len(lengths) if packs is None else packs
     order = np.argsort(-lengths, kind="stable")
-    # A pack is one integer, its room and its number, so that a sorted list finds the fullest one by bisection.
+    # A pack is one integer, its room and its number: bisection of a sorted list finds the fullest.
     step = len(lengths) + 1
     rooms: list[int] = []
     opened = 0
@@ -76,9 +76,9 @@ def pack_loads(lengths: Int64Array, pack: Int64Array, packs: int, load: Load) ->
         [53.0, 25.0]
     """
     if load == "linear":
-        return np.bincount(pack, weights=lengths, minlength=packs)
+        return np.bincount(pack, weights=lengths, minlength=packs).astype(np.float64)
     if load == "quadratic":
-        return np.bincount(pack, weights=lengths.astype(np.float64) ** 2, minlength=packs)
+        return np.bincount(pack, weights=lengths.astype(np.float64) ** 2, minlength=packs).astype(np.float64)
     order = np.argsort(pack, kind="stable")
     ends = np.cumsum(np.bincount(pack, minlength=packs))
     groups = np.split(lengths[order], ends[:-1])

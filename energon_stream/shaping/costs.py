@@ -150,15 +150,16 @@ def compute_costs(
         run = partial(_of_shard, spec, call)
         results = (engine or LocalEngine(0)).map(run, tasks, in_order=True, on_done=on_done)
         made = dict(zip([entry.path for entry in tasks], results, strict=True))
+        kept.update(made)
         for mark, _ in marked:
-            own = kept.get(mark.path, made.get(mark.path))
+            own = kept[mark.path]
             if len(own) != mark.count:
                 raise CostsError(
                     f"{mark.path} has {len(own)} samples, and its index {mark.count}",
                     where=store.url,
                     hint="run `energon-stream prepare` again",
                 )
-        found = np.concatenate([kept.get(mark.path, made.get(mark.path)) for mark, _ in marked])
+        found = np.concatenate([kept[mark.path] for mark, _ in marked])
         found, computed = check_values(found.astype(np.float64), where), len(tasks)
     if not (found % 1).any():
         found = found.astype(np.int64)
