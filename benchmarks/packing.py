@@ -1,7 +1,8 @@
-"""Fill rates of the ready-made packers, and the balance of planned packs: ``python benchmarks/packing.py``."""
+"""Fill of the ready-made packers, and balance of planned packs: ``python benchmarks/packing.py``."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import sysconfig
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energon_stream.schedule import JobPacks, LeafPlan, OrderSpec, PackSpec, build_schedule
+from energon_stream.schedule import JobPacks, LeafPlan, OrderSpec, PackSpec, RepeatPlan, build_schedule
 from energon_stream.task.packers import best_fit_decreasing, first_fit, histogram_pack
 
 CAPACITY, BUFFER = 4096, 1000
@@ -28,30 +29,27 @@ def mixed_lengths(count=60_000):
 def text_lengths():
     """Words and signs in the functions and classes of Python's own library."""
     found = []
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*/*.py"))[:900]:
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*/*.py")):
         text = path.read_text(errors="replace")
         found += [len(re.findall(r"\w+|[^\w\s]", part)) for part in text.split("\n\n\n")]
     return np.clip([length for length in found if length], 1, LONG).astype(np.int64)
 
 
-def planned(lengths, windows=2):
+def planned(lengths, windows=4):
     """Return the loads of ranks by step, the fill, and microseconds a sample of planned packs."""
-    plan = LeafPlan(0, np.array([0, len(lengths)]), OrderSpec(100, 0, 16, 1))
+    plan = RepeatPlan(LeafPlan(0, np.array([0, len(lengths)]), OrderSpec(100, 0, 16, 1)))
     spec = PackSpec(LONG, RANKS * MICRO_BATCHES, 8, "quadratic", "error")
     job = JobPacks(build_schedule(plan, num_streams=1, stream=0, key=1), spec, (lengths,), RANKS, 1)
     steps, tokens, samples, cursor = [], 0, 0, job.job.begin()
     begin = time.perf_counter()
     for number in range(windows):
         window = job.window(0, number, cursor)
-        full = len(window.streams[0].ends) == spec.window * MICRO_BATCHES
-        if not full:
-            break
         cursor = window.after
         rows = []
         for own in window.streams:
             sizes = own.stop - own.start
             bounds = [0, *own.ends[MICRO_BATCHES - 1 :: MICRO_BATCHES]]
-            rows.append([float((sizes[a:b] ** 2.0).sum()) for a, b in zip(bounds, bounds[1:], strict=False)])
+            rows.append([float((sizes[a:b] ** 2.0).sum()) for a, b in itertools.pairwise(bounds)])
             tokens, samples = tokens + int(sizes.sum()), samples + len(sizes)
         steps += np.array(rows).T.tolist()
     seconds = time.perf_counter() - begin

@@ -6,7 +6,6 @@
     ├── ConfigError (ValueError)            an argument, or a combination of arguments, cannot work
     │   ├── AliasError                      ``megatron.energon`` cannot become a name of this library
     │   │   └── MissingNameError (ImportError)  a name of ``megatron.energon`` is not offered
-    │   ├── CapacityError                   samples and the capacity of packs do not fit
     │   ├── CacheDirectoryError (OSError)   the cache directory is not safe, or its file system has no locks
     │   ├── EmptyStreamError                there are more streams than samples
     │   ├── MissingPackageError (ImportError)  an optional package is not installed
@@ -30,9 +29,7 @@
     │   ├── IndexMismatchError              an index and its tar disagree
     │   ├── ChecksumError                   a sample has other bytes than when it was prepared
     │   ├── DuplicateKeyError               two samples share a key
-    │   ├── CostsError                      costs of samples are damaged or no lengths
-    │   │   ├── MissingCostsError           the dataset has no such costs
-    │   │   └── StaleCostsError             shards were added or changed since they were computed
+    │   ├── CostsError                      costs of samples are missing, stale, damaged or no lengths
     │   ├── SourceError                     a dataset of another format cannot be read
     │   └── EmptyDatasetError               a split part has no samples
     ├── SampleError (ValueError)            one sample could not be used; handlers may skip it
@@ -69,7 +66,6 @@ __all__ = [
     "BadAnswerError",
     "BadShardsError",
     "CacheDirectoryError",
-    "CapacityError",
     "ChecksumError",
     "ColumnError",
     "ConfigError",
@@ -87,7 +83,6 @@ __all__ = [
     "IndexMismatchError",
     "LimitError",
     "MetadataError",
-    "MissingCostsError",
     "MissingFileError",
     "MissingNameError",
     "MissingPackageError",
@@ -100,7 +95,6 @@ __all__ = [
     "SampleTimeoutError",
     "SkipSample",
     "SourceError",
-    "StaleCostsError",
     "StateError",
     "StateInUseError",
     "StateMismatchError",
@@ -180,10 +174,6 @@ class CacheDirectoryError(ConfigError, OSError):
 
 class EmptyStreamError(ConfigError):
     """Some stream would have no samples: there are more streams than samples."""
-
-
-class CapacityError(ConfigError):
-    """A sample is longer than the capacity of a pack, or no sample fits."""
 
 
 class MissingPackageError(ConfigError, ImportError):
@@ -306,15 +296,7 @@ class SourceError(DatasetError):
 
 
 class CostsError(DatasetError):
-    """The costs of a dataset's samples are damaged, or no lengths."""
-
-
-class MissingCostsError(CostsError):
-    """A dataset has no costs of a name."""
-
-
-class StaleCostsError(CostsError):
-    """Shards were added or changed since their costs were computed."""
+    """The costs of samples are missing, older than the shards, damaged, or no lengths."""
 
 
 class EmptyDatasetError(DatasetError):

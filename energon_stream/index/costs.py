@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.errors import CostsError, MissingCostsError, ObjectNotFoundError, StaleCostsError
+from energon_stream.errors import CostsError, ObjectNotFoundError
 from energon_stream.index.checksums import digest
 from energon_stream.index.metadata import META_FOLDER, load_document, read_info
 from energon_stream.index.prepare import find_shards
@@ -120,7 +120,7 @@ class SavedCosts:
 def load_costs(store: Store, name: str) -> SavedCosts:
     """Read costs, whatever shards there are now.
 
-    Raises MissingCostsError if there are none, and CostsError if they are damaged.
+    Raises CostsError if there are none, or they are damaged.
     """
     numbers, record = paths_of(name)
     where = f"{store.url}/{numbers}"
@@ -129,7 +129,7 @@ def load_costs(store: Store, name: str) -> SavedCosts:
         found = load_document(store.get(record).data, f"{store.url}/{record}")
         data = bytes(store.get(numbers).data)
     except ObjectNotFoundError as error:
-        raise MissingCostsError(f"the dataset has no costs {name!r}", where=where, hint=again) from error
+        raise CostsError(f"the dataset has no costs {name!r}", where=where, hint=again) from error
     try:
         if found["format"] != _FORMAT or digest(data) != found["content"]:
             raise ValueError("the numbers are not those of their record")
@@ -154,9 +154,7 @@ def read_costs(url_or_path: str, name: str, *, storage_options: Mapping[str, Any
         storage_options: Credentials and the like for the URL's file system.
 
     Raises:
-        MissingCostsError: The dataset has no costs of that name.
-        StaleCostsError: Shards were added or changed since.
-        CostsError: The costs are damaged.
+        CostsError: There are no costs of that name, shards were added or changed since, or they are damaged.
 
     Example:
         >>> from energon_stream import compute_costs, read_costs
@@ -179,7 +177,7 @@ def _fresh(store: Store, name: str, counts: Mapping[str, int]) -> Costs:
             if changed
             else (f"there were {len(saved.marks)} shards and are {len(present)}")
         )
-        raise StaleCostsError(
+        raise CostsError(
             f"the costs {name!r} are older than the shards: {what}",
             where=f"{store.url}/{paths_of(name)[0]}",
             hint="run `energon-stream cost` again; only new and changed shards are read",
@@ -191,7 +189,7 @@ def costs_of(index: WebDatasetIndex, name: str) -> Costs:
     """Return the costs of the samples of a split part; raises what :func:`read_costs` does."""
     store = index.spec.open()
     if index.every is None or index.plain is not None:
-        raise MissingCostsError("only prepared folders of tars have costs", where=store.url)
+        raise CostsError("only prepared folders of tars have costs", where=store.url)
     values = _fresh(store, name, read_info(store))
     parts = zip(index.every.first.tolist(), index.shard_counts.tolist(), strict=True)
     return np.concatenate([values[first : first + count] for first, count in parts])

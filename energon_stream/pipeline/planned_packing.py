@@ -14,7 +14,8 @@ from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.map import RunningGenerator, call_again
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
 from energon_stream.pipeline.packing import _as_key
-from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers, piece_of
+from energon_stream.pipeline.pieces import piece_of
+from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.schedule import PackedSchedule
 from energon_stream.schedule.saved import damaged
 
@@ -112,9 +113,10 @@ class _PlannedPackingNode(WrapperNode):
     def _gather(self) -> list[tuple[Item, Piece]]:
         """Take the samples of the next pack."""
         found: list[tuple[Item, Piece]] = []
+        held, self._held = self._held, None
         while True:
-            item = self._inner.next() if self._held is None else self._held
-            self._held = None
+            item: Item | End = self._inner.next() if held is None else held
+            held = None
             if isinstance(item, End):
                 self._ended = True
                 return found

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 import numpy as np
 
-from energon_stream.drawing import SHOWN, Box
+from energon_stream.drawing import Box
 from energon_stream.errors import (
     EmptyStreamError,
     SkipSample,
@@ -34,6 +34,8 @@ from energon_stream.pipeline.node import (
     new_item,
     read_state,
 )
+from energon_stream.pipeline.pieces import PackPlan, piece_key, piece_of
+from energon_stream.pipeline.plan_drawing import draw_plan
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.open import open_locator
@@ -41,18 +43,15 @@ from energon_stream.read.options import ReadOptions
 from energon_stream.rng import derive_key
 from energon_stream.samples import CrudeSample
 from energon_stream.schedule import (
-    BlendPlan,
     ConcatPlan,
     Cursor,
     CursorCodec,
     JobPacks,
     LeafPlan,
     PackedSchedule,
-    PackSpec,
     Piece,
     Plan,
     Refs,
-    RepeatPlan,
     Schedule,
     build_schedule,
     check_cursor,
@@ -66,8 +65,6 @@ from energon_stream.schedule import (
 from energon_stream.storage import shared_fetcher
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from energon_stream.index.dataset import DatasetIndex
     from energon_stream.pipeline.leaf import Leaf
     from energon_stream.read.locator import Locator, RawSample
@@ -89,23 +86,6 @@ class _Resources:
     def __init__(self, dataset: ReaderDataset) -> None:
         self.fetcher = shared_fetcher(dataset.options.in_flight)  # one for all datasets of a mixture
         self.locators = dataset.open_locators(OffsetCache())
-
-
-PIECE = "Piece"
-"""Kind of the keys of samples in planned packs."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackPlan:
-    """Planned packing of a reader dataset: the options, and the length of each sample of each leaf."""
-
-    spec: PackSpec
-    costs: tuple[npt.NDArray[np.integer[Any]], ...] = field(repr=False, compare=False)
-    digest: str  # of the costs
-
-    def describe(self) -> dict[str, Any]:
-        """Return the options as plain values, with a hash of the lengths."""
-        return {**self.spec.describe(), "costs": self.digest}
 
 
 class _ReaderNode:
@@ -178,23 +158,6 @@ class _PackedReaderNode(_ReaderNode):
 
     def _labelled(self, item: Item) -> Item:
         return new_item((item.value, piece_key(item.key, self._piece)))
-
-
-def piece_key(key: RestoreKey, piece: Piece) -> RestoreKey:
-    """Return the key of a sample in a planned pack; :func:`piece_of` finds the piece in it."""
-    return (PIECE, piece.pack, key, piece.place, piece.count, piece.start, piece.stop)
-
-
-def piece_of(key: Any) -> Piece | None:
-    """Return the piece that an element was made of; None if it is of no planned pack.
-
-    The third entry of an operator's key is the key of the element that it was made of.
-    """
-    while isinstance(key, (list, tuple)) and len(key) > 2 and isinstance(key[2], (list, tuple)):
-        if key[0] == PIECE:
-            return Piece(key[1], *key[3:7])
-        key = key[2]
-    return None
 
 
 def _is_one_pass(plan: Plan) -> bool:
@@ -412,26 +375,9 @@ class ReaderDataset(SavableDataset[Any]):
 
     def drawing(self) -> Box:
         """Return the mixture as boxes: ``0.75: captions [train], 0.25: texts [train]``."""
-        box = _draw(self.plan, self.leaves)
+        box = draw_plan(self.plan, self.leaves)
         name = type(self).__name__
         return replace(box, title=name) if box.inner and not box.title else Box(name, inner=(box,))
-
-
-def _draw(plan: Plan, datasets: Sequence[Leaf]) -> Box:
-    if isinstance(plan, LeafPlan):
-        index = datasets[plan.leaf].index
-        return Box(f"{index.spec.url} [{index.split_part}]")
-    if isinstance(plan, RepeatPlan):
-        box = _draw(plan.child, datasets)
-        return (
-            box
-            if plan.repeats is None
-            else replace(box, title=f"{plan.repeats:g} x {box.title or 'mixture'}")
-        )
-    inner = tuple(_draw(child, datasets) for child in plan.children[:SHOWN])
-    if isinstance(plan, BlendPlan):
-        inner = tuple(box.labelled(f"{weight:g}") for box, weight in zip(inner, plan.weights, strict=False))
-    return Box("", inner=inner, more=max(0, len(plan.children) - SHOWN))
 
 
 def find_readers(dataset: SavableDataset[Any], path: str = "") -> Iterator[tuple[str, ReaderDataset]]:

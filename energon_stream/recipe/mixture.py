@@ -16,7 +16,7 @@ from energon_stream.task import DatasetBlendMode, LoadedDataset
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.leaf import Leaf
-    from energon_stream.pipeline.reader_dataset import PackPlan
+    from energon_stream.pipeline.pieces import PackPlan
     from energon_stream.read.options import ReadOptions
     from energon_stream.recipe.options import DatasetRequest, Shuffling
     from energon_stream.recipe.tree import MixtureItem

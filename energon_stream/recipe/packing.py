@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from energon_stream.errors import CapacityError, ConfigError, CostsError, MissingCostsError
+from energon_stream.errors import ConfigError, CostsError
 from energon_stream.index.costs import check_values, costs_of
 from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.pipeline.reader_dataset import PackPlan
+from energon_stream.pipeline.pieces import PackPlan
 from energon_stream.schedule import PackSpec
 from energon_stream.schedule.planned import Overlong
 
@@ -83,8 +83,7 @@ def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetReques
     """Return the planned packing of a mixture.
 
     Raises:
-        ConfigError: The options exclude each other.
-        CapacityError: A sample is longer than the capacity, or no sample fits.
+        ConfigError: The options exclude each other, a sample is longer than the capacity, or no sample fits.
         CostsError: Lengths are missing, stale, damaged or no whole numbers.
     """
     if request.packing_buffer_size is not None:
@@ -131,7 +130,7 @@ def _place(index: DatasetIndex) -> str:
 
 def _named(index: DatasetIndex, name: str) -> Any:
     if not isinstance(index, WebDatasetIndex):
-        raise MissingCostsError("only prepared folders of tars have costs", where=_place(index))
+        raise CostsError("only prepared folders of tars have costs", where=_place(index))
     return costs_of(index, name)
 
 
@@ -162,7 +161,7 @@ def _check_fit(values: Any, first: int, index: DatasetIndex, packing: PlannedPac
     too_long = values > packing.capacity
     if packing.overlong == "error" and too_long.any():
         worst = int(np.argmax(values))
-        raise CapacityError(
+        raise ConfigError(
             f"{int(too_long.sum())} samples are longer than {packing.capacity}; sample {first + worst} has "
             f"{values[worst]}",
             where=_place(index),
@@ -170,7 +169,7 @@ def _check_fit(values: Any, first: int, index: DatasetIndex, packing: PlannedPac
         )
     usable = values > 0 if packing.overlong == "split" else (values > 0) & ~too_long
     if not usable.any():
-        raise CapacityError(
+        raise ConfigError(
             f"no sample has a length from 1 to {packing.capacity}",
             where=_place(index),
             hint="raise the capacity, or correct the costs",

@@ -6,7 +6,6 @@ Nothing here reads, draws without a key, or knows of datasets.
 from __future__ import annotations
 
 import heapq
-import itertools
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -21,10 +20,12 @@ if TYPE_CHECKING:
 Load: TypeAlias = Literal["linear", "quadratic"] | Callable[["Int64Array"], float]
 """Work of a pack: the sum of its lengths, the sum of their squares, or a function of the lengths."""
 
-EVEN = 1.01
-"""Largest load over the mean at which packs count as evenly dealt."""
-_EVEN_ENOUGH = 1.03
-"""Largest load over the mean with which a window is dealt at once; else other ways are tried."""
+_EVEN = 1.02
+"""Largest load over the mean of ranks with which a window is dealt at once; else other levels are tried."""
+_EVEN_ENOUGH = 1.04
+"""The same with which no smaller number of ranks is tried."""
+_EVENEST = 1.005
+"""The same at which swaps end."""
 _MOST_SWAPS = 4
 """Swaps for each rank that make the loads of a step more even, at most."""
 
@@ -114,7 +115,7 @@ def balance(loads: Float64Array, sizes: Sequence[int]) -> Int64Array:
             heapq.heappush(lightest, (total + values[pack], number))
     sums = np.bincount(bins, weights=loads, minlength=len(sizes))
     # With bins of unequal sizes, the larger ones have more to do anyway.
-    target = EVEN**0.5 * sums.mean()
+    target = _EVENEST * sums.mean()
     for _ in range(_MOST_SWAPS * len(sizes)):
         heaviest = int(np.argmax(sums))
         largest = sums[heaviest]
@@ -169,36 +170,44 @@ def deal_to_streams(loads: Float64Array, streams: int, ranks: int) -> tuple[list
     return dealt, float(sums.max() / sums.mean()) if sums.any() else 1.0
 
 
-def deal_to_steps(loads: Float64Array, steps: int, key: int, levels: int = 1) -> Int64Array:
+def deal_to_steps(loads: Float64Array, levels: Sequence[int], key: int) -> Int64Array:
     """Deal packs to global steps of equal size.
 
     Packs are sorted by load and cut into levels. Within a level, of as many neighbours as it has steps, each
-    step gets one, by chance. With one level, every step has packs of all loads; with as many levels as steps,
-    each step has packs of much the same load.
+    step gets one, by chance. With one level, every step has packs of all loads; with more, steps have packs
+    of fewer loads.
 
     Args:
         loads: ``float64``, load of each pack; their number is a multiple of the steps.
-        steps: Number of steps.
+        levels: Number of steps of each level, the lightest first.
         key: For the draws.
-        levels: Number of levels, which divides the steps.
 
     Returns:
         ``int64 [steps, packs of a step]``, numbers of packs; steps and rows are in a random order.
     """
-    packs = np.arange(len(loads), dtype=np.int64)
+    packs, steps = np.arange(len(loads), dtype=np.int64), sum(levels)
+    size = len(loads) // steps
     # Equal loads are in a random order, too.
-    ranked = np.lexsort((uniform(derive_key(key, "ties"), packs), loads)).reshape(levels, -1, steps // levels)
-    draws = uniform(derive_key(key, "steps"), packs).reshape(ranked.shape)
-    mixed = np.take_along_axis(ranked, np.argsort(draws, axis=2, kind="stable"), axis=2)
-    rows = mixed.transpose(0, 2, 1).reshape(steps, -1)
-    rows = rows[np.argsort(uniform(derive_key(key, "order"), packs[:steps]), kind="stable")]
+    ranked = np.lexsort((uniform(derive_key(key, "ties"), packs), loads))
+    draws = uniform(derive_key(key, "steps"), packs)
+    rows, begin = [], 0
+    for level in levels:
+        end = begin + level * size
+        places = np.argsort(draws[begin:end].reshape(size, level), axis=1, kind="stable")
+        rows.append(np.take_along_axis(ranked[begin:end].reshape(size, level), places, axis=1).T)
+        begin = end
+    mixed = np.concatenate(rows)
+    mixed = mixed[np.argsort(uniform(derive_key(key, "order"), packs[:steps]), kind="stable")]
     order = np.argsort(uniform(derive_key(key, "rows"), packs).reshape(steps, -1), axis=1, kind="stable")
-    dealt: Int64Array = np.take_along_axis(rows, order, axis=1)
+    dealt: Int64Array = np.take_along_axis(mixed, order, axis=1)
     return dealt
 
 
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+def _levels(steps: int) -> list[list[int]]:
+    """Return the levels that are tried: one, two of all sizes, and more of equal sizes."""
+    halves = sorted(range(1, steps), key=lambda light: (abs(2 * light - steps), light))
+    equal = [[steps // number] * number for number in range(3, steps + 1) if steps % number == 0]
+    return [[steps], *([light, steps - light] for light in halves), *equal]
 
 
 def deal_packs(loads: Float64Array, step: int, streams: int, key: int) -> list[list[int]]:
@@ -222,17 +231,19 @@ def deal_packs(loads: Float64Array, step: int, streams: int, key: int) -> list[l
     last, whole = np.sort(order[:rest]), np.sort(order[rest:])
     best: list[list[list[int]]] = []
     least = np.inf
-    tries = itertools.product(_divisors(streams)[::-1], _divisors(steps)) if steps else ()
-    for ranks, levels in tries:
-        tried, uneven = [], 1.0
-        for row in deal_to_steps(loads[whole], steps, key, levels):
-            dealt, largest = deal_to_streams(loads[whole[row]], streams, ranks)
-            tried.append([whole[row[own]].tolist() for own in dealt])
-            uneven = max(uneven, largest)
-            if uneven >= least:
+    for ranks in (number for number in range(streams, 0, -1) if steps and streams % number == 0):
+        for levels in _levels(steps):
+            tried, uneven = [], 1.0
+            for row in deal_to_steps(loads[whole], levels, key):
+                dealt, largest = deal_to_streams(loads[whole[row]], streams, ranks)
+                tried.append([whole[row[own]].tolist() for own in dealt])
+                uneven = max(uneven, largest)
+                if uneven >= least:
+                    break
+            if uneven < least:
+                best, least = tried, uneven
+            if least <= _EVEN:
                 break
-        if uneven < least:
-            best, least = tried, uneven
         if least <= _EVEN_ENOUGH:
             break
     if rest:

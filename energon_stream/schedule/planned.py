@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from energon_stream.errors import CapacityError
+from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
 from energon_stream.schedule.base import Cursor, Refs, Schedule
 from energon_stream.schedule.packing import Load, deal_packs, pack_lengths, pack_loads
@@ -223,7 +223,7 @@ class JobPacks:
             pack = pack_lengths(pieces.stop - pieces.start, capacity, packs)
             if pack is not None:
                 return max(count, least), pieces, pack
-        raise CapacityError(
+        raise ConfigError(
             f"a sample of {int(lengths[0]):,} is longer than the {packs} packs of a window",
             hint="raise the capacity, or the window, or leave it out with overlong='drop'",
         )

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from energon_stream.engine.local import LocalEngine
-from energon_stream.errors import ConfigError, CostsError, MissingCostsError, MissingPackageError
+from energon_stream.errors import ConfigError, CostsError, MissingPackageError
 from energon_stream.index.costs import check_values, load_costs, mark_shards, paths_of, write_costs
 from energon_stream.index.metadata import read_info
 from energon_stream.shaping.map_shards import Shard
@@ -35,6 +36,11 @@ class CostReport:
         computed: Shards that were read; the others had costs already.
         total: Sum of all costs.
         largest: Largest cost.
+
+    Example:
+        >>> from energon_stream import compute_costs
+        >>> compute_costs("texts", "ones", values=[1] * 64).largest
+        1.0
     """
 
     samples: int
@@ -138,7 +144,7 @@ def compute_costs(
         kept: dict[str, Any] = {}
         try:
             saved = None if force else load_costs(store, name)
-        except (MissingCostsError, CostsError):
+        except CostsError:
             saved = None
         if saved is not None and saved.made_by == made_by:
             ends = np.cumsum([mark.count for mark in saved.marks])
@@ -163,10 +169,15 @@ def compute_costs(
         found, computed = check_values(found.astype(np.float64), where), len(tasks)
     if not (found % 1).any():
         found = found.astype(np.int64)
-    from energon_stream import __version__
-
-    write_costs(store, name, found, [mark for mark, _ in marked], made_by, __version__)
+    write_costs(store, name, found, [mark for mark, _ in marked], made_by, _library())
     return CostReport(samples, len(marked), computed, float(found.sum()), float(found.max(initial=0)))
+
+
+def _library() -> str:
+    try:
+        return metadata.version("energon-stream")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _name_of(function: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from inspect import Parameter, isgeneratorfunction, signature, unwrap
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,6 +25,7 @@ from energon_stream.pipeline import (
 from energon_stream.pipeline.planned_packing import PlannedPackingDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.samples import CrudeSample, OnDemandSample
+from energon_stream.task.blend_mode import DatasetBlendMode
 from energon_stream.task.clips import clips_ahead
 from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, select_cooker
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
@@ -36,25 +36,6 @@ if TYPE_CHECKING:
 
 Combine: TypeAlias = Callable[..., SavableDataset[Any]]
 """Makes one dataset of pairs of a dataset and a weight."""
-
-
-class DatasetBlendMode(Enum):
-    """The rule by which several datasets become one sequence.
-
-    Attributes:
-        NONE: One dataset, or one after the other.
-        DATASET_WEIGHT: Weighted draws.
-        SAMPLE_REPETITIONS: Each sample a number of times in an epoch.
-
-    Example:
-        >>> from energon_stream import DatasetBlendMode
-        >>> DatasetBlendMode("dataset_weight")
-        <DatasetBlendMode.DATASET_WEIGHT: 'dataset_weight'>
-    """
-
-    NONE = "none"
-    DATASET_WEIGHT = "dataset_weight"
-    SAMPLE_REPETITIONS = "sample_repetitions"
 
 
 @dataclass(frozen=True, slots=True)
