@@ -27,6 +27,7 @@ from .lineage.answers import (
     StepSample as StepSample,
 )
 from .lineage.run import TrainingRun as TrainingRun, open_run as open_run
+from .index.costs import read_costs as read_costs
 from .lint.dataset import lint_dataset as lint_dataset
 from .loader import (
     BasicDataLoader as BasicDataLoader,
@@ -72,6 +73,10 @@ from .pipeline import (
     log_exception as log_exception,
     reraise_exception as reraise_exception,
 )
+from .pipeline.planned_packing import (
+    PlannedPack as PlannedPack,
+    PlannedPackingDataset as PlannedPackingDataset,
+)
 from .pipeline.collate import (
     batch_list as batch_list,
     batch_pad_stack as batch_pad_stack,
@@ -105,6 +110,7 @@ from .recipe import (
     prepare_metadataset as prepare_metadataset,
     traverse_metadataset as traverse_metadataset,
 )
+from .recipe.packing import PlannedPacking as PlannedPacking
 from .samples import (
     Batch as Batch,
     CrudeSample as CrudeSample,
@@ -143,6 +149,7 @@ from .task.packers import (
     pack_by_size as pack_by_size,
 )
 from .worker import WorkerConfig as WorkerConfig
+from .shaping.costs import CostReport as CostReport, compute_costs as compute_costs
 from .shaping.derive import (
     merge_datasets as merge_datasets,
     sample_dataset as sample_dataset,

@@ -31,6 +31,7 @@
     │   ├── IndexMismatchError              an index and its tar disagree
     │   ├── ChecksumError                   a sample has other bytes than when it was prepared
     │   ├── DuplicateKeyError               two samples share a key
+    │   ├── CostsError                      costs of samples are missing, stale, damaged or no lengths
     │   ├── SourceError                     a dataset of another format cannot be read
     │   └── EmptyDatasetError               a split part has no samples
     ├── SampleError (ValueError)            one sample could not be used; handlers may skip it
@@ -76,6 +77,7 @@ __all__ = [
     "ColumnError",
     "ConfigError",
     "CorruptTarError",
+    "CostsError",
     "DatasetError",
     "DecodeError",
     "DuplicateKeyError",
@@ -311,6 +313,10 @@ class DuplicateKeyError(DatasetError):
 
 class SourceError(DatasetError):
     """A dataset of another format, which is converted, is damaged or not of that format."""
+
+
+class CostsError(DatasetError):
+    """The costs of samples are missing, older than the shards, damaged, or no lengths."""
 
 
 class EmptyDatasetError(DatasetError):

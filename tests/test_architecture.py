@@ -111,5 +111,6 @@ def test_there_is_no_import_cycle():
 
 
 def test_no_module_is_far_too_long():
-    too_long = {m: n for m, p in MODULES.items() if (n := len(p.read_text().splitlines())) > 450}
-    assert not too_long
+    lengths = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+    del lengths["energon_stream.errors"]  # a flat list
+    assert not {module: length for module, length in lengths.items() if length > 430}

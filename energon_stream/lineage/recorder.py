@@ -46,7 +46,7 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
     """Describe the order of a pipeline's samples and batches.
 
     Raises ConfigError if the pipeline composes several datasets itself, some dataset is a join or plain tars,
-    or the weights of a mixture change.
+    the weights of a mixture change, or packs are planned.
     """
     found = list(find_readers(dataset))
     if len(found) != 1:
@@ -55,6 +55,8 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
             hint="leave out run=, or let a metadataset blend the datasets",
         )
     ((path, reader),) = found
+    if reader.packing is not None:
+        raise ConfigError("run= describes no planned packing", hint="leave out run= or packing=")
     if isinstance(reader.plan, BlendPlan) and (reader.plan.changes or reader.plan.even):
         raise ConfigError(
             "run= describes no mixtures whose weights change, and no even draws",

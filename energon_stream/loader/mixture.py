@@ -108,6 +108,8 @@ def mixture_of(dataset: SavableDataset[Any], position: Position) -> MixtureRepor
         raise WeightsError(
             "this pipeline reads no dataset of samples", hint="use a dataset of get_train_dataset"
         )
+    if any(reader.packing is not None for _, reader in readers):
+        raise WeightsError("sources are not counted with planned packing", hint="leave out packing=")
     step = next_step(dataset, position)
     found: list[tuple[ReaderDataset, int, float | None, int]] = []
     for path, reader in readers:
@@ -226,6 +228,11 @@ def _live_reader(dataset: SavableDataset[Any]) -> tuple[str, ReaderDataset, Blen
     """Return the one reader of a pipeline, with its place, if it is a blend by weights."""
     readers = list(find_readers(dataset))
     plan = readers[0][1].plan if len(readers) == 1 else None
+    if any(reader.packing is not None for _, reader in readers):
+        raise WeightsError(
+            "weights cannot change with planned packing, whose packs are formed ahead",
+            hint="leave out packing=",
+        )
     if not isinstance(plan, BlendPlan) or not plan.is_live:
         raise WeightsError(
             "this pipeline is no blend by weights whose datasets share one order",

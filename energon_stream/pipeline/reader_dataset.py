@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 import numpy as np
 
-from energon_stream.drawing import SHOWN, Box
+from energon_stream.drawing import Box
 from energon_stream.errors import (
     EmptyStreamError,
     SkipSample,
@@ -34,6 +34,8 @@ from energon_stream.pipeline.node import (
     new_item,
     read_state,
 )
+from energon_stream.pipeline.pieces import PackPlan, piece_key, piece_of
+from energon_stream.pipeline.plan_drawing import draw_plan
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.open import open_locator
@@ -45,10 +47,12 @@ from energon_stream.schedule import (
     ConcatPlan,
     Cursor,
     CursorCodec,
+    JobPacks,
     LeafPlan,
+    PackedSchedule,
+    Piece,
     Plan,
     Refs,
-    RepeatPlan,
     Schedule,
     build_schedule,
     check_cursor,
@@ -99,7 +103,7 @@ class _ReaderNode:
     def next(self) -> Item | End:
         while True:
             try:
-                raw = self._reader.next()
+                raw = self._read()
             except StorageError as error:
                 self._guard.failed(error, None)
                 continue
@@ -108,7 +112,7 @@ class _ReaderNode:
                 self._reader.restart(self._schedule.begin(self._epoch))
                 return END
             try:
-                item = self._make(raw)
+                item = self._labelled(self._make(raw))
             except SkipSample:
                 continue
             except Exception as error:
@@ -118,11 +122,34 @@ class _ReaderNode:
                 self._guard.succeeded()
             return item
 
+    def _read(self) -> RawSample | None:
+        return self._reader.next()
+
+    def _labelled(self, item: Item) -> Item:
+        return item
+
     def state(self) -> State:
         return {"epoch": self._epoch, "at": self._cursors.pack(self._reader.cursor())}
 
     def close(self) -> None:
         self._reader.close()
+
+
+class _PackedReaderNode(_ReaderNode):
+    """A reader of planned packs. Its keys have the pack and the piece of each sample."""
+
+    _schedule: PackedSchedule
+    _piece: Piece
+
+    def _read(self) -> RawSample | None:
+        before = self._reader.cursor()
+        raw = self._reader.next()
+        if raw is not None:  # excluded samples may have been passed over
+            self._piece = self._schedule.piece(self._schedule.advance(before, self._reader.since - 1))
+        return raw
+
+    def _labelled(self, item: Item) -> Item:
+        return new_item((item.value, piece_key(item.key, self._piece)))
 
 
 def _is_one_pass(plan: Plan) -> bool:
@@ -139,6 +166,7 @@ class ReaderDataset(SavableDataset[Any]):
         plan: The order of the samples.
         worker_config: The job's configuration.
         options: Limits of the look-ahead.
+        packing: Planned packing; None for the order of the plan itself.
         failure_tolerance: Undecodable samples in a row that end the run; 0 tolerates any number.
     """
 
@@ -149,8 +177,11 @@ class ReaderDataset(SavableDataset[Any]):
         *,
         worker_config: WorkerConfig,
         options: ReadOptions | None = None,
+        packing: PackPlan | None = None,
         failure_tolerance: int = 100,
     ) -> None:
+        self.packing = packing
+        self._packs: PerProcess[JobPacks] = PerProcess(drop_inherited=True)
         self.leaves = tuple(leaves)
         self.plan = plan
         self.worker_config = worker_config
@@ -203,11 +234,21 @@ class ReaderDataset(SavableDataset[Any]):
             changes: Weights that were set under way, if the plan is a blend by weights.
         """
         config = self.worker_config
+        if self.packing is not None:
+            return PackedSchedule(self._packs.map(path, lambda: self._job_packs(path)), stream)
         plan = self.plan if shards is None else self.plan_of(shards)
         if changes and isinstance(plan, BlendPlan):
             plan = plan.with_changes(changes)
         key = derive_key(config.seed_offset, stream, path, "source")
         return build_schedule(plan, num_streams=config.num_streams, stream=stream, key=key)
+
+    def _job_packs(self, path: str) -> JobPacks:
+        packing, config = self.packing, self.worker_config
+        if packing is None:
+            raise TypeError("the dataset has no planned packing")
+        key = derive_key(config.seed_offset, path, "packs")
+        job = build_schedule(self.plan, num_streams=1, stream=0, key=key)
+        return JobPacks(job, packing.spec, packing.costs, config.num_streams, key)
 
     def read_cursor(
         self, state: State, context: Context, schedule: Schedule, cursors: CursorCodec
@@ -228,6 +269,8 @@ class ReaderDataset(SavableDataset[Any]):
 
     def require_samples_in_every_stream(self) -> None:
         """Check that no stream is empty. Raises EmptyStreamError if there are more streams than samples."""
+        if self.packing is not None:
+            return  # packs are dealt, and no share of the samples
         samples = sum(leaf.num_samples for leaf in leaves(self.plan))
         streams = self.worker_config.num_streams
         largest = max((leaf.num_samples for leaf in leaves(self.plan)), default=0)
@@ -243,7 +286,8 @@ class ReaderDataset(SavableDataset[Any]):
 
     def make_node(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
-        node = _ReaderNode(self, context, state)
+        made = _ReaderNode if self.packing is None else _PackedReaderNode
+        node = made(self, context, state)
         return LoggingReader(node, context) if self.worker_config.should_log(1) else node
 
     def make(self, raw: RawSample) -> Item:
@@ -267,6 +311,8 @@ class ReaderDataset(SavableDataset[Any]):
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Read samples by their keys, with as few requests as possible."""
+        pieces = [None if self.packing is None else piece_of(key) for key in keys]
+        keys = [key if piece is None else key[2] for key, piece in zip(keys, pieces, strict=True)]
         for key in keys:
             if not self._is_key(key):
                 raise foreign_key(self, key)
@@ -277,13 +323,14 @@ class ReaderDataset(SavableDataset[Any]):
         resources = self.resources()
         raws = fetch_samples(resources.locators, refs, resources.fetcher, self.options.share(context.readers))
         items = []
-        for key, raw in zip(keys, raws, strict=True):
+        for key, piece, raw in zip(keys, pieces, raws, strict=True):
             if raw is None:
                 raise StateMismatchError(
                     f"the dataset excludes sample {key!r}",
                     hint="restore with the split.yaml that it was saved with",
                 )
-            items.append(self.make(raw))
+            item = self.make(raw)
+            items.append(item if piece is None else new_item((item.value, piece_key(item.key, piece))))
         return items
 
     def _is_key(self, key: Any) -> bool:
@@ -301,7 +348,7 @@ class ReaderDataset(SavableDataset[Any]):
         stream as a whole, of datasets with one pass.
         """
         length = self.schedule(stream).length
-        if length is None or not _is_one_pass(self.plan):
+        if self.packing is not None or length is None or not _is_one_pass(self.plan):
             return length
         return length - self._excluded(stream)
 
@@ -322,35 +369,19 @@ class ReaderDataset(SavableDataset[Any]):
         """Describe the plan and identify the data; ``shards`` as in :meth:`plan_of`."""
         counted = self.shards if shards is None else shards
         described = zip(self.leaves, counted, strict=False)  # the last leaves may be new
+        plan = describe_plan(self.plan_of(counted))
         config: ReaderConfig = {
             "type": "ReaderDataset",
-            "plan": describe_plan(self.plan_of(counted)),
+            "plan": plan if self.packing is None else {"packing": self.packing.describe(), "packed": plan},
             "leaves": [identity(leaf.index, number) for leaf, number in described],
         }
         return {**config}
 
     def drawing(self) -> Box:
         """Return the mixture as boxes: ``0.75: captions [train], 0.25: texts [train]``."""
-        box = _draw(self.plan, self.leaves)
+        box = draw_plan(self.plan, self.leaves)
         name = type(self).__name__
         return replace(box, title=name) if box.inner and not box.title else Box(name, inner=(box,))
-
-
-def _draw(plan: Plan, datasets: Sequence[Leaf]) -> Box:
-    if isinstance(plan, LeafPlan):
-        index = datasets[plan.leaf].index
-        return Box(f"{index.spec.url} [{index.split_part}]")
-    if isinstance(plan, RepeatPlan):
-        box = _draw(plan.child, datasets)
-        return (
-            box
-            if plan.repeats is None
-            else replace(box, title=f"{plan.repeats:g} x {box.title or 'mixture'}")
-        )
-    inner = tuple(_draw(child, datasets) for child in plan.children[:SHOWN])
-    if isinstance(plan, BlendPlan):
-        inner = tuple(box.labelled(f"{weight:g}") for box, weight in zip(inner, plan.weights, strict=False))
-    return Box("", inner=inner, more=max(0, len(plan.children) - SHOWN))
 
 
 def find_readers(dataset: SavableDataset[Any], path: str = "") -> Iterator[tuple[str, ReaderDataset]]:

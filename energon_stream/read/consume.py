@@ -199,6 +199,11 @@ class SampleReader:
         """Return the cursor after the last consumed sample."""
         return self._position.settle()
 
+    @property
+    def since(self) -> int:
+        """Samples consumed since the last call of :meth:`cursor`."""
+        return self._position.since
+
     def close(self) -> None:
         """Cancel queued requests and release all buffers."""
         self._group.leave(self, self._lane, sum(fetch.drop() for fetch in self._fetches.values()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import Ends, SavableDataset, with_ends
 from energon_stream.recipe.mixture import Draws, open_mixture
 from energon_stream.recipe.options import DatasetRequest, SharedOptions, Shuffling
+from energon_stream.recipe.packing import PlannedPacking, plan_packs
 from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ def get_train_dataset(
     split_part: str = "train",
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
+    packing: PlannedPacking | None = None,
     virtual_epoch_length: int = 0,
     shuffle_over_epochs_multiplier: int | None = 1,
     parallel_shard_iters: int | None = None,
@@ -49,6 +52,8 @@ def get_train_dataset(
             more random, and costs more requests. None reads the shards whole.
         batch_drop_last: Whether a last batch that is not full is dropped.
         packing_buffer_size: Samples to select packs from; None for no packing.
+        packing: Packs that are planned for the whole job; see :class:`PlannedPacking`. ``batch_size`` counts
+            packs.
         virtual_epoch_length: Batches of one epoch of one rank; 0 for none. Its product with the number of
             ranks must stay the same when a run is resumed.
         shuffle_over_epochs_multiplier: k permutes the slices of k passes together; -1 draws slices with
@@ -96,6 +101,8 @@ def get_train_dataset(
         multiplier=shuffle_over_epochs_multiplier,
     )
     mixture = open_mixture(request, shuffling)
+    if packing is not None:
+        mixture = replace(mixture, packing=plan_packs(packing, mixture, request))
     blends_itself = _takes_each_dataset(request, "build_train_datasets")
     if blends_itself and draws != "random":
         raise ConfigError(

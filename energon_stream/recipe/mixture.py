@@ -16,6 +16,7 @@ from energon_stream.task import DatasetBlendMode, LoadedDataset
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.leaf import Leaf
+    from energon_stream.pipeline.pieces import PackPlan
     from energon_stream.read.options import ReadOptions
     from energon_stream.recipe.options import DatasetRequest, Shuffling
     from energon_stream.recipe.tree import MixtureItem
@@ -36,6 +37,7 @@ class Mixture:
     config: WorkerConfig
     limits: ReadOptions  # of the look-ahead
     per_batch: int = 1  # samples of a batch, by which steps of weights are counted
+    packing: PackPlan | None = None  # planned packing of all datasets together
 
     @property
     def blend_mode(self) -> DatasetBlendMode:
@@ -128,7 +130,14 @@ class Mixture:
         return plan.num_samples * copies * (self.items[number].repetitions or 1.0)
 
     def _dataset(self, leaves: tuple[Leaf, ...], plan: Plan) -> ReaderDataset:
-        return ReaderDataset(leaves, plan, worker_config=self.config, options=self.limits)
+        if self.packing is not None and isinstance(plan, BlendPlan) and (plan.changes or plan.even):
+            raise ConfigError(
+                "planned packing mixes with one weight for each dataset, and without even draws",
+                hint="leave out packing=, or give no steps in weight: and leave out draws",
+            )
+        return ReaderDataset(
+            leaves, plan, worker_config=self.config, options=self.limits, packing=self.packing
+        )
 
     def _loaded(self, dataset: ReaderDataset) -> LoadedDataset:
         return LoadedDataset(dataset, subflavors=self.leaves[0].subflavors if len(self.leaves) == 1 else None)

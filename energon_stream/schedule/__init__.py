@@ -27,6 +27,7 @@ from energon_stream.schedule.plan import (
     stream_bounds,
     stream_shares,
 )
+from energon_stream.schedule.planned import JobPacks, PackCursor, PackedSchedule, PackSpec, Piece
 from energon_stream.schedule.saved import damaged, is_count, reading, shown
 from energon_stream.schedule.skip import skip
 from energon_stream.schedule.slices import SliceTable
@@ -44,8 +45,13 @@ __all__ = [
     "LeafCursor",
     "LeafPlan",
     "LeafSchedule",
+    "JobPacks",
     "OrderSpec",
+    "PackCursor",
+    "PackSpec",
+    "PackedSchedule",
     "PassUnderWay",
+    "Piece",
     "Plan",
     "Refs",
     "RepeatCursor",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule
+from energon_stream.schedule.planned import PackedSchedule
 from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         RepeatCursor,
         Schedule,
     )
+    from energon_stream.schedule.planned import PackCursor
 
 _MOST_SLOTS = 1 << 19
 """Slices that one check may look up, in about 0.05 s."""
@@ -47,6 +49,8 @@ class _Check:
 
         It is a lower bound where earlier passes may have had other lengths.
         """
+        if isinstance(schedule, PackedSchedule):
+            return self._of_packs(schedule, cursor, epoch)
         if isinstance(schedule, RepeatSchedule):
             return self._of_repeat(schedule, cursor, epoch)
         if isinstance(schedule, ConcatSchedule):
@@ -56,6 +60,13 @@ class _Check:
         if not isinstance(schedule, LeafSchedule):
             raise TypeError(f"a {type(schedule).__name__}")
         return self._of_leaf(schedule, cursor, epoch)
+
+    def _of_packs(self, packs: PackedSchedule, cursor: PackCursor, epoch: int) -> tuple[int, bool]:
+        if cursor.epoch != epoch:
+            raise damaged(f"pass {cursor.epoch} of packs in pass {epoch}")
+        consumed, _ = self.consumed(packs.job, cursor.window, epoch)
+        packs.check(cursor)
+        return consumed, False
 
     def _of_repeat(self, repeat: RepeatSchedule, cursor: RepeatCursor, epoch: int) -> tuple[int, bool]:
         passes = None if repeat.repeats is None else math.ceil(repeat.repeats)

@@ -33,6 +33,7 @@ from energon_stream.schedule.base import (
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule
 from energon_stream.schedule.packed_v2 import is_packed_v2, places_v2, unpack_columns_v2
+from energon_stream.schedule.planned import PackCursor, PackedSchedule
 from energon_stream.schedule.saved import MOST_COUNT, is_count, reading, shown
 
 if TYPE_CHECKING:
@@ -179,6 +180,14 @@ class CursorCodec:
             return self._unpack(self._schedule, value)
 
     def _pack(self, schedule: Schedule, cursor: Cursor) -> PackedCursor:
+        if isinstance(schedule, PackedSchedule):
+            return (
+                cursor.epoch,
+                cursor.number,
+                cursor.pack,
+                cursor.place,
+                self._pack(schedule.job, cursor.window),
+            )
         if isinstance(schedule, RepeatSchedule):
             return cursor.first, cursor.current, self._pack(schedule.inner, cursor.inner)
         if isinstance(schedule, ConcatSchedule):
@@ -195,6 +204,10 @@ class CursorCodec:
     def _unpack(self, schedule: Schedule, value: PackedCursor) -> Cursor:
         if not isinstance(value, (list, tuple)):
             raise TypeError(f"{shown(value)} is no cursor")
+        if isinstance(schedule, PackedSchedule):
+            *counts, inner = value
+            epoch, number, pack, place = _counts(*counts)
+            return PackCursor(epoch, number, self._unpack(schedule.job, inner), pack, place)
         if isinstance(schedule, RepeatSchedule):
             first, current, inner = value
             first, current = _counts(first, current)

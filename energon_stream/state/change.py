@@ -144,6 +144,8 @@ def _check_can_have_grown(reader: _Reader) -> None:
             raise _refused(
                 f"{reader.name(number)} is a join: when a member grows, any of its rows may change"
             )
+    if reader.differs and dataset.packing is not None:
+        raise _refused("planned packs are made of all samples, and some were added")
     if reader.differs and _has_concat(dataset.plan):
         raise _refused(
             "datasets that are concatenated have changed, and some stream may not have begun one that others "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from inspect import Parameter, isgeneratorfunction, signature, unwrap
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,8 +22,10 @@ from energon_stream.pipeline import (
     RepeatDataset,
     SavableDataset,
 )
+from energon_stream.pipeline.planned_packing import PlannedPackingDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.samples import CrudeSample, OnDemandSample
+from energon_stream.task.blend_mode import DatasetBlendMode
 from energon_stream.task.clips import clips_ahead
 from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, select_cooker
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
@@ -35,25 +36,6 @@ if TYPE_CHECKING:
 
 Combine: TypeAlias = Callable[..., SavableDataset[Any]]
 """Makes one dataset of pairs of a dataset and a weight."""
-
-
-class DatasetBlendMode(Enum):
-    """The rule by which several datasets become one sequence.
-
-    Attributes:
-        NONE: One dataset, or one after the other.
-        DATASET_WEIGHT: Weighted draws.
-        SAMPLE_REPETITIONS: Each sample a number of times in an epoch.
-
-    Example:
-        >>> from energon_stream import DatasetBlendMode
-        >>> DatasetBlendMode("dataset_weight")
-        <DatasetBlendMode.DATASET_WEIGHT: 'dataset_weight'>
-    """
-
-    NONE = "none"
-    DATASET_WEIGHT = "dataset_weight"
-    SAMPLE_REPETITIONS = "sample_repetitions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +246,10 @@ class PipelineBuilder:
 
         Raises ConfigError if the hooks and arguments do not fit together.
         """
-        if packing_buffer_size is None:
+        readers = [reader for _, reader in find_readers(dataset)]
+        if any(reader.packing is not None for reader in readers):
+            dataset = _planned(self, dataset, worker_config)
+        elif packing_buffer_size is None:
             dataset = _map_hook(self, dataset, "postencode_sample", worker_config)
         else:
             dataset = _packed(self, dataset, packing_buffer_size, worker_config)
@@ -355,6 +340,20 @@ def _packed(
         packer,
         sample_encoder=None if encoder._hook_does_nothing("postencode_sample") else post,
         pre_packer_failure_tolerance=_tolerance(encoder, selector),
+        final_packer_failure_tolerance=_tolerance(encoder, packer),
+        sample_encoder_failure_tolerance=_tolerance(encoder, post),
+        worker_config=config,
+    )
+
+
+def _planned(
+    encoder: PipelineBuilder, dataset: SavableDataset[Any], config: WorkerConfig | None
+) -> SavableDataset[Any]:
+    packer, post = (encoder._hook_function(name) for name in ("pack_selected_samples", "postencode_sample"))
+    return PlannedPackingDataset(
+        dataset,
+        packer,
+        sample_encoder=None if encoder._hook_does_nothing("postencode_sample") else post,
         final_packer_failure_tolerance=_tolerance(encoder, packer),
         sample_encoder_failure_tolerance=_tolerance(encoder, post),
         worker_config=config,

@@ -1,0 +1,363 @@
+"""Planned packing: a stream's schedule whose references are the packs that the whole job's plan gives it.
+
+Windows follow each other along one schedule of the whole job. A window is a function of the place where it
+begins, so that place and the packs consumed in it are all that a cursor has. Every process plans the same
+windows, and takes the packs of its own streams.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from energon_stream.errors import ConfigError
+from energon_stream.rng import derive_key
+from energon_stream.schedule.base import Cursor, Refs, Schedule
+from energon_stream.schedule.packing import Load, deal_packs, pack_lengths, pack_loads
+from energon_stream.schedule.saved import damaged
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from energon_stream.arrays import Int64Array
+
+Overlong = Literal["error", "drop", "split"]
+
+_KEPT = 24
+"""Windows that a process keeps: streams and their look-ahead are at different ones."""
+_TAKEN = 4096
+"""References that are taken from the job's schedule at a time."""
+_FILLS = (0.998, 0.995, 0.99, 0.985, 0.98, 0.97, 0.95, 0.9, 0.8, 0.65, 0.5)
+"""Shares of the room in a window's packs that are tried, the fullest first."""
+
+
+class PackCursor(NamedTuple):
+    """Place in planned packs."""
+
+    epoch: int  # number of the pass
+    number: int  # windows of the pass before this one
+    window: Cursor  # place in the job's schedule where the window begins
+    pack: int  # packs of the stream that were consumed in the window
+    place: int  # pieces of the next pack that were consumed
+
+
+@dataclass(frozen=True, slots=True)
+class PackSpec:
+    """Options of planned packing."""
+
+    capacity: int  # largest sum of a pack's lengths
+    step: int  # packs of a global step, a multiple of the streams
+    window: int  # global steps that are planned together
+    load: Load  # work of a pack
+    overlong: Overlong  # what becomes of a sample that is longer than the capacity
+
+    def describe(self) -> dict[str, Any]:
+        """Return the options as plain values."""
+        load = self.load if isinstance(self.load, str) else getattr(self.load, "__name__", "function")
+        return {
+            "capacity": self.capacity,
+            "step": self.step,
+            "window": self.window,
+            "load": load,
+            "overlong": self.overlong,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A sample in a pack, or a part of one."""
+
+    pack: int  # number of the pack among those of the stream's pass
+    place: int  # place in the pack
+    count: int  # pieces of the pack
+    start: int  # first unit of the sample's length that belongs to the pack
+    stop: int  # one past the last
+
+
+class StreamPacks(NamedTuple):
+    """The packs of one stream in a window. Pieces are in the order in which they are consumed."""
+
+    refs: Refs
+    start: Int64Array
+    stop: Int64Array
+    ends: list[int]  # pieces up to the end of each pack
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The packs of all streams in a window."""
+
+    after: Cursor  # place in the job's schedule behind the window
+    streams: tuple[StreamPacks, ...]
+
+
+class _Pieces(NamedTuple):
+    ref: Int64Array  # number of the reference
+    start: Int64Array
+    stop: Int64Array
+
+
+def cut_pieces(lengths: Int64Array, capacity: int) -> _Pieces:
+    """Cut lengths above the capacity into pieces; leave out lengths of 0.
+
+    Example:
+        >>> ref, start, stop = cut_pieces(np.array([3, 0, 10]), 4)
+        >>> ref.tolist(), start.tolist(), stop.tolist()
+        ([0, 2, 2, 2], [0, 0, 4, 8], [3, 4, 8, 10])
+    """
+    counts = -(-lengths // capacity)
+    ref = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
+    start = (np.arange(len(ref)) - np.repeat(np.cumsum(counts) - counts, counts)) * capacity
+    return _Pieces(ref, start, np.minimum(start + capacity, lengths[ref]))
+
+
+def _spread(pieces: _Pieces, pack: Int64Array, packs: int, cuts: bool) -> tuple[_Pieces, Int64Array]:
+    """Open more packs, so that there are ``packs``: the last piece of a pack of several gets its own.
+
+    Where no pack has several, ``cuts`` allows to halve the longest piece.
+    """
+    used = int(pack.max()) + 1
+    while used < packs:
+        counts = np.bincount(pack, minlength=used)
+        if counts.max() > 1:
+            pack = pack.copy()
+            pack[np.flatnonzero(pack == int(np.argmax(counts)))[-1]] = used
+        else:
+            lengths = pieces.stop - pieces.start
+            longest = int(np.argmax(lengths))
+            if not cuts or lengths[longest] < 2:
+                break
+            middle = int(pieces.start[longest] + lengths[longest] // 2)
+            pieces = _Pieces(
+                np.insert(pieces.ref, longest, pieces.ref[longest]),
+                np.insert(pieces.start, longest + 1, middle),
+                np.insert(pieces.stop, longest, middle),
+            )
+            pack = np.insert(pack, longest + 1, used)
+        used += 1
+    return pieces, pack
+
+
+class JobPacks:
+    """Plans the windows of a whole job, and keeps the last ones.
+
+    Args:
+        job: One schedule of all samples of the job.
+        spec: The options.
+        costs: Length of each sample, for each leaf.
+        streams: Number of streams.
+        key: For the draws.
+    """
+
+    def __init__(
+        self,
+        job: Schedule,
+        spec: PackSpec,
+        costs: tuple[npt.NDArray[np.integer[Any]], ...],
+        streams: int,
+        key: int,
+    ) -> None:
+        self.job, self.spec, self.streams = job, spec, streams
+        self._costs, self._key = costs, key
+        self._windows: OrderedDict[tuple[int, Cursor], Window] = OrderedDict()
+
+    def window(self, epoch: int, number: int, start: Cursor) -> Window | None:
+        """Return the window that begins at a place; None at the end of the pass."""
+        if self.job.remaining(start) == 0:
+            return None
+        key = number, start
+        found = self._windows.get(key)
+        if found is None:
+            self._windows[key] = found = self._plan(epoch, number, start)
+            while len(self._windows) > _KEPT:
+                self._windows.popitem(last=False)
+        else:
+            self._windows.move_to_end(key)
+        return found
+
+    def lengths(self, refs: Refs) -> Int64Array:
+        """Look up the lengths of some references; 0 for those that are left out."""
+        lengths = np.zeros(len(refs), dtype=np.int64)
+        for leaf in range(len(self._costs)):
+            mine = refs.leaf == leaf
+            lengths[mine] = self._costs[leaf][refs.index[mine]]
+        if self.spec.overlong == "drop":
+            lengths[lengths > self.spec.capacity] = 0
+        return lengths
+
+    def _plan(self, epoch: int, number: int, start: Cursor) -> Window:
+        capacity, packs = self.spec.capacity, self.spec.step * self.spec.window
+        taken, total, after = [], 0, start
+        lengths: list[Int64Array] = []
+        is_last = False
+        while total <= packs * capacity and not is_last:
+            refs, after = self.job.take(after, _TAKEN)
+            taken.append(refs)
+            lengths.append(self.lengths(refs))
+            total += int(lengths[-1].sum())
+            is_last = len(refs) < _TAKEN or self.job.remaining(after) == 0
+        refs, every = Refs.concatenate(taken), np.concatenate(lengths)
+        count, pieces, pack = self._fill(every, packs, is_last)
+        is_last = is_last and count == len(refs)
+        if len(pack) and not is_last:
+            pieces, pack = _spread(pieces, pack, packs, self.spec.overlong == "split")
+        after = self.job.advance(start, count)
+        return Window(after, self._deal(refs, pieces, pack, derive_key(self._key, "window", epoch, number)))
+
+    def _fill(self, lengths: Int64Array, packs: int, is_last: bool) -> tuple[int, _Pieces, Int64Array]:
+        """Return how many references a window has, their pieces, and the pack of each piece."""
+        capacity = self.spec.capacity
+        sums = np.cumsum(lengths)
+        counts = [int(np.searchsorted(sums, share * packs * capacity, side="right")) for share in _FILLS]
+        if is_last and sums[-1] <= packs * capacity:
+            counts = [len(lengths), *counts]
+        # As many pieces as packs always fit.
+        needed = np.cumsum(-(-lengths // capacity))
+        counts.append(int(np.searchsorted(needed, packs, side="right")))
+        least = max(1, counts[-1])
+        for count in counts:
+            pieces = cut_pieces(lengths[: max(count, least)], capacity)
+            pack = pack_lengths(pieces.stop - pieces.start, capacity, packs)
+            if pack is not None:
+                return max(count, least), pieces, pack
+        raise ConfigError(
+            f"a sample of {int(lengths[0]):,} is longer than the {packs} packs of a window",
+            hint="raise the capacity, or the window, or leave it out with overlong='drop'",
+        )
+
+    def _deal(self, refs: Refs, pieces: _Pieces, pack: Int64Array, key: int) -> tuple[StreamPacks, ...]:
+        packs = int(pack.max()) + 1 if len(pack) else 0
+        lengths = pieces.stop - pieces.start
+        loads = pack_loads(lengths, pack, packs, self.spec.load)
+        dealt = deal_packs(loads, self.spec.step, self.streams, key)
+        order = np.argsort(pack, kind="stable")
+        sizes = np.bincount(pack, minlength=packs)
+        of_pack = np.split(order, np.cumsum(sizes)[:-1]) if packs else []
+        found = []
+        for own in dealt:
+            mine = np.concatenate([of_pack[one] for one in own]) if own else np.zeros(0, dtype=np.int64)
+            ref = pieces.ref[mine]
+            found.append(
+                StreamPacks(
+                    Refs(refs.leaf[ref], refs.index[ref]),
+                    pieces.start[mine],
+                    pieces.stop[mine],
+                    np.cumsum(sizes[own]).tolist(),
+                )
+            )
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedSchedule:
+    """One stream's share of the packs of a job."""
+
+    packs: JobPacks = field(repr=False)
+    stream: int
+
+    @property
+    def job(self) -> Schedule:
+        """The schedule of the whole job."""
+        return self.packs.job
+
+    @property
+    def length(self) -> int | None:
+        """References in one pass. The whole pass is planned to count them."""
+        return self.remaining(self.begin())
+
+    def begin(self, epoch: int = 0) -> PackCursor:
+        """Return the cursor at the start of a pass."""
+        return PackCursor(epoch, 0, self.job.begin(epoch), 0, 0)
+
+    def _at(self, cursor: PackCursor) -> tuple[PackCursor, StreamPacks | None]:
+        """Return the stream's packs of the window that has the next reference; None at the end."""
+        while True:
+            window = self.packs.window(cursor.epoch, cursor.number, cursor.window)
+            if window is None:
+                return cursor, None
+            own = window.streams[self.stream]
+            if cursor.pack < len(own.ends):
+                return cursor, own
+            cursor = PackCursor(cursor.epoch, cursor.number + 1, window.after, 0, 0)
+
+    def _first(self, cursor: PackCursor, own: StreamPacks) -> int:
+        begin = own.ends[cursor.pack - 1] if cursor.pack else 0
+        if cursor.place >= own.ends[cursor.pack] - begin:
+            raise damaged(f"piece {cursor.place} of a pack of {own.ends[cursor.pack] - begin}")
+        return begin + cursor.place
+
+    def _step(self, cursor: PackCursor, count: int, parts: list[Refs] | None) -> PackCursor:
+        while count > 0:
+            cursor, own = self._at(cursor)
+            if own is None:
+                break
+            first = self._first(cursor, own)
+            last = min(first + count, own.ends[-1])
+            if parts is not None:
+                parts.append(Refs(own.refs.leaf[first:last], own.refs.index[first:last]))
+            count -= last - first
+            pack = cursor.pack
+            while pack < len(own.ends) and own.ends[pack] <= last:
+                pack += 1
+            cursor = cursor._replace(pack=pack, place=last - (own.ends[pack - 1] if pack else 0))
+        return cursor
+
+    def take(self, cursor: PackCursor, count: int) -> tuple[Refs, PackCursor]:
+        """Return the next references and the cursor after them."""
+        parts: list[Refs] = []
+        after = self._step(cursor, count, parts)
+        return Refs.concatenate(parts), after
+
+    def advance(self, cursor: PackCursor, count: int) -> PackCursor:
+        """Return the cursor after some more references."""
+        return self._step(cursor, count, None)
+
+    def piece(self, cursor: PackCursor) -> Piece:
+        """Return what the pack has of the next reference."""
+        cursor, own = self._at(cursor)
+        if own is None:
+            raise ValueError("there is no reference at the end of a pass")
+        at = self._first(cursor, own)
+        begin = own.ends[cursor.pack - 1] if cursor.pack else 0
+        packs = self.packs.spec.step * self.packs.spec.window // self.packs.streams
+        return Piece(
+            cursor.number * packs + cursor.pack,
+            cursor.place,
+            own.ends[cursor.pack] - begin,
+            int(own.start[at]),
+            int(own.stop[at]),
+        )
+
+    def check(self, cursor: PackCursor) -> None:
+        """Raise StateError if the packs and pieces that a cursor counts are not in its window."""
+        window = self.packs.window(cursor.epoch, cursor.number, cursor.window)
+        own = None if window is None else window.streams[self.stream]
+        if own is not None and cursor.pack < len(own.ends):
+            self._first(cursor, own)
+        elif cursor.place or cursor.pack > (0 if own is None else len(own.ends)):
+            raise damaged(f"{cursor.pack} packs and {cursor.place} pieces of a window")
+
+    def count(self, cursor: PackCursor) -> tuple[int, int] | None:
+        """Count the packs and references left in this pass; None if it never ends. It plans all of them."""
+        if self.job.length is None:
+            return None
+        packs = refs = 0
+        while True:
+            cursor, own = self._at(cursor)
+            if own is None:
+                return packs, refs
+            packs += len(own.ends) - cursor.pack
+            refs += own.ends[-1] - self._first(cursor, own)
+            cursor = cursor._replace(pack=len(own.ends), place=0)
+
+    def remaining(self, cursor: PackCursor) -> int | None:
+        """Count the references left in this pass; None if it never ends."""
+        counted = self.count(cursor)
+        return None if counted is None else counted[1]
+
+    def length_at(self, cursor: PackCursor) -> int | None:
+        """Count all references of the pass."""
+        return self.remaining(self.begin(cursor.epoch))
