@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from energon_stream.index.sample_names import Names
     from energon_stream.index.sample_sizes import Sizes
     from energon_stream.limits import Limits
+    from energon_stream.selection import Selection
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -74,6 +75,7 @@ class DatasetIndex:
     # Keys of the samples that are not to be used, by shard path, also of other split parts. They count as
     # samples.
     excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    selection: Selection | None = None  # samples of a view; None for all. The other attributes are of all.
     # ``int64 [shards + 1]``: number of the first sample of each shard, and the total.
     shard_starts: Int64Array = field(init=False)
 

@@ -74,7 +74,10 @@ def _identity(index: DatasetIndex, shards: int) -> dict[str, Any]:
     digest = hashlib.blake2b("\0".join(index.shard_paths[:shards]).encode(), digest_size=8)
     digest.update(counts.tobytes())
     samples = int(counts.sum())
-    return {"split": index.split_part, "samples": samples, "shards": shards, "hash": digest.hexdigest()}
+    found = {"split": index.split_part, "samples": samples, "shards": shards, "hash": digest.hexdigest()}
+    if index.selection is not None:
+        found["view"] = index.selection.digest(samples)
+    return found
 
 
 class _Resources:
@@ -306,6 +309,8 @@ class ReaderDataset(SavableDataset[Any]):
         count = 0
         for plan, first, last in stream_shares(self.plan, self.worker_config.num_streams, stream):
             index = self.leaves[plan.leaf].index
+            if index.selection is not None:  # it is not known which of them the view has
+                continue
             for shard, path in enumerate(index.shard_paths if index.excluded else ()):
                 whole = first <= index.shard_starts[shard] and index.shard_starts[shard + 1] <= last
                 count += len(index.excluded.get(path, ())) if whole else 0
