@@ -17,6 +17,7 @@ LAYERS = [
         "samples",
         "worker",
         "rng",
+        "selection",
         "edataclass",
         "logs",
         "debug_log",

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from energon_stream.index.sample_names import Names
     from energon_stream.index.sample_sizes import Sizes
     from energon_stream.limits import Limits
+    from energon_stream.selection import Selection
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -75,6 +76,7 @@ class DatasetIndex:
     # Keys of the samples that are not to be used, by shard path, also of other split parts. They count as
     # samples.
     excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    selection: Selection | None = None  # samples of a view; None for all. The other attributes are of all.
     # ``int64 [shards + 1]``: number of the first sample of each shard, and the total.
     shard_starts: Int64Array = field(init=False)
 
@@ -133,7 +135,10 @@ def identity(index: DatasetIndex, shards: int) -> dict[str, Any]:
     hashed = hashlib.blake2b("\0".join(index.shard_paths[:shards]).encode(), digest_size=8)
     hashed.update(counts.tobytes())
     samples = int(counts.sum())
-    return {"split": index.split_part, "samples": samples, "shards": shards, "hash": hashed.hexdigest()}
+    found = {"split": index.split_part, "samples": samples, "shards": shards, "hash": hashed.hexdigest()}
+    if index.selection is not None:
+        found["view"] = index.selection.digest(samples)
+    return found
 
 
 def dataset_kind(url: str) -> DatasetKind:

@@ -46,7 +46,7 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
     """Describe the order of a pipeline's samples and batches.
 
     Raises ConfigError if the pipeline composes several datasets itself, some dataset is a join or plain tars,
-    the weights of a mixture change, or packs are planned.
+    a view, the weights of a mixture change, or packs are planned.
     """
     found = list(find_readers(dataset))
     if len(found) != 1:
@@ -73,6 +73,12 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
                 hint="prepare the dataset, or leave out run=",
             )
         url = local_path(index.spec.url) if is_local(index.spec.url) else strip_credentials(index.spec.url)
+        if index.selection is not None:
+            raise ConfigError(
+                "run= describes no views of datasets",
+                where=index.spec.url,
+                hint="leave out run=, or where, exclude, share and weight_by",
+            )
         config = index.split_config if isinstance(index, WebDatasetIndex) else ""
         leaves.append(LeafDescription(url, config, **identity(index, shards)))
     sizes = [each.batch_size for each in operators(dataset) if isinstance(each, BatchDataset)]

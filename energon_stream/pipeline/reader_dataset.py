@@ -356,6 +356,8 @@ class ReaderDataset(SavableDataset[Any]):
         count = 0
         for plan, first, last in stream_shares(self.plan, self.worker_config.num_streams, stream):
             index = self.leaves[plan.leaf].index
+            if index.selection is not None:  # it is not known which of them the view has
+                continue
             for shard, path in enumerate(index.shard_paths if index.excluded else ()):
                 whole = first <= index.shard_starts[shard] and index.shard_starts[shard + 1] <= last
                 count += len(index.excluded.get(path, ())) if whole else 0

@@ -42,8 +42,10 @@ def open_leaf(
     leaf, options = _dataset_leaf(ref, index, request, on_demand=bool(request.cookers))
     order = OrderSpec() if order is None else replace(order, **options.order)
     where = f"{index.spec.url} [{index.split_part}]"
-    start, stop = (options.subset or ref.subset).bounds(index.num_samples, where)
-    return leaf, LeafPlan(number, index.shard_starts, order, start, stop)
+    selection, starts = index.selection, index.shard_starts
+    starts = starts if selection is None else selection.shard_starts(starts)
+    start, stop = (options.subset or ref.subset).bounds(int(starts[-1]), where)
+    return leaf, LeafPlan(number, starts, order, start, stop, selection)
 
 
 def _dataset_leaf(

@@ -22,6 +22,7 @@ from energon_stream.urls import is_local
 
 if TYPE_CHECKING:
     from energon_stream.recipe.sample_types import DeclaredSamples
+    from energon_stream.recipe.view import View
 
 PathOption = str | os.PathLike[str] | Mapping[str, Any]
 """Path or URL of a dataset or metadataset, or a metadataset's parsed content."""
@@ -49,6 +50,7 @@ class DatasetLocation:
     limits: Limits = field(default_factory=Limits.from_environment)  # what the data may cost
     # Prefixes of URLs that metadatasets in stores may name beside their own store; None asks the environment.
     allow_urls: Sequence[str] | None = None
+    view: View | None = None  # which of the samples are used; single datasets only
 
     @property
     def is_metadataset(self) -> bool:
@@ -91,10 +93,10 @@ class DatasetLocation:
         names = self.split_config, self.dataset_config
         declared = self.declared is not None and not self.declared.typing_only
         if self.is_metadataset and (
-            names != (SPLIT_CONFIG, DATASET_CONFIG) or self.subset.in_samples or declared
+            names != (SPLIT_CONFIG, DATASET_CONFIG) or self.subset.in_samples or declared or self.view
         ):
             raise ConfigError(
-                "split_config, dataset_config, sample_type and sample numbers are for single datasets",
+                "split_config, dataset_config, sample_type, views and sample numbers are for single datasets",
                 hint="set them in the metadataset, where the dataset is named",
             )
         if not isinstance(self.root, str):
@@ -113,6 +115,7 @@ class DatasetLocation:
             self.split_part,
             *names,
             declared=self.declared,
+            view=self.view,
             **inherited,
         )
 

@@ -28,6 +28,7 @@ from energon_stream.recipe.tree import (
     Reference,
     inherit,
 )
+from energon_stream.recipe.view import VIEW_KEYS, parse_view
 from energon_stream.recipe.weight_schedule import parse_schedule
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _OUTER = ("split_part", "subflavors", "shuffle_over_epochs_multiplier")
 _FILES = ("split_config", "dataset_config")
 _SAMPLES = ("sample_type", "field_map")
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "path": ("path", *_OUTER, *_FILES, "subflavor", "subset", "aux", "parts", "cache", *_SAMPLES),
+    "path": ("path", *_OUTER, *_FILES, "subflavor", "subset", "aux", "parts", "cache", *_SAMPLES, *VIEW_KEYS),
     "blend": ("blend", "subset"),
     "blend_epochized": ("blend_epochized", "subset"),
     "join": ("join", "joiner", "nonmatch", *_OUTER, "subset"),
@@ -168,6 +169,8 @@ class _Node:
             found = " and ".join(present) or "none"
             raise self.fail(f"a node needs exactly one of the keys {', '.join(kinds)}, and has {found}")
         kind = present[0]
+        if "repetitions" in extra and "weight" in value:  # weight_by would be the nearest key
+            raise self.fail("unknown key 'weight'", "blend_epochized has repetitions")
         check_keys(value, (*_KEYS[kind], *extra), self.at)
         if kind == "path":
             return self.leaf()
@@ -204,7 +207,7 @@ class _Node:
         part = self.text("split_part", self.split)
         subflavors, multiplier = self.subflavors(), self.multiplier()
         if dataset_kind(spec.url) == "metadataset":
-            for key in (*_FILES, "aux", "parts", "cache", *_SAMPLES):
+            for key in (*_FILES, "aux", "parts", "cache", *_SAMPLES, *VIEW_KEYS):
                 if key in value:
                     raise self.fail(f"{key!r} has no meaning for a metadataset", f"set it in {spec.url}")
             subset = self.subset(in_samples=False)
@@ -218,6 +221,7 @@ class _Node:
             {name: aux.child(name).aux_ref() for name in aux.mapping(optional=True)},
             parse_parts(value.get("parts"), self.at),
             declare(value.get("sample_type"), value.get("field_map"), self.at),
+            parse_view(value, self.at, self.spec_of),
             subflavors=subflavors,
             subset=self.subset(),
             multiplier=multiplier,

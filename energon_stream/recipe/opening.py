@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from energon_stream.index.plain import find_tars, list_tars, open_plain
 from energon_stream.limits import Limits
 from energon_stream.printable import strip_credentials
 from energon_stream.recipe.tree import AnyLeafRef, JoinRef, LeafRef, MixtureItem
+from energon_stream.recipe.view import with_view
 
 if TYPE_CHECKING:
     from energon_stream.recipe.location import DatasetLocation
@@ -77,6 +79,9 @@ def _begin(
         members = [_begin(member.leaf, pool, metadata, with_sizes, limits) for member in ref.members]
         # The join waits in the pool for its members. It cannot block them: they were submitted before it.
         return pool.submit(_open_join, ref, members).result
+    if ref.view is not None:
+        whole, view = _begin(replace(ref, view=None), pool, metadata, with_sizes, limits), ref.view
+        return pool.submit(lambda: with_view(whole(), view, limits)).result
     kind = dataset_kind(ref.spec.url)
     if kind == "jsonl":
         declared = ref.declared is not None and not ref.declared.typing_only

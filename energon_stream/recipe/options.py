@@ -18,8 +18,10 @@ from energon_stream.recipe.fields import parse_parts
 from energon_stream.recipe.location import DatasetLocation, PathOption, root_of
 from energon_stream.recipe.sample_types import CRUDE, DeclaredSamples, SampleType, declare
 from energon_stream.recipe.subset import parse_subset
+from energon_stream.recipe.view import parse_view
 from energon_stream.samples import CrudeSample
 from energon_stream.schedule import OrderSpec
+from energon_stream.storage import StoreSpec
 from energon_stream.task import Cooker, DefaultTaskEncoder, TaskEncoder
 from energon_stream.worker import WorkerConfig
 
@@ -63,6 +65,15 @@ class SharedOptions(DecodingOptions, total=False):
     Attributes:
         subset: Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a
             metadataset the percentages apply to each dataset. Default: all samples.
+        where: Filter over the columns of the dataset's tables, such as ``"clip > 0.28 and not
+            duplicate"``; see
+            :func:`add_table`. In a metadataset, set it and the next three where the dataset is named.
+        exclude: Column of truth values, or file of keys (``keys.txt``, one a line): these samples are left
+            out.
+        share: Share of the samples, such as 0.1, chosen by a hash of shard and number. Samples that are
+            appended
+            later do not change it.
+        weight_by: Column of weights: a sample of twice the weight occurs twice as often in a pass.
         subflavors: Labels that are put on each sample; they override those of the metadata.
         parts: Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that
             saves bytes. Default: all parts that ``dataset.yaml`` names.
@@ -89,6 +100,10 @@ class SharedOptions(DecodingOptions, total=False):
     """
 
     subset: SubsetOption
+    where: str | None
+    exclude: str | None
+    share: float | None
+    weight_by: str | None
     subflavors: Mapping[str, Any] | None
     parts: Sequence[str] | None
     sample_type: SampleType | None
@@ -185,6 +200,7 @@ class DatasetRequest:
             (options.get("read_options") or ReadOptions()).retry_deadline,
             bounds,
             options.get("allow_urls"),
+            parse_view(options, str(path)[:200], lambda url: StoreSpec(url, options.get("storage_options"))),
         )
         return cls(
             location,

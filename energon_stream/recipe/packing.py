@@ -104,6 +104,13 @@ def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetReques
         )
     step = packing.step(request.config.num_streams, request.batch_size)
     indices = [leaf.index for leaf in mixture.leaves]
+    for index in indices:
+        if index.selection is not None:
+            raise ConfigError(
+                "planned packing reads no views of datasets",
+                where=_place(index),
+                hint="leave out where, exclude, share and weight_by, or packing=",
+            )
     if isinstance(packing.cost, str):
         name = packing.cost
         read = [(index, name) for index in indices]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from energon_stream.index.join_index import NonMatch
     from energon_stream.limits import Limits
     from energon_stream.recipe.sample_types import DeclaredSamples
+    from energon_stream.recipe.view import View
     from energon_stream.storage import StoreSpec
 
 
@@ -50,6 +51,7 @@ class LeafRef(_Inheriting):
     parts: frozenset[str] | None = None  # parts that are used; None for all
     # The user's declaration of the samples, for datasets without ``dataset.yaml``.
     declared: DeclaredSamples | None = None
+    view: View | None = None  # which of the samples are used; the subset is one of these
 
     @property
     def path(self) -> str:

@@ -16,6 +16,7 @@ from energon_stream.schedule.saved import damaged
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.schedule.slices import SliceTable
+    from energon_stream.selection import Selection
 
 _JITTER_SPREAD = 1.5
 """Half-width of the shuffle window, in window sizes. A buffer of n samples moves a sample by n places on
@@ -82,6 +83,7 @@ class LeafSchedule:
     table: SliceTable
     order: OrderSpec
     key: int
+    selection: Selection | None = None  # samples of a view, which the table numbers; None for all
     # References in one pass. With replacement, the draws decide which samples these are.
     length: int = field(init=False)
     slots: int = field(init=False)  # slices in one pass, with repetitions
@@ -118,7 +120,9 @@ class LeafSchedule:
         if found is None or (found.table.start, found.table.stop) != tuple(share):
             if not 0 <= share[0] <= share[1] <= self.table.shard_starts[-1]:
                 raise damaged(f"samples {share[0]} to {share[1]} of dataset {self.leaf} of the mixture")
-            self._earlier = found = LeafSchedule(self.leaf, self.table.of(*share), self.order, self.key)
+            self._earlier = found = LeafSchedule(
+                self.leaf, self.table.of(*share), self.order, self.key, self.selection
+            )
         return found
 
     def count(self, epoch: int, slots: int) -> tuple[int, int]:
@@ -195,7 +199,7 @@ class LeafSchedule:
         if merged:
             order_key = (place + uniform(draw_key, numbers)) / lengths[slot]
             samples = samples[np.argsort(order_key, kind="stable")]
-        return samples
+        return samples if self.selection is None else self.selection.samples(samples, epoch)
 
     def _step(self, cursor: LeafCursor, count: int) -> tuple[list[Int64Array], LeafCursor]:
         epoch, position, number, offset, share = cursor

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.schedule.base import Schedule
     from energon_stream.schedule.weights import WeightChange
+    from energon_stream.selection import Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class LeafPlan:
     order: OrderSpec  # options of the order
     start: int = 0  # first sample of the subset that is used
     stop: int | None = None  # one past the last sample of the subset; None for all
+    # Samples of a view; None for all. With one, the other numbers count its samples alone.
+    selection: Selection | None = field(default=None, repr=False, compare=False)
 
     @property
     def num_samples(self) -> int:
@@ -155,7 +158,7 @@ def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Sc
         if isinstance(node, LeafPlan):
             _, first, last = next(shares)
             table = SliceTable.build(node.shard_starts, first, last, node.order.max_samples_per_sequence)
-            return LeafSchedule(node.leaf, table, node.order, derive_key(key, path))
+            return LeafSchedule(node.leaf, table, node.order, derive_key(key, path), node.selection)
         if isinstance(node, RepeatPlan):
             return RepeatSchedule(build(node.child, f"{path}r"), node.repeats)
         children = tuple(build(child, f"{path}/{number}") for number, child in enumerate(node.children))

@@ -140,6 +140,10 @@ def _check_can_have_grown(reader: _Reader) -> None:
         index = dataset.leaves[number].index
         if before > after:
             raise _refused(f"{reader.name(number)} had {before} shards and has {after}")
+        if before < after and index.selection is not None and index.selection.weights is not None:
+            raise _refused(
+                f"{reader.name(number)} has weight_by, and new samples change the share of each old one"
+            )
         if before < after and len(index.shard_counts) != after:
             raise _refused(
                 f"{reader.name(number)} is a join: when a member grows, any of its rows may change"
@@ -187,8 +191,9 @@ def _check_prints(
         ]
         raise _refused(
             "existing shards were renamed, reordered or changed size in "
-            f"{', '.join(names[:_MOST_NAMED]) or 'some dataset'}{' and others' * (len(names) > _MOST_NAMED)}",
-            "append new shards behind the existing ones",
+            f"{', '.join(names[:_MOST_NAMED]) or 'some dataset'}{' and others' * (len(names) > _MOST_NAMED)}, "
+            "or a view has others of their samples",
+            "append new shards behind the existing ones, and keep the view",
         )
     if saved.get("order") != prints["order"]:
         raise _refused(

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from energon_stream.index.in_order import ordered_map
+from energon_stream.index.store_file import StoreFile
 from energon_stream.media.ranged_file import open_once
-from energon_stream.media.seekable import SeekableFile
-from energon_stream.storage import ByteRange, ListEntry, Store
 from energon_stream.write.sources.base import Row, Section, Source, named_source_errors, package
 from energon_stream.write.sources.tables import BATCH_ROWS, table_rows
 from energon_stream.write.sources.text import list_files
+
+if TYPE_CHECKING:
+    from energon_stream.storage import ListEntry, Store
 
 _BUFFER = 4 << 20
 _READERS = 16
@@ -52,29 +54,6 @@ class ParquetSource(Source):
                     continue
                 yield from table_rows(batch.slice(first))
                 first = 0
-
-
-class StoreFile(SeekableFile):
-    """A file of a store, all of one version, that is read by ranges. Nothing is kept."""
-
-    def __init__(self, store: Store, path: str, size: int, etag: str | None) -> None:
-        super().__init__()
-        self._store, self._path, self._size, self._etag = store, path, size, etag
-
-    @property
-    def size(self) -> int:
-        """Number of bytes."""
-        return self._size
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Return the bytes from the position on: as many as asked for, or all that are left."""
-        left = max(0, self._size - self._position)
-        size = left if size is None or size < 0 else min(size, left)
-        if not size:
-            return b""
-        wanted = ByteRange(self._position, self._position + size)
-        self._position += size
-        return bytes(self._store.get_range(self._path, wanted, etag=self._etag).data)
 
 
 def _import() -> Any:
