@@ -39,18 +39,18 @@ OPTIONS = {"batch_size": 8, "shuffle_buffer_size": 1000, "max_samples_per_sequen
 def huge(shards, samples):
     """Ask for a step of a run over a dataset that has no bytes."""
     from energon_stream.storage import StoreSpec
-    from energon_stream.testing.s3server import serve_s3
+    from energon_stream.testing.s3server import S3Server
 
     names = [f"data-{number:06d}.tar" for number in range(shards)]
-    with serve_s3() as server:
+    with S3Server() as server:
         server.create_bucket("lineage")
         options = server.storage_options
-        store = StoreSpec(f"s3://lineage/data", options).open()
+        store = StoreSpec("s3://lineage/data", options).open()
         store.put(".nv-meta/.info.json", json.dumps({"shard_counts": dict.fromkeys(names, samples)}).encode())
         split = {"split_parts": {"train": names, "val": [], "test": []}, "exclude": []}
         store.put(".nv-meta/split.yaml", json.dumps(split).encode())
         store.put(".nv-meta/dataset.yaml", json.dumps(TEXT_YAML).encode())
-        url, run = f"s3://lineage/data", f"s3://lineage/runs/a"
+        url, run = "s3://lineage/data", "s3://lineage/runs/a"
         config = WorkerConfig(0, 8, 4)
         dataset = get_train_dataset(
             url, worker_config=config, storage_options=options, **{**OPTIONS, "batch_size": 32}
