@@ -107,8 +107,8 @@ ray:
 # Conversions from the formats whose packages pin what the library must not pin; equal there and in 7.4.1.
 convert: $(VENV)/installed
 	test -x .venv-convert/bin/python || $(PYTHON) -m venv .venv-convert
-	.venv-convert/bin/python -m pip install -q -c constraints.txt torch
-	.venv-convert/bin/python -m pip install -q --disable-pip-version-check -e '.[test,parquet,huggingface,mds,litdata]'
+	.venv-convert/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION)
+	.venv-convert/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION) -e '.[test,parquet,huggingface,mds,litdata]'
 	.venv-convert/bin/python -m pytest tests/convert tests/interop/test_convert_interop.py -v
 
 # The site of the documentation, in .site/html: a warning, or a link that leads nowhere, is an error.

@@ -113,8 +113,9 @@ def main():
     parser.add_argument("--samples", type=int, default=200_000)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--kinds", default="off,on,watched,traced")
     options = parser.parse_args()
-    kinds = ("off", "on", "watched", "traced")
+    kinds = options.kinds.split(",")
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root) / "data"
         prepared_binary_dataset(folder, shards=8, samples=options.samples, payload_bytes=200)

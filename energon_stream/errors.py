@@ -10,7 +10,9 @@
     │   ├── EmptyStreamError                there are more streams than samples
     │   ├── MissingPackageError (ImportError)  an optional package is not installed
     │   ├── UntrustedCodeError              a dataset names code that the user did not trust
-    │   └── UntrustedUrlError               a dataset names a place that the user did not allow
+    │   ├── UntrustedUrlError               a dataset names a place that the user did not allow
+    │   └── WeightsError                    weights that a mixture cannot take
+    │       └── StepPassedError             weights for a step whose samples are chosen already
     ├── StorageError (OSError)              a store did not deliver
     │   ├── ObjectNotFoundError (FileNotFoundError)  the object, bucket or file does not exist
     │   ├── AccessDeniedError (PermissionError)  the store refused the credentials
@@ -107,6 +109,7 @@ __all__ = [
     "StateInUseError",
     "StateMismatchError",
     "StateVersionError",
+    "StepPassedError",
     "StorageError",
     "ThrottledError",
     "TransientStorageError",
@@ -114,6 +117,7 @@ __all__ = [
     "UntrustedCodeError",
     "UntrustedPickleError",
     "UntrustedUrlError",
+    "WeightsError",
     "WorkerError",
 ]
 
@@ -193,9 +197,15 @@ class UntrustedCodeError(ConfigError):
 
 
 class UntrustedUrlError(ConfigError):
-    """A dataset in a store names the local disk, another scheme or another host, and the user did not allow
-    that.
-    """
+    """A dataset in a store names the local disk or another store, and the user did not allow that."""
+
+
+class WeightsError(ConfigError):
+    """Weights that a mixture cannot take: unknown datasets, wrong numbers, others than on other ranks."""
+
+
+class StepPassedError(WeightsError):
+    """Weights for a step that is over, or chosen already; the hint has the first step that is possible."""
 
 
 class StorageError(EnergonStreamError, OSError):
@@ -341,9 +351,7 @@ class SampleError(EnergonStreamError, ValueError):
 
 
 class ColumnError(SampleError):
-    """A value of a dataset that is converted does not fit the part that it is mapped to; the message names
-    row and column.
-    """
+    """A value of a dataset that is converted does not fit its part; the message names row and column."""
 
 
 class DecodeError(SampleError):

@@ -148,3 +148,8 @@ def bounds_of(sizes: Sizes) -> Int64Array:
     bounds = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=bounds[1:])
     return bounds * _BLOCK
+
+
+def block_bytes(sizes: Sizes) -> int:
+    """Return the bytes of all samples, given their sizes in blocks."""
+    return int(sizes.sum(dtype=np.int64)) * _BLOCK

@@ -26,7 +26,7 @@ from energon_stream.lineage.tracker import is_in_order, operators, reader_state
 from energon_stream.pipeline import BatchDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.printable import strip_credentials
-from energon_stream.schedule import damaged, describe_plan, is_count, reading
+from energon_stream.schedule import BlendPlan, damaged, describe_plan, is_count, reading
 from energon_stream.storage import StoreSpec
 from energon_stream.urls import is_local, local_path
 
@@ -45,8 +45,8 @@ _MOST_BYTES, _MOST_ENTRIES = 1 << 20, 1 << 15
 def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
     """Describe the order of a pipeline's samples and batches.
 
-    Raises ConfigError if the pipeline composes several datasets itself, or some dataset is a join or plain
-    tars.
+    Raises ConfigError if the pipeline composes several datasets itself, some dataset is a join or plain tars,
+    or the weights of a mixture change.
     """
     found = list(find_readers(dataset))
     if len(found) != 1:
@@ -55,6 +55,11 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
             hint="leave out run=, or let a metadataset blend the datasets",
         )
     ((path, reader),) = found
+    if isinstance(reader.plan, BlendPlan) and (reader.plan.changes or reader.plan.even):
+        raise ConfigError(
+            "run= describes no mixtures whose weights change, and no even draws",
+            hint="leave out run=, or give each dataset one weight and leave out draws",
+        )
     leaves = []
     for leaf, shards in zip(reader.leaves, reader.shards, strict=True):
         index = leaf.index

@@ -2,6 +2,7 @@
 
 from energon_stream.loader.factories import get_loader, get_savable_loader
 from energon_stream.loader.loader import BasicDataLoader
+from energon_stream.loader.mixture import MixtureReport, SourceCount
 from energon_stream.loader.options import LoaderOptions, OnWorkerDeath, OnWorkerHang
 from energon_stream.loader.savable import OnChange, SavableDataLoader
 from energon_stream.loader.stats import JobStats, LoaderStats, Verdict
@@ -12,10 +13,12 @@ __all__ = [
     "JobStats",
     "LoaderOptions",
     "LoaderStats",
+    "MixtureReport",
     "OnChange",
     "OnWorkerDeath",
     "OnWorkerHang",
     "SavableDataLoader",
+    "SourceCount",
     "Trace",
     "Verdict",
     "get_loader",

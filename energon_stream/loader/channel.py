@@ -55,8 +55,12 @@ def close_inherited_ends() -> None:
         end.close()
 
 
-class ParentGoneError(Exception):
-    """The parent has closed its end: it needs no more messages."""
+class ParentGoneError(BaseException):
+    """The parent has closed its end: it needs no more messages.
+
+    Batches are stacked in the channel's memory, so a user's function can be on the stack. As no
+    ``Exception``, it passes what tolerates failures there, which would skip a sample and log it.
+    """
 
 
 class Wire:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -15,6 +15,7 @@ from energon_stream.drawing import Box
 from energon_stream.loader.debug_log import LoaderLog
 from energon_stream.loader.meter import Meter
 from energon_stream.loader.metrics import Recent, log_every, write_scalars
+from energon_stream.loader.mixture import MixtureReport, changed, mixture_of
 from energon_stream.loader.options import LoaderOptions, OnWorkerDeath, OnWorkerHang
 from energon_stream.loader.position import Position
 from energon_stream.loader.publish import STATS_DIR, Publisher
@@ -127,10 +128,7 @@ class BasicDataLoader(Generic[T]):
         meter = self._meter
         if self._session is None:
             meter.ask()
-            states, rotation = self._position.states, self._position.rotation.copy()
-            self._session = open_session(self.dataset, states, rotation, self._options)
-            if self._trace is not None:
-                self._trace.opened(self._session)
+            self._session = self._open()
             if folder := os.environ.get(STATS_DIR):
                 self._publisher = Publisher(self.stats, folder)
             try:
@@ -161,6 +159,58 @@ class BasicDataLoader(Generic[T]):
                 yield batch.pop()  # so that nothing here keeps it alive while the next one is read
             elif position.begins_pass:
                 return
+
+    def _open(self) -> Session:
+        """Start workers, or this process's readers, at the present position."""
+        session = open_session(self.dataset, self._position, self._options)
+        if self._trace is not None:
+            self._trace.opened(session)
+        return session
+
+    def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> None:
+        """Mix with other weights from a step on, which may be any that no rank has begun.
+
+        Call this on all ranks after the same step, with the same arguments. Where ``torch.distributed`` is
+        initialized, all ranks compare what they have set, and all raise if it differs. The weights are a part
+        of saved states. What workers have made ahead is made anew, which takes as long as a restore.
+
+        Args:
+            weights: The weight of every source, by the names in :meth:`mixture` or by URL. 0 leaves a source
+                out. They need not sum to one.
+            at_step: Number of the first batch of the job that they hold for, counted from 0 over all ranks:
+                batch n of a loop on R ranks has the steps nR to nR + R - 1. None for the first step possible,
+                which is the next one unless samples of later steps are chosen. Weights that were planned for
+                this step and later ones, in the metadataset too, are replaced.
+
+        Raises:
+            WeightsError: A source is unknown or missing, a number is negative or not finite, all are 0, other
+                ranks have others, or the pipeline is no blend by weights.
+            StepPassedError: The step is over, or its samples are chosen already. The hint has the first step
+                that is possible.
+
+        Example:
+            >>> from energon_stream import WorkerConfig, get_loader, get_train_dataset
+            >>> options = {"shuffle_buffer_size": 16, "max_samples_per_sequence": 8}
+            >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+            >>> dataset = get_train_dataset("mix.yaml", batch_size=None, worker_config=config, **options)
+            >>> loader = get_loader(dataset)
+            >>> loader.set_weights({"captions": 0, "texts": 1}, at_step=5)
+            >>> [type(sample).__name__ for step, sample in zip(range(8), loader)][5:]
+            ['TextSample', 'TextSample', 'TextSample']
+        """
+        changes = changed(self.dataset, self._position, weights, at_step)
+        self._position = self._position._replace(changes=changes)
+        if self._session is not None:
+            self._end_session()
+            self._session = self._open()
+
+    def mixture(self) -> MixtureReport:
+        """Return what each source has given to this rank since the start of the training.
+
+        Raises:
+            WeightsError: The pipeline reads no dataset.
+        """
+        return mixture_of(self.dataset, self._position)
 
     def drawing(self) -> Box:
         """Return the loader and its pipeline as boxes, of which ``repr`` and notebooks make a drawing."""
@@ -214,6 +264,9 @@ class BasicDataLoader(Generic[T]):
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
             publisher.close()
+        self._end_session()
+
+    def _end_session(self) -> None:
         with self._lock:
             session, self._session = self._session, None
             if session is not None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.engine import Step
     from energon_stream.pipeline.node import State
+    from energon_stream.schedule import WeightChange
 
 
 class Position(NamedTuple):
@@ -18,6 +19,7 @@ class Position(NamedTuple):
     rotation: Rotation  # of the rank's streams
     states: dict[int, State]  # of each stream; None before its first batch
     begins_pass: bool = False  # whether the last step ended a pass
+    changes: tuple[WeightChange, ...] = ()  # weights that the program set for the mixture
 
     @classmethod
     def start(cls, dataset: SavableDataset[Any]) -> Position:
@@ -34,6 +36,6 @@ class Position(NamedTuple):
         rotation = self.rotation.copy()
         states = {**self.states, step.stream: step.state}
         if step.ended:
-            return Position(rotation, states, rotation.end_stream())
+            return Position(rotation, states, rotation.end_stream(), self.changes)
         rotation.advance()
-        return Position(rotation, states)
+        return Position(rotation, states, changes=self.changes)

@@ -1,4 +1,4 @@
-"""Gathering the states of all ranks with ``torch.distributed``."""
+"""Gathering values of all ranks, such as their states, with ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,18 @@ def broadcast_states(states: Any, config: WorkerConfig, src: int) -> Any:
 
 
 def _group(config: WorkerConfig) -> Any:
-    """Return the process group of the data-parallel ranks."""
+    """Return the process group of the data-parallel ranks. Raises ConfigError if there is none."""
+    group = _find_group(config)
+    if group is not None:
+        return group
+    raise ConfigError(
+        f"there is no torch.distributed group of the {config.world_size} data-parallel ranks",
+        hint="call torch.distributed.init_process_group and pass the group as data_parallel_group, or use "
+        "save_state_rank and restore_state_rank with a file for each rank",
+    )
+
+
+def _find_group(config: WorkerConfig) -> Any:
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -54,8 +65,21 @@ def _group(config: WorkerConfig) -> Any:
         group = given if isinstance(given, dist.ProcessGroup) else dist.group.WORLD
         if group is not None and dist.get_world_size(group) == config.world_size:
             return group
-    raise ConfigError(
-        f"there is no torch.distributed group of the {config.world_size} data-parallel ranks",
-        hint="call torch.distributed.init_process_group and pass the group as data_parallel_group, or use "
-        "save_state_rank and restore_state_rank with a file for each rank",
-    )
+    return None
+
+
+def gather_to_all(value: Any, config: WorkerConfig) -> list[Any]:
+    """Return the value of every data-parallel rank; the own one alone where there is no process group.
+
+    All processes of the group must call this.
+    """
+    if config.world_size == 1:
+        return [value]
+    import torch.distributed as dist
+
+    group = _find_group(config)
+    if group is None:
+        return [value]
+    gathered: list[Any] = [None] * config.world_size
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered

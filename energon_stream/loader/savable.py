@@ -15,6 +15,7 @@ from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.lineage.recorder import Recorder
 from energon_stream.lineage.tracker import Tracker
 from energon_stream.loader.loader import BasicDataLoader
+from energon_stream.loader.mixture import check_changes
 from energon_stream.loader.position import Position
 from energon_stream.loader.ranks import broadcast_states, gather_states
 from energon_stream.state import (
@@ -119,11 +120,25 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._recorder.flush(self._position.states)
         super().close()
 
+    def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> None:
+        """Mix with other weights from a step on, as :meth:`BasicDataLoader.set_weights` says.
+
+        Raises:
+            ConfigError: The loader records a run, whose description has no weights that change; or as there.
+        """
+        if self._recorder is not None:
+            raise ConfigError(
+                "the weights of a run that is recorded cannot change", hint="leave out run= at the loader"
+            )
+        super().set_weights(weights, at_step=at_step)
+
     def save_state_rank(self) -> dict[str, Any]:
         """Return the position of this rank after the last batch, in built-in types only."""
         position = self._position
         states = _copied(position.states)
-        state = make_rank_state(self._description, self.worker_config, position.rotation, states)
+        state = make_rank_state(
+            self._description, self.worker_config, position.rotation, states, position.changes
+        )
         if self._recorder is None:
             return state
         self._recorder.flush(position.states)
@@ -162,12 +177,12 @@ class SavableDataLoader(BasicDataLoader[T]):
         report: ChangeReport | None = None
         if chosen == "continue":
             state, report = continue_state(state, self.dataset, self._description)
-        rotation, streams = check_rank_state(
+        rotation, streams, changes = check_rank_state(
             state, self._description, self.worker_config, self.dataset.pass_length
         )
-        self._position = Position(
-            rotation, _copied({stream: streams.get(stream) for stream in rotation.streams})
-        )
+        check_changes(self.dataset, changes)
+        states = _copied({stream: streams.get(stream) for stream in rotation.streams})
+        self._position = Position(rotation, states, changes=changes)
         if self._recorder is not None:
             self._recorder.restore(read_rank_state(state).get("run"), self._position.states)
         self.restore_report = report

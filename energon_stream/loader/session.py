@@ -18,9 +18,11 @@ from energon_stream.pipeline.engine import Engine, Rotation, Step
 
 if TYPE_CHECKING:
     from energon_stream.loader.options import LoaderOptions
+    from energon_stream.loader.position import Position
     from energon_stream.loader.stats import ProcessReport
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
+    from energon_stream.schedule import WeightChange
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class _InProcess:
         states: Mapping[int, State],
         rotation: Rotation,
         options: LoaderOptions,
+        changes: tuple[WeightChange, ...],
     ) -> None:
         self._reporter = Reporter()
         self._pool = options.cache_pool
@@ -76,7 +79,7 @@ class _InProcess:
         take_note = None if options.tracker is None else options.tracker(states).note
         try:
             with use_pool(self._pool):
-                self._engine = Engine(dataset, rotation.streams, states, rotation, take_note)
+                self._engine = Engine(dataset, rotation.streams, states, rotation, changes, take_note)
         except BaseException:
             self._reporter.close()
             raise
@@ -122,10 +125,7 @@ def _tell_late(ident: int) -> None:
     )
 
 
-def open_session(
-    dataset: SavableDataset[Any], states: Mapping[int, State], rotation: Rotation, options: LoaderOptions
-) -> Session:
-    """Start running a rank's streams."""
-    if dataset.worker_config.num_workers == 0:
-        return _InProcess(dataset, states, rotation, options)
-    return Workers(dataset, states, rotation, options)
+def open_session(dataset: SavableDataset[Any], position: Position, options: LoaderOptions) -> Session:
+    """Start running a rank's streams at a position."""
+    kind = _InProcess if dataset.worker_config.num_workers == 0 else Workers
+    return kind(dataset, position.states, position.rotation.copy(), options, position.changes)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from energon_stream.lineage.tracker import Tracker
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
+    from energon_stream.schedule import WeightChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ def run_worker(
     streams: list[int],
     states: Mapping[int, State],
     rotation: Rotation,
+    changes: tuple[WeightChange, ...] = (),
     cache_pool: CachePool | None = None,
     environment: Mapping[str, str] | None = None,
     make_tracker: Callable[[Mapping[int, State]], Tracker] | None = None,
@@ -77,7 +79,7 @@ def run_worker(
     try:
         with contextlib.closing(Reporter()) as reporter, use_pool(cache_pool):
             take_note = None if make_tracker is None else make_tracker(states).note
-            engine = Engine(dataset, streams, states, rotation, take_note)
+            engine = Engine(dataset, streams, states, rotation, changes, take_note)
             while True:
                 step = engine.step_any()
                 ended = step.ended

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from energon_stream.loader.options import LoaderOptions
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
+    from energon_stream.schedule import WeightChange
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Worker:
         states: States of the streams.
         rotation: Rotation of the worker's streams.
         options: The loader's options.
+        changes: Weights that the program set for the mixture.
         method: The way to start the first process.
 
     Attributes:
@@ -68,6 +70,7 @@ class Worker:
         states: Mapping[int, State],
         rotation: Rotation,
         options: LoaderOptions,
+        changes: tuple[WeightChange, ...],
         method: str,
     ) -> None:
         self.restarts = 0
@@ -77,6 +80,7 @@ class Worker:
         self._states = {stream: states[stream] for stream in rotation.streams}
         self._rotation = rotation
         self._options = options
+        self._changes = changes
         self._restarts_in_a_row = 0
         self._awaits_answer = False  # whether its last message, the end of a pass, was not acknowledged yet
         self._report = ProcessReport()
@@ -94,18 +98,10 @@ class Worker:
         environment = dict(os.environ) if method == "forkserver" else None
         try:
             wire = Wire(options.shared_bytes, options.prefetch_factor * len(streams))
+            place = (streams, self._states, rotation, self._changes)
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
-                args=(
-                    wire,
-                    self._dataset,
-                    streams,
-                    self._states,
-                    rotation,
-                    options.cache_pool,
-                    environment,
-                    options.tracker,
-                ),
+                args=(wire, self._dataset, *place, options.cache_pool, environment, options.tracker),
                 daemon=True,
             )
             # A fork server would keep signals from all of its children.
@@ -317,6 +313,7 @@ class Workers:
         states: Mapping[int, State],
         rotation: Rotation,
         options: LoaderOptions,
+        changes: tuple[WeightChange, ...],
     ) -> None:
         self._workers: list[Worker] = []
         # At the end of the program, multiprocessing would send SIGTERM, which workers leave to the main
@@ -329,7 +326,8 @@ class Workers:
             for number in range(config.num_workers):
                 streams = config.worker_streams(number)
                 if streams:
-                    worker = Worker(number, dataset, states, rotation.of_streams(streams), options, method)
+                    own = rotation.of_streams(streams)
+                    worker = Worker(number, dataset, states, own, options, changes, method)
                     self._workers.append(worker)
                     self._owner.update(dict.fromkeys(streams, worker))
         except BaseException:

@@ -13,6 +13,7 @@ from energon_stream.schedule.saved import reading
 
 if TYPE_CHECKING:
     from energon_stream.read.consume import ReaderGroup
+    from energon_stream.schedule import WeightChange
 
 
 Note: TypeAlias = tuple[int, bytes]
@@ -116,7 +117,10 @@ def with_restore_key(value: Any, key: RestoreKey) -> Any:
 
 
 class Engine:
-    """Runs some streams of a dataset in rotation. A stream without a state begins at the start."""
+    """Runs some streams of a dataset in rotation. A stream without a state begins at the start.
+
+    ``changes`` are weights that the program set for the mixture.
+    """
 
     def __init__(
         self,
@@ -124,6 +128,7 @@ class Engine:
         streams: Sequence[int],
         states: Mapping[int, State] | None = None,
         rotation: Rotation | None = None,
+        changes: tuple[WeightChange, ...] = (),
         take_note: TakeNote | None = None,
     ) -> None:
         self._take_note = take_note
@@ -137,7 +142,9 @@ class Engine:
         for stream in streams:
             saved = (states or {}).get(stream)
             self._batches[stream] = 0 if saved is None else int(saved["batches"])
-            context = Context(self._config, stream, readers, len(streams), reader_groups=reader_groups)
+            context = Context(
+                self._config, stream, readers, len(streams), changes=changes, reader_groups=reader_groups
+            )
             with self._config.activate(stream, batch_index=self._batches[stream]):
                 if saved is None:
                     self._nodes[stream] = dataset.make_node(context, None)

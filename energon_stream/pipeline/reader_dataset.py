@@ -64,6 +64,7 @@ from energon_stream.storage import shared_fetcher
 if TYPE_CHECKING:
     from energon_stream.pipeline.leaf import Leaf
     from energon_stream.read.locator import Locator, RawSample
+    from energon_stream.schedule import WeightChange
     from energon_stream.worker import WorkerConfig
 
 
@@ -85,7 +86,7 @@ class _ReaderNode:
             id(dataset),
             ReaderGroup(dataset.reader_options(context.readers), resources.fetcher, context.streams),
         )
-        self._schedule: Schedule = dataset.schedule(context.stream, context.path)
+        self._schedule: Schedule = dataset.schedule(context.stream, context.path, changes=context.changes)
         self._cursors = CursorCodec(self._schedule)
         self._epoch, cursor = 0, self._schedule.begin()
         if state is not None:
@@ -186,16 +187,25 @@ class ReaderDataset(SavableDataset[Any]):
         """
         return self.plan if tuple(shards) == self.shards else earlier_plan(self.plan, shards)
 
-    def schedule(self, stream: int, path: str = "", shards: Sequence[int] | None = None) -> Schedule:
+    def schedule(
+        self,
+        stream: int,
+        path: str = "",
+        shards: Sequence[int] | None = None,
+        changes: Sequence[WeightChange] = (),
+    ) -> Schedule:
         """Return the schedule of one stream.
 
         Args:
             stream: The stream.
             path: Place of the node in the pipeline, as in ``Context.path``.
             shards: Number of shards of each leaf; None for the current ones. See :meth:`plan_of`.
+            changes: Weights that were set under way, if the plan is a blend by weights.
         """
         config = self.worker_config
         plan = self.plan if shards is None else self.plan_of(shards)
+        if changes and isinstance(plan, BlendPlan):
+            plan = plan.with_changes(changes)
         key = derive_key(config.seed_offset, stream, path, "source")
         return build_schedule(plan, num_streams=config.num_streams, stream=stream, key=key)
 
@@ -221,6 +231,9 @@ class ReaderDataset(SavableDataset[Any]):
         samples = sum(leaf.num_samples for leaf in leaves(self.plan))
         streams = self.worker_config.num_streams
         largest = max((leaf.num_samples for leaf in leaves(self.plan)), default=0)
+        if isinstance(self.plan, BlendPlan) and self.plan.changes:
+            for stream in range(streams):
+                self.schedule(stream)  # raises if the datasets with a weight have no sample in it
         if largest < streams and any(self.schedule(stream).length == 0 for stream in range(streams)):
             raise EmptyStreamError(
                 f"{samples} samples cannot be dealt to {streams} streams (ranks times workers)",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import Ends, SavableDataset, with_ends
-from energon_stream.recipe.mixture import open_mixture
+from energon_stream.recipe.mixture import Draws, open_mixture
 from energon_stream.recipe.options import DatasetRequest, SharedOptions, Shuffling
 from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
 
@@ -32,6 +32,7 @@ def get_train_dataset(
     parallel_shard_iters: int | None = None,
     repeat: bool = True,
     ends: Ends = "uneven",
+    draws: Draws = "random",
     **options: Unpack[SharedOptions],
 ) -> SavableDataset[Any]:
     """Open a dataset for training: shuffled, and endless unless ``repeat=False``.
@@ -58,6 +59,9 @@ def get_train_dataset(
         ends: The end of a pass, if passes end and ranks have unequal numbers of batches. ``"uneven"``: each
             rank yields its own. ``"drop"``, ``"pad"``: all ranks yield the same number, see
             :class:`EvenDataset`. Virtual epochs have the same length on all ranks anyway.
+        draws: How a blend by weights chooses the dataset of each sample. ``"random"``: by independent draws.
+            ``"even"``: in each stream, the samples of each dataset are within one of its share of all, at
+            every point since the weights changed last.
         **options: Those that all functions share which open datasets, such as ``cache``; see
             ``SharedOptions``.
 
@@ -93,9 +97,14 @@ def get_train_dataset(
     )
     mixture = open_mixture(request, shuffling)
     blends_itself = _takes_each_dataset(request, "build_train_datasets")
+    if blends_itself and draws != "random":
+        raise ConfigError(
+            f"draws={draws!r}, but the task encoder gets each dataset on its own",
+            hint="leave draws out, or override neither build_train_datasets nor build_cook_crude_sample",
+        )
     dataset: SavableDataset[Any] = call_with_accepted(
         request.encoder.build_train_datasets,
-        datasets=mixture.train_datasets(repeat) if blends_itself else [mixture.train_dataset(repeat)],
+        datasets=mixture.train_datasets(repeat) if blends_itself else [mixture.train_dataset(repeat, draws)],
         worker_config=request.config,
         batch_size=batch_size,
         batch_drop_last=batch_drop_last,

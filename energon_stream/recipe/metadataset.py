@@ -28,6 +28,7 @@ from energon_stream.recipe.tree import (
     Reference,
     inherit,
 )
+from energon_stream.recipe.weight_schedule import parse_schedule
 
 if TYPE_CHECKING:
     from energon_stream.storage import StoreSpec
@@ -178,10 +179,19 @@ class _Node:
         subset = self.subset(in_samples=False)
         entries = self.child(key).entries()
         children = tuple(inherit(entry.reference(kinds, by), {}, subset, 1) for entry in entries)
-        return BlendRef(children, tuple(entry.share(by) for entry in entries), by, self.child(key).at)
+        shares = [entry.share(by) for entry in entries]
+        where = self.child(key).at
+        if not any(isinstance(share, tuple) for share in shares):
+            return BlendRef(children, tuple(shares), by, where)
+        schedules = tuple(share if isinstance(share, tuple) else ((0, share),) for share in shares)
+        return BlendRef(children, tuple(schedule[0][1] for schedule in schedules), by, where, schedules)
 
-    def share(self, key: str) -> float:
+    def share(self, key: Literal["weight", "repetitions"]) -> Any:
+        """Parse a share: a number, or a schedule of weights by step."""
         value = self.value.get(key, 1.0)
+        if isinstance(value, Mapping) and key == "weight":
+            place = self.child(key)
+            return parse_schedule(value, place.at, place.fail)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not (value > 0 and math.isfinite(value)):
             raise self.fail(f"{key!r} is {value!r:.80}", "use a positive number, or leave the dataset out")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.recipe.leaf_dataset import LeafDataset
 from energon_stream.recipe.leaves import open_leaf
 from energon_stream.recipe.opening import open_location
-from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, Plan, RepeatPlan
+from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, Plan, RepeatPlan, WeightChange
 from energon_stream.task import DatasetBlendMode, LoadedDataset
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from energon_stream.recipe.options import DatasetRequest, Shuffling
     from energon_stream.recipe.tree import MixtureItem
     from energon_stream.worker import WorkerConfig
+
+
+Draws: TypeAlias = Literal["random", "even"]
+"""How a blend by weights chooses the dataset of a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Mixture:
     plans: tuple[LeafPlan, ...]  # the order of each dataset's samples, numbered by its place
     config: WorkerConfig
     limits: ReadOptions  # of the look-ahead
+    per_batch: int = 1  # samples of a batch, by which steps of weights are counted
 
     @property
     def blend_mode(self) -> DatasetBlendMode:
@@ -39,26 +44,40 @@ class Mixture:
             return DatasetBlendMode.SAMPLE_REPETITIONS
         return DatasetBlendMode.NONE if len(self.items) == 1 else DatasetBlendMode.DATASET_WEIGHT
 
-    def train_dataset(self, repeat: bool) -> LoadedDataset:
+    def train_dataset(self, repeat: bool, draws: Draws = "random") -> LoadedDataset:
         """Return all datasets as one, blended sample by sample.
 
-        Raises ConfigError if ``repeat`` is False for a blend by weights, which has no end, and
-        EmptyStreamError if there are more streams than samples.
+        Raises ConfigError if ``repeat`` is False for a blend by weights, which has no end, or draws cannot be
+        even, and EmptyStreamError if there are more streams than samples.
         """
+        if draws not in get_args(Draws):
+            raise ConfigError(f"draws is {draws!r}", hint=f"use one of {', '.join(get_args(Draws))}")
+        if draws == "even" and self.blend_mode is not DatasetBlendMode.DATASET_WEIGHT:
+            raise ConfigError(
+                'draws="even", but this is no blend by weights',
+                hint="leave draws out: repetitions, and a single dataset, leave nothing to draw",
+            )
         if not repeat and self.blend_mode is DatasetBlendMode.DATASET_WEIGHT:
             raise ConfigError(
                 "repeat=False, but a blend by weights has no last sample",
                 hint="use blend_epochized, or repeat=True with virtual_epoch_length",
             )
-        dataset = self._dataset(self.leaves, self._train_plan(repeat))
+        plan = self._train_plan(repeat)
+        if isinstance(plan, BlendPlan):
+            plan = replace(plan, per_batch=self.per_batch, even=draws == "even")
+        dataset = self._dataset(self.leaves, plan)
         dataset.require_samples_in_every_stream()
         return self._loaded(dataset)
 
     def _train_plan(self, repeat: bool) -> Plan:
         if self.blend_mode is not DatasetBlendMode.SAMPLE_REPETITIONS:
             endless = tuple(_repeated(plan, None if repeat else 1) for plan in self.plans)
-            weights = tuple(item.weight or 1.0 for item in self.items)
-            return endless[0] if len(endless) == 1 else BlendPlan(endless, weights)
+            weights = tuple(1.0 if item.weight is None else item.weight for item in self.items)
+            later = zip(*(item.later for item in self.items), strict=True)
+            changes = tuple(
+                WeightChange(of_items[0][0], tuple(weight for _, weight in of_items)) for of_items in later
+            )
+            return endless[0] if len(endless) == 1 else BlendPlan(endless, weights, changes)
         passes = tuple(
             _repeated(plan, item.repetitions) for item, plan in zip(self.items, self.plans, strict=True)
         )
@@ -75,7 +94,15 @@ class Mixture:
         """Return the datasets one by one, for task encoders that blend them.
 
         Datasets with weights repeat. Those with repetitions end after them, and weigh as many samples.
+
+        Raises ConfigError if weights change at steps, which they cannot do then.
         """
+        if any(item.later for item in self.items):
+            raise ConfigError(
+                "weights that change at steps need one order of all datasets, and here each is read on its own",
+                hint="use a task encoder that overrides neither build_train_datasets nor "
+                "build_cook_crude_sample, with get_train_dataset",
+            )
         return [
             self._single(number, item.repetitions if item.repetitions is not None else None if repeat else 1)
             for number, item in enumerate(self.items)
@@ -127,4 +154,5 @@ def open_mixture(request: DatasetRequest, shuffling: Shuffling | None = None) ->
         leaf, plan = open_leaf(number, item.ref, index, order, request)
         leaves.append(leaf)
         plans.append(plan)
-    return Mixture(items, tuple(leaves), tuple(plans), request.config, request.limits)
+    per_batch = request.batch_size or 1
+    return Mixture(items, tuple(leaves), tuple(plans), request.config, request.limits, per_batch)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from energon_stream.errors import LimitError, MetadataError
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.recipe.subset import Subset
+from energon_stream.recipe.weight_schedule import Schedule, weight_at
 
 if TYPE_CHECKING:
     from energon_stream.index.join_index import NonMatch
@@ -98,13 +99,23 @@ class MetadatasetRef(_Inheriting):
 
 @dataclass(frozen=True, slots=True)
 class BlendRef:
-    """References with their shares of a mixture: weights or repetitions, all positive."""
+    """References with their shares of a mixture: weights or repetitions, all positive without a schedule."""
 
     children: tuple[Reference, ...]
     shares: tuple[float, ...]
     by: Literal["weight", "repetitions"]
     where: str  # place in the file, for messages
+    # Weight of each child from steps on, the first of which is 0; nothing where weights stay as they are.
+    schedules: tuple[Schedule, ...] = ()
 
+    def share_at(self, number: int, step: int) -> float:
+        """Return the child's share of the weights that hold at a step; 0 if all are 0."""
+        weights = [weight_at(schedule, step) for schedule in self.schedules] or self.shares
+        return weights[number] / (sum(weights) or 1.0)
+
+
+_Chain: TypeAlias = tuple[tuple[BlendRef, int], ...]
+"""The blends around a leaf, from the outermost on, each with the number of the child that it is in."""
 
 AnyLeafRef: TypeAlias = LeafRef | JoinRef
 """A reference to a leaf of a mixture: a dataset or a join."""
@@ -121,6 +132,7 @@ class MixtureItem:
     # repetitions.
     weight: float | None
     repetitions: float | None  # passes over the dataset in one epoch; None in mixtures by weights
+    later: tuple[tuple[int, float], ...] = ()  # weights from later steps on, which all items share
 
 
 def references(node: Reference) -> Iterator[LeafRef | JoinRef | MetadatasetRef]:
@@ -203,23 +215,24 @@ def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]
     """
     modes: dict[str, str] = {}
 
-    def walk(node: Reference, share: float) -> Iterator[tuple[AnyLeafRef, float]]:
+    def walk(node: Reference, share: float, chain: _Chain) -> Iterator[tuple[AnyLeafRef, float, _Chain]]:
         if isinstance(node, MetadatasetRef):
-            yield from walk(expand(node), share)
+            yield from walk(expand(node), share, chain)
         elif isinstance(node, BlendRef):
             modes.setdefault(node.by, node.where)
-            total = sum(node.shares) if node.by == "weight" else 1.0
-            for child, part in zip(node.children, node.shares, strict=True):
+            total = (sum(node.shares) if node.by == "weight" else 1.0) or 1.0
+            for number, (child, part) in enumerate(zip(node.children, node.shares, strict=True)):
                 of_child = share * part / total
-                if not 0 < of_child < math.inf:
+                is_scheduled = bool(node.schedules) or share == 0
+                if not (0 < of_child < math.inf or (is_scheduled and share * part == 0)):
                     raise MetadataError(
                         f"the share {part:g} is too small or too large beside the others", where=node.where
                     )
-                yield from walk(child, of_child)
+                yield from walk(child, of_child, (*chain, (node, number)))
         else:
-            yield node, share
+            yield node, share, chain
 
-    found = list(walk(node, 1.0))
+    found = list(walk(node, 1.0, ()))
     if len(modes) > 1:
         raise MetadataError(
             f"blend_epochized cannot be mixed with blend, which is at {modes['weight']}",
@@ -227,5 +240,34 @@ def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]
             hint="use one of the two in the whole tree",
         )
     if "repetitions" in modes:
-        return [MixtureItem(ref, None, share) for ref, share in found]
-    return [MixtureItem(ref, share, None) for ref, share in found]
+        return [MixtureItem(ref, None, share) for ref, share, _ in found]
+    later = _later_weights([chain for _, _, chain in found])
+    if all(not share for _, share, _ in found):
+        raise _all_zero(0, found[0][2])
+    return [MixtureItem(ref, share, None, *at) for (ref, share, _), *at in zip(found, *later, strict=True)]
+
+
+def _later_weights(chains: Sequence[_Chain]) -> list[list[tuple[tuple[int, float], ...]]]:
+    """Return a column of the weights that items have after step 0, or no column if they keep theirs.
+
+    Raises MetadataError if all are 0 from a step on.
+    """
+    blends = {id(blend): blend for chain in chains for blend, _ in chain if blend.schedules}
+    steps = {step for blend in blends.values() for schedule in blend.schedules for step, _ in schedule}
+    ordered = sorted(steps - {0})
+    if not blends:
+        return []
+    weights = [
+        [math.prod(blend.share_at(number, step) for blend, number in chain) for step in ordered]
+        for chain in chains
+    ]
+    for place, step in enumerate(ordered):
+        if not any(of_item[place] for of_item in weights):
+            raise _all_zero(step, chains[0])
+    return [[tuple(zip(ordered, of_item, strict=True)) for of_item in weights]]
+
+
+def _all_zero(step: int, chain: _Chain) -> MetadataError:
+    return MetadataError(
+        f"all weights are 0 from step {step} on", where=chain[0][0].where, hint="leave some dataset a weight"
+    )

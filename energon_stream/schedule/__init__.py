@@ -12,6 +12,7 @@ from energon_stream.schedule.base import (
 from energon_stream.schedule.change import PassUnderWay, carry, earlier_plan, passes_under_way
 from energon_stream.schedule.check import check_cursor
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
+from energon_stream.schedule.counts import samples_by_leaf
 from energon_stream.schedule.leaf import LeafSchedule, OrderSpec
 from energon_stream.schedule.packed import CursorCodec, pack_columns, unpack_columns
 from energon_stream.schedule.plan import (
@@ -29,6 +30,7 @@ from energon_stream.schedule.plan import (
 from energon_stream.schedule.saved import damaged, is_count, reading, shown
 from energon_stream.schedule.skip import skip
 from energon_stream.schedule.slices import SliceTable
+from energon_stream.schedule.weights import WeightChange, check_weights, first_step
 
 __all__ = [
     "BlendCursor",
@@ -51,17 +53,21 @@ __all__ = [
     "RepeatSchedule",
     "Schedule",
     "SliceTable",
+    "WeightChange",
     "build_schedule",
     "carry",
     "check_cursor",
+    "check_weights",
     "damaged",
     "describe_plan",
     "earlier_plan",
+    "first_step",
     "is_count",
     "leaves",
     "pack_columns",
     "passes_under_way",
     "reading",
+    "samples_by_leaf",
     "shown",
     "skip",
     "stream_bounds",

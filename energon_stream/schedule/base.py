@@ -52,6 +52,8 @@ class BlendCursor(NamedTuple):
     epoch: int
     step: int
     children: tuple[Cursor, ...]
+    # With even draws: the reference from which on they are counted, and the bits of EvenDraws; else nothing.
+    even: tuple[int, ...] = ()
 
 
 Cursor: TypeAlias = Any

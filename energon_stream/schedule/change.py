@@ -52,7 +52,11 @@ def earlier_plan(plan: Plan, shards: Sequence[int]) -> Plan:
     if isinstance(plan, BlendPlan):
         kept = [child for child in plan.children if next(leaves(child)).leaf < len(shards)]
         children = tuple(earlier_plan(child, shards) for child in kept)
-        return BlendPlan(children, plan.weights[: len(children)])
+        if len(children) == len(plan.children):
+            return replace(plan, children=children)
+        # What these weights were is not known, and no cursor depends on them.
+        weights = tuple(weight or 1.0 for weight in plan.weights[: len(children)])
+        return replace(plan, children=children, weights=weights, changes=())
     raise TypeError(f"the earlier plan of a {type(plan).__name__} is unknown")
 
 
@@ -72,7 +76,9 @@ def carry(before: Schedule, now: Schedule, cursor: Cursor) -> Cursor:
         kept = zip(before.children, now.children, cursor.children, strict=False)
         added = now.children[len(before.children) :]
         children = [carry(*each) for each in kept] + [child.begin(cursor.epoch) for child in added]
-        return BlendCursor(cursor.epoch, cursor.step, tuple(children))
+        # Even draws among more children begin anew.
+        even = now.fresh(cursor.step) if added else cursor.even
+        return BlendCursor(cursor.epoch, cursor.step, tuple(children), even)
     raise TypeError(f"a {type(before).__name__} cannot have become a {type(now).__name__}")
 
 

@@ -78,6 +78,8 @@ class _Check:
             self.consumed(child, at, epoch) for child, at in zip(blend.children, cursor.children, strict=True)
         ]
         least, exact = sum(consumed for consumed, _ in each), all(exact for _, exact in each)
+        if not blend.is_even(cursor):
+            raise damaged(f"{cursor.even} for the even draws of a blend")
         if cursor.step < least or (exact and cursor.step != least):
             raise damaged(f"{cursor.step} draws of a blend, of which {least} samples were consumed")
         return cursor.step, True

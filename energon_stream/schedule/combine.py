@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from energon_stream.arrays import distinct
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.rng import derive_key, uniform
 from energon_stream.schedule.base import (
     BlendCursor,
@@ -20,6 +21,7 @@ from energon_stream.schedule.base import (
     RepeatCursor,
     Schedule,
 )
+from energon_stream.schedule.weights import EvenDraws, WeightChange, check_weights, from_words, to_words
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Float64Array, Int64Array
@@ -190,14 +192,18 @@ class BlendSchedule:
     """One weighted draw per reference among several schedules.
 
     The draw for reference ``step`` is a function of ``(key, epoch, step)`` and of which children still have
-    references; an exhausted child has weight 0 from then on.
+    references; an exhausted child has weight 0 from then on. Even draws (:class:`EvenDraws`) are a function
+    of the draws since the weights changed last.
     """
 
     children: tuple[Schedule, ...]
     weights: tuple[float, ...]
     key: int
+    changes: tuple[WeightChange, ...] = ()  # other weights, by the number of the first reference
+    even: bool = False
     _finite: tuple[int, ...] = field(init=False, repr=False)
     _capacity: Float64Array = field(init=False, repr=False, compare=False)
+    _rules: dict[int, EvenDraws] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         lengths = [child.length for child in self.children]
@@ -207,10 +213,20 @@ class BlendSchedule:
         object.__setattr__(self, "_capacity", capacity)
         if len(self.weights) != len(self.children) or not self.children:
             raise ConfigError("a blend needs one weight for each dataset, and at least one dataset")
-        if not all(weight > 0 and math.isfinite(weight) for weight in self.weights):
+        if any(0 < length < math.inf for length in capacity) and (
+            self.changes or self.even or not all(weight > 0 for weight in self.weights)
+        ):
             raise ConfigError(
-                f"blend weights {list(self.weights)}", hint="every weight must be positive and finite"
+                "datasets that end cannot have weights of 0, weights that change, or even draws",
+                hint="every weight must be positive and finite, or every dataset repeated without end",
             )
+        for change in (WeightChange(0, self.weights), *self.changes):
+            check_weights(change.weights)
+            if (capacity > 0).any() and not (np.array(change.weights) * (capacity > 0)).any():
+                raise EmptyStreamError(
+                    f"from reference {change.step} on, a stream has no sample of the datasets with a weight",
+                    hint="use fewer workers or ranks, or give a larger dataset some weight",
+                )
 
     @property
     def length(self) -> int | None:
@@ -219,7 +235,38 @@ class BlendSchedule:
 
     def begin(self, epoch: int = 0) -> BlendCursor:
         """Return the cursor at the start of a pass."""
-        return BlendCursor(epoch, 0, tuple(child.begin(epoch) for child in self.children))
+        return BlendCursor(epoch, 0, tuple(child.begin(epoch) for child in self.children), self.fresh(0))
+
+    def fresh(self, step: int) -> tuple[int, ...]:
+        """Return :attr:`BlendCursor.even` where even draws are counted anew."""
+        return (step, *to_words(0, len(self.children))) if self.even else ()
+
+    def _segment(self, step: int) -> int:
+        """Return how many changes of the weights there were before a reference."""
+        return bisect_right(self.changes, step, key=lambda change: change.step)
+
+    def _weights(self, segment: int) -> tuple[float, ...]:
+        return self.changes[segment - 1].weights if segment else self.weights
+
+    def _rule(self, segment: int) -> EvenDraws:
+        if segment not in self._rules:
+            weights = np.where(self._capacity > 0, self._weights(segment), 0.0)
+            self._rules[segment] = EvenDraws(weights.tolist(), self.key)
+        return self._rules[segment]
+
+    def _even_at(self, segment: int, step: int, even: tuple[int, ...]) -> tuple[int, ...]:
+        """Return where even draws stand before a reference; the segment may begin with it."""
+        begin = self.changes[segment - 1].step if segment else 0
+        return even if even[0] >= begin else self.fresh(step)
+
+    def is_even(self, cursor: BlendCursor) -> bool:
+        """Return True if even draws may stand where a cursor says."""
+        if not self.even or not (self._capacity > 0).any():
+            return cursor.even == self.fresh(0)
+        segment = self._segment(cursor.step)
+        begin, *words = self._even_at(segment, cursor.step, cursor.even)
+        draws, ahead = cursor.step - begin, from_words(words)
+        return draws >= 0 and sum(self._rule(segment).counts(draws, ahead)) == draws
 
     def remaining(self, cursor: BlendCursor) -> int | None:
         """Count the references left in all children."""
@@ -230,20 +277,27 @@ class BlendSchedule:
         left = self.remaining(cursor)
         return None if left is None else cursor.step + left
 
-    def _choices(self, cursor: BlendCursor, count: int) -> Int64Array:
-        """Number of the child that supplies each of the next references; fewer when all are exhausted."""
-        epoch, step, inner = cursor
+    def _choices(self, cursor: BlendCursor, count: int) -> tuple[Int64Array, tuple[int, ...]]:
+        """Number of the child that supplies each of the next references, fewer when all are exhausted; and
+        where even draws stand after them."""
+        epoch, step, inner, even = cursor
         key = derive_key(self.key, "blend", epoch)
         left = self._capacity.copy()
         for number in self._finite:
             left[number] = cast("int", self.children[number].remaining(inner[number]))
         parts: list[Int64Array] = []
         while count > 0 and (left > 0).any():
-            bounds = np.cumsum(np.where(left > 0, self.weights, 0.0))
-            draws = uniform(key, np.arange(step, step + count, dtype=np.int64)) * bounds[-1]
-            choices = np.searchsorted(bounds, draws, side="right").astype(np.int64)
-            # The draws hold until some finite child supplies its last reference.
-            size = count
+            segment = self._segment(step)
+            # The draws hold until the weights change, or some finite child supplies its last reference.
+            size = count if segment == len(self.changes) else min(count, self.changes[segment].step - step)
+            if self.even:
+                begin, *words = self._even_at(segment, step, even)
+                choices, ahead = self._rule(segment).take(step - begin, from_words(words), size)
+                even = (begin, *to_words(ahead, len(left)))
+            else:
+                bounds = np.cumsum(np.where(left > 0, self._weights(segment), 0.0))
+                draws = uniform(key, np.arange(step, step + size, dtype=np.int64)) * bounds[-1]
+                choices = np.searchsorted(bounds, draws, side="right").astype(np.int64)
             uses_of = np.bincount(choices, minlength=len(left))
             for child in np.flatnonzero((uses_of >= left) & (left > 0)):
                 uses = np.flatnonzero(choices[:size] == child)
@@ -252,28 +306,28 @@ class BlendSchedule:
             parts.append(choices[:size])
             left -= np.bincount(choices[:size], minlength=len(left))
             step, count = step + size, count - size
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64), even
 
-    def _after(self, cursor: BlendCursor, choices: Int64Array) -> BlendCursor:
+    def _after(self, cursor: BlendCursor, choices: Int64Array, even: tuple[int, ...]) -> BlendCursor:
         uses: Sequence[int] = np.bincount(choices, minlength=len(self.children)).tolist()
         # Cursors of children that supplied nothing stay the same objects: CursorCodec packs the others only.
         advanced = tuple(
             child.advance(at, n) if n else at
             for child, at, n in zip(self.children, cursor.children, uses, strict=True)
         )
-        return BlendCursor(cursor.epoch, cursor.step + len(choices), advanced)
+        return BlendCursor(cursor.epoch, cursor.step + len(choices), advanced, even)
 
     def take(self, cursor: BlendCursor, count: int) -> tuple[Refs, BlendCursor]:
         """Return the next references and the cursor after them."""
-        choices = self._choices(cursor, count)
+        choices, even = self._choices(cursor, count)
         leaf = np.zeros(len(choices), dtype=np.int32)
         index = np.zeros(len(choices), dtype=np.int64)
         for number in distinct(choices).tolist():
             places = np.flatnonzero(choices == number)
             refs, _ = self.children[number].take(cursor.children[number], len(places))
             leaf[places], index[places] = refs.leaf, refs.index
-        return Refs(leaf, index), self._after(cursor, choices)
+        return Refs(leaf, index), self._after(cursor, choices, even)
 
     def advance(self, cursor: BlendCursor, count: int) -> BlendCursor:
         """Return the cursor after some more references."""
-        return self._after(cursor, self._choices(cursor, count))
+        return self._after(cursor, *self._choices(cursor, count))

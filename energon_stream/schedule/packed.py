@@ -1,6 +1,7 @@
 """Cursors as plain values, which states hold.
 
-A cursor becomes a tuple of its fields; a leaf's has four numbers, or six with a share. Where a blend has
+A cursor becomes a tuple of its fields; a leaf's has four numbers, or six with a share. A blend with even
+draws adds where they stand. Where a blend has
 sixteen children or more, and all are leaves or repeated leaves, ``bytes`` stand for the cursors of its
 children. The bytes hold columns:
 
@@ -188,8 +189,8 @@ class CursorCodec:
         packed = None if large is None else large.pack(cursor.epoch, cursor.children)
         if packed is None:
             children = zip(schedule.children, cursor.children, strict=True)
-            return cursor.epoch, cursor.step, tuple([self._pack(*each) for each in children])
-        return cursor.epoch, cursor.step, packed
+            return cursor.epoch, cursor.step, tuple([self._pack(*each) for each in children]), *cursor.even
+        return cursor.epoch, cursor.step, packed, *cursor.even
 
     def _unpack(self, schedule: Schedule, value: PackedCursor) -> Cursor:
         if not isinstance(value, (list, tuple)):
@@ -205,15 +206,18 @@ class CursorCodec:
         if not isinstance(schedule, BlendSchedule):
             epoch, position, group, offset, *share = _counts(*value)
             return LeafCursor(epoch, position, group, offset, (share[0], share[1]) if share else None)
-        epoch, step, packed = value
+        epoch, step, packed, *counted = value
         epoch, step = _counts(epoch, step)
+        even = tuple(counted)
+        if len(even) != len(schedule.fresh(0)) or not all(map(is_count, even)):
+            raise ValueError(f"{len(even)} numbers for even draws")
         if not isinstance(packed, (bytes, bytearray)):
             children = zip(schedule.children, packed, strict=True)
-            return BlendCursor(epoch, step, tuple(self._unpack(*each) for each in children))
+            return BlendCursor(epoch, step, tuple(self._unpack(*each) for each in children), even)
         large = self._large_blend(schedule)
         if large is None:
             raise ValueError(f"packed cursors in a blend of {len(schedule.children)}")
-        return BlendCursor(epoch, step, large.unpack(epoch, bytes(packed)))
+        return BlendCursor(epoch, step, large.unpack(epoch, bytes(packed)), even)
 
     def _large_blend(self, blend: BlendSchedule) -> _LeafChildren | None:
         """Facts about a blend's children; None if their cursors are not packed."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,10 +13,12 @@ from energon_stream.rng import derive_key
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf import LeafSchedule, OrderSpec
 from energon_stream.schedule.slices import SliceTable
+from energon_stream.schedule.weights import changes_in_stream
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.schedule.base import Schedule
+    from energon_stream.schedule.weights import WeightChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,23 @@ class BlendPlan:
 
     children: tuple[Plan, ...]
     weights: tuple[float, ...]
+    changes: tuple[WeightChange, ...] = ()  # other weights, by step, ascending
+    per_batch: int = 1  # references of a batch, by which steps are counted
+    even: bool = False  # whether draws follow the weights to the sample; see :class:`EvenDraws`
+
+    @property
+    def is_live(self) -> bool:
+        """True if weights may change: all children are repeated without end."""
+        return all(isinstance(child, RepeatPlan) and child.repeats is None for child in self.children)
+
+    def with_changes(self, changes: Sequence[WeightChange]) -> BlendPlan:
+        """Return the plan with other weights; they replace its own from the first of their steps on."""
+        own = [change for change in self.changes if not changes or change.step < changes[0].step]
+        return replace(self, changes=(*own, *changes))
+
+    def weights_at(self, step: int) -> tuple[float, ...]:
+        """Return the weights that hold at a step."""
+        return [self.weights, *(change.weights for change in self.changes if change.step <= step)][-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +161,8 @@ def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Sc
         children = tuple(build(child, f"{path}/{number}") for number, child in enumerate(node.children))
         if isinstance(node, ConcatPlan):
             return ConcatSchedule(children)
-        return BlendSchedule(children, node.weights, derive_key(key, path))
+        changes = changes_in_stream(node.changes, num_streams, stream, node.per_batch)
+        return BlendSchedule(children, node.weights, derive_key(key, path), changes, node.even)
 
     return build(plan, "")
 
@@ -161,4 +181,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     children = [describe_plan(child) for child in plan.children]
     if isinstance(plan, ConcatPlan):
         return {"concat": children}
-    return {"blend": children, "weights": list(plan.weights)}
+    weights: list[Any] = list(plan.weights)
+    changes = [[change.step, *change.weights] for change in plan.changes]
+    draws = {"draws": "even"} if plan.even else {}
+    return {"blend": children, "weights": weights + changes, **draws}

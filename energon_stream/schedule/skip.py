@@ -78,7 +78,7 @@ def _of_concat(concat: ConcatSchedule, cursor: ConcatCursor, count: int) -> Conc
 
 def _of_blend(blend: BlendSchedule, cursor: BlendCursor, count: int) -> BlendCursor:
     while count:
-        choices = blend._choices(cursor, min(count, _DRAWS))
+        choices, even = blend._choices(cursor, min(count, _DRAWS))
         if not len(choices):
             break
         uses = np.bincount(choices, minlength=len(blend.children)).tolist()
@@ -86,6 +86,6 @@ def _of_blend(blend: BlendSchedule, cursor: BlendCursor, count: int) -> BlendCur
             skip(child, at, n) if n else at
             for child, at, n in zip(blend.children, cursor.children, uses, strict=True)
         )
-        cursor = BlendCursor(cursor.epoch, cursor.step + len(choices), children)
+        cursor = BlendCursor(cursor.epoch, cursor.step + len(choices), children, even)
         count -= len(choices)
     return cursor

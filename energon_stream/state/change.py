@@ -22,6 +22,7 @@ from energon_stream.schedule import (
     CursorCodec,
     Plan,
     RepeatPlan,
+    WeightChange,
     carry,
     leaves,
     passes_under_way,
@@ -32,6 +33,7 @@ from energon_stream.state.description import Description, SavedLeaves, fingerpri
 from energon_stream.state.digest import with_digest
 from energon_stream.state.rank import check_topology, read_rank_state
 from energon_stream.state.report import Change, ChangeReport, LeafChange
+from energon_stream.state.weights import WEIGHTS, read_changes
 
 _MOST_NAMED = 3
 
@@ -88,16 +90,27 @@ def _continued(
     earlier = [reader.dataset.config(reader.saved.shards) for reader in readers]
     prints = fingerprint(dataset.config(), earlier)
     _check_prints(read, prints, now, readers, earlier)
+    # Weights that differ from those of then replace all that were set under way.
+    is_reweighted = not read["fingerprint"].get("weights") == prints["weights"] == now.prints["weights"]
+    was_set = read_changes(read)
+    kept = () if is_reweighted else was_set
     streams = {
-        stream: at and {**at, "node": _replaced(dataset, at["node"], "", _carrier(int(stream), readers))}
+        stream: at
+        and {
+            **at,
+            "node": _replaced(dataset, at["node"], "", _carrier(int(stream), readers, kept, is_reweighted)),
+        }
         for stream, at in read["streams"].items()
     }
     changes = tuple(
         change for reader in readers for change in _changes(reader, dataset.worker_config.streams)
     )
-    report = ChangeReport(changes, read["fingerprint"].get("weights") != prints["weights"])
+    report = ChangeReport(
+        changes, read["fingerprint"].get("weights") != prints["weights"], len(was_set) - len(kept)
+    )
     present = {"fingerprint": dict(now.prints), "options": now.options, "leaves": now.leaves}
-    return with_digest({**read, **present, "streams": streams}), report
+    rest = {name: value for name, value in read.items() if kept or name != WEIGHTS}
+    return with_digest({**rest, **present, "streams": streams}), report
 
 
 def _refused(why: str, hint: str = "") -> StateMismatchError:
@@ -121,7 +134,7 @@ def _check_can_have_grown(reader: _Reader) -> None:
         raise _refused(
             f"there were {len(had)} datasets and are {len(dataset.shards)}; "
             "datasets can be added at the end, not removed",
-            "keep the dataset, with a small weight",
+            "keep the dataset, with a weight of 0 from a step on: see docs/guides/live-mixtures.md",
         )
     for number, (before, after) in enumerate(zip(had, dataset.shards, strict=False)):
         index = dataset.leaves[number].index
@@ -209,16 +222,25 @@ def _replaced(dataset: SavableDataset[Any], state: Any, path: str, change: Calla
     return dataset.with_inner_states(state, inner)
 
 
-def _carrier(stream: int, readers: Sequence[_Reader]) -> Callable[[str, Any], Any]:
-    """Return a function that converts the state of a reader's node in one stream."""
-    differing = {reader.path: reader for reader in readers if reader.differs}
+def _carrier(
+    stream: int, readers: Sequence[_Reader], changes: tuple[WeightChange, ...], is_reweighted: bool
+) -> Callable[[str, Any], Any]:
+    """Return a function that converts the state of a reader's node in one stream.
+
+    ``changes`` are weights that were set under way and still hold.
+    """
+    by_path = {reader.path: reader for reader in readers}
 
     def change(path: str, state: Any) -> Any:
-        reader = differing.get(path)
-        if reader is None:
+        reader = by_path[path]
+        if is_reweighted and isinstance(reader.dataset.plan, BlendPlan) and reader.dataset.plan.even:
+            _, step, _, _, *words = state["at"]
+            at = (*state["at"][:3], step, *(0 for _ in words))  # other weights: even draws are counted anew
+            state = {**state, "at": at}
+        if not reader.differs:
             return state
-        before = reader.dataset.schedule(stream, path, reader.saved.shards)
-        now = reader.dataset.schedule(stream, path)
+        before = reader.dataset.schedule(stream, path, reader.saved.shards, changes)
+        now = reader.dataset.schedule(stream, path, changes=changes)
         context = Context(reader.dataset.worker_config, stream, path=path)
         epoch, cursor = reader.dataset.read_cursor(state, context, before, CursorCodec(before))
         if cursor == before.begin(epoch):

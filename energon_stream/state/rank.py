@@ -18,9 +18,11 @@ from energon_stream.schedule import damaged, is_count, reading, shown
 from energon_stream.state.digest import not_plain, with_digest
 from energon_stream.state.rotation import check_batches, read_rotation, write_rotation
 from energon_stream.state.versions import FORMAT, VERSION, migrate
+from energon_stream.state.weights import WEIGHTS, read_changes, write_changes
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.engine import Rotation
+    from energon_stream.schedule import WeightChange
     from energon_stream.state.description import Description
     from energon_stream.worker import WorkerConfig
 
@@ -69,9 +71,14 @@ def _topology(config: WorkerConfig) -> dict[str, int]:
 
 
 def make_rank_state(
-    description: Description, config: WorkerConfig, rotation: Rotation, streams: Mapping[int, Any]
+    description: Description,
+    config: WorkerConfig,
+    rotation: Rotation,
+    streams: Mapping[int, Any],
+    changes: Sequence[WeightChange] = (),
 ) -> dict[str, Any]:
     """Put a rank's state together. Raises StateError if it holds a value that is not of a built-in type."""
+    weights = {WEIGHTS: write_changes(changes)} if changes else {}
     named = {} if config.conventions == "own" else {"conventions": config.conventions}
     return with_digest(
         {
@@ -82,6 +89,7 @@ def make_rank_state(
             "leaves": description.leaves,
             "topology": _topology(config),
             **named,
+            **weights,
             "rotation": write_rotation(rotation),
             "streams": {str(stream): state for stream, state in streams.items()},
         }
@@ -116,6 +124,7 @@ def read_rank_state(state: Any, streams: Sequence[int] | None = None) -> dict[st
         check_batches(rotation, topology, {int(name): _batches(at, name) for name, at in saved.items()})
         if not isinstance(prints, dict) or not all(map(_is_hash, [*prints, *prints.values()])):
             raise damaged("its fingerprint has no hashes")
+        read_changes(found)
     return with_digest({**found, "topology": topology, "rotation": write_rotation(rotation)})
 
 
@@ -178,9 +187,11 @@ def _length_hint(length: int, config: WorkerConfig) -> str:
 
 def check_rank_state(
     state: Any, description: Description, config: WorkerConfig, pass_length: int = 0
-) -> tuple[Rotation, dict[int, Any]]:
-    """Check a rank's state, or its msgpack bytes, against the dataset and the rank to restore; return the
-    rank's rotation and the state of each stream.
+) -> tuple[Rotation, dict[int, Any], tuple[WeightChange, ...]]:
+    """Check a rank's state, or its msgpack bytes, against the dataset and the rank to restore.
+
+    Returns:
+        The rank's rotation, the state of each stream, and the weights that were set for the mixture.
 
     Raises:
         StateError: Not a state of this library, or a damaged one.
@@ -197,7 +208,8 @@ def check_rank_state(
             hint="pass the arguments with which the state was saved, or start without a state"
             + _CONTINUE * may_continue,
         )
-    return rotation, {int(stream): value for stream, value in read["streams"].items()}
+    streams = {int(stream): value for stream, value in read["streams"].items()}
+    return rotation, streams, read_changes(read)
 
 
 def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: int) -> Rotation:

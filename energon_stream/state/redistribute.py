@@ -13,6 +13,7 @@ from energon_stream.errors import StateError, StateMismatchError
 from energon_stream.state.digest import with_digest
 from energon_stream.state.rank import read_rank_state, world_sizes
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
+from energon_stream.state.weights import read_changes
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.engine import Rotation
@@ -109,6 +110,13 @@ def _check_one_job(read: Sequence[Mapping[str, Any]], called: Sequence[str]) -> 
                 "the states are of different jobs",
                 where=f"{called[0]}, {name}",
                 hint="pass the files of one checkpoint",
+            )
+        if read_changes(state) != read_changes(first):
+            raise StateMismatchError(
+                "the ranks have set different weights for the mixture",
+                where=f"{called[0]}, {name}",
+                hint="call set_weights on all ranks with the same weights and the same step, and restore a "
+                "checkpoint from before they differed",
             )
     by_rank: dict[int, list[str]] = {}
     for state, name in zip(read, called, strict=True):

@@ -74,6 +74,7 @@ class ChangeReport:
         weights: True if the weights of some blend changed. New weights hold from the next draw on; every leaf
             goes on where it was. The weights of ``blend_epochized`` are numbers of samples, so growth changes
             them too.
+        dropped: Weights that ``set_weights`` had set, which the new ones replace.
 
     Example:
         >>> from energon_stream.state import ChangeReport
@@ -84,6 +85,7 @@ class ChangeReport:
 
     leaves: tuple[LeafChange, ...]
     weights: bool
+    dropped: int = 0
 
     @property
     def sources(self) -> tuple[LeafChange, ...]:
@@ -102,4 +104,6 @@ class ChangeReport:
             )
         if self.weights:
             lines.append("  new weights hold from the next draw on; every dataset goes on where it was")
+        if self.dropped:
+            lines.append(f"  they replace {self.dropped} changes that set_weights had made or planned")
         return "\n".join(lines)

@@ -20,6 +20,7 @@ from energon_stream.schedule import damaged, reading, shown
 from energon_stream.state.digest import with_digest
 from energon_stream.state.rank import dumps, read_rank_state
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
+from energon_stream.state.weights import WEIGHTS, read_changes
 
 STREAMS_FORMAT = "energon_stream.streams"
 _VERSION = 1
@@ -66,6 +67,11 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
             "the streams' states are of different jobs",
             hint="load one checkpoint, with the num_streams that it was saved with",
         )
+    if any(read_changes(state) != read_changes(first) for state in states):
+        raise StateMismatchError(
+            "the streams were saved with different weights of the mixture",
+            hint="call set_weights on all ranks with the same weights and the same step",
+        )
     if all(state["topology"] == topology for state in states):
         rotation = first["rotation"]
         is_one_step = all(state["rotation"] == rotation for state in states)
@@ -90,7 +96,9 @@ def ranks_of_streams(state_dict: Any) -> list[dict[str, Any]]:
     for stream, data in _entries(state_dict).items():
         entry = _entry(data, stream)
         rank = ranks.setdefault(entry["topology"]["rank"], {**entry, "streams": {}})
-        if any(entry[name] != rank[name] for name in ("topology", "rotation", "fingerprint")):
+        if any(
+            entry.get(name) != rank.get(name) for name in ("topology", "rotation", "fingerprint", WEIGHTS)
+        ):
             raise StateMismatchError(
                 f"stream {stream} was saved at another step, or in another job, than others of its rank",
                 hint="put the entries of one checkpoint together",

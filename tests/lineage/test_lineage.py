@@ -24,7 +24,13 @@ from energon_stream import (
     stateless,
 )
 from energon_stream.cli.main import main
-from energon_stream.errors import NotInRunError, RunDamagedError, RunMismatchError, RunNotFoundError
+from energon_stream.errors import (
+    ConfigError,
+    NotInRunError,
+    RunDamagedError,
+    RunMismatchError,
+    RunNotFoundError,
+)
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.lineage.log import pack_refs, unpack_refs
 from energon_stream.lineage.turns import Turns
@@ -362,3 +368,27 @@ def test_turns_are_those_of_a_rotation(streams, lengths):
         found, before = turns.before(step)
         assert (found, before[found]) == (stream, batch)
         assert turns.step_of(stream, batch, len(seen)) == step
+
+
+def test_mixtures_that_change_are_refused(captions, tmp_path):
+    def opened(**options):
+        dataset = get_train_dataset(
+            str(tmp_path / "mix.yaml"),
+            batch_size=2,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+            worker_config=WorkerConfig(0, 1, 0),
+            **options,
+        )
+        return get_savable_loader(dataset, run=tmp_path / "run")
+
+    lines = ["__module__: megatron.energon", "__class__: MetadatasetV2", "splits:", "  train:", "    blend:"]
+    texts = [f"      - {{path: {captions}, weight: {weight}}}" for weight in ("1", "2", "{0: 1, 5: 2}")]
+    (tmp_path / "mix.yaml").write_text("\n".join([*lines, *texts[:2]]))
+    with opened() as loader, pytest.raises(ConfigError, match="recorded cannot change"):
+        loader.set_weights({"captions": 1})
+    with pytest.raises(ConfigError, match="even draws"):
+        opened(draws="even")
+    (tmp_path / "mix.yaml").write_text("\n".join([*lines, *texts[1:]]))
+    with pytest.raises(ConfigError, match="weights change"):
+        opened()

@@ -8,9 +8,12 @@ import random
 import pytest
 import torch
 
-from energon_stream.loader.channel import Receiver, Sender, Wire
+from energon_stream.loader.channel import ParentGoneError, Receiver, Sender, Wire
 from energon_stream.pipeline.collate import batch_stack, generic_batch
+from energon_stream.pipeline.failures import FailureGuard
+from energon_stream.pipeline.node import Context
 from energon_stream.samples.batch_memory import batch_tensor, batching, use_batch_memory
+from energon_stream.worker import WorkerConfig
 
 SLOT = 60 << 10
 
@@ -154,3 +157,20 @@ def test_without_shared_memory_everything_is_pickled():
     use_batch_memory(None)
     assert sent(ends, {"x": batch})["x"].equal(torch.ones(2, 5000))
     ends[1].close()
+
+
+def test_a_closed_channel_is_no_failure_of_a_sample(ends):
+    """A worker stacks in the channel's memory within the user's ``batch``, and the loader may close then."""
+    sender, receiver = ends
+    handled = []
+    config = WorkerConfig(0, 1, 0, global_error_handler=lambda *given: handled.append(given))
+    guard = FailureGuard("batch", Context(config, 0), tolerance=0)
+    receiver.close()
+
+    def fill(value):
+        while True:
+            sender.send(value)
+
+    with pytest.raises(ParentGoneError):
+        guard.call(fill, 1, 0)
+    assert not handled

@@ -1,0 +1,67 @@
+"""Counting what was consumed of each leaf, from a cursor alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
+from energon_stream.schedule.leaf import LeafSchedule
+
+if TYPE_CHECKING:
+    from energon_stream.schedule.base import Cursor, Schedule
+
+
+def samples_by_leaf(schedule: Schedule, cursor: Cursor, epochs: int = 0) -> Counter[int]:
+    """Count the references that were consumed of each leaf.
+
+    Passes that are over count as long as they would be now.
+
+    Args:
+        schedule: The schedule.
+        cursor: The place in it.
+        epochs: Number of passes over the whole schedule that are over.
+    """
+    return _times(_whole(schedule), epochs) + _consumed(schedule, cursor)
+
+
+def _consumed(schedule: Schedule, cursor: Cursor) -> Counter[int]:
+    """Count the references that were consumed in the pass that a cursor is in."""
+    if isinstance(schedule, RepeatSchedule):
+        done = _times(_whole(schedule.inner), cursor.current - cursor.first)
+        return done + _consumed(schedule.inner, cursor.inner)
+    if isinstance(schedule, ConcatSchedule):
+        done = _sum(map(_whole, schedule.children[: cursor.child]))
+        return done + _consumed(schedule.children[cursor.child], cursor.inner)
+    if isinstance(schedule, BlendSchedule):
+        return _sum(map(_consumed, schedule.children, cursor.children))
+    if not isinstance(schedule, LeafSchedule):
+        raise TypeError(f"a {type(schedule).__name__}")
+    return Counter({schedule.leaf: cursor.position})
+
+
+def _whole(schedule: Schedule) -> Counter[int]:
+    """Count the references of one pass; none if it never ends."""
+    if isinstance(schedule, RepeatSchedule):
+        whole = _whole(schedule.inner)
+        times = schedule.repeats or 0.0
+        part = {leaf: math.floor(count * (times % 1)) for leaf, count in whole.items()}
+        return _times(whole, math.floor(times)) + Counter(part)
+    if isinstance(schedule, (ConcatSchedule, BlendSchedule)):
+        return _sum(map(_whole, schedule.children))
+    if not isinstance(schedule, LeafSchedule):
+        raise TypeError(f"a {type(schedule).__name__}")
+    return Counter({schedule.leaf: schedule.length})
+
+
+def _times(counts: Counter[int], number: int) -> Counter[int]:
+    return Counter({leaf: count * number for leaf, count in counts.items()})
+
+
+def _sum(counts: Iterable[Counter[int]]) -> Counter[int]:
+    total: Counter[int] = Counter()
+    for each in counts:
+        total.update(each)
+    return total

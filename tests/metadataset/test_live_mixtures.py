@@ -1,0 +1,345 @@
+"""Weights that change under way: on schedule, by the program, through restores and other topologies."""
+
+from itertools import islice, pairwise
+
+import pytest
+from mixtures import text_dataset, v2, write
+from ranks import in_ranks
+
+from energon_stream import (
+    DefaultTaskEncoder,
+    ReadOptions,
+    SkipSample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from energon_stream.errors import (
+    ConfigError,
+    MetadataError,
+    StateError,
+    StateMismatchError,
+    StepPassedError,
+    WeightsError,
+)
+from energon_stream.state import dumps, loads, with_digest
+
+STREAMS = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("live")
+    for name, size in {"a": 24, "b": 16, "c": 12}.items():
+        text_dataset(made / name, name, per_shard=size, shards=3, split_ratio=(1, 0, 0))
+    return made
+
+
+class Texts(DefaultTaskEncoder):
+    @stateless
+    def encode_sample(self, sample):
+        return sample.text
+
+    def batch(self, texts):
+        return texts
+
+
+class Skipping(Texts):
+    @stateless
+    def encode_sample(self, sample):
+        if sample.text[-1] in "13579":
+            raise SkipSample
+        return sample.text
+
+
+def blend(**weights):
+    return [{"weight": weight, "path": name} for name, weight in weights.items()]
+
+
+def mix(folder, name="mix", **weights):
+    weights = weights or {"a": 3, "b": 2, "c": 1}
+    return write(folder / f"{name}.yaml", v2({"blend": blend(**weights)}))
+
+
+def open_loader(path, rank=0, world=1, workers=0, **options):
+    config = WorkerConfig(rank, world, workers, num_streams=options.pop("streams", STREAMS))
+    arguments = {
+        "batch_size": 3,
+        "shuffle_buffer_size": 10,
+        "max_samples_per_sequence": 4,
+        "read_options": ReadOptions(max_ahead=32),
+        "task_encoder": Texts(),
+        **options,
+    }
+    return get_savable_loader(get_train_dataset(path, worker_config=config, **arguments))
+
+
+def step(loaders, count):
+    """The batches of the job, in order, in so many steps of all ranks."""
+    iterators = [iter(loader) for loader in loaders]
+    return [batch for _ in range(count) for batch in [next(each) for each in iterators]]
+
+
+def sources(batches):
+    return {text[0] for batch in batches for text in batch}
+
+
+CHANGE = {"a": 0, "b": 1, "c": 1}
+
+
+def test_a_schedule_switches_at_the_same_batch_of_the_job_on_any_topology(folder):
+    path = mix(folder, "steps", a={0: 1, 25: 0}, b={0: 0, 25: 1})
+    expected = step([open_loader(path)], 48)
+    assert (sources(expected[:25]), sources(expected[25:])) == ({"a"}, {"b"})
+    for world, workers in ((2, 0), (6, 1)):
+        loaders = [open_loader(path, rank, world, workers) for rank in range(world)]
+        assert step(loaders, 48 // world) == expected
+        for loader in loaders:
+            loader.close()
+
+
+def test_a_ramp_is_followed_by_its_mean(folder):
+    path = mix(folder, "ramp", a={0: 1, 80: {"to": 0, "ramp": "linear"}}, b=1, c={0: 0, 1: 0})
+    loader = open_loader(path, streams=1, draws="even")
+    batches = step([loader], 160)
+    assert sources(batches[80:]) == {"b"}
+    counts = [
+        sum(text[0] == "a" for batch in batches[at : at + 20] for text in batch) for at in (0, 20, 40, 60)
+    ]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[3] > 0
+
+
+def test_twenty_changes_and_three_topologies_keep_shares_within_one_and_lose_nothing(folder):
+    """The same batches as on one rank that was told all weights at once, and even shares in every stream."""
+    path, steps = mix(folder), 240
+    told = {n: {"a": 1 + n % 3, "b": 1 + n % 5, "c": n % 2} for n in range(12, 240, 12)}
+    alone = open_loader(path, draws="even")
+    for at, weights in told.items():
+        alone.set_weights(weights, at_step=at)
+    expected = step([alone], steps)
+    got, states, position = [], None, 0
+    for world, workers, until in ((1, 1, 60), (4, 0, 120), (3, 0, 180), (2, 0, 240)):
+        loaders = [open_loader(path, rank, world, workers, draws="even") for rank in range(world)]
+        for loader in loaders:
+            loader.restore_state_global(states)
+        while position < until:
+            for loader in loaders:
+                for at in [at for at in told if position < at <= position + 12]:
+                    loader.set_weights(told[at], at_step=at)
+            got += step(loaders, 12 // world)
+            position += 12
+        states = [loads(dumps(loader.save_state_rank())) for loader in loaders]
+        for loader in loaders:
+            loader.close()
+    assert got == expected
+    bounds = [0, *told, steps]
+    for stream in range(STREAMS):
+        for begin, end in pairwise(bounds):
+            own = [text[0] for batch in expected[begin + stream : end : STREAMS] for text in batch]
+            weights = told.get(begin, {"a": 3, "b": 2, "c": 1})
+            for name, weight in weights.items():
+                assert abs(own.count(name) - len(own) * weight / sum(weights.values())) < 1
+    assert alone.mixture().step == steps
+    assert sum(source.samples for source in alone.mixture().sources) == 3 * steps
+    counted = {source.name: source.samples for source in alone.mixture().sources}
+    assert counted == {name: sum(text[0] == name for batch in expected for text in batch) for name in "abc"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_weights_reach_what_workers_had_made_ahead(folder, workers):
+    path = mix(folder)
+    loader = open_loader(path, workers=workers, streams=2)
+    before = step([loader], 5)
+    loader.set_weights(CHANGE, at_step=5)
+    after = step([loader], 30)
+    loader.close()
+    assert sources(before) > {"a"}
+    assert sources(after) == {"b", "c"}
+    plain = open_loader(path, streams=2)
+    assert step([plain], 5) == before
+    plain.set_weights(CHANGE)
+    assert step([plain], 30) == after
+
+
+def test_states_keep_weights_that_are_still_to_come(folder):
+    loader = open_loader(mix(folder), streams=2)
+    step([loader], 3)
+    bare = len(dumps(loader.save_state_rank()))
+    loader.set_weights(CHANGE, at_step=9)
+    state = loader.save_state_rank()
+    assert len(dumps(state)) - bare < 60
+    expected = step([loader], 20)
+    assert sources(expected[:6]) > {"a"}
+    assert sources(expected[6:]) == {"b", "c"}
+    for restore in ("rank", "dict"):
+        resumed = open_loader(mix(folder), streams=2)
+        if restore == "rank":
+            resumed.restore_state_rank(dumps(state))
+        else:
+            again = open_loader(mix(folder), streams=2)
+            again.restore_state_rank(state)
+            resumed.load_state_dict(again.state_dict())
+        assert step([resumed], 20) == expected
+
+
+def test_a_source_is_added_and_removed_on_restore(folder):
+    loader = open_loader(mix(folder, "two", a=1, b=1), draws="even", streams=2)
+    step([loader], 7)
+    loader.set_weights({"a": 1, "b": 2})
+    step([loader], 2)
+    grown = open_loader(mix(folder, "three", a={0: 1, 20: 0}, b=1, c=1), draws="even", streams=2)
+    grown.restore_state_rank(loader.save_state_rank(), on_change="continue")
+    assert grown.restore_report.dropped == 1
+    batches = step([grown], 40)
+    assert (sources(batches[:11]), sources(batches[11:])) == ({"a", "b", "c"}, {"b", "c"})
+    again = open_loader(mix(folder, "three", a={0: 1, 20: 0}, b=1, c=1), draws="even", streams=2)
+    again.restore_state_rank(grown.save_state_rank())
+    assert step([again], 5) == step([grown], 5)
+
+
+def test_a_step_that_is_over_or_chosen_is_named_with_the_first_possible(folder):
+    loader = open_loader(mix(folder), streams=2)
+    step([loader], 7)
+    with pytest.raises(StepPassedError, match=r"step 6 is over: the next one is 7.*first step possible is 7"):
+        loader.set_weights(CHANGE, at_step=6)
+    skipping = open_loader(mix(folder), streams=1, task_encoder=Skipping())
+    step([skipping], 4)
+    with pytest.raises(StepPassedError, match="has samples that are chosen already") as found:
+        skipping.set_weights(CHANGE, at_step=4)
+    first = int(found.value.hint.rsplit(" ", 1)[1])
+    skipping.set_weights(CHANGE, at_step=first)
+    state = skipping.save_state_rank()
+    expected = step([skipping], 12)
+    assert sources(expected) <= {"b", "c"} or first > 4
+    resumed = open_loader(mix(folder), streams=1, task_encoder=Skipping())
+    resumed.restore_state_rank(state)
+    assert step([resumed], 12) == expected
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"a": 1, "b": 1, "d": 1}, "'d' is no source of the mixture.*the sources are a, b, c"),
+        ({"a": 1, "b": 1}, "have no c"),
+        ({"a": 1, "b": -1, "c": 1}, "finite numbers from 0 on"),
+        ({"a": 1, "b": float("nan"), "c": 1}, "finite numbers from 0 on"),
+        ({"a": 0, "b": 0, "c": 0}, "all weights are 0"),
+        ({"a": "1", "b": 1, "c": 1}, "weight of 'a' is '1'"),
+        ([1, 2, 3], "weights is a list"),
+    ],
+)
+def test_wrong_weights_are_named(folder, weights, message):
+    loader = open_loader(mix(folder))
+    with pytest.raises(WeightsError, match=message):
+        loader.set_weights(weights, at_step=5)
+
+
+@pytest.mark.parametrize("at", [-1, 2.5, True, "9"])
+def test_wrong_steps_are_named(folder, at):
+    with pytest.raises(WeightsError, match="at_step is"):
+        open_loader(mix(folder)).set_weights(CHANGE, at_step=at)
+
+
+def test_what_is_no_blend_by_weights_is_named(folder):
+    with pytest.raises(WeightsError, match="no blend by weights"):
+        open_loader(folder / "a", streams=2).set_weights({"a": 1}, at_step=5)
+    with pytest.raises(ConfigError, match="no blend by weights"):
+        open_loader(folder / "a", draws="even")
+    with pytest.raises(ConfigError, match="draws is 'odd'"):
+        open_loader(mix(folder), draws="odd")
+
+
+def test_ranks_with_other_weights_are_told_at_restore(folder):
+    ranks = [open_loader(mix(folder), rank, 2) for rank in range(2)]
+    for rank, loader in enumerate(ranks):
+        loader.set_weights({**CHANGE, "c": 1 + rank}, at_step=24)
+    states = [loader.save_state_rank() for loader in ranks]
+    with pytest.raises(StateMismatchError, match="different weights"):
+        open_loader(mix(folder)).restore_state_global(states)
+
+
+@pytest.mark.parametrize(
+    "damaged", [3, [[5]], [[5, 1.0, -1.0, 1.0]], [[5, 1, 1, 1], [5, 1, 1, 1]], [[5, 1.0, 1.0]]]
+)
+def test_damaged_weights_in_states_are_named(folder, damaged):
+    state = with_digest({**open_loader(mix(folder)).save_state_rank(), "weights": damaged})
+    with pytest.raises(StateError, match="weights"):
+        open_loader(mix(folder)).restore_state_rank(state)
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ({5: 1}, "begin with step 0"),
+        ({}, "begin with step 0"),
+        ({0: 1, 9: 2, 4: 1}, "ascending order"),
+        ({0: 1, "x": 2}, "'x' is no step"),
+        ({0: 1, -3: 2}, "'-3' is no step"),
+        ({0: 1, 5: -2}, "weight at step 5 is -2"),
+        ({0: 1, 5: "much"}, "weight at step 5 is 'much'"),
+        ({0: 1, 5: None}, "weight at step 5 is None"),
+        ({0: {"to": 1, "ramp": "linear"}}, "at a step after 0"),
+        ({0: 1, 5: {"to": 1, "ramp": "cubic"}}, "use {to: 1, ramp: linear}"),
+        ({0: 1, 5: {"too": 1}}, "unknown key 'too'"),
+        ([1, 2], "'weight' is"),
+    ],
+)
+def test_wrong_schedules_are_named_with_their_place(folder, weight, message):
+    path = mix(folder, "wrong", a=weight, b=1)
+    with pytest.raises(MetadataError, match=message) as found:
+        open_loader(path)
+    assert "wrong.yaml: splits.train.blend[0]" in found.value.where
+
+
+def test_schedules_without_any_weight_are_named(folder):
+    path = mix(folder, "zero", a={0: 1, 7: 0}, b={0: 1, 5: 0})
+    with pytest.raises(MetadataError, match="all weights are 0 from step 7 on"):
+        open_loader(path)
+
+
+def test_nested_schedules_multiply(folder):
+    inner = {"blend": blend(a={0: 1, 20: 0}, b={0: 0, 30: 1})}
+    write(folder / "inner.yaml", v2(inner))
+    with pytest.raises(MetadataError, match="all weights are 0 from step 20 on"):
+        open_loader(write(folder / "outer.yaml", v2({"blend": [{"path": "inner.yaml"}]})))
+    outer = v2({"blend": [{"weight": {0: 1, 40: 3}, "path": "inner.yaml"}, {"weight": 1, "path": "c"}]})
+    loader = open_loader(write(folder / "outer.yaml", outer), streams=1, draws="even")
+    batches = step([loader], 80)
+    assert sources(batches[:20]) == {"a", "c"}
+    assert sources(batches[20:30]) == {"c"}
+    assert sources(batches[30:]) == {"b", "c"}
+    assert sum(text[0] == "b" for batch in batches[40:] for text in batch) == 90
+
+
+def test_underscores_and_yaml_numbers_are_steps(folder):
+    path = folder / "written.yaml"
+    path.write_text(
+        "__module__: energon_stream\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n"
+        "      - {weight: {0: 1, 1_0: 0}, path: a}\n      - {weight: {0: 0, 1_0: 2.5}, path: b}\n"
+    )
+    batches = list(islice(open_loader(path, streams=1), 20))
+    assert (sources(batches[:10]), sources(batches[10:])) == ({"a"}, {"b"})
+
+
+def _set_on_rank(rank, world, path, answers):
+    loader = open_loader(path, rank, world)
+    step([loader], 2)
+    loader.set_weights(CHANGE, at_step=8)
+    outcomes = []
+    for weights in ({**CHANGE, "c": 1 + rank}, CHANGE if rank else {"a": 1}):
+        try:
+            loader.set_weights(weights, at_step=12)
+        except WeightsError as error:
+            outcomes.append(error.what)
+    (answers / str(rank)).write_text("\n".join(outcomes))
+
+
+def test_ranks_that_set_other_weights_are_all_told_at_once(folder, tmp_path):
+    in_ranks(2, _set_on_rank, mix(folder), tmp_path)
+    told = [(tmp_path / str(rank)).read_text().splitlines() for rank in range(2)]
+    assert [lines[0].split(" ")[:2] for lines in told] == [["ranks", "[1]"], ["ranks", "[0]"]]
+    assert "have no b, c" in told[0][1]
+    assert "ranks [0] have other weights" in told[1][1]
+    assert "have no b, c" in told[1][1]
