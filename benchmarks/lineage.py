@@ -39,10 +39,10 @@ OPTIONS = {"batch_size": 8, "shuffle_buffer_size": 1000, "max_samples_per_sequen
 def huge(shards, samples):
     """Ask for a step of a run over a dataset that has no bytes."""
     from energon_stream.storage import StoreSpec
-    from energon_stream.testing.s3server import serve_s3
+    from energon_stream.testing.s3server import S3Server
 
     names = [f"data-{number:06d}.tar" for number in range(shards)]
-    with serve_s3() as server:
+    with S3Server() as server:
         server.create_bucket("lineage")
         options = server.storage_options
         store = StoreSpec("s3://lineage/data", options).open()

@@ -76,7 +76,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """What determines the order of a run."""
+    """The order of a run, by its data and segments."""
 
     datasets: tuple[DataDescription, ...] = ()
     segments: tuple[Segment, ...] = ()

@@ -42,7 +42,7 @@ class Kind(IntEnum):
 
 
 class Entry(NamedTuple):
-    """What the plan does not tell about one batch, or one end of a pass."""
+    """A note on one batch, one end of a pass, or one place in the plan."""
 
     step: int  # step of the rank
     stream: int

@@ -119,6 +119,7 @@ class Recorder:
 
         Raises StateError if it is damaged.
         """
+        self._log = None
         self._batches = self._first = _count(states)
         self._history = []
         if saved is not None:
@@ -140,12 +141,14 @@ class Recorder:
         return {"step": self.step(states), "segments": [*earlier, here]}
 
     def begin(self, rotation: Rotation, states: Mapping[int, State]) -> None:
-        """Write the description (rank 0), and begin the rank's log.
+        """Write the description (rank 0), and begin the rank's log; go on with one that was begun.
 
         Raises:
             RunMismatchError: The folder has another run.
             StorageError: The folder cannot be read or written.
         """
+        if self._log is not None:  # the loader was closed, and is iterated again
+            return
         config, store = self._dataset.worker_config, self._spec.open()
         segment = Segment(
             self._first, 0, config.world_size, config.num_streams, config.seed_offset, rotation.pass_length

@@ -31,11 +31,17 @@ from energon_stream.errors import (
     RunMismatchError,
     RunNotFoundError,
 )
+from energon_stream.index.prepare import prepare_dataset
 from energon_stream.lineage.log import pack_refs, unpack_refs
 from energon_stream.lineage.turns import Turns
 from energon_stream.schedule import BlendPlan, LeafPlan, OrderSpec, RepeatPlan, build_schedule, skip
 from energon_stream.state import redistribute
-from energon_stream.testing.datasets import CAPTIONING_YAML, prepared_captioning_dataset, write_shards
+from energon_stream.testing.datasets import (
+    CAPTIONING_YAML,
+    TEXT_YAML,
+    prepared_captioning_dataset,
+    write_shards,
+)
 
 OPTIONS = {"batch_size": 3, "shuffle_buffer_size": 16, "max_samples_per_sequence": 8}
 
@@ -186,6 +192,40 @@ def test_workers_take_notes(captions, tmp_path):
     assert [named(opened.which(step)[0]) for step in range(12)] == seen
 
 
+def test_a_loader_that_is_closed_and_iterated_again_goes_on(captions, tmp_path):
+    dataset = get_train_dataset(
+        str(captions), worker_config=WorkerConfig(0, 1, 0), task_encoder=Skipping(), **OPTIONS
+    )
+    loader = get_savable_loader(dataset, run=tmp_path / "run")
+    seen = [keys_of(batch) for _, batch in zip(range(5), loader, strict=False)]
+    loader.close()
+    seen += [keys_of(batch) for _, batch in zip(range(5), loader, strict=False)]
+    loader.close()
+    opened = open_run(str(tmp_path / "run"))
+    found = [named(opened.which(step)[0]) for step in range(len(seen))]
+    assert found == seen
+
+
+def test_a_dataset_that_grows_under_way_has_segments_of_its_own(tmp_path):
+    path, run = tmp_path / "data", str(tmp_path / "run")
+    write_shards(path, shards=3, samples_per_shard=20, parts=lambda i: {"txt": b"x"})
+    prepare_dataset(str(path), split_ratio=(1, 0, 0), dataset_yaml=TEXT_YAML)
+    seen, (state,) = train(path, run, 1, None, 6)
+    write_shards(path, shards=5, samples_per_shard=20, parts=lambda i: {"txt": b"x"})
+    prepare_dataset(str(path), split_ratio=(1, 0, 0), dataset_yaml=TEXT_YAML, force=True)
+    dataset = get_train_dataset(str(path), worker_config=WorkerConfig(0, 1, 0, num_streams=4), **OPTIONS)
+    loader = get_savable_loader(dataset, run=run)
+    loader.restore_state_rank(state, on_change="continue")
+    seen += [[keys_of(batch)] for _, batch in zip(range(60), loader, strict=False)]
+    loader.close()
+    opened = open_run(run)
+    assert [[named(opened.which(step)[0])] for step in range(len(seen))] == seen
+    key = seen[40][0][0]
+    assert [each.step for each in opened.when(key)] == [
+        step for step, (keys,) in enumerate(seen) if key in keys
+    ]
+
+
 def test_steps_to_come_are_planned(captions, tmp_path):
     train(captions, tmp_path / "a", 1, None, 2)
     seen, _ = train(captions, tmp_path / "b", 1, None, 30)
@@ -249,8 +289,6 @@ def test_another_run_and_a_changed_dataset_are_refused(tmp_path):
     with pytest.raises(RunMismatchError, match="other data or options"):
         train(path, tmp_path / "run", 1, None, 2, batch_size=5)
     write_shards(path, shards=3, samples_per_shard=19, parts=lambda i: {"jpg": b"x", "txt": b"x"})
-    from energon_stream.index.prepare import prepare_dataset
-
     prepare_dataset(str(path), split_ratio=(3, 0, 0), dataset_yaml=CAPTIONING_YAML, force=True)
     with pytest.raises(RunMismatchError, match="as it was"):
         open_run(str(tmp_path / "run")).which(0)
