@@ -45,7 +45,7 @@ _SHARE_KEY = derive_key("share of a view")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Which samples of a dataset are used. Each part narrows the others."""
+    """Choice of samples of a dataset. Each part narrows the others."""
 
     where: Filter | None = None  # condition on columns of the dataset's tables
     exclude: str | StoreSpec | None = None  # column of truth values, or file of keys, one a line

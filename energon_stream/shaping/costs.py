@@ -28,7 +28,7 @@ CostFunction = Callable[[dict[str, Any]], float]
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
-    """What :func:`compute_costs` did.
+    """Result of :func:`compute_costs`.
 
     Attributes:
         samples: Samples of the dataset.

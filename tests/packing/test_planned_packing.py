@@ -8,6 +8,7 @@ import pytest
 from energon_stream import (
     DefaultTaskEncoder,
     PlannedPacking,
+    ReadOptions,
     ShardWriter,
     WorkerConfig,
     compute_costs,
@@ -70,6 +71,7 @@ def opened(path, rank=0, world=1, workers=0, encoder=Packs, repeat=True, **optio
         task_encoder=encoder(),
         packing=PlannedPacking(**packing),
         repeat=repeat,
+        read_options=ReadOptions(max_ahead=64),  # windows are small here, and each is planned
     )
 
 
@@ -119,7 +121,7 @@ def test_resume_is_exact_at_random_places(folder):
     engine.close()
     draw = random.Random(1)
     in_carried = 0
-    for _ in range(60):
+    for _ in range(40):
         at = draw.randrange(150)
         saved, rotation = states[at]
         resumed = Engine(dataset, range(STREAMS), saved, rotation.copy())
