@@ -27,9 +27,30 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def _as_key(value: Any) -> Any:
+def as_key(value: Any) -> Any:
     """Convert the lists of a deserialised key back to tuples."""
-    return tuple(_as_key(part) for part in value) if isinstance(value, (list, tuple)) else value
+    return tuple(as_key(part) for part in value) if isinstance(value, (list, tuple)) else value
+
+
+def open_generator(
+    dataset: Wrapper[Any],
+    saved: Any,
+    make_again: Callable[[RestoreKey, Context], list[Any]],
+    final_packer: Callable[[list[Any]], Any],
+    guard: FailureGuard,
+    context: Context,
+) -> RunningGenerator | None:
+    """Return the generator of a packer that a saved state left open, at its place; None if none was.
+
+    ``make_again`` returns the samples of the pack that a key names.
+    """
+    if saved is None:
+        return None
+    open_key, place, batch = (*saved, None)[:3]
+    dataset.check_keys([open_key], several=True)
+    key, pack = as_key(open_key), make_again(open_key, context)
+    with context.config.activate(context.stream, key[1], batch):
+        return RunningGenerator(final_packer(pack), guard, key, batch, ()).skip(place)
 
 
 class _PackingNode(WrapperNode):
@@ -60,14 +81,9 @@ class _PackingNode(WrapperNode):
         keys = [key for group in saved["groups"] for key in group]
         items = iter(dataset.dataset.restore_many(keys, context) if keys else [])
         self._groups = deque([next(items) for _ in range(size)] for size in sizes)
-        self._running: RunningGenerator | None = None
-        if saved["open"] is not None:
-            open_key, place, batch = (*saved["open"], None)[:3]
-            dataset.check_keys([open_key], several=True)
-            key, encoded = _as_key(open_key), dataset.encode_again(open_key, context)
-            with context.config.activate(context.stream, key[1], batch):
-                generator = dataset.final_packer(encoded)
-                self._running = RunningGenerator(generator, self._packer, key, batch, ()).skip(place)
+        self._running = open_generator(
+            dataset, saved["open"], dataset.encode_again, dataset.final_packer, self._packer, context
+        )
         self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def next(self) -> Item | End:
@@ -275,5 +291,5 @@ class PackingDataset(Wrapper[Any]):
         restored = []
         for key in keys:
             value = call_again(self, self.final_packer, self.encode_again(key, context), key, context)
-            restored.append(Item(value, _as_key(key)))
+            restored.append(Item(value, as_key(key)))
         return restored

@@ -13,7 +13,7 @@ from energon_stream.pipeline.dataset import SavableDataset, Wrapper, function_na
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.map import RunningGenerator, call_again
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
-from energon_stream.pipeline.packing import _as_key
+from energon_stream.pipeline.packing import as_key, open_generator
 from energon_stream.pipeline.pieces import piece_of
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.schedule import PackedSchedule
@@ -82,14 +82,9 @@ class _PlannedPackingNode(WrapperNode):
         if len(keys) > 1:
             raise damaged(f"{len(keys)} samples are held")
         self._held: Item | None = dataset.dataset.restore_many(keys, context)[0] if keys else None
-        self._running: RunningGenerator | None = None
-        if saved["open"] is not None:
-            open_key, place, batch = (*saved["open"], None)[:3]
-            dataset.check_keys([open_key], several=True)
-            key, pack = _as_key(open_key), dataset.pack_again(open_key, context)
-            with context.config.activate(context.stream, key[1], batch):
-                generator = dataset.final_packer(pack)
-                self._running = RunningGenerator(generator, self._packer, key, batch, ()).skip(place)
+        self._running = open_generator(
+            dataset, saved["open"], dataset.pack_again, dataset.final_packer, self._packer, context
+        )
         self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def next(self) -> Item | End:
@@ -263,7 +258,7 @@ class PlannedPackingDataset(Wrapper[Any]):
         self.check_keys(keys, several=True)
         return [
             Item(
-                call_again(self, self.final_packer, self.pack_again(key, context), key, context), _as_key(key)
+                call_again(self, self.final_packer, self.pack_again(key, context), key, context), as_key(key)
             )
             for key in keys
         ]

@@ -196,8 +196,10 @@ class _Selecting:
     _all_weights: Any = None
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yield runs of samples of the split part that follow each other in the whole dataset: first, one
-        past the last, and the first one's number in the whole."""
+        """Yield runs of the split part's samples that follow each other in the whole dataset.
+
+        Each is the first sample, one past the last, and the first one's number in the whole dataset.
+        """
         starts, first = self._index.shard_starts, self._every.first
         breaks = np.flatnonzero(first[1:] != first[:-1] + self._index.shard_counts[:-1]) + 1
         for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(first)], strict=True):
