@@ -61,13 +61,14 @@ def take(loader, count):
 
 
 class Once:
-    """Does something at one element, in the first process that comes there."""
+    """Does something at one element, or each of some, in the first process that comes there."""
 
     def __init__(self, folder, at, action):
-        self.folder, self.at, self.action = folder, at, action
+        self.folder, self.action = folder, action
+        self.at = at if isinstance(at, tuple) else (at,)
 
     def __call__(self, x):
-        if x == self.at:
+        if x in self.at:
             try:
                 (self.folder / str(x)).touch(exist_ok=False)
             except FileExistsError:
@@ -139,18 +140,25 @@ def test_a_worker_that_dies_is_replaced(tmp_path, caplog, forked_spawn, workers,
         assert_equal_values(take(again, 10), rest)
 
 
-def test_a_fork_server_that_is_killed_is_replaced_too(caplog, forked_spawn):
-    with get_loader(plain(2), on_worker_death="restart", start_method="forkserver") as loader:
+def test_a_fork_server_that_is_killed_is_replaced_too(tmp_path, caplog, forked_spawn):
+    made = numbers(2, Once(tmp_path, (18, 19), hang))  # one element of each worker
+    with get_loader(made, on_worker_death="restart", start_method="forkserver") as loader:
         found = take(loader, 3)
         before = loader.worker_pids
-        for pid in before:  # or they might have the rest ready, and not be missed
-            os.kill(pid, signal.SIGSTOP)
+        wait_until_hung(tmp_path, 2)  # or they might go on, and not be missed
         os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
         assert_equal_values(found + take(loader, 30), expected(33))
         assert loader.worker_restarts == 2
     assert "the fork server that starts workers is gone" in caplog.text
     for pid in before:  # they lived on
         wait_until_gone(pid)
+
+
+def wait_until_hung(folder, count):
+    deadline = time.monotonic() + 300
+    while len(list(folder.iterdir())) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(list(folder.iterdir())) == count
 
 
 def wait_until_gone(pid):
