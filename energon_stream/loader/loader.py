@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -162,10 +162,8 @@ class BasicDataLoader(Generic[T]):
 
     def _open(self) -> Session:
         """Start workers, or this process's readers, at the present position."""
-        session = open_session(self.dataset, self._position, self._options)
-        if self._trace is not None:
-            self._trace.opened(session)
-        return session
+        is_traced = self._trace is not None and self._trace.is_running
+        return open_session(self.dataset, self._position, replace(self._options, is_traced=is_traced))
 
     def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> None:
         """Mix with other weights from a step on, which may be any that no rank has begun.

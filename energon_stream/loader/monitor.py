@@ -53,7 +53,7 @@ class Monitor:
         self._lock = threading.RLock()  # one question at a time
 
     def start_trace(self) -> None:
-        """Have the worker record its events from now on, or from its start."""
+        """Have the worker record its events from now on."""
         with contextlib.suppress(OSError):
             self._line.setblocking(True)
             self._line.sendall(_TRACE)

@@ -43,6 +43,7 @@ class LoaderOptions:
     cache_pool: CachePool | None = None
     # Makes a tracker of streams, given their states, that notes what differs from the plan; None for none.
     tracker: Callable[[Mapping[int, State]], Tracker] | None = None
+    is_traced: bool = False  # whether workers record their events from their start
 
     def __post_init__(self) -> None:
         if self.prefetch_factor < 1:

@@ -63,11 +63,11 @@ class Trace:
             with thread_errors("the end of the trace"):
                 self._timer.start()
 
-    def opened(self, session: Session) -> None:
-        """Have the workers of a new session record, unless the trace has ended."""
+    @property
+    def is_running(self) -> bool:
+        """True until the trace ends. Workers that start meanwhile record from their start."""
         with self._lock:
-            if not self._is_over:
-                session.start_trace()
+            return not self._is_over
 
     def closing(self, session: Session) -> None:
         """Take the events of workers that are about to end, unless that was done."""

@@ -21,6 +21,7 @@ from energon_stream.loader.signals import leave_signals_to_main
 from energon_stream.media import CachePool, use_pool
 from energon_stream.pipeline.engine import Engine, Rotation
 from energon_stream.samples.batch_memory import use_batch_memory
+from energon_stream.tracing import start_recording
 
 if TYPE_CHECKING:
     from energon_stream.lineage.tracker import Tracker
@@ -59,15 +60,19 @@ def run_worker(
     cache_pool: CachePool | None = None,
     environment: Mapping[str, str] | None = None,
     make_tracker: Callable[[Mapping[int, State]], Tracker] | None = None,
+    is_traced: bool = False,
 ) -> None:
     """Produce the elements of some streams until the parent goes away.
 
-    ``environment`` replaces that of the process, unless it is None.
+    ``environment`` replaces that of the process, unless it is None. ``is_traced`` records events from here
+    on, before the first request; the main process can ask for a record later as well.
     """
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
     begin_child()
+    if is_traced:
+        start_recording()
     close_inherited_ends()
     answer_monitor(wire.child_monitor)
     leave_signals_to_main()

@@ -74,7 +74,7 @@ class Worker:
         method: str,
     ) -> None:
         self.restarts = 0
-        self._is_traced = False
+        self._is_traced = options.is_traced
         self._number = number
         self._dataset = dataset
         self._states = {stream: states[stream] for stream in rotation.streams}
@@ -101,7 +101,15 @@ class Worker:
             place = (streams, self._states, rotation, self._changes)
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
-                args=(wire, self._dataset, *place, options.cache_pool, environment, options.tracker),
+                args=(
+                    wire,
+                    self._dataset,
+                    *place,
+                    options.cache_pool,
+                    environment,
+                    options.tracker,
+                    self._is_traced,
+                ),
                 daemon=True,
             )
             # A fork server would keep signals from all of its children.
@@ -121,8 +129,6 @@ class Worker:
         self._ready.register(process.sentinel, select.POLLIN)
         self._receiver = Receiver(wire)
         self._monitor = Monitor(wire.monitor, self.pid)
-        if self._is_traced:
-            self._monitor.start_trace()
 
     @property
     def pid(self) -> int:

@@ -3,11 +3,13 @@
 import json
 import os
 import threading
+import time
 
 import pytest
 
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.errors import ConfigError, StorageError
+from energon_stream.loader import monitor
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.tracing import Recorder, current_recorder, start_recording, stop_recording
 
@@ -67,6 +69,26 @@ def test_a_trace_has_all_requests_and_batches(folder, s3_server, tmp_bucket, tmp
     assert sum(batch["samples"] for batch in batches) == SAMPLES
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in events(path, "batch"))
     assert current_recorder() is None
+
+
+def test_workers_that_start_under_a_trace_record_from_their_start(
+    folder, s3_server, tmp_bucket, tmp_path, monkeypatch
+):
+    s3_server.upload_folder(folder, f"{tmp_bucket}/data")
+    answer = monitor._answer_to
+
+    def late(*given):
+        time.sleep(0.3)
+        return answer(*given)
+
+    monkeypatch.setattr(monitor, "_answer_to", late)
+    loader = open_loader(f"{tmp_bucket}/data", 2, storage_options=s3_server.storage_options)
+    with loader.trace(tmp_path / "trace.json"):
+        assert sum(1 for _ in loader) == SAMPLES // BATCH
+        pids = set(loader.worker_pids)
+        loader.close()
+    found = {event["pid"] for event in events(tmp_path / "trace.json", "request")}
+    assert found == pids
 
 
 def test_a_trace_may_begin_under_way(folder, tmp_path):
