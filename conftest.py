@@ -25,6 +25,7 @@ import os
 import shutil
 import subprocess
 import sys
+import unittest
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,7 +193,9 @@ def in_example_page(request: pytest.FixtureRequest, example_page: Page) -> Itera
     with inside(example_page.folder, example_page.environment):
         for example in current.document.examples():
             if example.line < current.line and example.line not in example_page.done:
-                example.evaluate()
+                # A block that the page skips must not skip this one too, and must not run for the next one.
+                with contextlib.suppress(unittest.SkipTest):
+                    example.evaluate()
             if example.line <= current.line:
                 example_page.done.add(example.line)
         yield
