@@ -150,6 +150,26 @@ class Selection:
         found: Int64Array = block * _BLOCK_BITS + byte * 8 + _PLACES[data[row, byte], left]
         return found
 
+    def places(self, sample: int) -> range:
+        """Return the places of a pass among which those of a sample are, in all passes; none if it has none.
+
+        Example:
+            >>> import numpy as np
+            >>> some = Selection.of([np.array([True, False, True, True])])
+            >>> some.places(2), some.places(1)
+            (range(1, 2), range(0, 0))
+        """
+        if not self.mask(sample, sample + 1)[0]:
+            return range(0)
+        number = int(self.rank(np.array([sample], dtype=np.int64))[0])
+        if self.weights is None:
+            return range(number, number + 1)
+        step = float(self.weights[-1]) / self.num_samples
+        before = float(self.weights[number - 1]) if number else 0.0
+        # The steps of a pass begin with a place of their own within the first one.
+        first, last = int(before / step) - 2, int(float(self.weights[number]) / step) + 2
+        return range(max(0, first), min(self.num_samples, last))
+
     def _blocks(self, numbers: Int64Array) -> Bits:
         return self.bits.reshape(-1, _BLOCK_BYTES)[numbers]
 

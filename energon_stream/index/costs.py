@@ -95,6 +95,7 @@ def write_costs(
         "library": library,
         "place": digest(store.url.encode()),
         "content": digest(file.getvalue()),
+        "mean": float(values.mean()) if len(values) else 0.0,
         "shards": [[mark.path, mark.count, mark.size, mark.version] for mark in marks],
     }
     store.put(numbers, file.getvalue())
@@ -183,6 +184,23 @@ def _fresh(store: Store, name: str, counts: Mapping[str, int]) -> Costs:
             hint="run `energon-stream cost` again; only new and changed shards are read",
         )
     return saved.values
+
+
+def mean_costs(store: Store) -> dict[str, float]:
+    """Return the mean of each costs of a dataset, by name, whatever shards there are now.
+
+    Raises CostsError if they are damaged.
+    """
+    names = [entry.path.rpartition("/")[2] for entry in store.list(f"{META_FOLDER}/costs")]
+    found: dict[str, float] = {}
+    for name in sorted(name.removesuffix(".json") for name in names if name.endswith(".json")):
+        record = f"{META_FOLDER}/costs/{name}.json"
+        mean = load_document(store.get(record).data, f"{store.url}/{record}").get("mean")
+        if not isinstance(mean, float):  # an earlier version wrote it
+            values = load_costs(store, name).values
+            mean = float(values.mean()) if len(values) else 0.0
+        found[name] = mean
+    return found
 
 
 def costs_of(index: WebDatasetIndex, name: str) -> Costs:

@@ -77,6 +77,7 @@ class DatasetIndex:
     # samples.
     excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
     selection: Selection | None = None  # samples of a view; None for all. The other attributes are of all.
+    view: Mapping[str, Any] | None = None  # the view as plain values, such as a metadataset has; None for all
     # ``int64 [shards + 1]``: number of the first sample of each shard, and the total.
     shard_starts: Int64Array = field(init=False)
 

@@ -12,7 +12,8 @@ import numpy as np
 from energon_stream.lineage.log import Kind, LogFile, unpack_numbers, unpack_refs
 from energon_stream.lineage.turns import Turns
 from energon_stream.rng import derive_key
-from energon_stream.schedule import Cursor, CursorCodec, Plan, Schedule, build_schedule, skip
+from energon_stream.schedule import BlendPlan, Cursor, CursorCodec, Plan, Schedule, build_schedule, skip
+from energon_stream.state.weights import WEIGHTS, read_changes
 
 if TYPE_CHECKING:
     from energon_stream.index.dataset import DatasetIndex
@@ -43,7 +44,10 @@ class Data:
     def schedule(self, segment: Segment, stream: int) -> Schedule:
         """Return the schedule of a stream in a segment."""
         key = derive_key(segment.seed_offset, stream, self.described.path, "source")
-        return build_schedule(self.plan, num_streams=segment.num_streams, stream=stream, key=key)
+        plan = self.plan
+        if segment.weights and isinstance(plan, BlendPlan):
+            plan = plan.with_changes(read_changes({WEIGHTS: segment.weights}))
+        return build_schedule(plan, num_streams=segment.num_streams, stream=stream, key=key)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import (
@@ -27,6 +27,7 @@ from energon_stream.pipeline import BatchDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.printable import strip_credentials
 from energon_stream.schedule import BlendPlan, damaged, describe_plan, is_count, reading
+from energon_stream.state.weights import write_changes
 from energon_stream.storage import StoreSpec
 from energon_stream.urls import is_local, local_path
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.engine import Rotation, Step
     from energon_stream.pipeline.node import State
+    from energon_stream.schedule import WeightChange
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +47,8 @@ _MOST_BYTES, _MOST_ENTRIES = 1 << 20, 1 << 15
 def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
     """Describe the order of a pipeline's samples and batches.
 
-    Raises ConfigError if the pipeline composes several datasets itself, some dataset is a join or plain tars,
-    a view, the weights of a mixture change, or packs are planned.
+    Raises ConfigError if the pipeline composes several datasets itself, or some dataset is a join or plain
+    tars.
     """
     found = list(find_readers(dataset))
     if len(found) != 1:
@@ -55,13 +57,6 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
             hint="leave out run=, or let a metadataset blend the datasets",
         )
     ((path, reader),) = found
-    if reader.packing is not None:
-        raise ConfigError("run= describes no planned packing", hint="leave out run= or packing=")
-    if isinstance(reader.plan, BlendPlan) and (reader.plan.changes or reader.plan.even):
-        raise ConfigError(
-            "run= describes no mixtures whose weights change, and no even draws",
-            hint="leave out run=, or give each dataset one weight and leave out draws",
-        )
     leaves = []
     for leaf, shards in zip(reader.leaves, reader.shards, strict=True):
         index = leaf.index
@@ -73,17 +68,30 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
                 hint="prepare the dataset, or leave out run=",
             )
         url = local_path(index.spec.url) if is_local(index.spec.url) else strip_credentials(index.spec.url)
-        if index.selection is not None:
-            raise ConfigError(
-                "run= describes no views of datasets",
-                where=index.spec.url,
-                hint="leave out run=, or where, exclude, share and weight_by",
-            )
         config = index.split_config if isinstance(index, WebDatasetIndex) else ""
-        leaves.append(LeafDescription(url, config, **identity(index, shards)))
+        found_by = identity(index, shards)
+        view = None if index.view is None else {"keys": _view_keys(index.view), "hash": found_by["view"]}
+        leaves.append(LeafDescription(url, config, **{**found_by, "view": view}))
     sizes = [each.batch_size for each in operators(dataset) if isinstance(each, BatchDataset)]
-    plan = describe_plan(reader.plan)
-    return DataDescription(plan, path, sizes[0] if sizes else 1, is_in_order(dataset), tuple(leaves))
+    batch_size, plan, packing = sizes[0] if sizes else 1, reader.plan, reader.packing
+    per_batch = plan.per_batch if isinstance(plan, BlendPlan) and plan.is_live else batch_size
+    return DataDescription(
+        describe_plan(plan),
+        path,
+        batch_size,
+        is_in_order(dataset),
+        tuple(leaves),
+        0 if per_batch == batch_size else per_batch,
+        None if packing is None else packing.describe(),
+    )
+
+
+def _view_keys(view: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a view as a description has them: with whole local paths, without credentials."""
+    exclude = view.get("exclude")
+    if exclude is None or not exclude.endswith(".txt"):  # a column
+        return dict(view)
+    return {**view, "exclude": local_path(exclude) if is_local(exclude) else strip_credentials(exclude)}
 
 
 class Recorder:
@@ -106,6 +114,8 @@ class Recorder:
         self._first, self._batches = 0, 0  # steps and batches when this loader began
         self._history: list[list[int]] = []
         self._log: LogFile | None = None
+        self._description: RunDescription | None = None  # rank 0 writes it
+        self._is_described = True  # whether it was written as it is
         self._entries: list[Entry] = []
         self._bytes = 0
 
@@ -140,7 +150,9 @@ class Recorder:
         earlier = [segment for segment in self._history if segment[0] < self._first]
         return {"step": self.step(states), "segments": [*earlier, here]}
 
-    def begin(self, rotation: Rotation, states: Mapping[int, State]) -> None:
+    def begin(
+        self, rotation: Rotation, states: Mapping[int, State], changes: Sequence[WeightChange] = ()
+    ) -> None:
         """Write the description (rank 0), and begin the rank's log; go on with one that was begun.
 
         Raises:
@@ -151,7 +163,13 @@ class Recorder:
             return
         config, store = self._dataset.worker_config, self._spec.open()
         segment = Segment(
-            self._first, 0, config.world_size, config.num_streams, config.seed_offset, rotation.pass_length
+            self._first,
+            0,
+            config.world_size,
+            config.num_streams,
+            config.seed_offset,
+            rotation.pass_length,
+            _weights(changes),
         )
         if config.rank == 0:
             try:
@@ -159,12 +177,31 @@ class Recorder:
             except ObjectNotFoundError:
                 known = RunDescription()
             self._check(known, segment, store.url)
-            store.put(FILE, known.with_segment(segment, self._data).dumps())
+            self._description = known.with_segment(segment, self._data)
+            store.put(FILE, self._description.dumps())
         prefix = self._prefix()
         for entry in list(store.list(prefix)):  # of a run that began at this step before, and was given up
             store.delete(entry.path)
         self._next_file(self._first, rotation, states)
         store.put(*self._content())
+
+    def weigh(self, changes: Sequence[WeightChange]) -> None:
+        """Describe weights that the program has set; before :meth:`begin`, that does it."""
+        if self._description is not None:
+            self._description, self._is_described = self._description.with_weights(_weights(changes)), False
+            self._describe()
+
+    def _describe(self) -> bool:
+        """Write the description if it changed; return whether that worked."""
+        if self._description is None or self._is_described:
+            return True
+        try:
+            self._spec.open().put(FILE, self._description.dumps())
+        except (EnergonStreamError, OSError) as error:
+            _log.warning("weights of the run cannot be written now, and are kept for later: %s", error)
+            return False
+        self._is_described = True
+        return True
 
     def _check(self, known: RunDescription, segment: Segment, where: str) -> None:
         hint = "give each run a folder of its own"
@@ -220,7 +257,7 @@ class Recorder:
         except (EnergonStreamError, OSError) as error:
             _log.warning("the log of the run cannot be written now, and is kept for later: %s", error)
             return False
-        return True
+        return self._describe()
 
     def _prefix(self) -> str:
         return f"steps-{self._first:012d}/rank-{self._dataset.worker_config.rank:05d}"
@@ -256,6 +293,10 @@ class Recorder:
             {stream: 0 if state is None else state["batches"] for stream, state in states.items()},
             {stream: reader_state(self._dataset, node) for stream, node in nodes.items()} if in_order else {},
         )
+
+
+def _weights(changes: Sequence[WeightChange]) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, write_changes(changes)))
 
 
 def _count(states: Mapping[int, State]) -> int:

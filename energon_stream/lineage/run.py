@@ -28,6 +28,7 @@ from energon_stream.lineage.pieces import Data, RankLog, batches_with, refs_of_p
 from energon_stream.lineage.places import find_samples, locate
 from energon_stream.recipe.opening import open_all
 from energon_stream.recipe.tree import LeafRef
+from energon_stream.recipe.view import parse_view
 from energon_stream.schedule import stream_shares
 from energon_stream.storage import StoreSpec
 from energon_stream.urls import is_local
@@ -158,6 +159,7 @@ class TrainingRun:
                     spec=self._spec(leaf.url),
                     split_part=leaf.split,
                     split_config=leaf.split_config or SPLIT_CONFIG,
+                    view=leaf.view and parse_view(leaf.view["keys"], leaf.url, self._spec),
                 )
                 for leaf in described.leaves
             ]
@@ -173,8 +175,14 @@ class TrainingRun:
                 index.shard_starts[: leaf.shards + 1]
                 for leaf, index in zip(described.leaves, indices, strict=True)
             ]
+            selections = [index.selection for index in indices]
+            starts = [
+                first if chosen is None else chosen.shard_starts(first)
+                for first, chosen in zip(starts, selections, strict=True)
+            ]
             with reading_run(f"{self.url}/{FILE}"):
-                plan = make_plan(described.plan, starts)
+                per_batch = described.per_batch or described.batch_size
+                plan = make_plan(described.plan, starts, selections, per_batch)
             self._opened[segment.dataset] = Data(described, indices, plan)
         return self._opened[segment.dataset]
 
@@ -241,14 +249,17 @@ class TrainingRun:
         )
 
     def _streams(self, data: Data, segment: Segment, leaf: int, sample: int) -> list[int]:
-        """Return the streams that own a sample; two where the dataset grew under way."""
-        if not self._is_stable(segment):
+        """Return the streams that may have a sample: its owner, and more where that changes."""
+        if not self._is_stable(segment) or data.described.packing is not None:
             return list(range(segment.num_streams))
-        for stream in range(segment.num_streams):
-            for plan, first, last in stream_shares(data.plan, segment.num_streams, stream):
-                if plan.leaf == leaf and first <= sample < last:
-                    return [stream]
-        return []
+        chosen = data.indices[leaf].selection
+        places = range(sample, sample + 1) if chosen is None else chosen.places(sample)
+        return [
+            stream
+            for stream in range(segment.num_streams)
+            for plan, first, last in stream_shares(data.plan, segment.num_streams, stream)
+            if plan.leaf == leaf and max(first, places.start) < min(last, places.stop)
+        ]
 
     def _is_stable(self, segment: Segment) -> bool:
         return all(each.dataset == segment.dataset for each in self.description.segments)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.engine import Note
     from energon_stream.pipeline.node import RestoreKey, State
+    from energon_stream.schedule import WeightChange
 
 _IN_ORDER = (
     BatchDataset,
@@ -48,7 +49,8 @@ def operators(dataset: SavableDataset[Any]) -> Iterator[SavableDataset[Any]]:
 def is_in_order(dataset: SavableDataset[Any]) -> bool:
     """Return True if batches have the samples of the plan in its order, except for those that are skipped."""
     *above, reader = operators(dataset)
-    return isinstance(reader, ReaderDataset) and all(isinstance(each, _IN_ORDER) for each in above)
+    is_plan = isinstance(reader, ReaderDataset) and reader.packing is None
+    return is_plan and all(isinstance(each, _IN_ORDER) for each in above)
 
 
 def reader_state(dataset: SavableDataset[Any], state: State | None) -> State | None:
@@ -79,15 +81,21 @@ class Tracker:
         path: Place of the reader in the pipeline.
         batch_size: Samples of a batch that needs no note.
         states: States of the streams, as those of an engine.
+        changes: Weights that the program set for the mixture.
     """
 
     def __init__(
-        self, dataset: SavableDataset[Any], path: str, batch_size: int, states: Mapping[int, State]
+        self,
+        dataset: SavableDataset[Any],
+        path: str,
+        batch_size: int,
+        states: Mapping[int, State],
+        changes: tuple[WeightChange, ...] = (),
     ) -> None:
         self._dataset, self._path, self._batch_size = dataset, path, batch_size
         *_, reader = operators(dataset)
         self._reader = reader if is_in_order(dataset) and isinstance(reader, ReaderDataset) else None
-        self._states = states
+        self._states, self._changes = states, changes
         self._places: dict[int, tuple[Schedule, Cursor]] = {}
 
     def note(self, stream: int, key: RestoreKey | None, state: State) -> Note | None:
@@ -119,7 +127,8 @@ class Tracker:
     def _begin(self, stream: int) -> tuple[Schedule, Cursor]:
         if self._reader is None:
             raise TypeError("batches that do not follow the plan have no place in it")
-        schedule, state = self._reader.schedule(stream, self._path), self._states.get(stream)
+        schedule = self._reader.schedule(stream, self._path, changes=self._changes)
+        state = self._states.get(stream)
         at = schedule.begin() if state is None else self._cursor(schedule, stream, state["node"])
         return schedule, at
 

@@ -175,10 +175,10 @@ class BasicDataLoader(Generic[T]):
         Args:
             weights: The weight of every source, by the names in :meth:`mixture` or by URL. 0 leaves a source
                 out. They need not sum to one.
-            at_step: Number of the first batch of the job that they hold for, counted from 0 over all ranks:
-                batch n of a loop on R ranks has the steps nR to nR + R - 1. None for the first step possible,
-                which is the next one unless samples of later steps are chosen. Weights that were planned for
-                this step and later ones, in the metadataset too, are replaced.
+            at_step: First step that they hold for. A step is one batch of every rank, counted from 0 at the
+                start of the training. None for the first step possible, which is the next one unless samples
+                of later steps are chosen. Weights that were planned for this step and later ones, in the
+                metadataset too, are replaced.
 
         Raises:
             WeightsError: A source is unknown or missing, a number is negative or not finite, all are 0, other

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, StateError, StepPassedError, WeightsError
+from energon_stream.index.costs import mean_costs
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.sample_sizes import block_bytes
 from energon_stream.loader.ranks import gather_to_all
@@ -18,7 +19,7 @@ from energon_stream.schedule import (
     CursorCodec,
     WeightChange,
     check_weights,
-    first_step,
+    first_batch,
     is_count,
     samples_by_leaf,
 )
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from energon_stream.loader.position import Position
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
+    from energon_stream.worker import WorkerConfig
 
 
 _SIZED_SHARDS = 4
@@ -49,6 +51,8 @@ class SourceCount:
         bytes: The same in bytes, by the mean size of its samples, which indices of some shards tell; None for
             joins and JSONL.
         share: Its share of the samples of all sources.
+        costs: The same as ``bytes`` in each of the source's costs, by name: samples times the mean cost of
+            its samples. Empty if it has none.
 
     Example:
         >>> from energon_stream import SourceCount
@@ -63,6 +67,7 @@ class SourceCount:
     samples: int
     bytes: int | None
     share: float
+    costs: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ class MixtureReport:
     """Counts of all sources of a rank's mixture so far.
 
     Attributes:
-        step: The loader's next step: the number of the next batch of the job, counted over all ranks.
+        step: The loader's next step: the number of its next batch, counted from the start of the training.
         sources: The sources, in the order of the mixture.
 
     Example:
@@ -96,6 +101,7 @@ class MixtureReport:
         for source in self.sources:
             weight = "" if source.weight is None else f", weight {source.weight / (total or 1.0):.1%}"
             size = "" if source.bytes is None else f", {source.bytes / 1000:,.1f} kB"
+            size += "".join(f", {cost:,.0f} {name}" for name, cost in source.costs.items())
             shares = f"{source.share:.1%}{weight}".replace("%", " %")
             lines.append(f"  {source.name}: {source.samples} samples ({shares}){size}")
         return "\n".join(lines)
@@ -110,7 +116,7 @@ def mixture_of(dataset: SavableDataset[Any], position: Position) -> MixtureRepor
         )
     if any(reader.packing is not None for _, reader in readers):
         raise WeightsError("sources are not counted with planned packing", hint="leave out packing=")
-    step = next_step(dataset, position)
+    step, batch = steps_of(dataset, position)
     found: list[tuple[ReaderDataset, int, float | None, int]] = []
     for path, reader in readers:
         samples: Counter[int] = Counter()
@@ -123,14 +129,14 @@ def mixture_of(dataset: SavableDataset[Any], position: Position) -> MixtureRepor
         plan = reader.plan
         weights: tuple[float | None, ...] = (None,) * len(reader.leaves)
         if isinstance(plan, BlendPlan) and plan.is_live:
-            weights = plan.with_changes(position.changes).weights_at(step)
+            weights = plan.with_changes(position.changes).weights_at(batch)
         found += [(reader, leaf, weights[leaf], samples[leaf]) for leaf in range(len(reader.leaves))]
     total = sum(count for *_, count in found) or 1
     names = _names([shown_url(reader.leaves[leaf].index.spec.url) for reader, leaf, *_ in found])
     return MixtureReport(
         step,
         tuple(
-            SourceCount(name, _url(reader, leaf), weight, count, _bytes(reader, leaf, count), count / total)
+            SourceCount(name, _url(reader, leaf), weight, count, *_means(reader, leaf, count, total))
             for name, (reader, leaf, weight, count) in zip(names, found, strict=True)
         ),
     )
@@ -157,8 +163,9 @@ def changed(
         first = _first_step(dataset, position, path, plan.per_batch)
         named = _in_order(reader, weights)
         if step is not None and not is_count(step):
-            raise WeightsError(f"at_step is {step!r:.80}", hint=f"use a number of batches, {first} or more")
-        made = _with_change(position.changes, WeightChange(first if step is None else step, named))
+            raise WeightsError(f"at_step is {step!r:.80}", hint=f"use a number of steps, {first} or more")
+        begin = _batch_of(first if step is None else step, config, position)
+        made = _with_change(position.changes, WeightChange(begin, named))
         for stream in config.streams:
             reader.schedule(stream, path, changes=made)  # raises if a stream has no sample of these sources
         mine = digest_of_changes(made)
@@ -176,19 +183,24 @@ def changed(
             hint="call set_weights on all ranks, each time with the same weights and the same at_step",
         )
     if step is not None and step < first:
-        now = next_step(dataset, position)
+        now, _ = steps_of(dataset, position)
         why = f"is over: the next one is {now}" if step < now else "has samples that are chosen already"
         raise StepPassedError(f"step {step} {why}", hint=f"the first step possible is {first}")
     return made
 
 
-def next_step(dataset: SavableDataset[Any], position: Position) -> int:
-    """Return the first step after all that a rank's streams have yielded, the same on all ranks."""
+def is_live(dataset: SavableDataset[Any]) -> bool:
+    """Return True if a pipeline is a blend by weights, which may change."""
+    return any(isinstance(each.plan, BlendPlan) and each.plan.is_live for _, each in find_readers(dataset))
+
+
+def steps_of(dataset: SavableDataset[Any], position: Position) -> tuple[int, int]:
+    """Return a loader's next step, and the batches of the job before it; the same on all ranks."""
     config = dataset.worker_config
     batches = {stream: state["batches"] if state else 0 for stream, state in position.states.items()}
-    return _round_up(
-        [(count - 1) * config.num_streams + stream + 1 for stream, count in batches.items()], dataset
-    )
+    last = max((count - 1) * config.num_streams + stream for stream, count in batches.items())
+    step = _step_from(last + 1, config, position)
+    return step, _batch_of(step, config, position)
 
 
 def check_changes(dataset: SavableDataset[Any], changes: tuple[WeightChange, ...]) -> None:
@@ -206,22 +218,28 @@ def check_changes(dataset: SavableDataset[Any], changes: tuple[WeightChange, ...
         )
 
 
-def _round_up(steps: list[int], dataset: SavableDataset[Any]) -> int:
-    """Return the first step of a round of all ranks that is not before any of some."""
-    world_size = dataset.worker_config.world_size
-    return max(0, -(-max(steps) // world_size) * world_size)
+def _step_from(batch: int, config: WorkerConfig, position: Position) -> int:
+    """Return the first step without a batch of the job before a given one."""
+    step, begin = position.begun
+    return step + max(0, -(-(batch - begin) // config.world_size))
+
+
+def _batch_of(step: int, config: WorkerConfig, position: Position) -> int:
+    """Return the first batch of the job of a step: each step since the loader began has one of each rank."""
+    first, begin = position.begun
+    return begin + max(0, step - first) * config.world_size
 
 
 def _first_step(dataset: SavableDataset[Any], position: Position, path: str, per_batch: int) -> int:
     """Return the first step of which no sample is chosen yet."""
-    num_streams = dataset.worker_config.num_streams
+    config = dataset.worker_config
     possible = [
-        first_step(at["at"][1], num_streams, stream, per_batch)
+        first_batch(at["at"][1], config.num_streams, stream, per_batch)
         for stream, state in position.states.items()
         for place, at in _reader_states(dataset, state and state["node"], "")
         if place == path
     ]
-    return max(next_step(dataset, position), _round_up([0, *possible], dataset))
+    return max(steps_of(dataset, position)[0], _step_from(max([0, *possible]), config, position))
 
 
 def _live_reader(dataset: SavableDataset[Any]) -> tuple[str, ReaderDataset, BlendPlan]:
@@ -284,8 +302,8 @@ def _in_order(reader: ReaderDataset, weights: Mapping[str, float]) -> tuple[floa
 
 
 def _with_change(changes: tuple[WeightChange, ...], new: WeightChange) -> tuple[WeightChange, ...]:
-    """Return changes with a new one, which replaces all from its step on."""
-    return (*(change for change in changes if change.step < new.step), new)
+    """Return changes with a new one, which replaces all from its beginning on."""
+    return (*(change for change in changes if change.begin < new.begin), new)
 
 
 def _names(urls: list[str]) -> list[str]:
@@ -309,12 +327,20 @@ def _url(reader: ReaderDataset, leaf: int) -> str:
     return f"{shown_url(index.spec.url)} [{index.split_part}]"
 
 
-def _bytes(reader: ReaderDataset, leaf: int, samples: int) -> int | None:
+def _means(
+    reader: ReaderDataset, leaf: int, samples: int, total: int
+) -> tuple[int | None, float, dict[str, float]]:
+    """Return bytes, share and costs of some samples of a source."""
     index = reader.leaves[leaf].index
     if not isinstance(index, WebDatasetIndex):
-        return None
-    mean = _mean_bytes(index) if is_local(index.spec.url) else run_forkable(_mean_bytes, index)
-    return round(mean * samples)
+        return None, samples / total, {}
+    size, costs = _mean(index) if is_local(index.spec.url) else run_forkable(_mean, index)
+    return round(size * samples), samples / total, {name: mean * samples for name, mean in costs.items()}
+
+
+def _mean(index: WebDatasetIndex) -> tuple[float, dict[str, float]]:
+    """Return the mean size and the mean costs of a dataset's samples."""
+    return _mean_bytes(index), {} if index.plain is not None else mean_costs(index.spec.open())
 
 
 def _mean_bytes(index: WebDatasetIndex) -> float:

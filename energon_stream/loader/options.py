@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from energon_stream.lineage.tracker import Tracker
     from energon_stream.media import CachePool
     from energon_stream.pipeline.node import State
+    from energon_stream.schedule import WeightChange
 
+MakeTracker: TypeAlias = "Callable[[Mapping[int, State], tuple[WeightChange, ...]], Tracker]"
 OnWorkerDeath: TypeAlias = Literal["raise", "restart"]
 """The answer to a worker that died: an error, or a new worker."""
 OnWorkerHang: TypeAlias = Literal["warn", "raise", "restart"]
@@ -41,8 +43,9 @@ class LoaderOptions:
     on_worker_hang: OnWorkerHang = "warn"
     # Pool that cookers and hooks fetch with; each worker has its own share of it.
     cache_pool: CachePool | None = None
-    # Makes a tracker of streams, given their states, that notes what differs from the plan; None for none.
-    tracker: Callable[[Mapping[int, State]], Tracker] | None = None
+    # Makes a tracker of streams, given their states and weights that were set, that notes what differs from
+    # the plan; None for none.
+    tracker: MakeTracker | None = None
     is_traced: bool = False  # whether workers record their events from their start
 
     def __post_init__(self) -> None:

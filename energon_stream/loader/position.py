@@ -20,6 +20,8 @@ class Position(NamedTuple):
     states: dict[int, State]  # of each stream; None before its first batch
     begins_pass: bool = False  # whether the last step ended a pass
     changes: tuple[WeightChange, ...] = ()  # weights that the program set for the mixture
+    # Step at which the number of ranks was chosen, and batches of the job before it.
+    begun: tuple[int, int] = (0, 0)
 
     @classmethod
     def start(cls, dataset: SavableDataset[Any]) -> Position:
@@ -36,6 +38,6 @@ class Position(NamedTuple):
         rotation = self.rotation.copy()
         states = {**self.states, step.stream: step.state}
         if step.ended:
-            return Position(rotation, states, rotation.end_stream(), self.changes)
+            return Position(rotation, states, rotation.end_stream(), *self[3:])
         rotation.advance()
-        return Position(rotation, states, changes=self.changes)
+        return Position(rotation, states, False, *self[3:])

@@ -15,7 +15,7 @@ from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.lineage.recorder import Recorder
 from energon_stream.lineage.tracker import Tracker
 from energon_stream.loader.loader import BasicDataLoader
-from energon_stream.loader.mixture import check_changes
+from energon_stream.loader.mixture import check_changes, is_live, steps_of
 from energon_stream.loader.position import Position
 from energon_stream.loader.ranks import broadcast_states, gather_states
 from energon_stream.state import (
@@ -108,7 +108,7 @@ class SavableDataLoader(BasicDataLoader[T]):
     def _prepare(self) -> None:
         _ = self._description  # takes a while for large mixtures, and saving should not
         if self._recorder is not None:
-            self._recorder.begin(self._position.rotation, self._position.states)
+            self._recorder.begin(self._position.rotation, self._position.states, self._position.changes)
 
     def _record(self, position: Position, step: Step) -> None:
         if self._recorder is not None:
@@ -121,23 +121,18 @@ class SavableDataLoader(BasicDataLoader[T]):
         super().close()
 
     def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> None:
-        """Mix with other weights from a step on, as :meth:`BasicDataLoader.set_weights` says.
-
-        Raises:
-            ConfigError: The loader records a run, whose description has no weights that change; or as there.
-        """
-        if self._recorder is not None:
-            raise ConfigError(
-                "the weights of a run that is recorded cannot change", hint="leave out run= at the loader"
-            )
+        """Mix with other weights from a step on, as :meth:`BasicDataLoader.set_weights` says."""
         super().set_weights(weights, at_step=at_step)
+        if self._recorder is not None:
+            self._recorder.weigh(self._position.changes)
 
     def save_state_rank(self) -> dict[str, Any]:
         """Return the position of this rank after the last batch, in built-in types only."""
         position = self._position
         states = _copied(position.states)
+        steps = steps_of(self.dataset, position) if is_live(self.dataset) else None
         state = make_rank_state(
-            self._description, self.worker_config, position.rotation, states, position.changes
+            self._description, self.worker_config, position.rotation, states, position.changes, steps
         )
         if self._recorder is None:
             return state
@@ -177,12 +172,12 @@ class SavableDataLoader(BasicDataLoader[T]):
         report: ChangeReport | None = None
         if chosen == "continue":
             state, report = continue_state(state, self.dataset, self._description)
-        rotation, streams, changes = check_rank_state(
+        rotation, streams, changes, begun = check_rank_state(
             state, self._description, self.worker_config, self.dataset.pass_length
         )
         check_changes(self.dataset, changes)
         states = _copied({stream: streams.get(stream) for stream in rotation.streams})
-        self._position = Position(rotation, states, changes=changes)
+        self._position = Position(rotation, states, changes=changes, begun=begun)
         if self._recorder is not None:
             self._recorder.restore(read_rank_state(state).get("run"), self._position.states)
         self.restore_report = report

@@ -76,7 +76,7 @@ class _InProcess:
             tell = partial(_tell_late, threading.get_ident())
             first = options.time_out(is_first=True)
             self._watchdog = Watchdog(seconds, first, tell, dump_stacks=False, enabled=False)
-        take_note = None if options.tracker is None else options.tracker(states).note
+        take_note = None if options.tracker is None else options.tracker(states, changes).note
         try:
             with use_pool(self._pool):
                 self._engine = Engine(dataset, rotation.streams, states, rotation, changes, take_note)

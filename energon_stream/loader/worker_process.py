@@ -6,7 +6,7 @@ import contextlib
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from energon_stream.samples.batch_memory import use_batch_memory
 from energon_stream.tracing import start_recording
 
 if TYPE_CHECKING:
-    from energon_stream.lineage.tracker import Tracker
+    from energon_stream.loader.options import MakeTracker
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
     from energon_stream.schedule import WeightChange
@@ -59,7 +59,7 @@ def run_worker(
     changes: tuple[WeightChange, ...] = (),
     cache_pool: CachePool | None = None,
     environment: Mapping[str, str] | None = None,
-    make_tracker: Callable[[Mapping[int, State]], Tracker] | None = None,
+    make_tracker: MakeTracker | None = None,
     is_traced: bool = False,
 ) -> None:
     """Produce the elements of some streams until the parent goes away.
@@ -83,7 +83,7 @@ def run_worker(
     engine: Engine | None = None
     try:
         with contextlib.closing(Reporter()) as reporter, use_pool(cache_pool):
-            take_note = None if make_tracker is None else make_tracker(states).note
+            take_note = None if make_tracker is None else make_tracker(states, changes).note
             engine = Engine(dataset, streams, states, rotation, changes, take_note)
             while True:
                 step = engine.step_any()

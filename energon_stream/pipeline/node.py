@@ -61,7 +61,7 @@ class Context:
     streams: int = 1  # streams in this process
     # Place of the node among the inputs of datasets with several inputs; part of its random keys.
     path: str = ""
-    # Weights that the program set for the mixture, by step; they replace the plan's from the first one on.
+    # Weights that the program set for the mixture; they replace the plan's from the first one on.
     changes: tuple[WeightChange, ...] = ()
     # Look-ahead of each dataset, by ``id``; its reader nodes of all streams of this process share it.
     reader_groups: dict[int, ReaderGroup] = field(default_factory=dict, compare=False)

@@ -35,7 +35,7 @@ def get_train_dataset(
     parallel_shard_iters: int | None = None,
     repeat: bool = True,
     ends: Ends = "uneven",
-    draws: Draws = "random",
+    draws: Draws | None = None,
     **options: Unpack[SharedOptions],
 ) -> SavableDataset[Any]:
     """Open a dataset for training: shuffled, and endless unless ``repeat=False``.
@@ -66,7 +66,8 @@ def get_train_dataset(
             :class:`EvenDataset`. Virtual epochs have the same length on all ranks anyway.
         draws: How a blend by weights chooses the dataset of each sample. ``"random"``: by independent draws.
             ``"even"``: in each stream, the samples of each dataset are within one of its share of all, at
-            every point since the weights changed last.
+            every point since the weights changed last. None: as ``draws:`` of the metadataset says, or
+            ``"random"``.
         **options: Those that all functions share which open datasets, such as ``cache``; see
             ``SharedOptions``.
 
@@ -104,7 +105,7 @@ def get_train_dataset(
     if packing is not None:
         mixture = replace(mixture, packing=plan_packs(packing, mixture, request))
     blends_itself = _takes_each_dataset(request, "build_train_datasets")
-    if blends_itself and draws != "random":
+    if blends_itself and draws not in (None, "random"):
         raise ConfigError(
             f"draws={draws!r}, but the task encoder gets each dataset on its own",
             hint="leave draws out, or override neither build_train_datasets nor build_cook_crude_sample",

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.errors import ConfigError, MetadataError
@@ -20,6 +20,7 @@ from energon_stream.recipe.subset import Subset, parse_subset
 from energon_stream.recipe.tree import (
     AuxRef,
     BlendRef,
+    Draws,
     JoinerRef,
     JoinMemberRef,
     JoinRef,
@@ -39,7 +40,7 @@ _FILES = ("split_config", "dataset_config")
 _SAMPLES = ("sample_type", "field_map")
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "path": ("path", *_OUTER, *_FILES, "subflavor", "subset", "aux", "parts", "cache", *_SAMPLES, *VIEW_KEYS),
-    "blend": ("blend", "subset"),
+    "blend": ("blend", "subset", "draws"),
     "blend_epochized": ("blend_epochized", "subset"),
     "join": ("join", "joiner", "nonmatch", *_OUTER, "subset"),
 }
@@ -185,17 +186,27 @@ class _Node:
         shares = [entry.share(by) for entry in entries]
         where = self.child(key).at
         if not any(isinstance(share, tuple) for share in shares):
-            return BlendRef(children, tuple(shares), by, where)
+            return BlendRef(children, tuple(shares), by, where, draws=self.draws())
         schedules = tuple(share if isinstance(share, tuple) else ((0, share),) for share in shares)
-        return BlendRef(children, tuple(schedule[0][1] for schedule in schedules), by, where, schedules)
+        return BlendRef(
+            children, tuple(schedule[0][1] for schedule in schedules), by, where, schedules, self.draws()
+        )
+
+    def draws(self) -> Draws | None:
+        found: Draws | None = self.value.get("draws")
+        if found in (None, *get_args(Draws)):
+            return found
+        raise self.fail(f"'draws' is {found!r:.80}", f"use one of {', '.join(get_args(Draws))}")
 
     def share(self, key: Literal["weight", "repetitions"]) -> Any:
-        """Parse a share: a number, or a schedule of weights by step."""
+        """Parse a share: a number, or a schedule of weights by batch."""
         value = self.value.get(key, 1.0)
         if isinstance(value, Mapping) and key == "weight":
             place = self.child(key)
             return parse_schedule(value, place.at, place.fail)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if number and value == 0 and key == "weight":
+            return ((0, 0.0),)  # a source to which set_weights gives a weight later
         if not number or not (value > 0 and math.isfinite(value)):
             raise self.fail(f"{key!r} is {value!r:.80}", "use a positive number, or leave the dataset out")
         return float(value)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, get_args
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.recipe.leaf_dataset import LeafDataset
 from energon_stream.recipe.leaves import open_leaf
 from energon_stream.recipe.opening import open_location
+from energon_stream.recipe.tree import Draws
 from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, Plan, RepeatPlan, WeightChange
 from energon_stream.task import DatasetBlendMode, LoadedDataset
 
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from energon_stream.recipe.options import DatasetRequest, Shuffling
     from energon_stream.recipe.tree import MixtureItem
     from energon_stream.worker import WorkerConfig
-
-
-Draws: TypeAlias = Literal["random", "even"]
-"""How a blend by weights chooses the dataset of a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +43,13 @@ class Mixture:
             return DatasetBlendMode.SAMPLE_REPETITIONS
         return DatasetBlendMode.NONE if len(self.items) == 1 else DatasetBlendMode.DATASET_WEIGHT
 
-    def train_dataset(self, repeat: bool, draws: Draws = "random") -> LoadedDataset:
-        """Return all datasets as one, blended sample by sample.
+    def train_dataset(self, repeat: bool, draws: Draws | None = None) -> LoadedDataset:
+        """Return all datasets as one, blended sample by sample; None draws as the metadataset says.
 
         Raises ConfigError if ``repeat`` is False for a blend by weights, which has no end, or draws cannot be
         even, and EmptyStreamError if there are more streams than samples.
         """
-        if draws not in get_args(Draws):
+        if draws not in (None, *get_args(Draws)):
             raise ConfigError(f"draws is {draws!r}", hint=f"use one of {', '.join(get_args(Draws))}")
         if draws == "even" and self.blend_mode is not DatasetBlendMode.DATASET_WEIGHT:
             raise ConfigError(
@@ -66,7 +63,7 @@ class Mixture:
             )
         plan = self._train_plan(repeat)
         if isinstance(plan, BlendPlan):
-            plan = replace(plan, per_batch=self.per_batch, even=draws == "even")
+            plan = replace(plan, per_batch=self.per_batch, even=(draws or self.items[0].draws) == "even")
         dataset = self._dataset(self.leaves, plan)
         dataset.require_samples_in_every_stream()
         return self._loaded(dataset)
@@ -97,11 +94,11 @@ class Mixture:
 
         Datasets with weights repeat. Those with repetitions end after them, and weigh as many samples.
 
-        Raises ConfigError if weights change at steps, which they cannot do then.
+        Raises ConfigError if weights change or are 0, or draws are even, which is impossible then.
         """
-        if any(item.later for item in self.items):
+        if any(item.later or item.weight == 0 or item.draws == "even" for item in self.items):
             raise ConfigError(
-                "weights that change at steps need one order of all datasets, and here each is read on its own",
+                "weights that change or are 0, and even draws, need one order of all datasets, and here each is read on its own",
                 hint="use a task encoder that overrides neither build_train_datasets nor "
                 "build_cook_crude_sample, with get_train_dataset",
             )

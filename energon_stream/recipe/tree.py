@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from energon_stream.storage import StoreSpec
 
 
+Draws: TypeAlias = Literal["random", "even"]
+"""How a blend by weights chooses the dataset of a sample."""
+
+
 @dataclass(frozen=True, slots=True)
 class AuxRef:
     """A reference to auxiliary data, which cookers look up by key."""
@@ -107,12 +111,14 @@ class BlendRef:
     shares: tuple[float, ...]
     by: Literal["weight", "repetitions"]
     where: str  # place in the file, for messages
-    # Weight of each child from steps on, the first of which is 0; nothing where weights stay as they are.
+    # Weight of each child from batches of the job on, the first of which is 0; nothing where weights stay as
+    # they are.
     schedules: tuple[Schedule, ...] = ()
+    draws: Draws | None = None  # how it chooses; None if it does not say
 
-    def share_at(self, number: int, step: int) -> float:
-        """Return the child's share of the weights that hold at a step; 0 if all are 0."""
-        weights = [weight_at(schedule, step) for schedule in self.schedules] or self.shares
+    def share_at(self, number: int, batch: int) -> float:
+        """Return the child's share of the weights that hold at a batch; 0 if all are 0."""
+        weights = [weight_at(schedule, batch) for schedule in self.schedules] or self.shares
         return weights[number] / (sum(weights) or 1.0)
 
 
@@ -134,7 +140,8 @@ class MixtureItem:
     # repetitions.
     weight: float | None
     repetitions: float | None  # passes over the dataset in one epoch; None in mixtures by weights
-    later: tuple[tuple[int, float], ...] = ()  # weights from later steps on, which all items share
+    later: tuple[tuple[int, float], ...] = ()  # weights from later batches on, which all items share
+    draws: Draws = "random"  # of all items
 
 
 def references(node: Reference) -> Iterator[LeafRef | JoinRef | MetadatasetRef]:
@@ -213,15 +220,19 @@ def check_references(node: Reference, content: Callable[[MetadatasetRef], Refere
 def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]) -> list[MixtureItem]:
     """Flatten a tree to its leaves with their shares; ``expand`` returns the content of a metadataset file.
 
-    Raises MetadataError if a tree has both weights and repetitions, or a share is too small or too large.
+    Raises MetadataError if a tree has both weights and repetitions, or its blends draw differently, or a
+    share is too small or too large.
     """
     modes: dict[str, str] = {}
+    draws: dict[Draws, str] = {}
 
     def walk(node: Reference, share: float, chain: _Chain) -> Iterator[tuple[AnyLeafRef, float, _Chain]]:
         if isinstance(node, MetadatasetRef):
             yield from walk(expand(node), share, chain)
         elif isinstance(node, BlendRef):
             modes.setdefault(node.by, node.where)
+            if node.draws is not None:
+                draws.setdefault(node.draws, node.where)
             total = (sum(node.shares) if node.by == "weight" else 1.0) or 1.0
             for number, (child, part) in enumerate(zip(node.children, node.shares, strict=True)):
                 of_child = share * part / total
@@ -243,33 +254,45 @@ def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]
         )
     if "repetitions" in modes:
         return [MixtureItem(ref, None, share) for ref, share, _ in found]
+    if len(draws) > 1:
+        raise MetadataError(
+            f"'draws' is 'random' here, and 'even' at {draws['even']}",
+            where=draws["random"],
+            hint="all blends of a mixture are drawn together: let them say the same",
+        )
     later = _later_weights([chain for _, _, chain in found])
     if all(not share for _, share, _ in found):
         raise _all_zero(0, found[0][2])
-    return [MixtureItem(ref, share, None, *at) for (ref, share, _), *at in zip(found, *later, strict=True)]
+    how: Draws = next(iter(draws), "random")
+    return [
+        MixtureItem(ref, share, None, *at, draws=how)
+        for (ref, share, _), *at in zip(found, *later, strict=True)
+    ]
 
 
 def _later_weights(chains: Sequence[_Chain]) -> list[list[tuple[tuple[int, float], ...]]]:
-    """Return a column of the weights that items have after step 0, or no column if they keep theirs.
+    """Return a column of the weights that items have after batch 0, or no column if they keep theirs.
 
-    Raises MetadataError if all are 0 from a step on.
+    Raises MetadataError if all are 0 from a batch on.
     """
     blends = {id(blend): blend for chain in chains for blend, _ in chain if blend.schedules}
-    steps = {step for blend in blends.values() for schedule in blend.schedules for step, _ in schedule}
-    ordered = sorted(steps - {0})
+    batches = {batch for blend in blends.values() for schedule in blend.schedules for batch, _ in schedule}
+    ordered = sorted(batches - {0})
     if not blends:
         return []
     weights = [
-        [math.prod(blend.share_at(number, step) for blend, number in chain) for step in ordered]
+        [math.prod(blend.share_at(number, batch) for blend, number in chain) for batch in ordered]
         for chain in chains
     ]
-    for place, step in enumerate(ordered):
+    for place, batch in enumerate(ordered):
         if not any(of_item[place] for of_item in weights):
-            raise _all_zero(step, chains[0])
+            raise _all_zero(batch, chains[0])
     return [[tuple(zip(ordered, of_item, strict=True)) for of_item in weights]]
 
 
-def _all_zero(step: int, chain: _Chain) -> MetadataError:
+def _all_zero(batch: int, chain: _Chain) -> MetadataError:
     return MetadataError(
-        f"all weights are 0 from step {step} on", where=chain[0][0].where, hint="leave some dataset a weight"
+        f"all weights are 0 from batch {batch} on",
+        where=chain[0][0].where,
+        hint="leave some dataset a weight",
     )

@@ -57,7 +57,8 @@ class View:
         """True if columns of tables decide."""
         return bool(self.where or self.weight_by or isinstance(self.exclude, str))
 
-    def __str__(self) -> str:
+    def plain(self) -> dict[str, Any]:
+        """Return the keys and values of which :func:`parse_view` makes the view."""
         exclude = self.exclude.url if isinstance(self.exclude, StoreSpec) else self.exclude
         parts = {
             "where": self.where and self.where.text,
@@ -65,7 +66,10 @@ class View:
             "share": self.share,
             "weight_by": self.weight_by,
         }
-        return ", ".join(f"{name}: {value}" for name, value in parts.items() if value is not None)
+        return {name: value for name, value in parts.items() if value is not None}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {value}" for name, value in self.plain().items())
 
 
 def parse_view(value: Mapping[str, Any], where: str, spec_of: Callable[[str], StoreSpec]) -> View | None:
@@ -119,7 +123,7 @@ def with_view(index: DatasetIndex, view: View, limits: Limits) -> DatasetIndex:
             where=where,
             hint="widen the view, or leave the dataset out",
         )
-    return replace(index, selection=selection)
+    return replace(index, selection=selection, view=view.plain())
 
 
 class _Selecting:

@@ -31,7 +31,7 @@ from energon_stream.schedule.planned import JobPacks, PackCursor, PackedSchedule
 from energon_stream.schedule.saved import damaged, is_count, reading, shown
 from energon_stream.schedule.skip import skip
 from energon_stream.schedule.slices import SliceTable
-from energon_stream.schedule.weights import WeightChange, check_weights, first_step
+from energon_stream.schedule.weights import WeightChange, check_weights, first_batch
 
 __all__ = [
     "BlendCursor",
@@ -67,7 +67,7 @@ __all__ = [
     "damaged",
     "describe_plan",
     "earlier_plan",
-    "first_step",
+    "first_batch",
     "is_count",
     "leaves",
     "pack_columns",

@@ -224,7 +224,7 @@ class BlendSchedule:
             check_weights(change.weights)
             if (capacity > 0).any() and not (np.array(change.weights) * (capacity > 0)).any():
                 raise EmptyStreamError(
-                    f"from reference {change.step} on, a stream has no sample of the datasets with a weight",
+                    f"from reference {change.begin} on, a stream has no sample of the datasets with a weight",
                     hint="use fewer workers or ranks, or give a larger dataset some weight",
                 )
 
@@ -243,7 +243,7 @@ class BlendSchedule:
 
     def _segment(self, step: int) -> int:
         """Return how many changes of the weights there were before a reference."""
-        return bisect_right(self.changes, step, key=lambda change: change.step)
+        return bisect_right(self.changes, step, key=lambda change: change.begin)
 
     def _weights(self, segment: int) -> tuple[float, ...]:
         return self.changes[segment - 1].weights if segment else self.weights
@@ -256,7 +256,7 @@ class BlendSchedule:
 
     def _even_at(self, segment: int, step: int, even: tuple[int, ...]) -> tuple[int, ...]:
         """Return where even draws stand before a reference; the segment may begin with it."""
-        begin = self.changes[segment - 1].step if segment else 0
+        begin = self.changes[segment - 1].begin if segment else 0
         return even if even[0] >= begin else self.fresh(step)
 
     def is_even(self, cursor: BlendCursor) -> bool:
@@ -289,7 +289,7 @@ class BlendSchedule:
         while count > 0 and (left > 0).any():
             segment = self._segment(step)
             # The draws hold until the weights change, or some finite child supplies its last reference.
-            size = count if segment == len(self.changes) else min(count, self.changes[segment].step - step)
+            size = count if segment == len(self.changes) else min(count, self.changes[segment].begin - step)
             if self.even:
                 begin, *words = self._even_at(segment, step, even)
                 choices, ahead = self._rule(segment).take(step - begin, from_words(words), size)

@@ -55,8 +55,8 @@ class BlendPlan:
 
     children: tuple[Plan, ...]
     weights: tuple[float, ...]
-    changes: tuple[WeightChange, ...] = ()  # other weights, by step, ascending
-    per_batch: int = 1  # references of a batch, by which steps are counted
+    changes: tuple[WeightChange, ...] = ()  # other weights, by batch of the job, ascending
+    per_batch: int = 1  # references of a batch
     even: bool = False  # whether draws follow the weights to the sample; see :class:`EvenDraws`
 
     @property
@@ -65,13 +65,13 @@ class BlendPlan:
         return all(isinstance(child, RepeatPlan) and child.repeats is None for child in self.children)
 
     def with_changes(self, changes: Sequence[WeightChange]) -> BlendPlan:
-        """Return the plan with other weights; they replace its own from the first of their steps on."""
-        own = [change for change in self.changes if not changes or change.step < changes[0].step]
+        """Return the plan with other weights; they replace its own from the first of them on."""
+        own = [change for change in self.changes if not changes or change.begin < changes[0].begin]
         return replace(self, changes=(*own, *changes))
 
-    def weights_at(self, step: int) -> tuple[float, ...]:
-        """Return the weights that hold at a step."""
-        return [self.weights, *(change.weights for change in self.changes if change.step <= step)][-1]
+    def weights_at(self, batch: int) -> tuple[float, ...]:
+        """Return the weights that hold at a batch of the job."""
+        return [self.weights, *(change.weights for change in self.changes if change.begin <= batch)][-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +185,6 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     if isinstance(plan, ConcatPlan):
         return {"concat": children}
     weights: list[Any] = list(plan.weights)
-    changes = [[change.step, *change.weights] for change in plan.changes]
+    changes = [[change.begin, *change.weights] for change in plan.changes]
     draws = {"draws": "even"} if plan.even else {}
     return {"blend": children, "weights": weights + changes, **draws}

@@ -1,9 +1,10 @@
-"""Weights of a blend that change at steps, and draws that follow them to the sample.
+"""Weights of a blend that change at batches of the job, and draws that follow them to the sample.
 
-A *step* is the number of a batch of the job, counted from 0 over all ranks. Batch k comes from stream ``k %
-num_streams`` and is that stream's batch ``k // num_streams``. So a step is a reference in each stream, which
-neither the number of ranks nor that of workers moves. A stream counts its references, as if each batch took
-as many as the batch size says: what is skipped or packed later does not move the change.
+Batches of the job are counted from 0 over all ranks. Batch k comes from stream ``k % num_streams`` and is
+that stream's batch ``k // num_streams``. So such a number is a reference in each stream, which neither the
+number of ranks nor that of workers moves; steps, of one batch of every rank, would be moved. A stream counts
+its references, as if each batch took as many as the batch size says: what is skipped or packed later does not
+move the change.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ _WORD = 32
 
 
 class WeightChange(NamedTuple):
-    """Weights that hold from a step on, one for each source."""
+    """Weights that hold from a place on, one for each source."""
 
-    step: int
+    begin: int  # batch of the job; in the schedule of a stream, one of its references
     weights: tuple[float, ...]
 
 
-def first_reference(step: int, num_streams: int, stream: int, per_batch: int) -> int:
-    """Return the first reference of a stream that belongs to a step or to a later one."""
-    return max(0, -(-(step - stream) // num_streams)) * per_batch
+def first_reference(batch: int, num_streams: int, stream: int, per_batch: int) -> int:
+    """Return the first reference of a stream that belongs to a batch of the job or to a later one."""
+    return max(0, -(-(batch - stream) // num_streams)) * per_batch
 
 
-def first_step(reference: int, num_streams: int, stream: int, per_batch: int) -> int:
-    """Return the first step whose :func:`first_reference` is ``reference`` or a later one."""
+def first_batch(reference: int, num_streams: int, stream: int, per_batch: int) -> int:
+    """Return the first batch of the job whose :func:`first_reference` is ``reference`` or a later one."""
     batches = -(-reference // per_batch)
     return 0 if not batches else (batches - 1) * num_streams + stream + 1
 
@@ -48,7 +49,7 @@ def changes_in_stream(
 ) -> tuple[WeightChange, ...]:
     """Return changes by the references of one stream; of several at one reference, the last."""
     by_reference = {
-        first_reference(change.step, num_streams, stream, per_batch): change.weights for change in changes
+        first_reference(change.begin, num_streams, stream, per_batch): change.weights for change in changes
     }
     return tuple(WeightChange(*each) for each in sorted(by_reference.items()))
 

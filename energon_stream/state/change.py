@@ -134,7 +134,7 @@ def _check_can_have_grown(reader: _Reader) -> None:
         raise _refused(
             f"there were {len(had)} datasets and are {len(dataset.shards)}; "
             "datasets can be added at the end, not removed",
-            "keep the dataset, with a weight of 0 from a step on: see docs/guides/live-mixtures.md",
+            "keep the dataset, with a weight of 0 from a batch on: see docs/guides/live-mixtures.md",
         )
     for number, (before, after) in enumerate(zip(had, dataset.shards, strict=False)):
         index = dataset.leaves[number].index

@@ -18,7 +18,7 @@ from energon_stream.schedule import damaged, is_count, reading, shown
 from energon_stream.state.digest import not_plain, with_digest
 from energon_stream.state.rotation import check_batches, read_rotation, write_rotation
 from energon_stream.state.versions import FORMAT, VERSION, migrate
-from energon_stream.state.weights import WEIGHTS, read_changes, write_changes
+from energon_stream.state.weights import STEPS, WEIGHTS, read_changes, read_steps, write_changes
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.engine import Rotation
@@ -76,9 +76,11 @@ def make_rank_state(
     rotation: Rotation,
     streams: Mapping[int, Any],
     changes: Sequence[WeightChange] = (),
+    steps: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Put a rank's state together. Raises StateError if it holds a value that is not of a built-in type."""
     weights = {WEIGHTS: write_changes(changes)} if changes else {}
+    counted = {} if steps is None else {STEPS: list(steps)}
     named = {} if config.conventions == "own" else {"conventions": config.conventions}
     return with_digest(
         {
@@ -90,6 +92,7 @@ def make_rank_state(
             "topology": _topology(config),
             **named,
             **weights,
+            **counted,
             "rotation": write_rotation(rotation),
             "streams": {str(stream): state for stream, state in streams.items()},
         }
@@ -125,6 +128,7 @@ def read_rank_state(state: Any, streams: Sequence[int] | None = None) -> dict[st
         if not isinstance(prints, dict) or not all(map(_is_hash, [*prints, *prints.values()])):
             raise damaged("its fingerprint has no hashes")
         read_changes(found)
+        read_steps(found)
     return with_digest({**found, "topology": topology, "rotation": write_rotation(rotation)})
 
 
@@ -187,11 +191,12 @@ def _length_hint(length: int, config: WorkerConfig) -> str:
 
 def check_rank_state(
     state: Any, description: Description, config: WorkerConfig, pass_length: int = 0
-) -> tuple[Rotation, dict[int, Any], tuple[WeightChange, ...]]:
+) -> tuple[Rotation, dict[int, Any], tuple[WeightChange, ...], tuple[int, int]]:
     """Check a rank's state, or its msgpack bytes, against the dataset and the rank to restore.
 
     Returns:
-        The rank's rotation, the state of each stream, and the weights that were set for the mixture.
+        The rank's rotation, the state of each stream, the weights that were set for the mixture, and the step
+        of the state with the batches of the job before it.
 
     Raises:
         StateError: Not a state of this library, or a damaged one.
@@ -209,7 +214,7 @@ def check_rank_state(
             + _CONTINUE * may_continue,
         )
     streams = {int(stream): value for stream, value in read["streams"].items()}
-    return rotation, streams, read_changes(read)
+    return rotation, streams, read_changes(read), read_steps(read)
 
 
 def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: int) -> Rotation:

@@ -126,8 +126,9 @@ def test_twenty_changes_and_three_topologies_keep_shares_within_one_and_lose_not
             loader.restore_state_global(states)
         while position < until:
             for loader in loaders:
+                now = loader.mixture().step  # over all topologies
                 for at in [at for at in told if position < at <= position + 12]:
-                    loader.set_weights(told[at], at_step=at)
+                    loader.set_weights(told[at], at_step=now + (at - position) // world)
             got += step(loaders, 12 // world)
             position += 12
         states = [loads(dumps(loader.save_state_rank())) for loader in loaders]
@@ -272,15 +273,15 @@ def test_damaged_weights_in_states_are_named(folder, damaged):
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        ({5: 1}, "begin with step 0"),
-        ({}, "begin with step 0"),
+        ({5: 1}, "begin with 0"),
+        ({}, "begin with 0"),
         ({0: 1, 9: 2, 4: 1}, "ascending order"),
-        ({0: 1, "x": 2}, "'x' is no step"),
-        ({0: 1, -3: 2}, "'-3' is no step"),
-        ({0: 1, 5: -2}, "weight at step 5 is -2"),
-        ({0: 1, 5: "much"}, "weight at step 5 is 'much'"),
-        ({0: 1, 5: None}, "weight at step 5 is None"),
-        ({0: {"to": 1, "ramp": "linear"}}, "at a step after 0"),
+        ({0: 1, "x": 2}, "'x' is no batch"),
+        ({0: 1, -3: 2}, "'-3' is no batch"),
+        ({0: 1, 5: -2}, "weight at batch 5 is -2"),
+        ({0: 1, 5: "much"}, "weight at batch 5 is 'much'"),
+        ({0: 1, 5: None}, "weight at batch 5 is None"),
+        ({0: {"to": 1, "ramp": "linear"}}, "at a batch after 0"),
         ({0: 1, 5: {"to": 1, "ramp": "cubic"}}, "use {to: 1, ramp: linear}"),
         ({0: 1, 5: {"too": 1}}, "unknown key 'too'"),
         ([1, 2], "'weight' is"),
@@ -295,14 +296,14 @@ def test_wrong_schedules_are_named_with_their_place(folder, weight, message):
 
 def test_schedules_without_any_weight_are_named(folder):
     path = mix(folder, "zero", a={0: 1, 7: 0}, b={0: 1, 5: 0})
-    with pytest.raises(MetadataError, match="all weights are 0 from step 7 on"):
+    with pytest.raises(MetadataError, match="all weights are 0 from batch 7 on"):
         open_loader(path)
 
 
 def test_nested_schedules_multiply(folder):
     inner = {"blend": blend(a={0: 1, 20: 0}, b={0: 0, 30: 1})}
     write(folder / "inner.yaml", v2(inner))
-    with pytest.raises(MetadataError, match="all weights are 0 from step 20 on"):
+    with pytest.raises(MetadataError, match="all weights are 0 from batch 20 on"):
         open_loader(write(folder / "outer.yaml", v2({"blend": [{"path": "inner.yaml"}]})))
     outer = v2({"blend": [{"weight": {0: 1, 40: 3}, "path": "inner.yaml"}, {"weight": 1, "path": "c"}]})
     loader = open_loader(write(folder / "outer.yaml", outer), streams=1, draws="even")

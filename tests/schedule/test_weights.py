@@ -19,7 +19,7 @@ from energon_stream.schedule import (
     WeightChange,
     build_schedule,
     check_cursor,
-    first_step,
+    first_batch,
 )
 from energon_stream.schedule.weights import EvenDraws, first_reference
 from energon_stream.state import dumps, loads
@@ -86,7 +86,7 @@ def test_a_step_is_one_reference_of_each_stream(step, streams, data):
     batches = sum(1 for number in range(max(0, step - streams * 2), step) if number % streams == stream)
     assert begin == per_batch * (batches + max(0, (step - streams * 2 - stream + streams - 1) // streams))
     at = data.draw(st.integers(0, 10**6))
-    first = first_step(at, streams, stream, per_batch)
+    first = first_batch(at, streams, stream, per_batch)
     assert first_reference(first, streams, stream, per_batch) >= at
     assert not first or first_reference(first - 1, streams, stream, per_batch) < at
 
