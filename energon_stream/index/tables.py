@@ -291,6 +291,12 @@ class Tables:
 
         yield from ordered_map(read, range(-(-self.samples // _GROUP_ROWS)), _READERS)
 
+    def column(self, name: str) -> Any:
+        """Read a column as an array, one value for each sample. Raises what :meth:`groups` does."""
+        entry = self._place(name)
+        with _table_errors(f"{self.store.url}/{entry.path}"):
+            return self._file(entry).read(columns=[name], use_threads=False).column(name).to_numpy()
+
     def _evaluate(
         self,
         values: Mapping[str, Any],
@@ -385,6 +391,31 @@ class Tables:
                 )
             self._files[entry.path] = file
         return self._files[entry.path]
+
+
+def read_column(spec: StoreSpec, name: str) -> Any:
+    """Read a column of the tables of a dataset. Raises what :meth:`Tables.groups` does."""
+    store, info = _info(spec)
+    samples = sum(parse_info(info, f"{store.url}/{INFO_JSON}").values())
+    return open_tables(spec, samples, digest(info)).column(name)
+
+
+def read_file_column(table: StoreSpec, name: str) -> Any:
+    """Read a column of a Parquet file whose rows are in the order of the samples.
+
+    Raises ConfigError if there is no such column, or the rows may be in another order.
+    """
+    store = table.open()
+    with _table_errors(store.url):
+        file = _open(table, store, ListEntry("", store.head("")))
+        names = file.schema_arrow.names
+        if name not in names:
+            what = f"the table has no column {name!r}"
+            raise ConfigError(what, where=store.url, hint=f"it has {', '.join(names)}")
+        if KEY in names:
+            what = f"rows of a table with a column {KEY} may be in any order"
+            raise ConfigError(what, where=store.url, hint="use add_table, then its column without the file")
+        return file.read(columns=[name], use_threads=False).column(name).to_numpy()
 
 
 def open_tables(spec: StoreSpec, samples: int, info: int) -> Tables:

@@ -68,6 +68,7 @@ class ReadOptions:
     verify: Verify = "never"
     transport: InitVar[None] = None  # earlier versions accepted it, without effect
     _client_bytes: int = field(default=_CLIENT_BYTES, repr=False)  # a reader's share of them
+    _chunk: int = field(default=CHUNK, repr=False)
 
     def __post_init__(self, transport: None) -> None:
         if transport is not None:
@@ -104,6 +105,16 @@ class ReadOptions:
         most = max(_LEAST, _PASSES * samples)
         return self if self.max_ahead <= most else replace(self, max_ahead=most)
 
+    def planned(self, samples: int) -> ReadOptions:
+        """Return the limits where an order must be planned: as far ahead as so many samples, bit by bit."""
+        most = min(self.max_ahead, max(_LEAST, samples))
+        return replace(self, max_ahead=most, _chunk=max(1, min(self._chunk, most // LOADING)))
+
+    @property
+    def chunk(self) -> int:
+        """References that a reader locates at a time."""
+        return self._chunk
+
     @property
     def exact_samples(self) -> int:
         """``first_samples``, or a default if nobody derived it from a batch size."""
@@ -129,4 +140,4 @@ class ReadOptions:
     @property
     def second_take(self) -> int:
         """References that are located while the first samples are in flight."""
-        return min(self.max_ahead, max(CHUNK, self.max_ahead // 16))
+        return min(self.max_ahead, max(self.chunk, self.max_ahead // 16))
