@@ -17,6 +17,7 @@ import numpy as np
 from energon_stream import (
     DefaultTaskEncoder,
     PlannedPacking,
+    ReadOptions,
     ShardWriter,
     WorkerConfig,
     compute_costs,
@@ -66,6 +67,7 @@ def opened(folder, rank, world, workers):
         worker_config=WorkerConfig(rank, world, workers, num_streams=STREAMS),
         task_encoder=Packs(),
         packing=packing,
+        read_options=ReadOptions(max_ahead=32),
     )
 
 

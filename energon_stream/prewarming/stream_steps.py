@@ -1,4 +1,4 @@
-"""Which samples of a stream belong to which step of its rank. The streams of a rank take turns."""
+"""The samples of a stream that each step of its rank takes. The streams of a rank take turns."""
 
 from __future__ import annotations
 
