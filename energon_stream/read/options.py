@@ -68,7 +68,7 @@ class ReadOptions:
     verify: Verify = "never"
     transport: InitVar[None] = None  # earlier versions accepted it, without effect
     _client_bytes: int = field(default=_CLIENT_BYTES, repr=False)  # a reader's share of them
-    _chunk: int = field(default=CHUNK, repr=False)
+    _chunk: int | None = field(default=None, repr=False)
 
     def __post_init__(self, transport: None) -> None:
         if transport is not None:
@@ -108,12 +108,12 @@ class ReadOptions:
     def planned(self, samples: int) -> ReadOptions:
         """Return the limits where an order must be planned: as far ahead as so many samples, bit by bit."""
         most = min(self.max_ahead, max(_LEAST, samples))
-        return replace(self, max_ahead=most, _chunk=max(1, min(self._chunk, most // LOADING)))
+        return replace(self, max_ahead=most, _chunk=max(1, min(self.chunk, most // LOADING)))
 
     @property
     def chunk(self) -> int:
         """References that a reader locates at a time."""
-        return self._chunk
+        return CHUNK if self._chunk is None else self._chunk
 
     @property
     def exact_samples(self) -> int:
