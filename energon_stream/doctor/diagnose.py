@@ -167,7 +167,7 @@ def _look_at(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, l
 
 
 def _look_at_mixture(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, list[ListEntry]]:
-    """Look at each dataset of a metadataset; return the store of the first one with shards, and some of them."""
+    """Look at each dataset of a metadataset; return the first store with shards, and some of these."""
     begin = time.monotonic()
     try:
         datasets = datasets_of(spec)
