@@ -32,6 +32,8 @@ class ReadOptions:
             and for the client. Below 96 MiB, the client's part is larger.
         max_request: Largest coalesced request, in bytes. Only a larger sample is read by a larger request.
         max_gap: Unwanted bytes between two samples that are read rather than split a request.
+        max_waste: Unwanted bytes between samples of a view that are read rather than split a request, as a
+            share of the bytes of the samples. ``math.inf`` leaves it to ``max_gap``, for fewer requests.
         max_in_flight: Largest number of requests at one time; fewer if the budget has no room for their
             connections.
         max_ahead: Largest number of samples that are requested and not yet consumed. Of a small dataset, no
@@ -61,6 +63,7 @@ class ReadOptions:
     byte_budget: int = 256 << 20
     max_request: int = 6 << 20
     max_gap: int = 32 << 10
+    max_waste: float = 0.3
     max_in_flight: int = 64
     max_ahead: int = 32768
     first_samples: int | None = None
@@ -83,6 +86,8 @@ class ReadOptions:
             raise ConfigError(f"verify is {self.verify!r}", hint=f"use one of {', '.join(get_args(Verify))}")
         if self.max_gap < 0:
             raise ConfigError(f"max_gap is {self.max_gap}", hint="use 0 or more bytes")
+        if not self.max_waste >= 0:
+            raise ConfigError(f"max_waste is {self.max_waste}", hint="use 0 or more, such as 0.3")
         retry_deadline(self.retry_deadline)
 
     def share(self, readers: int) -> ReadOptions:
