@@ -128,7 +128,7 @@ class Costs:
 
 
 def through_a_channel(report):
-    """What a report costs on its way to the main process, if there is one."""
+    """Do what a report costs on its way to the main process, if there is one."""
     if report is not None:
         pickle.loads(pickle.dumps(report))
 

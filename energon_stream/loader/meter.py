@@ -39,8 +39,11 @@ class Reporter:
         """Return a report if there must be one, or if there was a request or a look since the last one, which
         was not just now.
         """
-        seen, now = (default_counters().changes, self.profiler.looks), time.monotonic()
-        if not must and (seen == self._told or now - self._told_at < _NEWS_SECONDS):
+        now = time.monotonic()
+        if not must and now - self._told_at < _NEWS_SECONDS:
+            return None
+        seen = (default_counters().changes, self.profiler.looks)
+        if seen == self._told and not must:
             return None
         self._told, self._told_at = seen, now
         return self.report()
