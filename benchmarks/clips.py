@@ -17,18 +17,22 @@ import json
 import os
 import random
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import av
+import obstore
 import torch
 from nginx_s3 import PROFILES, Server, serve
+from obstore.store import S3Store
 
 from energon_stream import (
     Cooker,
@@ -47,7 +51,7 @@ from energon_stream.index.media import MediaFilter
 from energon_stream.index.media_tables import prepare_media
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.media.av import AVDecoder, Clips, fetch_clips
-from energon_stream.storage import ByteRange, Fetcher, StoreSpec
+from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 from energon_stream.testing.media_files import VideoFile
 
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
 
 FPS = GROUP = 25
 SECONDS = 2.0
+IN_FLIGHT = 48  # as many as the library has for clips
+MOMENTS = (100, 500, 1000)
 PROFILE = PROFILES["H50"]
 MIX = """\
 __module__: megatron.energon
@@ -200,40 +206,71 @@ def equal_to_whole(folder: Path, clips: dict[float, torch.Tensor]) -> bool:
     return same and seen == len(wanted)
 
 
-def batch(folder: Path, size: int) -> None:
-    """Clips of a batch together, beside raw range GETs of the same bytes."""
+def batch(folder: Path, size: int, rounds: int) -> None:
+    """Clips of a batch together, beside raw range GETs of the same bytes: as many connections, no library.
+
+    Both sides have warm connections. The first round of each is left out.
+    """
     last, rng = length(folder) - SECONDS - 1, random.Random(2)
-    with served(folder) as (server, options):
+    with served(folder) as (server, options), ThreadPoolExecutor(IN_FLIGHT) as pool:
         store, key = stores(options)["alone"]
-        raw, fetcher = StoreSpec("s3://data/files", options).open(), Fetcher(48)
         store.get(key).get_video_clips([(0, 0.1)])
-        for _ in range(4):
+        raw = S3Store(
+            "data",
+            endpoint=server.endpoints[PROFILE.name],
+            access_key_id="key",
+            secret_access_key="secret",
+            region="us-east-1",
+            client_options={"allow_http": True},
+        )
+        rows: list[tuple[float, ...]] = []
+        for number in range(rounds + 1):
             begins = sorted(rng.uniform(0, last) for _ in range(size))
             decoders = [store.get(key) for _ in begins]
             wanted = [Clips([(begin, begin + SECONDS)]) for begin in begins]
             server.take()
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             fetch_clips(list(zip(decoders, wanted, strict=True)))
             for decoder in decoders:
                 decoder.stream.wait()
-            spent = time.perf_counter() - start
+            spent, cpu = time.perf_counter() - start, time.process_time() - used
             gets = media_gets(server)
-            ranges = [(p.start, p.stop) for d in decoders for p in d.stream._ahead]
-            start = time.perf_counter()
-            answers = [fetcher.submit(raw, key, ByteRange(*place)) for place in sorted(set(ranges))]
-            total = sum(len(answer.result().data) for answer in answers)
-            raw_spent = time.perf_counter() - start
+            requests = {
+                (piece._bytes.start, piece._bytes.start + len(piece.body.data))
+                for decoder in decoders
+                for piece in decoder.stream._ahead
+            }
+            start, used = time.perf_counter(), time.process_time()
+            answers = [
+                pool.submit(obstore.get_range, raw, f"files/{key}", start=first, end=stop)
+                for first, stop in sorted(requests)
+            ]
+            total = sum(len(answer.result()) for answer in answers)
+            raw_spent, raw_cpu = time.perf_counter() - start, time.process_time() - used
             del answers
             start = time.perf_counter()
             for decoder, clips in zip(decoders, wanted, strict=True):
                 decoder.get_video_clips(clips.video)
             decoding = time.perf_counter() - start
-            server.take()
-            print(
-                f"{size} clips: {len(gets)} GETs, {sum(gets) / 1e6:.0f} MB in {spent:.2f} s, "
-                f"{sum(gets) / 1e6 / spent:.0f} MB/s; raw {total / 1e6:.0f} MB, {total / 1e6 / raw_spent:.0f} MB/s; "
-                f"share {sum(gets) / spent / (total / raw_spent):.2f}; decoding them {decoding:.1f} s"
-            )
+            distinct = sum(stop - first for first, stop in requests)
+            assert total == distinct
+            row = (len(gets), sum(gets) / 1e6, spent, cpu, raw_spent, raw_cpu, raw_spent / spent, decoding)
+            if number:
+                rows.append(row)
+                print(
+                    f"{row[0]} GETs, {row[1]:.0f} MB in {spent:.2f} s ({cpu:.2f} CPU-s); raw {len(requests)} GETs, "
+                    f"{total / 1e6:.0f} MB in {raw_spent:.2f} s ({raw_cpu:.2f} CPU-s); share {row[6]:.2f}; "
+                    f"decoding {decoding:.1f} s",
+                    flush=True,
+                )
+        count, megabytes, spent, cpu, raw_spent, raw_cpu, share, decoding = map(
+            statistics.median, zip(*rows, strict=True)
+        )
+        print(
+            f"medians of {rounds}: {size} clips in {count:.0f} GETs, {megabytes:.0f} MB, {megabytes / spent:.0f} MB/s; "
+            f"raw {megabytes / raw_spent:.0f} MB/s; share {share:.2f}; CPU-s {cpu:.2f}, raw {raw_cpu:.2f}; "
+            f"decoding {decoding:.1f} s"
+        )
 
 
 def cook(crude, videos):
@@ -262,7 +299,7 @@ def flat(folder: Path, count: int) -> None:
             begin = rng.uniform(0, last)
             store.get(key).get_video_clips([(begin, begin + 0.2)])
             seen[number + 1] = memory()
-        print(f"one process: {seen[100]} MiB after 100 clips, {seen[count]} MiB after {count}")
+        print(f"one process: {_memory_text(seen, count)}", flush=True)
         dataset = get_train_dataset(
             "s3://data/mix.yaml",
             batch_size=1,
@@ -277,7 +314,15 @@ def flat(folder: Path, count: int) -> None:
             seen[number + 1] = int(found["memory"][0])
             if number + 1 == count:
                 break
-        print(f"a worker, ahead: {seen[100]} MiB after 100 clips, {seen[count]} MiB after {count}")
+        print(f"a worker, ahead: {_memory_text(seen, count)}")
+
+
+def _memory_text(seen: dict[int, int], count: int) -> str:
+    """MiB at some moments, and the most after the first of them."""
+    moments = [number for number in MOMENTS if number <= count]
+    most = max(seen[number] for number in range(moments[0], count + 1))
+    at = ", ".join(f"{seen[number]} MiB after {number}" for number in moments)
+    return f"{at} clips; at most {most} from then on"
 
 
 def memory() -> int:
@@ -331,6 +376,7 @@ def main() -> None:
     parser.add_argument("row", choices=["make", "single", "batch", "memory", "whole"])
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--clips", type=int)
+    parser.add_argument("--rounds", type=int, default=5, help="of batches")
     parser.add_argument("--energon", help="Python of a virtual environment with Megatron-Energon 7.4.1")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as node:
@@ -340,7 +386,7 @@ def main() -> None:
         elif options.row == "single":
             single(options.folder, options.clips or 21)
         elif options.row == "batch":
-            batch(options.folder, options.clips or 64)
+            batch(options.folder, options.clips or 64, options.rounds)
         elif options.row == "memory":
             flat(options.folder, options.clips or 1000)
         else:

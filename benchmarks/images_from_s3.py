@@ -7,9 +7,12 @@ decode and stack the same images and do nothing else.
 12,000 JPEGs of 256 x 256 in batches of 32, from cold, 50 ms to the first byte, all on two cores, the server
 as well. Both sides decode with the same ``SampleDecoder`` and stack with the same function, so both make the
 same tensors. The limit reads its files from memory, drops what it makes, and keeps freed memory as workers
-do. ``--against`` runs the loader of another version of this library as well. Rounds are interleaved, each run
-is a process of its own, and figures are medians. CPU time an image is that of the workers, of the main
-process and of the server; on a machine that does other work, compare that.
+do. It has the two cores for itself; the loader shares them with the server. ``received`` is the limit that
+shares them as well: while its two processes decode from memory, its main process gets all tars from the
+server, by plain range GETs, and drops them. ``--against`` runs the loader of another version of this library
+as well. Rounds are interleaved, each run is a process of its own, and figures are medians. CPU time an image
+is that of the workers, of the main process and of the server; on a machine that does other work, compare
+that.
 """
 
 from __future__ import annotations
@@ -30,12 +33,14 @@ from typing import Any
 
 import datasets
 import nginx_s3
+import raw_loop
 import torch
 
 import energon_stream
 
 PARTS = ("workers", "main", "server")
-DATASET, PROFILE, WORKERS, BATCH = "photos", "H50", 2, 32
+DATASET, PROFILE, WORKERS, BATCH, IN_FLIGHT = "photos", "H50", 2, 32, 16
+LIMITS = ("limit", "received")
 
 
 def decoder_of(spec: dict[str, Any]) -> energon_stream.SampleDecoder:
@@ -70,6 +75,8 @@ def limit(spec: dict[str, Any]) -> dict[str, Any]:
     begin = time.time()
     for process in processes:
         process.start()
+    if "endpoint" in spec:
+        raw_loop.run(spec["endpoint"], datasets.BUCKET, DATASET, 1, IN_FLIGHT)
     for process in processes:
         process.join()
     return {"seconds": time.time() - begin, "images": len(found)} | cpu_since(before)
@@ -167,7 +174,7 @@ def main() -> None:
     if options.spec:
         spec = json.loads(options.spec)
         os.sched_setaffinity(0, {0, 1})
-        print(json.dumps({"limit": limit}.get(spec["side"], loader)(spec)))
+        print(json.dumps((limit if spec["side"] in LIMITS else loader)(spec)))
         return
     pairs = [(backend, mode) for backend in options.backends.split(",") for mode in options.modes.split(",")]
     runs: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
@@ -177,6 +184,10 @@ def main() -> None:
         with nginx_s3.serve(root) as server:
             paths = {
                 "limit": {"path": str(root / datasets.BUCKET / DATASET)},
+                "received": {
+                    "path": str(root / datasets.BUCKET / DATASET),
+                    "endpoint": server.endpoints[PROFILE],
+                },
                 "loader": {
                     "path": f"s3://{datasets.BUCKET}/{DATASET}",
                     "endpoint": server.endpoints[PROFILE],
@@ -190,19 +201,26 @@ def main() -> None:
                         spec = {"side": side, "backend": backend, "mode": mode, **paths[side]}
                         runs.setdefault((backend, mode, side), []).append(run(spec))
     print(
-        "| decoder, mode | side | images/s | of the limit | the same by CPU time | workers, main, server, µs |"
+        "| decoder, mode | side | images/s | of the limit | of received | of the limit by CPU time "
+        "| workers, main, server, µs |"
     )
-    print("|---|---|--:|--:|--:|--:|")
+    print("|---|---|--:|--:|--:|--:|--:|")
     for (backend, mode, side), found in runs.items():
         rates = [each["images"] / each["seconds"] for each in found]
         limits = runs[backend, mode, "limit"]
-        shares = [rate * each["seconds"] / each["images"] for rate, each in zip(rates, limits, strict=True)]
+        shares = {
+            name: [
+                rate * each["seconds"] / each["images"]
+                for rate, each in zip(rates, runs[backend, mode, name], strict=True)
+            ]
+            for name in LIMITS
+        }
         costs = {id(each): sum(each[part] for part in PARTS) for each in [*found, *limits]}
         by_cpu = [costs[id(one)] / costs[id(each)] for one, each in zip(limits, found, strict=True)]
         times = [statistics.median(each[part] / each["images"] for each in found) * 1e6 for part in PARTS]
         print(
             f"| {backend}, {mode} | {side} | {statistics.median(rates):,.0f} ({min(rates):,.0f}–{max(rates):,.0f}) "
-            f"| {statistics.median(shares):.2f} ({min(shares):.2f}–{max(shares):.2f}) "
+            f"| {' | '.join(f'{statistics.median(s):.2f} ({min(s):.2f}–{max(s):.2f})' for s in shares.values())} "
             f"| {statistics.median(by_cpu):.2f} ({min(by_cpu):.2f}–{max(by_cpu):.2f}) "
             f"| {', '.join(f'{t:.0f}' for t in times)} |"
         )

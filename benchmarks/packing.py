@@ -26,12 +26,14 @@ def mixed_lengths(count=60_000):
     return np.clip(np.where(rng.random(count) < 0.5, texts, images), 1, LONG).astype(np.int64)
 
 
-def text_lengths():
-    """Words and signs in the functions and classes of Python's own library."""
+def library_lengths(separator):
+    """Words and signs in the texts of Python's own library, cut at a separator; None for whole files."""
     found = []
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*/*.py")):
-        text = path.read_text(errors="replace")
-        found += [len(re.findall(r"\w+|[^\w\s]", part)) for part in text.split("\n\n\n")]
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("**/*.py")):
+        if "site-packages" not in path.parts:
+            text = path.read_text(errors="replace")
+            parts = [text] if separator is None else text.split(separator)
+            found += [len(re.findall(r"\w+|[^\w\s]", part)) for part in parts]
     return np.clip([length for length in found if length], 1, LONG).astype(np.int64)
 
 
@@ -56,15 +58,24 @@ def planned(lengths, windows=4):
     return np.array(steps), tokens / (len(steps) * spec.step * LONG), 1e6 * seconds / samples
 
 
-def first_fit_per_rank(lengths, steps=8):
-    """Return the loads of ranks by step where each rank packs its own samples."""
-    mixed = np.random.default_rng(1).choice(lengths, (RANKS, 400 * steps // 8))
-    loads = np.zeros((steps, RANKS))
-    for rank, own in enumerate(mixed):
-        packs = [sum(float(own[at]) ** 2 for at in pack) for pack in first_fit(own.tolist(), LONG)]
-        packs = [packs[at % len(packs)] for at in range(steps * MICRO_BATCHES)]
-        loads[:, rank] = np.reshape(packs, (steps, MICRO_BATCHES)).sum(axis=1)
-    return loads
+def first_fit_per_rank(lengths, steps=32):
+    """Return the loads of ranks by step where each rank packs its own samples, and the fill.
+
+    A rank draws its samples at random, puts each into the first of its open packs that has room, ``BUFFER``
+    samples at a time, and trains on the packs in the order in which they were opened.
+    """
+    rng, needed = np.random.default_rng(1), steps * MICRO_BATCHES
+    loads, tokens = np.zeros((steps, RANKS)), 0
+    for rank in range(RANKS):
+        packs = []
+        while len(packs) < needed:
+            own = rng.choice(lengths, BUFFER)
+            packs += [own[group] for group in first_fit(own.tolist(), LONG)]
+        chosen = packs[:needed]
+        tokens += sum(int(pack.sum()) for pack in chosen)
+        squares = [float((pack**2.0).sum()) for pack in chosen]
+        loads[:, rank] = np.reshape(squares, (steps, MICRO_BATCHES)).sum(axis=1)
+    return loads, tokens / (needed * RANKS * LONG)
 
 
 def uneven(loads):
@@ -74,12 +85,31 @@ def uneven(loads):
 
 
 def balance():
-    print("\n| lengths | first fit per rank | planned, mean and worst step | fill | µs a sample |")
-    print("|---|--:|--:|--:|--:|")
-    for name, lengths in (("texts and images", mixed_lengths()), ("Python's library", text_lengths())):
+    print("\n| lengths | median, 90 %, 99 % | at the limit | first fit a rank | its fill ", end="")
+    print("| planned: mean and worst step | its fill | µs a sample |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|")
+    kinds = {
+        "texts and images": mixed_lengths(),
+        "functions and classes of Python's library": library_lengths("\n\n\n"),
+        "files of Python's library": library_lengths(None),
+    }
+    for name, lengths in kinds.items():
         loads, fill, microseconds = planned(lengths)
-        before, (mean, worst) = uneven(first_fit_per_rank(lengths))[0], uneven(loads)
-        print(f"| {name} | {before:.2f} | {mean:.3f}, {worst:.3f} | {fill:.3f} | {microseconds:.1f} |")
+        first, filled = first_fit_per_rank(lengths)
+        before, (mean, worst) = uneven(first)[0], uneven(loads)
+        spread = ", ".join(f"{value:,.0f}" for value in np.percentile(lengths, [50, 90, 99]))
+        print(f"| {name} | {spread} | {np.mean(lengths == LONG):.1%} | {before:.2f} | {filled:.3f} ", end="")
+        print(f"| {mean:.3f}, {worst:.3f} | {fill:.3f} | {microseconds:.1f} |")
+
+
+def start(windows=(1, 3, 20)):
+    """Seconds until a process has planned so many windows, as readers did and do before the first batches."""
+    lengths = mixed_lengths()
+    print("\n| windows planned | s |\n|--:|--:|")
+    for count in windows:
+        begin = time.perf_counter()
+        planned(lengths, count)
+        print(f"| {count} | {time.perf_counter() - begin:.2f} |")
 
 
 def main():
@@ -103,6 +133,7 @@ def main():
             print(f"| {name} | `{packer.__name__}` | {len(groups)} | {fill:.3f} | {milliseconds:.1f} |")
 
     balance()
+    start()
 
 
 if __name__ == "__main__":

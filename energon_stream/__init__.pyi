@@ -155,7 +155,13 @@ from .shaping.derive import (
     sample_dataset as sample_dataset,
     split_dataset as split_dataset,
 )
-from .index.tables import TableReport as TableReport, add_table as add_table
+from .index.table_writing import (
+    TableReport as TableReport,
+    add_media_table as add_media_table,
+    add_table as add_table,
+    list_tables as list_tables,
+    remove_table as remove_table,
+)
 from .shaping.map_shards import map_shards as map_shards
 from .shaping.diff import diff_datasets as diff_datasets
 from .write.convert import ConvertReport as ConvertReport, convert_dataset as convert_dataset

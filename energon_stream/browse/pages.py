@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.browse.filters import Filter
+from energon_stream.browse.frames import draw_first_frame
 from energon_stream.browse.kinds import Kind
 from energon_stream.browse.run import Run, StepFinder, number
 from energon_stream.browse.texts import MOST_TEXT, PREVIEW_CHARACTERS, shown_text
@@ -42,7 +44,7 @@ class Pages:
         self._catalog, self._steps, self._run, self._limits = catalog, steps, run, limits
 
     def catalog(self) -> dict[str, Any]:
-        """Return the datasets with their shares, and the numbers of the run."""
+        """Return the datasets with their shares, the numbers of the run, and whether frames can be drawn."""
         entries = [
             {
                 "split": printable_line(entry.split),
@@ -53,7 +55,8 @@ class Pages:
             for entry in self._catalog.entries
         ]
         url = printable_line(self._catalog.url)
-        return {"url": url, "entries": entries, "run": self._run.numbers(), "page": PAGE}
+        frames = importlib.util.find_spec("av") is not None
+        return {"url": url, "entries": entries, "run": self._run.numbers(), "page": PAGE, "frames": frames}
 
     def samples(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return neighbouring samples of a dataset: ``entry``, ``first``, ``count`` and a filter.
@@ -104,16 +107,20 @@ class Pages:
         return _described(place, found, texts, MOST_TEXT)
 
     def picture(self, query: Mapping[str, str]) -> bytes:
-        """Return the image ``part`` of a sample as a JPEG file of one of two sizes (``side``).
+        """Return the image ``part`` of a sample, or the first frame of a video, as a JPEG file of one of two
+        sizes (``side``).
 
-        Raises PartLimitError if it is too large, and DecodeError if it is no image.
+        Raises PartLimitError if it is too large, DecodeError if it is no image or video, and
+        MissingPackageError for a video without PyAV.
         """
         side = number(query, "side", _SIDES[0])
         if side not in _SIDES:
             raise ConfigError(f"pictures of {side} pixels are not drawn", hint=f"ask for one of {_SIDES}")
         where, part = self.part(query)
+        if part.kind is Kind.VIDEO:
+            return draw_first_frame(part, side, self._limits, where)
         if part.kind is not Kind.IMAGE:
-            raise ConfigError("the part is no image", where=where)
+            raise ConfigError("the part is no image or video", where=where)
         if part.size > self._limits.part_bytes:
             raise ConfigError(f"the image has {part.size:,} bytes", where=where, hint="download it")
         return draw(bytes(part.read(ByteRange(0, part.size))), side, self._limits, where)

@@ -26,8 +26,16 @@ from energon_stream.shaping.costs import compute_costs
 @click.option(
     "--function", metavar="MODULE:FUNCTION", help="Gets a sample's parts as bytes, returns its cost."
 )
+@click.option(
+    "--from-media",
+    "media",
+    metavar="FORMULA",
+    help="Take costs from fields of the media in the index, such as 'width * height / 196'.",
+)
 @click.option("--table", metavar="FILE", help="Take costs from a Parquet file with a row a sample.")
-@click.option("--column", help="Column of the table. [default: the name]")
+@click.option(
+    "--column", help="Column of the file, by default NAME; without --table, of the tables beside the index."
+)
 @click.option(
     "--parallel",
     type=click.IntRange(min=1),
@@ -44,6 +52,7 @@ def cost(
     path: str,
     name: str,
     function: str | None,
+    media: str | None,
     table: str | None,
     column: str | None,
     parallel: int,
@@ -64,6 +73,7 @@ def cost(
             path,
             name,
             function,
+            media=media,
             table=table,
             column=column,
             engine=chosen,

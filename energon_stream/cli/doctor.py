@@ -24,9 +24,10 @@ def doctor(
 ) -> None:
     """Find out whether a dataset can be read, how fast, and with which settings.
 
-    PATH is a dataset, tars, or a folder of them. Looks at the server's clock and region, credentials, the
-    dataset's metadata, latency and rate by number of requests at one time, the cache's disk, and limits of
-    this machine. Nothing is written to the store. Exits with status 1 if training cannot work.
+    PATH is a dataset, metadataset, tars, or a folder of them. Looks at the server's clock and region,
+    credentials, the metadata of each dataset, latency and rate by number of requests at one time, the cache's
+    disk, and limits of this machine. Nothing is written to the store. Exits with status 1 if training cannot
+    work.
     """
     found = diagnose(
         path,

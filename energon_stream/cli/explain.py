@@ -19,6 +19,7 @@ from energon_stream.cli.options import (
     storage_option,
     training_options,
 )
+from energon_stream.cli.packing import find_packing, packing_options
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import ConfigError
 from energon_stream.read.read_plan import Reason
@@ -31,6 +32,7 @@ from energon_stream.simulate.explain import explain as explain_steps
 @storage_option
 @cache_option
 @training_options
+@packing_options
 @click.option(
     "--steps", required=True, metavar="FIRST:END", help="Steps of the rank, counted from 0; END is not one."
 )
@@ -51,6 +53,7 @@ def explain(
     are read, samples are not. A line has the step that needs the request first, its object and bytes, the
     number of samples that it serves, and the reason why it ends where it does.
     """
+    find_packing(options)
     match = re.fullmatch(r"(\d+):(\d+)", steps)
     if match is None:
         raise ConfigError(f"--steps is {steps!r}", hint="Use FIRST:END, such as 0:10.")

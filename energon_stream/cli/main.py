@@ -44,6 +44,7 @@ _ALL = _OF_ENERGON | {
     "prewarm": "Fill a node's cache before training.",
     "sample": "Make a small dataset of a large one.",
     "split": "Divide a dataset.",
+    "table": "Add, list and remove the tables of views.",
     "top": "Show the loaders of a job as they work.",
     "when": "Show in which steps of a run a sample was.",
     "which": "Show which samples were in a step of a run.",

@@ -17,6 +17,7 @@ from energon_stream.cli.options import (
     storage_option,
     training_options,
 )
+from energon_stream.cli.packing import find_packing, packing_options
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.simulate.forecast import Forecast, Prices
 from energon_stream.simulate.forecast import forecast as forecast_steps
@@ -27,6 +28,7 @@ from energon_stream.simulate.forecast import forecast as forecast_steps
 @storage_option
 @cache_option
 @training_options
+@packing_options
 @click.option("--steps", required=True, type=int, help="Steps of the rank, from the first one on.")
 @click.option("--rank", default=0, show_default=True, help="Rank of the job.")
 @click.option(
@@ -63,6 +65,7 @@ def plan(
     PATH is a dataset or a metadataset's .yaml. Give the options of the training. Indices are read, samples
     are not. Prices are those of requests for samples; metadata, indices and retries come on top.
     """
+    find_packing(options)
     prices = Prices(per_1000_requests, per_gb)
     config = find_config(rank, options)
     found = forecast_steps(

@@ -24,6 +24,7 @@ from energon_stream.cli.options import (
     storage_option,
     training_options,
 )
+from energon_stream.cli.packing import find_packing, packing_options
 from energon_stream.cli.terminal import emit
 from energon_stream.errors import ConfigError
 from energon_stream.prewarming import PrewarmResult
@@ -42,6 +43,7 @@ from energon_stream.prewarming.report import PRICE_PER_1000_GET, PRICE_PER_GB
     help="Bytes that the cache may use, such as 200GB. [default: all but 5 GB]",
 )
 @training_options
+@packing_options
 @click.option("--steps", type=int, help="Steps of each rank to warm; needs --batch-size.")
 @click.option("--epochs", type=int, help="Passes over the data to warm. [default: 1]")
 @click.option("--fraction", type=float, help="Share of a pass to warm, such as 0.3.")
@@ -84,6 +86,7 @@ def prewarm(
 
     With --processes or --engine ray, each rank is a task; all processes must share the cache directory.
     """
+    find_packing(options)
     numbers, chosen = _ranks(ranks), find_chosen_engine(engine, ray_address, processes)
     result = fill_cache(
         path,

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.cache import CacheConfig
 from energon_stream.doctor.findings import Finding, SpeedOf
 from energon_stream.doctor.machine import check_machine
+from energon_stream.doctor.mixture import check_servers, datasets_of, look_at_all
 from energon_stream.doctor.server import check_server
 from energon_stream.doctor.speed import best_of, latency_of, sweep
-from energon_stream.errors import DatasetError, EnergonStreamError, NotPreparedError
-from energon_stream.index.dataset import DatasetMetadata
+from energon_stream.errors import ConfigError, DatasetError, EnergonStreamError, NotPreparedError
+from energon_stream.index.dataset import DatasetMetadata, dataset_kind
 from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import read_metadata_or_tars
 from energon_stream.storage import ListEntry, StoreSpec, default_counters
 
 if TYPE_CHECKING:
+    from energon_stream.index.dataset import DatasetIndex
     from energon_stream.storage import Store
 
 _SHARDS = 8
@@ -93,7 +95,8 @@ def diagnose(
     """Find out whether a dataset can be read, how fast, and with which settings.
 
     Args:
-        url: A dataset, tars, or a folder of them; local, or any URL.
+        url: A dataset, metadataset, tars, or a folder of them; local, or any URL. Each dataset of a
+            metadataset has a finding, and the speed is that of the first one with shards.
         storage_options: Credentials and the like.
         cache: The node's cache; None for the one of the environment.
         seconds: Time of each of the four measurements of speed.
@@ -121,7 +124,8 @@ def diagnose(
     latency, speeds, settings = None, [], {}
     before = default_counters().snapshot()
     try:
-        store, entries = _look_at(spec, note)
+        look = _look_at_mixture if dataset_kind(url) == "metadataset" else _look_at
+        store, entries = look(spec, note)
         if entries:
             latency, speeds = latency_of(store, entries[0]), list(sweep(store, entries, seconds))
     except EnergonStreamError as error:
@@ -159,6 +163,29 @@ def _look_at(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, l
     counts, store = found.shard_counts, spec.open()
     note(Finding("dataset", "ok", f"{sum(counts.values()):,} samples in {len(counts):,} shards"))
     entries = [ListEntry(path, store.head(path)) for path in itertools.islice(counts, _SHARDS)]
+    return store, [entry for entry in entries if entry.meta.size]
+
+
+def _look_at_mixture(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, list[ListEntry]]:
+    """Look at each dataset of a metadataset; return the first store with shards, and some of these."""
+    begin = time.monotonic()
+    try:
+        datasets = datasets_of(spec)
+    except (DatasetError, ConfigError) as error:
+        note(Finding("metadataset", "error", error.what, error.hint or ""))
+        return spec.open(), []
+    note(Finding("store", "ok", _answered(begin)))
+    for finding in check_servers(spec, datasets):
+        note(finding)
+    measured: DatasetIndex | None = None
+    for finding, index in look_at_all(datasets):
+        note(finding)
+        if measured is None and index is not None and index.shard_paths:
+            measured = index
+    if measured is None:
+        return spec.open(), []
+    store = measured.spec.open()
+    entries = [ListEntry(path, store.head(path)) for path in measured.shard_paths[:_SHARDS]]
     return store, [entry for entry in entries if entry.meta.size]
 
 

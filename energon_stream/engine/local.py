@@ -124,8 +124,9 @@ def _preloaded() -> list[str]:
     """Return the modules that the fork server imports once.
 
     Where this process has imported PyTorch, functions mostly need it, and to import it takes seconds.
+    ``energon_stream.decode`` alone imports it only when it is used: in each process anew.
     """
-    return [__name__, *(["energon_stream.decode"] if "torch" in sys.modules else [])]
+    return [__name__, *(["energon_stream.decode", "torch"] if "torch" in sys.modules else [])]
 
 
 class _Processes:

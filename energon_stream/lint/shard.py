@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,6 +81,8 @@ class ShardCheck:
     def __call__(self, task: ShardTask) -> ShardReport:
         """Check a shard. Only a store that cannot be reached is an error; all else is in the report."""
         store = self.spec.open()
+        if task.decodes and self.decoder is not None:
+            _decode_as_workers_do()
         try:
             entry = ListEntry(task.path, store.head(task.path))
             if self.sample_rate >= 1:
@@ -148,6 +151,15 @@ class _Samples:
     failed: int = 0
     refused: int = 0
     problems: list[Problem] = field(default_factory=list)
+    decoder: FileStoreDecoder | None = None
+    factory: SampleFactory | None = None
+    known: dict[str, Any] = field(default_factory=dict)  # values of the parts of one sample
+
+    def __post_init__(self) -> None:
+        inner, factory = self.lint.decoder, self.lint.factory
+        self.decoder = None if inner is None else decoded_once(inner, self.known)
+        if factory is not None:
+            self.factory = replace(factory, decoder=self.decoder if factory.decoder is not None else None)
 
     def report(self) -> ShardReport:
         return ShardReport(self.task.path, made=self.made, failed=self.failed, refused=self.refused)
@@ -184,11 +196,12 @@ class _Samples:
 
     def _decode(self, number: int, key: str, parts: Mapping[str, memoryview]) -> list[Exception]:
         """Decode all parts, then make the sample; return the errors."""
-        inner = self.lint.decoder
-        if inner is None:
+        decoder, factory = self.decoder, self.factory
+        if decoder is None:
             return []
         errors: list[Exception] = []
-        decoder, name = decoded_once(inner), f"{self.url}/{self.task.path}: sample {key}"
+        name = f"{self.url}/{self.task.path}: sample {key}"
+        self.known.clear()
         for part, data in parts.items():
             try:
                 decoder.decode(part, data)
@@ -196,14 +209,11 @@ class _Samples:
                 self.refused += 1
             except EnergonStreamError as error:
                 errors.append(type(error)(error.what, where=name, hint=error.hint))
-        factory = self.lint.factory
         if errors or factory is None:
             return errors
         source = SourceInfo(self.url, number, self.task.path, tuple(f"{key}.{part}" for part in parts))
         try:
-            replace(factory, decoder=decoder if factory.decoder is not None else None).build(
-                key, parts, restore_key=(), subflavors=None, source=source
-            )
+            factory.build(key, parts, restore_key=(), subflavors=None, source=source)
         except (StorageError, MemoryError):
             raise
         except EnergonStreamError as error:
@@ -213,21 +223,30 @@ class _Samples:
         return errors
 
 
-def decoded_once(decoder: FileStoreDecoder) -> FileStoreDecoder:
-    """Return a decoder that decodes each part of one sample once, and remembers it."""
+def _decode_as_workers_do() -> None:
+    """Let a process of an engine decode with one thread, and keep freed memory; not one of the user."""
+    if multiprocessing.parent_process() is None:
+        return
+    import torch
+
+    from energon_stream.loader.resources import keep_freed_memory
+
+    torch.set_num_threads(1)
+    keep_freed_memory()
+
+
+def decoded_once(decoder: FileStoreDecoder, known: dict[str, Any]) -> FileStoreDecoder:
+    """Return a decoder that decodes each part once, and remembers it in ``known`` until that is cleared."""
     from energon_stream.read.decode import FileStoreDecoder
 
     class Once(FileStoreDecoder):
         """Remembers what was decoded."""
 
-        def __init__(self) -> None:
-            self.known: dict[str, Any] = {}
-
         def decode(self, fname: str, data: bytes | memoryview) -> Any:
             """Decode a part; see :class:`FileStoreDecoder`."""
-            if fname not in self.known:
-                self.known[fname] = decoder.decode(fname, data)
-            return self.known[fname]
+            if fname not in known:
+                known[fname] = decoder.decode(fname, data)
+            return known[fname]
 
         def refusal(self, fname: str) -> Any:
             """Return why a part is not decoded; see :class:`FileStoreDecoder`."""

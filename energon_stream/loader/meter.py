@@ -17,6 +17,8 @@ from energon_stream.storage import default_counters
 from energon_stream.tracing import current_recorder
 
 _LAST_WAITS = 1000
+_NEWS_SECONDS = 0.1
+"""Between two reports of a worker: one costs as much as a hundred batches of the meter."""
 _PERCENTILES = (50, 90, 99)
 
 
@@ -25,7 +27,7 @@ class Reporter:
 
     def __init__(self) -> None:
         self._before = ProcessReport(default_counters().snapshot(), cache_counters())
-        self._told = (-1, -1)
+        self._told, self._told_at = (-1, -1), 0.0
         self.profiler = Profiler(threading.get_ident())
 
     def report(self) -> ProcessReport:
@@ -34,11 +36,16 @@ class Reporter:
         return ProcessReport(io, cache, self.profiler.snapshot())
 
     def news(self, must: bool = False) -> ProcessReport | None:
-        """Return a report if there was a request or a look since the last one, or if there must be one."""
+        """Return a report if there must be one, or if there was a request or a look since the last one, which
+        was not just now.
+        """
+        now = time.monotonic()
+        if not must and now - self._told_at < _NEWS_SECONDS:
+            return None
         seen = (default_counters().changes, self.profiler.looks)
         if seen == self._told and not must:
             return None
-        self._told = seen
+        self._told, self._told_at = seen, now
         return self.report()
 
     def close(self) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _LATE = 0.1
 """Share of the time that a training loop must wait for batches to be called data-bound."""
+_LATE_ALONE = 0.25
+"""The same without workers, where the loop waits while its own process makes each batch."""
 _REFUSED = 0.05
 """Share of requests that must fail to be called throttled."""
 _SLOW = 2.0
@@ -292,6 +294,12 @@ def judge(stats: LoaderStats) -> Verdict:
         return Verdict(
             "consumer",
             f"the loader keeps up: the training loop waits {stats.waiting:.0%} of the time, and works the rest",
+        )
+    if not stats.num_workers and stats.waiting < _LATE_ALONE:
+        return Verdict(
+            "consumer",
+            f"the training loop works {1 - stats.waiting:.0%} of the time, and batches are made in the rest; use "
+            "workers (num_workers) to make them meanwhile",
         )
     late = f"data-bound, waiting {stats.waiting:.0%} of the time"
     shares = stats.shares

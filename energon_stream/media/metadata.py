@@ -137,6 +137,16 @@ _CLASSES: Mapping[str, type[MediaMetadataBase]] = {
 }
 
 
+def media_fields(metadata_type: str) -> dict[str, str]:
+    """Return the fields of a kind of metadata, with their annotations.
+
+    Raises MetadataError if the kind is unknown.
+    """
+    if metadata_type not in _CLASSES:
+        raise MetadataError(f"unknown kind of media metadata {metadata_type!r:.80}")
+    return {field.name: str(field.type) for field in fields(_CLASSES[metadata_type])}
+
+
 def serialize_media_metadata(metadata: MediaMetadataBase) -> tuple[MediaMetadataType, str]:
     """Return the kind and the JSON text of metadata, as ``index.sqlite`` stores them.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from energon_stream.schedule import PackSpec, Piece
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from energon_stream.pipeline.node import RestoreKey
@@ -28,6 +29,15 @@ class PackPlan:
     def describe(self) -> dict[str, Any]:
         """Return the options as plain values, with a hash of the lengths."""
         return {**self.spec.describe(), "costs": self.digest}
+
+    def pack_samples(self) -> float:
+        """Return about how many samples, or parts of them, a full pack has."""
+        total = pieces = 0
+        for values in self.costs:
+            used = values[values <= self.spec.capacity] if self.spec.overlong == "drop" else values
+            total += int(used.sum(dtype=np.int64))
+            pieces += int((-(-used // self.spec.capacity)).sum(dtype=np.int64))
+        return self.spec.capacity * pieces / max(1, total)
 
 
 def piece_key(key: RestoreKey, piece: Piece) -> RestoreKey:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.errors import ConfigError
-from energon_stream.schedule import RepeatPlan, build_schedule, stream_shares
+from energon_stream.prewarming.stream_steps import samples_of_packs
+from energon_stream.schedule import PackedSchedule, RepeatPlan, build_schedule, stream_shares
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.reader_dataset import ReaderDataset
+    from energon_stream.schedule import JobPacks
     from energon_stream.worker import WorkerConfig
 
 
@@ -67,21 +69,80 @@ def node_ranks(config: WorkerConfig, ranks: Sequence[int] | None) -> tuple[int, 
     return tuple(chosen)
 
 
-def samples_of_streams(dataset: ReaderDataset, ranks: Sequence[int], amount: Amount) -> dict[int, int]:
-    """Return the number of samples of each stream of some ranks, in the order of the rotation."""
+class StreamAmount(NamedTuple):
+    """Samples of a stream."""
+
+    samples: int  # that training consumes
+    made: int  # that may be made: workers prefetch some
+    ends: Sequence[int] | None = None  # samples up to the end of each pack, in planned packing
+
+
+def amounts_of_streams(
+    dataset: ReaderDataset, ranks: Sequence[int], amount: Amount
+) -> dict[int, StreamAmount]:
+    """Return the amounts of the streams of some ranks, in the order of the rotation."""
     config = dataset.worker_config
     streams = [stream for stream in range(config.num_streams) if stream % config.world_size in set(ranks)]
-    if amount.steps is None:
-        return {stream: math.ceil(amount.passes * _pass_length(dataset, stream)) for stream in streams}
-    per_rank = config.num_streams // config.world_size
-    # A rank rotates through its streams, so the first ones may have a step more.
-    steps = {stream: -(-(amount.steps - stream // config.world_size) // per_rank) for stream in streams}
-    return {stream: max(0, count) * amount.step_samples for stream, count in steps.items()}
+    batches = None
+    if amount.steps is not None:
+        per_rank = config.num_streams // config.world_size
+        # A rank rotates through its streams, so the first ones may have a step more.
+        turns = {stream: -(-(amount.steps - stream // config.world_size) // per_rank) for stream in streams}
+        batches = {stream: max(0, count) * amount.step_samples for stream, count in turns.items()}
+    ahead = amount.prefetch * amount.step_samples
+    if dataset.packing is not None:
+        schedule = dataset.schedule(0)
+        assert isinstance(schedule, PackedSchedule)
+        length = 0 if batches else math.ceil(amount.passes * _pass_length(dataset, 1, 0))
+        return _amounts_of_packs(schedule.packs, streams, batches, length, ahead)
+    found = batches or {
+        stream: math.ceil(amount.passes * _pass_length(dataset, config.num_streams, stream))
+        for stream in streams
+    }
+    return {stream: StreamAmount(count, count + ahead) for stream, count in found.items()}
 
 
-def _pass_length(dataset: ReaderDataset, stream: int) -> int:
+def _amounts_of_packs(
+    packs: JobPacks, streams: Sequence[int], wanted: Mapping[int, int] | None, length: int, ahead: int
+) -> dict[int, StreamAmount]:
+    """Return the amounts of streams of planned packs.
+
+    Args:
+        packs: The packs of the job.
+        streams: The streams.
+        wanted: Packs of each stream; None for those of windows with ``length`` references of the job.
+        length: See ``wanted``.
+        ahead: Packs of each stream that workers may prefetch.
+    """
+    ends: dict[int, list[int]] = {stream: [] for stream in streams}
+    dealt = 0
+    for window in packs.windows():
+        if wanted is None and dealt >= length:
+            wanted = {stream: len(own) for stream, own in ends.items()}
+        if wanted is not None and all(len(ends[stream]) >= wanted[stream] + ahead for stream in streams):
+            break
+        for stream, own in ends.items():
+            before = own[-1] if own else 0
+            own += [before + end for end in window.streams[stream].ends]
+        dealt += window.count
+    wanted = wanted or {stream: len(own) for stream, own in ends.items()}
+    return {
+        stream: StreamAmount(
+            samples_of_packs(own, wanted[stream]), samples_of_packs(own, wanted[stream] + ahead), own
+        )
+        for stream, own in ends.items()
+    }
+
+
+def samples_of_streams(dataset: ReaderDataset, ranks: Sequence[int], amount: Amount) -> dict[int, int]:
+    """Return the number of samples of each stream of some ranks, in the order of the rotation."""
+    found = amounts_of_streams(dataset, ranks, amount)
+    return {stream: of_stream.samples for stream, of_stream in found.items()}
+
+
+def _pass_length(dataset: ReaderDataset, streams: int, stream: int) -> int:
     """Return the samples of one pass of a stream; for a blend by weights, all samples of its datasets."""
-    plan, streams = dataset.plan, dataset.worker_config.num_streams
+    plan = dataset.plan
     if isinstance(plan, RepeatPlan) and plan.repeats is None:
         plan = plan.child
     length = build_schedule(plan, num_streams=streams, stream=stream, key=0).length

@@ -13,15 +13,17 @@ from energon_stream.cache import BlockCache, CacheConfig, CachedStore, CacheLaye
 from energon_stream.errors import ConfigError
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
-from energon_stream.prewarming.amount import Amount, node_ranks, samples_of_streams
+from energon_stream.prewarming.amount import Amount, StreamAmount, amounts_of_streams, node_ranks
 from energon_stream.prewarming.fill import Filled, fill, read_back
 from energon_stream.prewarming.planner import USUAL_BYTES, FetchPlanner, PlannedFetch
 from energon_stream.prewarming.report import PrewarmPlan, PrewarmResult
+from energon_stream.prewarming.stream_steps import StreamSteps
 from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.progress import Progress
 from energon_stream.recipe import get_train_dataset
 from energon_stream.recipe.options import CacheOption, cache_layer
 from energon_stream.storage import Store, StoreSpec, default_counters, run_isolated, shared_fetcher
+from energon_stream.task import DefaultTaskEncoder, stateless
 from energon_stream.urls import is_local
 from energon_stream.worker import WorkerConfig
 
@@ -73,7 +75,8 @@ def prewarm(
         fraction: Part of a pass instead, up to 1.
         ranks: Ranks that share the cache, such as those of a node; None for the rank of ``worker_config``.
         worker_config: As in training; it determines the number of streams.
-        batch_size: As in training. For packed or filtered samples, the approximate number a step consumes.
+        batch_size: As in training: with ``packing``, packs. Where the encoder filters or packs, the
+            approximate number of samples that a step consumes.
         shuffle_buffer_size: As in training.
         max_samples_per_sequence: As in training.
         prefetch_factor: As the loader's; default 2.
@@ -166,13 +169,12 @@ class _Job:
         dataset = self._open()
         limits, amount = dataset.options, self.amount
         in_flight = max(1, min(limits.in_flight, limits.fetch_bytes // USUAL_BYTES))
-        samples = samples_of_streams(dataset, self.ranks, amount)
-        total = sum(samples.values())
+        amounts = amounts_of_streams(dataset, self.ranks, amount)
+        total = sum(of_stream.samples for of_stream in amounts.values())
+        step_samples = self._step_samples(amounts)
         # A sample of a later pass needs no more bytes.
         distinct = min(total, sum(leaf.index.num_samples for leaf in dataset.leaves))
-        wanted = WantedBytes(
-            dataset, samples, amount.step_samples, amount.prefetch, shared_fetcher(), self._is_kept
-        )
+        wanted = WantedBytes(dataset, amounts, step_samples, shared_fetcher(), self._is_kept)
         planner = FetchPlanner(wanted, limits.max_gap)
         unit = "samples" if self.dry_run else "B"
         with Progress(total if self.dry_run else None, unit=unit, enabled=self.progress) as progress:
@@ -206,7 +208,7 @@ class _Job:
             plan,
             steps=amount.steps,
             samples=total,
-            warm_steps=self._steps(warm, total),
+            warm_steps=self._steps(warm, total, amounts, step_samples),
             warm_samples=warm,
             is_complete=filled.first_left is None,
             fetched_bytes=filled.bytes,
@@ -242,11 +244,30 @@ class _Job:
                 )
             yield window
 
-    def _steps(self, warm: int, total: int) -> int | None:
+    def _step_samples(self, amounts: Mapping[int, StreamAmount]) -> int:
+        """Return the samples of a step; of planned packs, their mean."""
+        ends = [amount.ends for amount in amounts.values() if amount.ends]
+        if not ends:
+            return self.amount.step_samples
+        return -(-self.amount.step_samples * sum(own[-1] for own in ends) // sum(map(len, ends)))
+
+    def _steps(
+        self, warm: int, total: int, amounts: Mapping[int, StreamAmount], step_samples: int
+    ) -> int | None:
         """Return the number of whole steps of all ranks in some samples."""
-        if self.amount.steps is None or warm == total:
-            return self.amount.steps
-        return warm // (self.amount.step_samples * len(self.ranks))
+        steps, world = self.amount.steps, self.config.world_size
+        if steps is None or warm == total:
+            return steps
+        if all(amount.ends is None for amount in amounts.values()):
+            return warm // (step_samples * len(self.ranks))
+        # Positions count steps of mean size, so each stream has as many whole ones of these.
+        each, lanes = warm // (step_samples * len(amounts)) * step_samples, self.config.num_streams // world
+        size = self.amount.step_samples
+        found = [
+            StreamSteps(size, lanes, stream // world, amount.ends).of(each)
+            for stream, amount in amounts.items()
+        ]
+        return min(steps, *found)
 
     def _open(self) -> ReaderDataset:
         """Open the dataset as training does, without workers."""
@@ -267,6 +288,14 @@ class _Job:
         return not store.is_local if self.cache is None else isinstance(store, CachedStore)
 
 
+class _Unpacked(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """Makes no packs, where only the order of their samples is of interest."""
+
+    @stateless
+    def pack_selected_samples(self, samples: list[Any]) -> list[Any]:
+        return samples
+
+
 def open_reader_dataset(
     path: Any, config: WorkerConfig, cache: CacheConfig | None, training: Mapping[str, Any]
 ) -> ReaderDataset:
@@ -276,12 +305,15 @@ def open_reader_dataset(
         path: The dataset or metadataset.
         config: The job's configuration, as in training.
         cache: The node's cache; None for none.
-        training: Other arguments of :func:`get_train_dataset`.
+        training: Other arguments of :func:`get_train_dataset`. With ``packing``, a task encoder is not
+            needed: which samples a pack has does not depend on it.
 
     Raises:
         ConfigError: The task encoder composes several datasets itself.
     """
     config = replace(config, num_workers=0, num_streams=config.num_streams)
+    if training.get("packing") is not None:
+        training = {"task_encoder": _Unpacked(), **training}
     dataset = get_train_dataset(
         path, worker_config=config, cache=False if cache is None else cache, **training
     )

@@ -20,12 +20,13 @@ import numpy as np
 from energon_stream.index.entries import OffsetCache
 from energon_stream.prewarming.spans import Spans
 from energon_stream.read.locating import Locating, iterate_plans
-from energon_stream.read.options import CHUNK, LOADING
+from energon_stream.read.options import LOADING
 from energon_stream.read.plan import Planner, plan_limits
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.pipeline.reader_dataset import ReaderDataset
+    from energon_stream.prewarming.amount import StreamAmount
     from energon_stream.read.read_plan import ReadPlan
     from energon_stream.storage import Fetcher, Store
 
@@ -37,10 +38,6 @@ _WINDOW_BUDGETS = 8
 
 _CHUNKS_AHEAD = 8
 """Chunks, over all streams, to load before they are needed, because each takes a round trip."""
-
-_LOADED_TOGETHER = 4096
-"""References whose index entries are loaded together."""
-
 
 _Row: TypeAlias = tuple[int, int, int, int]
 """Object, first byte, one past the last byte, and the number of samples before the range's own."""
@@ -94,9 +91,8 @@ class WantedBytes:
 
     Args:
         dataset: The dataset, opened in this process.
-        samples: Number of samples of each stream, in the order of the rotation.
-        step_samples: Samples of a step of a stream.
-        prefetch: Steps of a stream that workers may prefetch.
+        amounts: Samples of each stream, in the order of the rotation.
+        step_samples: Samples of a step of a stream; of planned packs, about so many.
         fetcher: Loads index entries, and nothing else. If it fetched samples as well, the loads would wait
             for fetches, and these for the next window.
         chosen: Returns True for a store whose objects are wanted.
@@ -105,9 +101,8 @@ class WantedBytes:
     def __init__(
         self,
         dataset: ReaderDataset,
-        samples: Mapping[int, int],
+        amounts: Mapping[int, StreamAmount],
         step_samples: int,
-        prefetch: int,
         fetcher: Fetcher,
         chosen: Callable[[Store], bool],
     ) -> None:
@@ -116,18 +111,19 @@ class WantedBytes:
         self._step = step_samples
         self._chosen = chosen
         self._limits = plan_limits(options, self._locators)
-        self._ahead = max(1, _CHUNKS_AHEAD // max(1, len(samples)))
+        self._ahead = max(1, _CHUNKS_AHEAD // max(1, len(amounts)))
+        self._together = LOADING * options.chunk
         config = dataset.worker_config
         is_alone = config.num_streams == config.world_size
         skips = any(locator.opening is not locator for locator in self._locators)
         self._walks: list[_Walk] = []
         self._openings: list[Locating] = []  # of streams that may be the first of a process, or not
-        for lane, (stream, count) in enumerate(samples.items()):
+        for lane, (stream, amount) in enumerate(amounts.items()):
             schedule = dataset.schedule(stream)
             start = partial(Locating, schedule, schedule.begin(), self._locators, fetcher)
             locating = start(options.exact_samples if is_alone else 0)
-            plans = iterate_plans(locating, Planner(self._limits), chunk=_LOADED_TOGETHER, chunks=self._ahead)
-            self._walks.append(_Walk(locating, plans, lane, count, count + prefetch * step_samples))
+            plans = iterate_plans(locating, Planner(self._limits), chunk=self._together, chunks=self._ahead)
+            self._walks.append(_Walk(locating, plans, lane, amount.samples, amount.made))
             if skips and not is_alone:
                 self._openings.append(start(options.exact_samples))
         self._numbers: dict[tuple[str, str], int] = {}
@@ -145,18 +141,18 @@ class WantedBytes:
         # are large.
         for walk in self._walks:
             yield self._next(walk, 0)
-            walk.locating.take_ahead(self._ahead, _LOADED_TOGETHER)
+            walk.locating.take_ahead(self._ahead, self._together)
         for lane, locating in enumerate(self._openings):
             yield Wanted.of(self._opening(locating, lane))
         while walks := [walk for walk in self._walks if not walk.is_done]:
             for walk in walks:
                 yield self._next(walk, _WINDOW_BUDGETS * self._options.fetch_bytes // len(walks))
                 # Entries arrive while the window is fetched.
-                walk.locating.take_ahead(self._ahead, _LOADED_TOGETHER)
+                walk.locating.take_ahead(self._ahead, self._together)
         for walk in self._walks:  # readers load index entries further ahead than samples
-            end = walk.planned + self._options.max_ahead + LOADING * CHUNK
+            end = walk.planned + self._options.max_ahead + self._together
             while walk.locating.taken < end and not walk.locating.is_exhausted:
-                walk.locating.take(min(_LOADED_TOGETHER, end - walk.locating.taken))
+                walk.locating.take(min(self._together, end - walk.locating.taken))
             while walk.locating.pending:
                 walk.locating.next(wait=True)
 

@@ -338,12 +338,12 @@ class SampleReader:
             self._add_located(wait)
             pending = locating.pending
             if pending < most and not locating.is_exhausted:
-                locating.take(min(CHUNK, options.max_ahead))
+                locating.take(min(options.chunk, options.max_ahead))
             elif not wait:
                 return
             if pending and not wait:  # the next call takes more
                 return
-        locating.take_ahead(most, min(CHUNK, options.max_ahead))
+        locating.take_ahead(most, min(options.chunk, options.max_ahead))
 
     def _plan(self) -> bool:
         """Plan the next generation. Return False if it must wait for references."""

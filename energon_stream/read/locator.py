@@ -55,6 +55,11 @@ class Locator(Protocol):
         """True if the loads of :meth:`claim_loads` run at memory speed."""
 
     @property
+    def is_sparse(self) -> bool:
+        """True if a view has only some of the samples, so that others lie between them."""
+        return False
+
+    @property
     def skips_bytes(self) -> bool:
         """True if :meth:`locate` leaves out parts of samples."""
         return False

@@ -32,6 +32,8 @@ class ReadOptions:
             and for the client. Below 96 MiB, the client's part is larger.
         max_request: Largest coalesced request, in bytes. Only a larger sample is read by a larger request.
         max_gap: Unwanted bytes between two samples that are read rather than split a request.
+        max_waste: Unwanted bytes between samples of a view that are read rather than split a request, as a
+            share of the bytes of the samples. ``math.inf`` leaves it to ``max_gap``, for fewer requests.
         max_in_flight: Largest number of requests at one time; fewer if the budget has no room for their
             connections.
         max_ahead: Largest number of samples that are requested and not yet consumed. Of a small dataset, no
@@ -61,6 +63,7 @@ class ReadOptions:
     byte_budget: int = 256 << 20
     max_request: int = 6 << 20
     max_gap: int = 32 << 10
+    max_waste: float = 0.3
     max_in_flight: int = 64
     max_ahead: int = 32768
     first_samples: int | None = None
@@ -68,6 +71,7 @@ class ReadOptions:
     verify: Verify = "never"
     transport: InitVar[None] = None  # earlier versions accepted it, without effect
     _client_bytes: int = field(default=_CLIENT_BYTES, repr=False)  # a reader's share of them
+    _chunk: int | None = field(default=None, repr=False)
 
     def __post_init__(self, transport: None) -> None:
         if transport is not None:
@@ -82,6 +86,8 @@ class ReadOptions:
             raise ConfigError(f"verify is {self.verify!r}", hint=f"use one of {', '.join(get_args(Verify))}")
         if self.max_gap < 0:
             raise ConfigError(f"max_gap is {self.max_gap}", hint="use 0 or more bytes")
+        if not self.max_waste >= 0:
+            raise ConfigError(f"max_waste is {self.max_waste}", hint="use 0 or more, such as 0.3")
         retry_deadline(self.retry_deadline)
 
     def share(self, readers: int) -> ReadOptions:
@@ -103,6 +109,16 @@ class ReadOptions:
         """
         most = max(_LEAST, _PASSES * samples)
         return self if self.max_ahead <= most else replace(self, max_ahead=most)
+
+    def planned(self, samples: int) -> ReadOptions:
+        """Return the limits where an order must be planned: as far ahead as so many samples, bit by bit."""
+        most = min(self.max_ahead, max(_LEAST, samples))
+        return replace(self, max_ahead=most, _chunk=max(1, min(self.chunk, most // LOADING)))
+
+    @property
+    def chunk(self) -> int:
+        """References that a reader locates at a time."""
+        return CHUNK if self._chunk is None else self._chunk
 
     @property
     def exact_samples(self) -> int:
@@ -129,4 +145,4 @@ class ReadOptions:
     @property
     def second_take(self) -> int:
         """References that are located while the first samples are in flight."""
-        return min(self.max_ahead, max(CHUNK, self.max_ahead // 16))
+        return min(self.max_ahead, max(self.chunk, self.max_ahead // 16))

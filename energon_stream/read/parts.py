@@ -95,6 +95,11 @@ class PartLocator(Locator):
         return self.whole.index_is_local
 
     @property
+    def is_sparse(self) -> bool:
+        """True if a view has only some of the samples."""
+        return self.whole.is_sparse
+
+    @property
     def skips_bytes(self) -> bool:
         """True if it is settled that parts are read."""
         return bool(self._skips)

@@ -61,6 +61,8 @@ class PlanLimits:
         is_shared: Whether other readers share the budget.
         request_limit: What sets ``max_request``.
         local: Leaves whose samples are views of local files, so that their size does not matter.
+        sparse: Leaves of which a view has only some samples, so that others lie between them.
+        max_waste: Unwanted bytes between samples of these that are read, as a share of the wanted ones.
     """
 
     exact_samples: int
@@ -74,6 +76,8 @@ class PlanLimits:
     is_shared: bool = False
     request_limit: Reason = Reason.MAX_REQUEST
     local: frozenset[int] = frozenset()
+    sparse: frozenset[int] = frozenset()
+    max_waste: float = 0.0
 
 
 def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int = 1) -> PlanLimits:
@@ -102,6 +106,8 @@ def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int 
         is_shared=readers > 1,
         request_limit=Reason.MAX_REQUEST if request == options.max_request else Reason.SHARED_LIMIT,
         local=frozenset(number for number, locator in enumerate(locators) if locator.index_is_local),
+        sparse=frozenset(number for number, locator in enumerate(locators) if locator.is_sparse),
+        max_waste=options.max_waste,
     )
 
 
@@ -290,13 +296,16 @@ class Planner:
         free = np.flatnonzero(taken[: must + may] < 0)
         keys, starts, stops = located.keys[free], located.starts[free], located.stops[free]
         is_opening, opening = not self.generation, self.opening
+        all_keys = np.concatenate([keys, opening.keys])
         plan = plan_fetches(
-            np.concatenate([keys, opening.keys]),
+            all_keys,
             np.concatenate([starts, opening.starts]),
             np.concatenate([stops, opening.stops]),
             np.concatenate([free < must, np.zeros(len(opening.keys), dtype=np.bool_)]),
             max_gap=_OPENING_GAPS * limits.max_gap if is_opening else limits.max_gap,
             max_bytes=limits.max_request,
+            sparse=None if is_opening or not limits.sparse else np.isin(all_keys >> 32, list(limits.sparse)),
+            max_waste=limits.max_waste,
         )
         if is_opening and not limits.is_shared:  # of many readers, each has little room for bytes read twice
             opening = ByteRanges(plan.objects, plan.starts, plan.stops)
@@ -369,8 +378,8 @@ class Planner:
             return [Reason.FIRST_BATCH] * len(plan.starts)
         near = has_range_near(plan.objects, plan.stops, later, limits.max_gap)
         skips = np.isin(plan.objects >> 32, self.located.leaf[self.located.skips])
-        reasons = limits.request_limit, Reason.GENERATION_END, Reason.PARTS, Reason.GAP
-        which = np.select([plan.ends_by_size, near, skips], [0, 1, 2], 3)
+        reasons = limits.request_limit, Reason.WASTE, Reason.GENERATION_END, Reason.PARTS, Reason.GAP
+        which = np.select([plan.ends_by_size, plan.ends_by_waste, near, skips], [0, 1, 2, 3], 4)
         return [reasons[number] for number in which.tolist()]
 
     def _samples(self, must: int, taken: Int64Array, places: Int64Array) -> PlannedSamples:

@@ -25,6 +25,7 @@ class Reason(Enum):
     MAX_REQUEST = "the next range would make it larger than max_request"
     SHARED_LIMIT = "the next range would make it larger than a reader may request beside others"
     GENERATION_END = "its neighbour belongs to a later generation"
+    WASTE = "reading on to the next sample of a view would read more unwanted bytes than max_waste allows"
     GAP = "no wanted range follows within max_gap bytes"
     PARTS = "the bytes after it are parts that are not wanted"
     LARGE = "the sample is read alone, in pieces"

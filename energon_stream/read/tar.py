@@ -79,6 +79,11 @@ class TarLocator(Locator):
         """True if index files are read at memory speed."""
         return self.store.is_local
 
+    @property
+    def is_sparse(self) -> bool:
+        """True if a view has only some of the samples."""
+        return self.index.selection is not None
+
     def claim_loads(self, samples: Int64Array) -> list[Load]:
         """Return loads of checksums, and one for each shard whose entries are needed and missing."""
         checks = [] if self.verifier is None else self.verifier.claim_loads(samples)

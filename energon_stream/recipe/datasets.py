@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import Ends, SavableDataset, with_ends
 from energon_stream.recipe.mixture import Draws, open_mixture
 from energon_stream.recipe.options import DatasetRequest, SharedOptions, Shuffling
-from energon_stream.recipe.packing import PlannedPacking, plan_packs
+from energon_stream.recipe.packing import PlannedPacking, pack_mixture
 from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def get_train_dataset(
     )
     mixture = open_mixture(request, shuffling)
     if packing is not None:
-        mixture = replace(mixture, packing=plan_packs(packing, mixture, request))
+        mixture = pack_mixture(packing, mixture, request, options.get("read_options"))
     blends_itself = _takes_each_dataset(request, "build_train_datasets")
     if blends_itself and draws not in (None, "random"):
         raise ConfigError(

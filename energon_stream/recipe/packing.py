@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -18,11 +19,16 @@ from energon_stream.schedule.planned import Overlong
 
 if TYPE_CHECKING:
     from energon_stream.index.dataset import DatasetIndex
+    from energon_stream.read.options import ReadOptions
     from energon_stream.recipe.mixture import Mixture
     from energon_stream.recipe.options import DatasetRequest
     from energon_stream.schedule.packing import Load
 
 _MICRO_BATCHES = 4
+_AHEAD_WINDOWS = 2
+"""Windows that a reader looks ahead, at least."""
+_AHEAD_SAMPLES = 1 << 16
+"""Samples of the job that readers look ahead together, at least. They take about a second to plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,24 @@ class PlannedPacking:
                 hint=f"use a multiple of {each}, or another num_streams",
             )
         return step
+
+
+def pack_mixture(
+    packing: PlannedPacking, mixture: Mixture, request: DatasetRequest, given: ReadOptions | None
+) -> Mixture:
+    """Return a mixture with planned packing, and the look-ahead that suits it. ``given`` is the user's.
+
+    Raises what :func:`plan_packs` does.
+    """
+    plan = plan_packs(packing, mixture, request)
+    each = plan.pack_samples()
+    streams, batch = request.config.num_streams, request.batch_size or 1
+    # To look ahead, a process plans the whole job's samples.
+    window = math.ceil(plan.spec.window * plan.spec.step / streams * each)
+    limits = mixture.limits.planned(max(_AHEAD_WINDOWS * window, _AHEAD_SAMPLES // streams))
+    if given is None or given.first_samples is None:
+        limits = replace(limits, first_samples=math.ceil(batch * each))
+    return replace(mixture, packing=plan, limits=limits)
 
 
 def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetRequest) -> PackPlan:

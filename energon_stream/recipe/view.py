@@ -26,7 +26,7 @@ from energon_stream.selection import Selection
 from energon_stream.storage import StoreSpec
 
 if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
+    from energon_stream.arrays import Float64Array, Int64Array
     from energon_stream.index.dataset import DatasetIndex
     from energon_stream.index.tables import Tables
     from energon_stream.limits import Limits
@@ -165,6 +165,8 @@ class _Selecting:
         every = None if tables is None else self._of_tables(tables)
         weights = list[Any]()
         excluded = self._excluded()
+        if every is not None and view.share is None and not len(excluded) and self._is_whole():
+            return every if view.weight_by is None else replace(every, weights=_sums(self._all_weights))
 
         def masks() -> Iterator[Mask]:
             for first, last, number in self._runs():
@@ -183,7 +185,7 @@ class _Selecting:
                 yield chosen
 
         found = Selection.of(masks())
-        return found if view.weight_by is None else replace(found, weights=np.cumsum(np.concatenate(weights)))
+        return found if view.weight_by is None else replace(found, weights=_sums(np.concatenate(weights)))
 
     def _of_tables(self, tables: Tables) -> Selection:
         """Return the samples of the whole dataset that the tables select; keep their weights."""
@@ -198,6 +200,11 @@ class _Selecting:
         return Selection(np.concatenate([*parts, np.zeros(-size % 64, dtype=np.uint8)]), tables.samples)
 
     _all_weights: Any = None
+
+    def _is_whole(self) -> bool:
+        """Return whether the split part has the samples of the whole dataset, in the same order."""
+        index, every = self._index, self._every
+        return index.num_samples == every.samples and np.array_equal(index.shard_starts[:-1], every.first)
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:
         """Yield runs of the split part's samples that follow each other in the whole dataset.
@@ -246,6 +253,11 @@ class _Selecting:
         if not found:
             _log.warning("%s: none of the %d keys of %s is in it", index.spec.url, len(keys), self._view)
         return np.array(sorted(found), dtype=np.int64)
+
+
+def _sums(weights: Float64Array) -> Float64Array:
+    """Return the sums up to each weight, in the memory of the weights, which may be large."""
+    return np.cumsum(weights, out=weights)
 
 
 def _read(path: str, rows: int) -> Selection | None:

@@ -8,6 +8,7 @@ windows, and takes the packs of its own streams.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -91,6 +92,7 @@ class Window:
     """The packs of all streams in a window."""
 
     after: Cursor  # place in the job's schedule behind the window
+    count: int  # references of the job in it, with those that are left out
     streams: tuple[StreamPacks, ...]
 
 
@@ -178,6 +180,13 @@ class JobPacks:
             self._windows.move_to_end(key)
         return found
 
+    def windows(self, epoch: int = 0) -> Iterator[Window]:
+        """Yield the windows of a pass, each planned when it is wanted."""
+        number, at = 0, self.job.begin(epoch)
+        while (window := self.window(epoch, number, at)) is not None:
+            yield window
+            number, at = number + 1, window.after
+
     def lengths(self, refs: Refs) -> Int64Array:
         """Look up the lengths of some references; 0 for those that are left out."""
         lengths = np.zeros(len(refs), dtype=np.int64)
@@ -205,7 +214,8 @@ class JobPacks:
         if len(pack) and not is_last:
             pieces, pack = _spread(pieces, pack, packs, self.spec.overlong == "split")
         after = self.job.advance(start, count)
-        return Window(after, self._deal(refs, pieces, pack, derive_key(self._key, "window", epoch, number)))
+        dealt = self._deal(refs, pieces, pack, derive_key(self._key, "window", epoch, number))
+        return Window(after, count, dealt)
 
     def _fill(self, lengths: Int64Array, packs: int, is_last: bool) -> tuple[int, _Pieces, Int64Array]:
         """Return how many references a window has, their pieces, and the pack of each piece."""
@@ -314,6 +324,15 @@ class PackedSchedule:
     def advance(self, cursor: PackCursor, count: int) -> PackCursor:
         """Return the cursor after some more references."""
         return self._step(cursor, count, None)
+
+    def pack_ends(self, packs: int) -> list[int]:
+        """Return the references up to the end of each of the first packs; of fewer, if the pass has fewer."""
+        ends: list[int] = []
+        windows = self.packs.windows()
+        while len(ends) < packs and (window := next(windows, None)) is not None:
+            before = ends[-1] if ends else 0
+            ends += [before + end for end in window.streams[self.stream].ends]
+        return ends[:packs]
 
     def piece(self, cursor: PackCursor) -> Piece:
         """Return what the pack has of the next reference."""

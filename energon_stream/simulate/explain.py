@@ -10,12 +10,12 @@ from energon_stream.cache import CachedStore
 from energon_stream.errors import ConfigError
 from energon_stream.index.entries import OffsetCache
 from energon_stream.prewarming.job import open_reader_dataset
+from energon_stream.prewarming.stream_steps import StreamSteps, stream_steps
 from energon_stream.read.locating import Locating, iterate_plans
-from energon_stream.read.options import CHUNK, LOADING
+from energon_stream.read.options import LOADING
 from energon_stream.read.plan import Planner, plan_limits
 from energon_stream.read.read_plan import LargeSample, ReadPlan, Reason, Request
 from energon_stream.recipe.options import CacheOption, cache_layer
-from energon_stream.simulate.steps import StreamSteps
 from energon_stream.storage import shared_fetcher
 from energon_stream.worker import WorkerConfig
 
@@ -80,7 +80,8 @@ def explain(
     Args:
         path: The dataset or metadataset; see :func:`get_train_dataset`.
         steps: First step, counted from 0, and one past the last.
-        batch_size: Samples of a step. For packed or filtered samples, the approximate number it consumes.
+        batch_size: Samples of a step; with ``packing``, packs. Where the encoder filters or packs, the
+            approximate number that a step consumes.
         worker_config: As in training: rank, number of ranks, workers and streams.
         cache: The node's cache, to see what it has; None for that of the environment, False for none.
         **options: Other arguments of :func:`get_train_dataset`, as in training.
@@ -151,8 +152,8 @@ def _explain_worker(
             locating.take(options.exact_samples)
         else:
             planner = planner.without_exact()
-        steps = StreamSteps(batch_size, len(lanes), lanes.index(stream))
-        plans = iterate_plans(locating, planner, chunk=CHUNK, chunks=LOADING)
+        steps = stream_steps(schedule, batch_size, len(lanes), lanes.index(stream), end)
+        plans = iterate_plans(locating, planner, chunk=options.chunk, chunks=LOADING)
         yield from _explain_stream(plans, steps, end, worker, stream, locators)
 
 

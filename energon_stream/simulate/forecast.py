@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_stream.errors import ConfigError
+from energon_stream.prewarming.stream_steps import stream_steps
 from energon_stream.simulate.explain import explain_dataset, open_training
-from energon_stream.simulate.steps import StreamSteps
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -152,7 +152,8 @@ def forecast(
     Args:
         path: The dataset or metadataset; see :func:`get_train_dataset`.
         steps: Number of steps, from the first one on.
-        batch_size: Samples of a step. For packed or filtered samples, the approximate number it consumes.
+        batch_size: Samples of a step; with ``packing``, packs. Where the encoder filters or packs, the
+            approximate number that a step consumes.
         worker_config: As in training: rank, number of ranks, workers and streams.
         cache: The node's cache, to see what it has; None for that of the environment, False for none.
         **options: Other arguments of :func:`get_train_dataset`, as in training.
@@ -180,7 +181,7 @@ def forecast(
     starts, total = _shard_starts(dataset)
     return Forecast(
         steps=steps,
-        samples=positions.size,
+        samples=sum(map(len, positions)),
         requests=sum(request.cached_bytes < request.size for request in requests),
         size=sum(request.size for request in requests),
         cached_bytes=sum(request.cached_bytes for request in requests),
@@ -190,20 +191,22 @@ def forecast(
     )
 
 
-def positions_of_steps(dataset: ReaderDataset, steps: int, batch_size: int) -> Int64Array:
-    """Return the positions of a rank's samples, ``int64 [steps, batch_size]``."""
+def positions_of_steps(dataset: ReaderDataset, steps: int, batch_size: int) -> list[Int64Array]:
+    """Return the positions of the samples of a rank's steps, ``int64`` each."""
     sizes = [leaf.index.num_samples for leaf in dataset.leaves]
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
     lanes = list(dataset.worker_config.streams)
-    found = np.zeros((steps, batch_size), np.int64)
+    found: list[Int64Array] = [first[:0]] * steps
     for lane, stream in enumerate(lanes):
-        rows = len(range(lane, steps, len(lanes)))
         schedule = dataset.schedule(stream)
-        refs, _ = schedule.take(schedule.begin(), rows * batch_size)
-        if len(refs) < rows * batch_size:
-            whole = StreamSteps(batch_size, len(lanes), lane).of(len(refs))
+        of_stream = stream_steps(schedule, batch_size, len(lanes), lane, steps)
+        refs, _ = schedule.take(schedule.begin(), of_stream.before(steps))
+        whole = of_stream.of(len(refs))
+        if whole < steps:
             raise ConfigError(f"training has no more than {whole} whole steps", hint="ask for fewer steps")
-        found[lane :: len(lanes)] = (first[refs.leaf] + refs.index).reshape(rows, batch_size)
+        own = range(lane, steps, len(lanes))
+        ends = [of_stream.before(step) for step in own[1:]]
+        found[lane :: len(lanes)] = np.split(first[refs.leaf] + refs.index, ends)[: len(own)]
     return found
 
 
@@ -216,25 +219,29 @@ def _shard_starts(dataset: ReaderDataset) -> tuple[Int64Array, int]:
     return np.concatenate(starts), total
 
 
-def map_order(positions: Int64Array, shard_starts: Int64Array, total: int) -> OrderMap:
+def map_order(positions: Sequence[Int64Array] | Int64Array, shard_starts: Int64Array, total: int) -> OrderMap:
     """Count samples by position and step, and rate the shuffle.
 
     Args:
-        positions: ``int64 [steps, batch_size]``, positions of the samples.
+        positions: Positions of the samples of each step, ``int64``.
         shard_starts: ``int64 [shards]``, position of each shard's first sample, ascending.
         total: Number of samples of the data.
     """
-    steps, batch = positions.shape
+    steps = len(positions)
+    sizes = np.array([len(step) for step in positions])
+    every, ends = np.concatenate(list(positions)), np.cumsum(sizes)
     rows, columns = min(total, _BINS), min(steps, _BINS)
     counts = np.zeros((rows, columns), np.int64)
-    columns_of = np.broadcast_to(np.arange(steps)[:, None] * columns // steps, positions.shape)
-    np.add.at(counts, (positions * rows // total, columns_of), 1)
-    shards = np.sort(np.searchsorted(shard_starts, positions, side="right"), axis=1)
-    distinct = 1 + (np.diff(shards, axis=1) != 0).sum(axis=1)
-    follows = np.diff(positions, axis=1) == 1
-    return OrderMap(
-        counts, _spread(positions, total), float(distinct.mean()), float(follows.mean()) if batch > 1 else 0.0
-    )
+    np.add.at(counts, (every * rows // total, np.repeat(np.arange(steps) * columns // steps, sizes)), 1)
+    spread = distinct = follows = 0.0
+    for size in np.unique(sizes).tolist():  # steps of planned packs have unequal numbers of samples
+        same = every[ends[sizes == size][:, None] - size + np.arange(size)]
+        shards = np.sort(np.searchsorted(shard_starts, same, side="right"), axis=1)
+        distinct += (1 + (np.diff(shards, axis=1) != 0).sum(axis=1)).sum()
+        follows += (np.diff(same, axis=1) == 1).sum()
+        spread += _spread(same, total) * len(same)
+    pairs = max(1, int(np.maximum(0, sizes - 1).sum()))
+    return OrderMap(counts, spread / steps, float(distinct / steps), float(follows / pairs))
 
 
 def _spread(positions: npt.NDArray[np.int64], total: int) -> float:

@@ -48,6 +48,10 @@ class VirtualLocator(Locator):
         return self.inner.index_is_local
 
     @property
+    def is_sparse(self) -> bool:
+        return self.inner.is_sparse
+
+    @property
     def skips_bytes(self) -> bool:
         return self.inner.skips_bytes
 

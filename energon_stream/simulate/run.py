@@ -104,6 +104,10 @@ def simulate(
     for name, value in (("samples", samples), ("batch_size", batch_size)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}", hint="Use 1 or more.")
+    if options.get("packing") is not None:
+        raise ConfigError(
+            "simulate does not know how planned packs take turns", hint="use forecast, or leave out packing="
+        )
     costs = costs or Costs()
     config = worker_config or WorkerConfig.default_worker_config()
     log = RequestLog()

@@ -1,12 +1,12 @@
-"""The samples of a step of training. The streams of a rank take turns."""
+"""The samples of a step of training."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError
-from energon_stream.schedule import skip
+from energon_stream.prewarming.stream_steps import stream_steps
+from energon_stream.schedule import PackedSchedule, skip
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.reader_dataset import ReaderDataset
@@ -17,27 +17,14 @@ _MOST_BEFORE = 10**8
 """Samples of a stream before a step: in a blend, drawing so many takes half a minute."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSteps:
-    """The steps of a rank that one of its streams serves, as the streams rotate."""
-
-    batch_size: int
-    lanes: int  # streams of the rank
-    lane: int  # place of the stream in the rotation
-
-    def of(self, sample: int) -> int:
-        """Return the step of a sample of the stream."""
-        return sample // self.batch_size * self.lanes + self.lane
-
-
 def samples_of_step(dataset: ReaderDataset, step: int, batch_size: int) -> Refs:
     """Return the samples of one step, in order; no sample is read.
 
     Args:
         dataset: The dataset at the bottom of the training, whose configuration names rank and streams. Steps
-            of packed or filtered samples consume other numbers of them.
+            of filtered samples, or of those that the encoder packs, consume other numbers of them.
         step: Step of the rank, counted from 0.
-        batch_size: Samples of a step.
+        batch_size: Samples of a step; in planned packing, packs.
 
     Raises:
         ConfigError: The step or the batch size is negative, or there are too many samples before the step.
@@ -61,4 +48,8 @@ def samples_of_step(dataset: ReaderDataset, step: int, batch_size: int) -> Refs:
             hint=f"{_MOST_BEFORE:,} are passed over",
         )
     schedule = dataset.schedule(streams[lane])
+    if isinstance(schedule, PackedSchedule):
+        steps = stream_steps(schedule, batch_size, len(streams), lane, step + 1)
+        first, end = steps.before(step), steps.before(step + 1)
+        return schedule.take(schedule.advance(schedule.begin(), first), end - first)[0]
     return schedule.take(skip(schedule, schedule.begin(), left), batch_size)[0]

@@ -23,6 +23,8 @@ class FetchPlan:
     fetch_of: _Int64s  # int64 [m], for each input range the fetch that contains all of it, or -1
     # bool [k], whether a fetch ends because of ``max_bytes``: the next range lies within ``max_gap``.
     ends_by_size: NDArray[np.bool_]
+    # bool [k], whether a fetch ends because of ``max_waste``, although the next range is near enough.
+    ends_by_waste: NDArray[np.bool_]
 
 
 def plan_fetches(
@@ -33,6 +35,8 @@ def plan_fetches(
     *,
     max_gap: int,
     max_bytes: int,
+    sparse: NDArray[np.bool_] | None = None,
+    max_waste: float = 0.0,
 ) -> FetchPlan:
     """Merge neighbouring ranges into fetches.
 
@@ -48,6 +52,9 @@ def plan_fetches(
         required: bool [m], the ranges that must be covered.
         max_gap: Most unused bytes that are fetched between two ranges.
         max_bytes: Size of the largest merged fetch, in bytes.
+        sparse: bool [m], ranges between which gaps are read only as far as ``max_waste`` allows, the smallest
+            gaps first; None for none.
+        max_waste: Most bytes of such gaps, as a share of the bytes of required sparse ranges.
 
     Returns:
         The fetches; each required range is covered by exactly one.
@@ -61,15 +68,16 @@ def plan_fetches(
         >>> plan.starts.tolist(), plan.stops.tolist(), plan.fetch_of.tolist()
         ([0, 9000], [200, 9500], [0, 0, 1])
     """
-    if max_gap < 0 or max_bytes < 1 or np.any(starts < 0) or np.any(stops < starts):
+    if max_gap < 0 or max_bytes < 1 or max_waste < 0 or np.any(starts < 0) or np.any(stops < starts):
         raise ConfigError(
-            f"limits (max_gap={max_gap}, max_bytes={max_bytes}) or ranges are negative",
-            hint="Use max_gap >= 0, max_bytes >= 1 and 0 <= start <= stop.",
+            f"limits (max_gap={max_gap}, max_bytes={max_bytes}, max_waste={max_waste}) or ranges are negative",
+            hint="Use max_gap >= 0, max_bytes >= 1, max_waste >= 0 and 0 <= start <= stop.",
         )
     fetch_of = np.full(len(objects), -1, dtype=np.int64)
     if not np.any(required):
         none = np.empty(0, dtype=np.int64)
-        return FetchPlan(none, none, none, fetch_of, np.empty(0, dtype=np.bool_))
+        empty = np.empty(0, dtype=np.bool_)
+        return FetchPlan(none, none, none, fetch_of, empty, empty)
 
     # One number line for all objects: object after object, far enough apart never to merge.
     names = distinct(objects)
@@ -78,17 +86,28 @@ def plan_fetches(
     order = np.lexsort((-stops, starts + shift))  # a range comes before the ranges inside it
     first, last = (starts + shift)[order], (stops + shift)[order]
     reach = np.maximum.accumulate(last)  # ranges may overlap or contain each other
-    island = np.zeros(len(order), dtype=np.int64)
-    np.cumsum(first[1:] - reach[:-1] > max_gap, out=island[1:])
+    gaps = first[1:] - reach[:-1]
+    island = near = np.zeros(len(order), dtype=np.int64)
+    np.cumsum(gaps > max_gap, out=near[1:])
 
     # Only required ranges make fetches. following[i] is the required range at which a fetch that begins with
     # i ends.
     needed = np.flatnonzero(required[order])
     first_needed, last_needed = first[needed], last[needed]
     reach_needed = np.maximum.accumulate(last_needed)
+    if sparse is not None and sparse.any():
+        careful, wanted = sparse[order], last_needed.copy()
+        wanted[1:] -= np.maximum(first_needed[1:], reach_needed[:-1])  # ranges may overlap
+        wanted[0] -= first_needed[0]
+        most = max_waste * int(np.maximum(wanted, 0)[careful[needed]].sum())
+        inside = careful[1:] & _between(needed, near) & (gaps > 0)
+        widest = _widest(gaps[inside], most, max_gap)
+        island = np.zeros(len(order), dtype=np.int64)
+        np.cumsum(gaps > np.where(careful[1:], widest, max_gap), out=island[1:])
     by_size = np.searchsorted(reach_needed, np.maximum(first_needed + max_bytes, last_needed), side="right")
     by_gap = np.searchsorted(island[needed], island[needed], side="right")
     is_by_size = by_size < by_gap
+    is_by_waste = by_gap < np.minimum(by_size, np.searchsorted(near[needed], near[needed], side="right"))
     following = np.minimum(by_size, by_gap).tolist()
     heads = []
     head = 0
@@ -107,4 +126,29 @@ def plan_fetches(
 
     origin = order[needed[heads]]
     starts, stops = fetch_first - shift[origin], fetch_last - shift[origin]
-    return FetchPlan(names[rank[origin]], starts, stops, fetch_of, is_by_size[heads])
+    return FetchPlan(names[rank[origin]], starts, stops, fetch_of, is_by_size[heads], is_by_waste[heads])
+
+
+def _between(needed: _Int64s, near: _Int64s) -> NDArray[np.bool_]:
+    """Return for each gap whether it lies between two required ranges of an island.
+
+    Args:
+        needed: Numbers of the required ranges, ascending; at least one.
+        near: Island of each range.
+    """
+    after = np.searchsorted(needed, np.arange(1, len(near)), side="left")  # first required range after a gap
+    of, gaps_of = near[needed], near[1:]
+    found: NDArray[np.bool_] = (
+        (after > 0)
+        & (after < len(needed))
+        & (of[np.maximum(after - 1, 0)] == gaps_of)
+        & (of[np.minimum(after, len(needed) - 1)] == gaps_of)
+    )
+    return found
+
+
+def _widest(gaps: _Int64s, most: float, max_gap: int) -> int:
+    """Return the largest width up to which all gaps are read, for at most ``most`` bytes together."""
+    ascending = np.sort(gaps)
+    count = int(np.searchsorted(np.cumsum(ascending), most, side="right"))
+    return max_gap if count == len(ascending) else int(ascending[count]) - 1

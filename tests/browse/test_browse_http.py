@@ -1,11 +1,13 @@
 """The page over HTTP: who gets in, what data may do, ranges, search, filters, steps, mixtures."""
 
+import io
 import json
 import tarfile
 
 import pytest
 import yaml
 from browse_client import HACK, HOSTILE_KEYS, HTML, SVG, Client, write_dataset, write_tar
+from PIL import Image
 
 from energon_stream import DefaultTaskEncoder, Limits, WorkerConfig, get_loader, get_train_dataset
 from energon_stream.browse import serving
@@ -13,6 +15,7 @@ from energon_stream.browse.run import Run
 from energon_stream.errors import ConfigError, NotPreparedError, ObjectNotFoundError
 from energon_stream.index.jsonl import prepare_jsonl
 from energon_stream.testing.datasets import prepared_text_dataset
+from energon_stream.testing.media_files import VideoFile
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +210,49 @@ def test_ranges_are_those_of_the_member(player, media):
     assert player.get("part", query, Range="bytes=3000000-")[0] == 416
     download = player.get("part", {**query, "download": 1}, Range="bytes=0-9")[1]
     assert download["content-type"] == "application/octet-stream"
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory):
+    """A video of megabytes whose index is at its end, a small one, and files that are none."""
+    pytest.importorskip("av")
+    folder = tmp_path_factory.mktemp("films")
+    VideoFile(frames=150, size=(320, 240), noise=200).write(folder / "large.mp4")
+    VideoFile(codec="libvpx", frames=10).write(folder / "small.webm")
+    playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n"
+    parts = [
+        {"mp4": (folder / "large.mp4").read_bytes()},
+        {"webm": (folder / "small.webm").read_bytes()},
+        {"mp4": b"no video"},
+        {"mp4": playlist},
+    ]
+    return write_dataset(folder / "data", [{f"{n:04d}": each} for n, each in enumerate(parts)])
+
+
+def test_a_video_shows_its_first_frame_by_ranges(films, s3_server, tmp_bucket):
+    s3_server.upload_folder(films, f"{tmp_bucket}/films")
+    size = (films / "data-000000.tar").stat().st_size
+    assert size > 2_000_000
+    with serving(f"{tmp_bucket}/films", storage_options=s3_server.storage_options) as served:
+        client = Client(served)
+        assert client.ask("catalog")["frames"] is True
+        client.ask("samples")
+        s3_server.reset_counters()
+        for number, wide in ((0, (256, 192)), (1, (64, 48))):
+            status, headers, body = client.get("picture", {"source": 0, "number": number, "part": 0})
+            assert (status, headers["content-type"]) == (200, "image/jpeg")
+            assert Image.open(io.BytesIO(body)).size == wide
+        assert s3_server.counters().bytes_sent < size / 2
+        for number in (2, 3):
+            status, _, body = client.get("picture", {"source": 0, "number": number, "part": 0})
+            assert status == 502
+            assert "cannot be decoded" in json.loads(body)["error"]
+    with serving(str(films), limits=Limits(image_pixels=1000)) as served:
+        bounded = Client(served)
+        bounded.ask("samples")
+        status, _, body = bounded.get("picture", {"source": 0, "number": 1, "part": 0})
+        assert status == 502
+        assert "image_pixels" in json.loads(body)["error"]
 
 
 @pytest.mark.parametrize("has_index", [True, False])

@@ -119,3 +119,36 @@ def test_the_fewest_requests_that_are_nearly_the_best():
     speeds = [SpeedOf(1, 9, 10.0, 0.1), SpeedOf(4, 9, 95.0, 0.1), SpeedOf(16, 9, 100.0, 0.1)]
     assert best_of(speeds).in_flight == 4
     assert str(Finding("clock", "ok", "right", "Nothing to do.")) == "ok      clock: right. Nothing to do."
+
+
+MIX = """\
+__module__: megatron.energon
+__class__: MetadatasetV2
+splits:
+  train: {blend: [{path: data, weight: 2}, {path: gone, weight: 1}]}
+  val: {path: data, split_part: train}
+"""
+
+
+def test_the_datasets_of_a_metadataset_are_named(tmp_path, folder, url, tmp_bucket, s3_server):
+    (tmp_path / "mix.yaml").write_text(MIX)
+    s3_server.upload_folder(tmp_path, f"{tmp_bucket}/mixes")
+    s3_server.upload_folder(folder, f"{tmp_bucket}/mixes/data")
+    found = diagnose(f"{tmp_bucket}/mixes/mix.yaml", storage_options=s3_server.storage_options, seconds=0.05)
+    texts = [(finding.level, finding.text) for finding in found.findings if finding.name == "dataset"]
+    assert texts[0] == ("ok", f"{tmp_bucket}/mixes/data [train] of train, val: 40 samples in 2 shards")
+    level, text = texts[1]
+    assert level == "error"
+    assert text.startswith(f"{tmp_bucket}/mixes/gone [train] of train: ")
+    assert len(texts) == 2
+    assert found.verdict.startswith(f"Training cannot work: {tmp_bucket}/mixes/gone")
+    assert len(found.speeds) == 4  # those of the dataset that is there
+
+
+def test_a_wrong_metadataset_is_named(tmp_path):
+    (tmp_path / "mix.yaml").write_text(MIX.replace("blend:", "blond:"))
+    found = diagnose(str(tmp_path / "mix.yaml"), seconds=0.01)
+    assert named(found)["metadataset"].level == "error"
+    assert "blond" in named(found)["metadataset"].text
+    (tmp_path / "mix.yaml").unlink()
+    assert named(diagnose(str(tmp_path / "mix.yaml"), seconds=0.01))["store"].level == "error"

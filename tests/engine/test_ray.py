@@ -6,7 +6,7 @@ import engine_tasks
 import pytest
 import ray_nodes
 
-from energon_stream import WorkerConfig, prewarm
+from energon_stream import WorkerConfig, compute_costs, prewarm, read_costs
 from energon_stream.engine.cluster import RayEngine
 from energon_stream.errors import ConfigError, CorruptTarError, WorkerError
 from energon_stream.testing.datasets import prepared_binary_dataset
@@ -47,6 +47,19 @@ def test_ranks_are_warmed_by_the_cluster(cluster, tmp_path, s3_server):
     assert (done.is_complete, done.samples) == (True, 40)
     planned = prewarm("s3://bucket/data", cache=str(tmp_path / "cache"), dry_run=True, **options)
     assert planned.plan.missing_bytes == 0
+
+
+def test_costs_are_computed_by_the_cluster(cluster, tmp_path, s3_server):
+    folder = prepared_binary_dataset(tmp_path / "data", shards=4, samples=40, payload_bytes=1000)
+    s3_server.upload_folder(folder, "s3://bucket/data")
+    options = {"storage_options": s3_server.storage_options}
+    compute_costs("s3://bucket/data", "here", "builtins:len", **options)
+    report = compute_costs(
+        "s3://bucket/data", "there", "builtins:len", engine=RayEngine(cluster.address), **options
+    )
+    assert (report.computed, report.samples) == (4, 40)
+    found = [read_costs("s3://bucket/data", name, **options).tolist() for name in ("here", "there")]
+    assert found[0] == found[1]
 
 
 def test_errors_are_those_of_the_local_engine(cluster, tmp_path):

@@ -175,6 +175,9 @@ def reads(latency, rate, sizes=(1000, 100_000, 5_000_000), **more):
     ("stats", "cause", "said"),
     [
         (stats_of(waited=0.5, causes={"store": 9}), "consumer", "keeps up: the training loop waits 5%"),
+        (stats_of(waited=2.0, workers=0, causes={"loader": 9}), "consumer", "works 80% of the time"),
+        (stats_of(waited=2.0, workers=1, causes={"loader": 9}), "loader", "waiting 20%"),
+        (stats_of(waited=3.0, workers=0, causes={"loader": 9}), "loader", "use workers"),
         (stats_of(causes={"store": 9}, io=reads(0.2, 1e9)), "store latency", "200 ms a request"),
         (stats_of(causes={"store": 9}, io=reads(0.01, 1e6)), "store rate", "0.5 MB/s"),
         (stats_of(causes={"store": 9}, io=reads(0.2, 1e9, retries=1)), "throttling", "refuses 33%"),

@@ -155,10 +155,9 @@ def test_clips_beyond_the_allowance_are_read_when_they_are_decoded(server, monke
         assert torch.equal(batch["clips"], other["clips"])
 
 
-def test_exact_resume(root):
-    path = str(root / "bucket" / "mix.yaml")
-    assert_exact_resume(lambda: dataset_of(None, named, path), steps=7, tail=2)
-    assert_restores_by_key(lambda: dataset_of(None, named, path), steps=3)
+def test_exact_resume_over_s3(server):
+    assert_exact_resume(lambda: dataset_of(server, named), steps=7, tail=2)
+    assert_restores_by_key(lambda: dataset_of(server, named), steps=3)
 
 
 @stateless
@@ -202,10 +201,10 @@ class PackedClipsTask(PackedTask):
 
 
 @pytest.mark.parametrize("encoder", [PackedTask, PackedClipsTask])
-def test_lazy_media_and_packs_resume_exactly(root, encoder):
+def test_lazy_media_and_packs_over_s3_resume_exactly(server, encoder):
     def made():
         return get_train_dataset(
-            str(root / "bucket" / "mix.yaml"),
+            "s3://bucket/mix.yaml",
             batch_size=1,
             shuffle_buffer_size=8,
             max_samples_per_sequence=None,
@@ -213,6 +212,7 @@ def test_lazy_media_and_packs_resume_exactly(root, encoder):
             worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
             task_encoder=encoder(),
             repeat=False,
+            storage_options=server.storage_options,
         )
 
     with use_pool(FileStoreCachePool()):

@@ -4,50 +4,11 @@ import random
 
 import numpy as np
 import pytest
+from packed import CAPACITY, SAMPLES, STREAMS, Packs, opened, taken, tokens, write
 
-from energon_stream import (
-    DefaultTaskEncoder,
-    PlannedPacking,
-    ReadOptions,
-    ShardWriter,
-    WorkerConfig,
-    compute_costs,
-    get_savable_loader,
-    get_train_dataset,
-    read_costs,
-    stateless,
-)
+from energon_stream import DefaultTaskEncoder, compute_costs, get_savable_loader, read_costs, stateless
 from energon_stream.errors import ConfigError, CostsError
 from energon_stream.pipeline.engine import Engine
-
-SAMPLES, CAPACITY, STREAMS = 200, 100, 4
-
-
-def tokens(sample):
-    return len(sample["txt"])
-
-
-class Packs(DefaultTaskEncoder):
-    @stateless
-    def pack_selected_samples(self, samples):
-        texts = [s.text[part] for s, part in zip(samples, samples.parts, strict=True)]
-        assert [len(text) for text in texts] == samples.lengths.tolist()
-        assert samples.cu_seqlens[-1] <= samples.capacity
-        return [(s.__key__, part.start, part.stop) for s, part in zip(samples, samples.parts, strict=True)]
-
-    @stateless
-    def batch(self, samples):
-        return samples
-
-
-def write(path, lengths, shard=32):
-    described = {"sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"}}
-    described["field_map"] = {"text": "txt"}
-    ratio = {"train": 1.0, "val": 0.0, "test": 0.0}
-    with ShardWriter(str(path), max_count=shard, split_ratio=ratio, dataset_yaml=described) as out:
-        for number, length in enumerate(lengths):
-            out.write({"__key__": f"{number:05}", "txt": b"x" * int(length)})
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -56,29 +17,6 @@ def folder(tmp_path_factory):
     path = write(tmp_path_factory.mktemp("packing") / "texts", lengths)
     compute_costs(path, "tokens", tokens)
     return path
-
-
-def opened(path, rank=0, world=1, workers=0, encoder=Packs, repeat=True, **options):
-    packing = {"cost": "tokens", "capacity": CAPACITY, "window": 2, "overlong": "split"} | options
-    streams = packing.pop("num_streams", STREAMS)
-    config = WorkerConfig(rank, world, workers, num_streams=streams)
-    return get_train_dataset(
-        path,
-        batch_size=1,
-        shuffle_buffer_size=20,
-        max_samples_per_sequence=8,
-        worker_config=config,
-        task_encoder=encoder(),
-        packing=PlannedPacking(**packing),
-        repeat=repeat,
-        read_options=ReadOptions(max_ahead=64),  # windows are small here, and each is planned
-    )
-
-
-def taken(dataset, count):
-    loader = get_savable_loader(dataset)
-    batches = iter(loader)
-    return [next(batches)[0] for _ in range(count)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

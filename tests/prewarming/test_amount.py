@@ -17,6 +17,7 @@ class Dataset:
     """As much of a dataset as turns need."""
 
     pass_length = 0
+    packing = None
 
     def __init__(self, config):
         self.worker_config = config

@@ -7,6 +7,7 @@ from warming import ORDER, config, warm
 
 from energon_stream import ReadOptions, get_train_dataset
 from energon_stream.pipeline.reader_dataset import ReaderDataset
+from energon_stream.prewarming.amount import StreamAmount
 from energon_stream.prewarming.fill import LEAST_BYTES
 from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.testing.datasets import prepared_binary_dataset
@@ -60,7 +61,7 @@ def test_ranges_are_wanted_as_soon_as_the_first_are_located(server):
         (dataset,) = dataset.inputs
     loads = Loads()
     # A slice has 40 samples, and is of one shard, so that its index is enough.
-    wanted = WantedBytes(dataset, {0: 1800}, 8, 2, loads, lambda store: not store.is_local)
+    wanted = WantedBytes(dataset, {0: StreamAmount(1800, 1816)}, 8, loads, lambda store: not store.is_local)
     found = wanted.windows()
     first = next(found)
     assert first.spans.bytes

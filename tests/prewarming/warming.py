@@ -31,6 +31,10 @@ ORDER = {
 }
 
 
+def key_of(sample):
+    return sample["__key__"] if isinstance(sample, dict) else sample.__key__
+
+
 class Encoder(DefaultTaskEncoder):
     """Nothing decoded; batches are keys, and counted over all processes."""
 
@@ -38,10 +42,16 @@ class Encoder(DefaultTaskEncoder):
     made = multiprocessing.Value("i", 0)
     cookers = [Cooker(stateless(lambda sample: basic_sample_keys(sample)))]
 
+    @stateless
+    def pack_selected_samples(self, samples):  # with packing= only
+        return {
+            "__key__": list(zip(map(key_of, samples), [part.start for part in samples.parts], strict=True))
+        }
+
     def batch(self, samples):
         with self.made.get_lock():
             self.made.value += 1
-        return [sample["__key__"] if isinstance(sample, dict) else sample.__key__ for sample in samples]
+        return list(map(key_of, samples))
 
 
 def config(streams, workers=0, rank=0, world_size=1):

@@ -53,6 +53,8 @@ limits = st.builds(
     largest_shared=st.integers(30, 10_000),
     resident_bytes=st.sampled_from([0, 10_000]),
     is_shared=st.booleans(),
+    sparse=st.sampled_from([frozenset(), frozenset([0])]),
+    max_waste=st.sampled_from([0.0, 0.3, 2.0]),
 )
 
 
@@ -168,6 +170,9 @@ def row_of(start, size=8, number=0):
         ({}, [row_of(0), row_of(8)], ["GAP"]),
         ({"max_request": 8}, [row_of(0), row_of(8)], ["MAX_REQUEST", "GAP"]),
         ({"max_gap": 7}, [row_of(0), row_of(16)], ["GAP", "GAP"]),
+        ({"sparse": frozenset([0]), "max_waste": 0.5}, [row_of(0), row_of(16)], ["GAP"]),
+        ({"sparse": frozenset([0]), "max_waste": 0.4}, [row_of(0), row_of(16)], ["WASTE", "GAP"]),
+        ({"sparse": frozenset([1]), "max_waste": 0.4}, [row_of(0), row_of(16)], ["GAP"]),
         ({"exact_samples": 1}, [row_of(0), row_of(8)], ["FIRST_BATCH", "GAP"]),
         (
             {"max_request": 8, "request_limit": Reason.SHARED_LIMIT},

@@ -6,11 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
-from energon_stream.errors import ConfigError, EmptyDatasetError, IndexMismatchError, MetadataError
+from energon_stream.errors import (
+    ConfigError,
+    EmptyDatasetError,
+    IndexMismatchError,
+    MetadataError,
+    StateMismatchError,
+)
 from energon_stream.index.expressions import parse_filter
 from energon_stream.index.prepare import prepare_dataset
-from energon_stream.index.tables import add_table
+from energon_stream.index.table_writing import add_table
 from energon_stream.selection import Selection
+from energon_stream.state import redistribute
 from energon_stream.testing.datasets import TEXT_YAML, prepared_text_dataset, write_shards
 
 pa = pytest.importorskip("pyarrow")
@@ -117,6 +124,100 @@ def test_resume_is_exact_on_other_ranks_and_workers(texts, view):
     assert [batch for pair in zip(*ranks, strict=True) for batch in pair] == whole
 
 
+@pytest.mark.parametrize("view", [{"where": WHERE}, {"share": 0.5, "weight_by": "weight"}])
+@pytest.mark.parametrize(("before", "after", "workers"), [(1, 4, 0), (4, 2, 0), (2, 1, 2)])
+def test_a_state_is_dealt_to_other_ranks_and_workers(texts, view, before, after, workers):
+    whole, done = take(train(texts, **view), 36), 16
+
+    def ranks(world, workers=0):
+        return [
+            train(texts, WorkerConfig(rank, world, workers, num_streams=4), **view) for rank in range(world)
+        ]
+
+    first = ranks(before)
+    began = [take(loader, done // before) for loader in first]
+    assert [batch for step in zip(*began, strict=True) for batch in step] == whole[:done]
+    states = redistribute([loader.save_state_rank() for loader in first], after)
+    rest = ranks(after, workers)
+    for loader, state in zip(rest, states, strict=True):
+        loader.restore_state_rank(state)
+    went_on = [take(loader, (36 - done) // after) for loader in rest]
+    assert [batch for step in zip(*went_on, strict=True) for batch in step] == whole[done:]
+
+
+def append_shard(folder, name="data-9.tar", key="n{}"):
+    write_shards(
+        folder,
+        shards=1,
+        samples_per_shard=EACH,
+        parts=lambda i: {"txt": f"text {SAMPLES + i}".encode()},
+        name=name,
+        key=key,
+    )
+    prepare_dataset(str(folder), append=True, split_ratio=(1, 0, 0))
+
+
+def state_after(path, batches, **view):
+    loader = train(path, **view)
+    seen = take(loader, batches)
+    return loader.save_state_rank(), seen
+
+
+@pytest.mark.parametrize("on_change", ["error", "continue"])
+def test_a_view_with_other_samples_is_refused(texts, tmp_path, on_change):
+    state, _ = state_after(texts, 5, where=WHERE)
+    for view in (
+        {"where": "clip > 0.5"},
+        {"where": WHERE, "share": 0.5},
+        {},
+        {"where": WHERE, "weight_by": "weight"},
+    ):
+        with pytest.raises(StateMismatchError):
+            train(texts, **view).restore_state_rank(state, on_change=on_change)
+    whole = take(train(texts, where=WHERE), 12)[5:]
+    same = train(texts, where=f"not duplicate and ({WHERE})")  # other words, the same samples
+    same.restore_state_rank(state, on_change=on_change)
+    assert take(same, 7) == whole
+    add_table(texts, write_table(tmp_path / "more.parquet", columns() | {"another": np.arange(SAMPLES)}))
+    later = train(texts, where=WHERE)  # another version of the table, the same samples
+    later.restore_state_rank(state, on_change=on_change)
+    assert take(later, 7) == whole
+    changed = columns()
+    changed["duplicate"][:] = False
+    add_table(texts, write_table(tmp_path / "changed.parquet", changed))
+    with pytest.raises(StateMismatchError):
+        train(texts, where=WHERE).restore_state_rank(state, on_change=on_change)
+
+
+@pytest.mark.parametrize("view", [{"where": WHERE}, {"share": 0.5}, {"exclude": "duplicate", "share": 0.5}])
+def test_a_view_goes_on_when_shards_are_appended(texts, tmp_path, view):
+    old = {text for batch in take(train(texts, **view), 200) for text in batch}
+    state, seen = state_after(texts, 8, **view)
+    append_shard(texts)
+    with_more = {name: np.append(column, column[:EACH]) for name, column in columns().items()}
+    add_table(texts, write_table(tmp_path / "more.parquet", with_more))
+    with pytest.raises(StateMismatchError):
+        train(texts, **view).restore_state_rank(state)
+    loader = train(texts, **view)
+    loader.restore_state_rank(state, on_change="continue")
+    assert loader.restore_report is not None
+    after = [text for batch in take(loader, 200) for text in batch]
+    counted = [text for batch in seen for text in batch] + after
+    new = {text for text in after if int(text.split()[1]) >= SAMPLES}
+    assert new  # the next pass has the new ones
+    assert old <= {*counted}
+    assert {text for text in counted if text not in new} == old  # and the same old ones
+
+
+def test_weights_are_refused_when_shards_are_appended(texts, tmp_path):
+    state, _ = state_after(texts, 5, weight_by="weight")
+    append_shard(texts)
+    with_more = {name: np.append(column, column[:EACH]) for name, column in columns().items()}
+    add_table(texts, write_table(tmp_path / "more.parquet", with_more))
+    with pytest.raises(StateMismatchError, match="weight_by"):
+        train(texts, weight_by="weight").restore_state_rank(state, on_change="continue")
+
+
 def test_share_and_lists_of_keys(texts, tmp_path):
     tenth, half = in_order(texts, share=0.1), in_order(texts, share=0.5)
     assert set(tenth) < set(half)
@@ -129,15 +230,7 @@ def test_share_and_lists_of_keys(texts, tmp_path):
 
 def test_a_share_stays_when_shards_are_appended_and_an_old_table_is_refused(texts):
     before = in_order(texts, share=0.2)
-    write_shards(
-        texts,
-        shards=1,
-        samples_per_shard=EACH,
-        parts=lambda i: {"txt": b"text 999"},
-        name="data-9.tar",
-        key="n{}",
-    )
-    prepare_dataset(str(texts), append=True, split_ratio=(1, 0, 0))
+    append_shard(texts)
     assert in_order(texts, share=0.2)[: len(before)] == before
     with pytest.raises(IndexMismatchError, match="older than the index"):
         in_order(texts, where=WHERE)

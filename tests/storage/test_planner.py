@@ -14,7 +14,7 @@ RANGES = st.lists(
 )
 
 
-def plan(ranges, max_gap, max_bytes):
+def plan(ranges, max_gap, max_bytes, sparse=None, max_waste=0.0):
     objects, starts, lengths, required = (np.array(column) for column in zip(*ranges, strict=True))
     return plan_fetches(
         objects.astype(np.int64) * 7,
@@ -23,6 +23,8 @@ def plan(ranges, max_gap, max_bytes):
         required.astype(bool),
         max_gap=max_gap,
         max_bytes=max_bytes,
+        sparse=None if sparse is None else np.isin(objects, sparse),
+        max_waste=max_waste,
     )
 
 
@@ -92,3 +94,48 @@ def test_impossible_numbers_are_refused(change):
     starts = np.array([arguments.pop("starts")])
     with pytest.raises(ConfigError):
         plan_fetches(np.array([0]), starts, np.array([10]), np.array([True]), **arguments)
+
+
+def spans(result):
+    return list(
+        zip((result.objects // 7).tolist(), result.starts.tolist(), result.stops.tolist(), strict=True)
+    )
+
+
+def bytes_of(ranges):
+    return {(number, at) for number, start, length, _ in ranges for at in range(start, start + length)}
+
+
+@examples(400)
+@given(RANGES, st.integers(0, 30), st.integers(1, 120), st.sampled_from([0.0, 0.1, 0.3, 1.0, 3.0]))
+def test_gaps_between_sparse_ranges_are_a_share_of_their_bytes(ranges, max_gap, max_bytes, waste):
+    if not ranges:
+        return
+    sparse, whole = [1, 2], plan(ranges, max_gap, max_bytes)
+    result = plan(ranges, max_gap, max_bytes, sparse, waste)
+    found = spans(result)
+    # Others are as they are without; each required range is in one request.
+    assert [each for each in found if each[0] not in sparse] == [
+        each for each in spans(whole) if each[0] not in sparse
+    ]
+    for (number, start, length, required), at in zip(ranges, result.fetch_of.tolist(), strict=True):
+        if required:
+            assert found[at][0] == number
+            assert found[at][1] <= start <= start + length <= found[at][2]
+    wanted = bytes_of(ranges)
+    read = {(number, at) for number, start, stop in found if number in sparse for at in range(start, stop)}
+    required = bytes_of(each for each in ranges if each[3] and each[0] in sparse)
+    assert len(read - wanted) <= waste * len(required)
+    assert spans(plan(ranges, max_gap, max_bytes, sparse, 10**6)) == spans(whole)
+    # A request that ends by waste has a neighbour within the gap.
+    for at in np.flatnonzero(result.ends_by_waste).tolist():
+        assert found[at + 1][0] == found[at][0]
+        assert found[at][0] in sparse
+
+
+def test_the_smallest_gaps_are_read_first():
+    ranges = [(1, at, 10, True) for at in (0, 12, 30, 60, 71)]
+    for waste, count in ((0.0, 5), (0.05, 4), (0.06, 3), (0.21, 3), (0.22, 2), (0.62, 1)):
+        assert len(plan(ranges, 30, 1000, [1], waste).starts) == count, waste
+    equal = [(1, at, 10, True) for at in (0, 12, 24)]
+    assert len(plan(equal, 30, 1000, [1], 0.1).starts) == 3  # one gap of two equal ones would fit

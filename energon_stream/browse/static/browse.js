@@ -58,6 +58,14 @@ function picture(sample, part, side) {
   return image;
 }
 
+/** The first frame of a video; its sign where there is none. */
+function frame(sample, part) {
+  const image = make("img", { alt: SIGNS.video, loading: "lazy" });
+  image.addEventListener("error", () => image.replaceWith(SIGNS.video), { once: true });
+  image.src = `picture?${address(sample, part)}`;
+  return image;
+}
+
 const SIGNS = { video: "▶", audio: "♪", json: "{ }", text: "¶", other: "▦" };
 
 function card(sample) {
@@ -66,7 +74,8 @@ function card(sample) {
   if (first >= 0) shown.append(picture(sample, first, 256));
   else if (sample.parts.length) {
     const other = sample.parts.find((part) => part.kind === "video" || part.kind === "audio") || sample.parts[0];
-    shown.append(SIGNS[other.kind]);
+    const isDrawn = other.kind === "video" && catalog.frames;
+    shown.append(isDrawn ? frame(sample, sample.parts.indexOf(other)) : SIGNS[other.kind]);
   }
   const about = make("div", { className: "about" }, make("b", { textContent: sample.key || `sample ${sample.number}` }));
   about.append(make("small", { textContent: sample.parts.map((part) => part.name).join(", ") }));

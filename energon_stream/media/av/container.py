@@ -23,11 +23,12 @@ AV_EXTENSIONS: frozenset[str] = frozenset({
 
 
 @contextmanager
-def open_container(stream: BinaryIO) -> Iterator[Any]:
+def open_container(stream: BinaryIO, formats: str | None = None) -> Iterator[Any]:
     """Open a container within a ``with`` statement.
 
     Args:
         stream: The file, from any position.
+        formats: Names of the demuxers that may open it, with commas between them; None for all.
 
     Returns:
         A ``av.container.InputContainer``, which is closed at the end of the block.
@@ -38,7 +39,8 @@ def open_container(stream: BinaryIO) -> Iterator[Any]:
     """
     with translated_errors(getattr(stream, "name", None)):
         stream.seek(0)
-        with av.open(stream, metadata_errors="replace") as container:
+        options = {} if formats is None else {"format_whitelist": formats}
+        with av.open(stream, metadata_errors="replace", options=options) as container:
             yield container
 
 

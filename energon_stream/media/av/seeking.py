@@ -185,8 +185,14 @@ class Packets:
         return next(keys, most)
 
     def _bytes(self, first: int, stop: int) -> list[ByteRange]:
-        entries = (self._entries[number] for number in range(first, stop))
-        return [ByteRange(entry.pos, entry.pos + entry.size) for entry in entries]
+        found: list[tuple[int, int]] = []
+        for number in range(first, stop):
+            entry = self._entries[number]
+            begin, end = entry.pos, entry.pos + entry.size
+            if found and found[-1][1] == begin:  # mostly: one range costs less than many to look up and merge
+                begin = found.pop()[0]
+            found.append((begin, end))
+        return [ByteRange(*place) for place in found]
 
     def _first_after(self, tick: int) -> int:
         low, high = 0, len(self._entries)

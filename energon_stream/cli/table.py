@@ -1,0 +1,65 @@
+"""``energon-stream table``: add, list and remove the tables beside the index, which views read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from energon_stream.cli.options import json_option, path_argument, storage_option
+from energon_stream.cli.terminal import echo, emit
+from energon_stream.index.table_writing import add_media_table, add_table, list_tables, remove_table
+
+if TYPE_CHECKING:
+    from energon_stream.index.table_writing import TableReport
+
+
+@click.command()
+@path_argument
+@click.argument("file", required=False)
+@click.option("--name", help="Name of the table. [default: samples, and media for --media]")
+@click.option("--media", is_flag=True, help="Make the table of the media metadata that prepare found.")
+@click.option("--remove", metavar="NAME", help="Remove this table.")
+@storage_option
+@json_option
+def table(
+    path: str,
+    file: str | None,
+    name: str | None,
+    media: bool,
+    remove: str | None,
+    storage_options: dict[str, Any] | None,
+    as_json: bool,
+) -> None:
+    """Put a table of values beside the index of a dataset, for views.
+
+    PATH is a prepared dataset. FILE is a Parquet file with a row for each sample, in the order of the index,
+    or with a column __key__. Without FILE, the tables of the dataset are listed.
+    """
+    if (file is not None) + media + (remove is not None) > 1:
+        raise click.UsageError("give only one of FILE, --media and --remove")
+    if name is not None and file is None and not media:
+        raise click.UsageError("--name is for a table that is added; give FILE or --media")
+    if remove is not None:
+        remove_table(path, remove, storage_options=storage_options)
+        emit(as_json, {"removed": remove}, lambda: echo(f"removed {remove}"))
+        return
+    found: tuple[TableReport, ...]
+    if file is not None:
+        found = (add_table(path, file, name=name or "samples", storage_options=storage_options),)
+    elif media:
+        found = (add_media_table(path, name=name or "media", storage_options=storage_options),)
+    else:
+        found = list_tables(path, storage_options=storage_options)
+    emit(as_json, {"tables": [{"name": each.name, **asdict(each)} for each in found]}, lambda: _show(found))
+
+
+def _show(tables: tuple[TableReport, ...]) -> None:
+    if not tables:
+        echo("the dataset has no tables")
+    for each in tables:
+        columns = ", ".join(f"{name} ({kind})" for name, kind in each.columns.items())
+        echo(
+            f"{each.name}: {each.rows:,} rows of {columns}{'' if each.fits else '; OLDER THAN THE INDEX: add it again'}"
+        )

@@ -1,0 +1,104 @@
+"""Packs cost no byte that their samples do not have."""
+
+import re
+
+import numpy as np
+import pytest
+from packed import STREAMS, opened, taken, write
+
+from energon_stream import ReadOptions, compute_costs
+from energon_stream.index.entries import OffsetCache
+from energon_stream.prewarming.stream_steps import stream_steps
+from energon_stream.testing.s3server import S3Server
+
+GAP = 2048
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    lengths = np.clip(np.random.default_rng(0).lognormal(2.5, 1.1, 300), 1, 260).astype(int)
+    root = tmp_path_factory.mktemp("bytes")
+    compute_costs(write(root / "bucket" / "texts", lengths, shard=75), "tokens", values=lengths)
+    return root
+
+
+@pytest.fixture
+def server(root):
+    with S3Server(root) as server:
+        yield server
+
+
+def asked(server):
+    """Bytes that were asked for of each tar; a late request that is made twice counts once."""
+    found = set()
+    for entry in server.log():
+        if entry.key.endswith(".tar") and entry.method == "GET":
+            first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", entry.range).groups())
+            found.update((entry.key.rpartition("/")[2], byte) for byte in range(first, last + 1))
+    return found
+
+
+def places(dataset, refs):
+    """Object and byte range of each sample."""
+    locator = dataset.open_locators(OffsetCache())[0]
+    for load in locator.claim_loads(refs.index):
+        load.read(load.store)
+    objects, starts, stops = locator.locate(refs.index)
+    columns = (column.ravel().tolist() for column in (objects, starts, stops))
+    return {
+        (locator.object(number).path.rpartition("/")[2], start, stop)
+        for number, start, stop in zip(*columns, strict=True)
+    }
+
+
+def covered(ranges, gap):
+    """Bytes of ranges, and of the gaps between two of an object that a request may bridge."""
+    found, end = set(), {}
+    for name, start, stop in ranges:
+        before = end.get(name, start)
+        found.update((name, byte) for byte in range(start if start - before > gap else before, stop))
+        end[name] = max(stop, before)
+    return found
+
+
+def reader_of(dataset):
+    while dataset.inputs:
+        dataset = dataset.inputs[0]
+    return dataset
+
+
+def test_a_pass_reads_the_planned_samples_and_nothing_else(server):
+    """Without gaps to bridge, the bytes asked for are those of the samples that fit, and of no other one."""
+    read = ReadOptions(max_gap=0)
+    dataset = opened(
+        "s3://bucket/texts", repeat=False, overlong="drop", read=read, storage=server.storage_options
+    )
+    server.reset_counters()
+    assert sum(len(pack) for batch in dataset for pack in batch)
+    made = asked(server)
+    reader = reader_of(dataset)
+    refs = [
+        reader.schedule(stream).take(reader.schedule(stream).begin(), 1000)[0] for stream in range(STREAMS)
+    ]
+    ranges = sorted({place for own in refs for place in places(reader, own)})
+    assert len(ranges) == sum(map(len, refs)) < 300
+    assert made == covered(ranges, 0)
+
+
+def test_steps_read_the_packs_of_the_plan_and_its_look_ahead(server):
+    """A rank of two: no byte beyond the packs of its own steps, those it reads ahead, and bridged gaps."""
+    ahead, steps = 64, 12
+    read = ReadOptions(max_gap=GAP, max_ahead=ahead)
+    dataset = opened("s3://bucket/texts", 1, 2, read=read, storage=server.storage_options)
+    server.reset_counters()
+    taken(dataset, steps)
+    made = asked(server)
+    reader, lanes = reader_of(dataset), list(dataset.worker_config.streams)
+    needed, allowed = set(), set()
+    for lane, stream in enumerate(lanes):
+        schedule = reader.schedule(stream)
+        count = stream_steps(schedule, 1, len(lanes), lane, steps).before(steps)
+        needed |= places(reader, schedule.take(schedule.begin(), count)[0])
+        allowed |= places(reader, schedule.take(schedule.begin(), count + 2 * ahead)[0])
+    assert covered(sorted(needed), 0) <= made
+    assert made <= covered(sorted(allowed), GAP)
