@@ -159,7 +159,7 @@ class TrainingRun:
                     spec=self._spec(leaf.url),
                     split_part=leaf.split,
                     split_config=leaf.split_config or SPLIT_CONFIG,
-                    view=leaf.view and parse_view(leaf.view["keys"], leaf.url, self._spec),
+                    view=None if leaf.view is None else parse_view(leaf.view["keys"], leaf.url, self._spec),
                 )
                 for leaf in described.leaves
             ]

@@ -62,15 +62,31 @@ def reader_state(dataset: SavableDataset[Any], state: State | None) -> State | N
     return state
 
 
-def refs_of(key: Any) -> Iterator[tuple[int, int]]:
-    """Yield leaf and number of the samples that an element was made of, from its key."""
+def refs_of(key: Any) -> list[tuple[int, int]]:
+    """Return leaf and number of the samples that an element was made of, from its key.
+
+    A function may make several elements of one sample, which is named once where they follow each other. A
+    sample that follows itself in another call, such as at the end of a pass, is named again.
+    """
+    found: list[tuple[int, int]] = []
+    last = None
+    for call, ref in _sources(key, None):
+        if call is None or (call, ref) != last:
+            found.append(ref)
+        last = call, ref
+    return found
+
+
+def _sources(key: Any, call: int | None) -> Iterator[tuple[int | None, tuple[int, int]]]:
+    """Yield samples in a key, each with the number of the call that took it; None where it has none."""
     if not isinstance(key, (tuple, list)):
         return
     if len(key) == 3 and key[0] == "Source":
-        yield key[1], key[2]
+        yield call, (key[1], key[2])
         return
+    number = key[1] if len(key) > 2 and isinstance(key[0], str) else None
     for part in key:
-        yield from refs_of(part)
+        yield from _sources(part, number)
 
 
 class Tracker:
@@ -107,12 +123,12 @@ class Tracker:
             state: State of the stream's node after it.
         """
         if self._reader is None:
-            return None if key is None else (Kind.REFS, pack_refs(_without_repetitions(refs_of(key))))
+            return None if key is None else (Kind.REFS, pack_refs(refs_of(key)))
         schedule, cursor = self._places.get(stream) or self._begin(stream)
         if key is None:
             self._places[stream] = schedule, self._cursor(schedule, stream, state)
             return None
-        refs = _without_repetitions(refs_of(key))
+        refs = refs_of(key)
         planned, after = schedule.take(cursor, self._batch_size)
         if _pairs(planned) == refs:
             self._places[stream] = schedule, after
@@ -143,15 +159,6 @@ class Tracker:
 
 def _pairs(refs: Refs) -> list[tuple[int, int]]:
     return list(zip(refs.leaf.tolist(), refs.index.tolist(), strict=True))
-
-
-def _without_repetitions(refs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Leave out a sample that follows itself: functions may make several elements of one."""
-    found: list[tuple[int, int]] = []
-    for ref in refs:
-        if not found or found[-1] != ref:
-            found.append(ref)
-    return found
 
 
 def _gaps(schedule: Schedule, cursor: Cursor, refs: Sequence[tuple[int, int]]) -> list[int] | None:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import Ends, SavableDataset, with_ends
-from energon_stream.recipe.mixture import Draws, open_mixture
+from energon_stream.recipe.mixture import open_mixture
 from energon_stream.recipe.options import DatasetRequest, SharedOptions, Shuffling
 from energon_stream.recipe.packing import PlannedPacking, pack_mixture
 from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
 
 if TYPE_CHECKING:
     from energon_stream.recipe.location import PathOption
-    from energon_stream.recipe.tree import AnyLeafRef
+    from energon_stream.recipe.tree import AnyLeafRef, Draws
     from energon_stream.worker import WorkerConfig
 
 

@@ -265,7 +265,7 @@ def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]
         raise _all_zero(0, found[0][2])
     how: Draws = next(iter(draws), "random")
     return [
-        MixtureItem(ref, share, None, *at, draws=how)
+        MixtureItem(ref, share, None, at[0] if at else (), how)
         for (ref, share, _), *at in zip(found, *later, strict=True)
     ]
 

@@ -9,14 +9,17 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_stream import (
     DefaultTaskEncoder,
+    PlannedPacking,
     SkipSample,
     WorkerConfig,
+    compute_costs,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -25,7 +28,6 @@ from energon_stream import (
 )
 from energon_stream.cli.main import main
 from energon_stream.errors import (
-    ConfigError,
     NotInRunError,
     RunDamagedError,
     RunMismatchError,
@@ -370,25 +372,79 @@ def test_turns_are_those_of_a_rotation(streams, lengths):
         assert turns.step_of(stream, batch, len(seen)) == step
 
 
-def test_mixtures_that_change_are_refused(captions, tmp_path):
-    def opened(**options):
-        dataset = get_train_dataset(
-            str(tmp_path / "mix.yaml"),
-            batch_size=2,
-            shuffle_buffer_size=None,
-            max_samples_per_sequence=None,
-            worker_config=WorkerConfig(0, 1, 0),
-            **options,
-        )
-        return get_savable_loader(dataset, run=tmp_path / "run")
+@pytest.mark.parametrize("draws", ["random", "even"])
+def test_runs_of_mixtures_that_change_are_found(captions, tmp_path, draws):
+    """By a schedule, and by the program; the answers are those of the loaders, on three topologies."""
+    others = prepared_captioning_dataset(
+        tmp_path / "others", shards=7, samples_per_shard=9, split_ratio=(7, 0, 0)
+    )
+    blend = [{"path": str(captions), "weight": {0: 3, 12: 1}}, {"path": str(others), "weight": 1}]
+    blend.append({"path": str(captions), "weight": 0, "subset": {"range": ["0%", "50%"]}})
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    document["splits"] = {"train": {"blend": blend, "draws": draws}}
+    path, run = tmp_path / "mix.yaml", tmp_path / "run"
+    path.write_text(yaml.safe_dump(document))
+    seen, states = [], None
+    for world, steps, weights in ((2, 7, None), (4, 6, {"others": 3, "captions": 1}), (1, 12, {"others": 1})):
+        loaders = []
+        for rank in range(world):
+            config = WorkerConfig(rank, world, 0, num_streams=4)
+            dataset = get_train_dataset(str(path), worker_config=config, **OPTIONS)
+            loaders.append(get_savable_loader(dataset, run=run))
+            if states is not None:
+                loaders[-1].restore_state_global(redistribute(states, world))
+        if weights is not None:
+            sources = [source.name for source in loaders[0].mixture().sources]
+            named_by = {name: weights.get(name.partition(" ")[0], 0) for name in sources}
+            for loader in loaders:
+                loader.set_weights(named_by, at_step=len(seen) + 2)
+        batches = [iter(loader) for loader in loaders]
+        seen += [[keys_of(next(each)) for each in batches] for _ in range(steps)]
+        states = [loader.save_state_rank() for loader in loaders]
+        for loader in loaders:
+            loader.close()
+    opened = open_run(str(run))
+    for step, of_ranks in enumerate(seen):
+        assert [named(each) for each in opened.which(step)] == of_ranks, step
+    later = open_run(str(run)).which(len(seen) + 5)
+    assert all(sample.dataset.startswith(str(others)) for each in later for sample in each.samples)
 
-    lines = ["__module__: megatron.energon", "__class__: MetadatasetV2", "splits:", "  train:", "    blend:"]
-    texts = [f"      - {{path: {captions}, weight: {weight}}}" for weight in ("1", "2", "{0: 1, 5: 2}")]
-    (tmp_path / "mix.yaml").write_text("\n".join([*lines, *texts[:2]]))
-    with opened() as loader, pytest.raises(ConfigError, match="recorded cannot change"):
-        loader.set_weights({"captions": 1})
-    with pytest.raises(ConfigError, match="even draws"):
-        opened(draws="even")
-    (tmp_path / "mix.yaml").write_text("\n".join([*lines, *texts[1:]]))
-    with pytest.raises(ConfigError, match="weights change"):
-        opened()
+
+@pytest.mark.parametrize("view", [{"share": 0.4}, {"exclude": "twice.txt"}], ids=["share", "exclude"])
+def test_runs_of_views_are_found(captions, tmp_path, monkeypatch, view):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "twice.txt").write_text("\n".join(f"{number:08}" for number in range(20)))
+    run, seen, states = tmp_path / "run", [], None
+    for world, steps in ((2, 5), (4, 4), (1, 20)):
+        states = None if states is None else redistribute(states, world)
+        found, states = train(captions, run, world, states, steps, encoder=Skipping, **view)
+        seen += found
+    monkeypatch.chdir("/")
+    opened = open_run(str(run))
+    for step, of_ranks in enumerate(seen):
+        assert [named(each) for each in opened.which(step)] == of_ranks, step
+    key = seen[3][0][0].rpartition("/")[2]
+    assert 3 in [place.step for place in opened.when(key)]
+
+
+def test_runs_of_planned_packs_are_found(captions, tmp_path):
+    """Also of packs with a part of a sample; steps to come are refused."""
+
+    class Packs(DefaultTaskEncoder):
+        @stateless
+        def pack_selected_samples(self, samples):
+            return replace(samples[0], __key__="|".join(sample.__key__ for sample in samples))
+
+    compute_costs(str(captions), "tokens", values=1 + np.arange(120) % 37)
+    packing = PlannedPacking(cost="tokens", capacity=30, window=2, overlong="split")
+    options = {"packing": packing, "batch_size": 1}
+    run, seen, states = tmp_path / "run", [], None
+    for world, steps in ((2, 5), (4, 4), (1, 20)):
+        states = None if states is None else redistribute(states, world)
+        found, states = train(captions, run, world, states, steps, encoder=Packs, **options)
+        seen += found
+    opened = open_run(str(run))
+    for step, of_ranks in enumerate(seen):
+        assert [named(each) for each in opened.which(step)] == of_ranks, step
+    with pytest.raises(NotInRunError):
+        opened.which(len(seen) + 3)

@@ -11,6 +11,7 @@ from energon_stream import (
     ReadOptions,
     SkipSample,
     WorkerConfig,
+    compute_costs,
     get_savable_loader,
     get_train_dataset,
     stateless,
@@ -344,3 +345,13 @@ def test_ranks_that_set_other_weights_are_all_told_at_once(folder, tmp_path):
     assert "have no b, c" in told[0][1]
     assert "ranks [0] have other weights" in told[1][1]
     assert "have no b, c" in told[1][1]
+
+
+def test_sources_have_their_costs(folder):
+    compute_costs(str(folder / "a"), "tokens", values=[2.5] * 72)
+    loader = open_loader(mix(folder, "costs", a=1, b=1))
+    for _, _ in zip(range(6), loader, strict=False):
+        pass
+    a, b = loader.mixture().sources
+    assert a.costs == {"tokens": 2.5 * a.samples} and not b.costs
+    assert " tokens" in str(loader.mixture())

@@ -113,7 +113,7 @@ def test_a_million_draws_with_twenty_changes_are_even_and_lose_nothing(draws):
     for stream in range(streams):
         schedule = build_schedule(plan, num_streams=streams, stream=stream, key=stream)
         refs, end = schedule.take(schedule.begin(), draws // streams)
-        bounds = [first_reference(change.step, streams, stream, per_batch) for change in later]
+        bounds = [first_reference(change.begin, streams, stream, per_batch) for change in later]
         for begin, stop, change in zip(
             [0, *bounds], [*bounds, draws // streams], [WeightChange(0, plan.weights), *later], strict=True
         ):
