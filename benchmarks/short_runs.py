@@ -124,6 +124,21 @@ def living(mark):
     return found
 
 
+def abandoned(before):
+    """New files in ``/dev/shm`` that no process maps: those of other programs are in use, or soon go."""
+    deadline = time.monotonic() + GONE_WITHIN
+    while SHARED.is_dir():
+        left = set(os.listdir(SHARED)) - before
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                maps = (entry / "maps").read_text(errors="replace")
+                left = {name for name in left if f"{SHARED}/{name}" not in maps}
+        if not left or time.monotonic() > deadline:
+            return sorted(left)
+        time.sleep(0.2)
+    return []
+
+
 def one_run(case):
     """Run a case; returns what was wrong with it."""
     mark = uuid.uuid4().hex
@@ -182,8 +197,7 @@ def run_all(runs, jobs, seed):
         ]
         with ThreadPoolExecutor(jobs) as pool:
             reports = list(pool.map(one_run, cases))
-    left = set(os.listdir(SHARED)) - before if SHARED.is_dir() else set()
-    return reports, sorted(left)
+    return reports, abandoned(before)
 
 
 def main():
