@@ -57,7 +57,9 @@ def root(tmp_path_factory):
         {"join": members, "joiner": TEXT, "weight": 0.02},
     ]
     epochs = [{"path": "few", "repetitions": 2}, {"path": "whole", "repetitions": 1.5}]
-    for name, node in {"mixed": {"blend": mixed}, "epochs": {"blend_epochized": epochs}}.items():
+    scheduled = [{"path": "few", "weight": {0: 1, 9: 0}}, {"path": "many", "weight": {0: 0, 9: 1}}]
+    blends = {"mixed": {"blend": mixed}, "scheduled": {"blend": scheduled, "draws": "even"}}
+    for name, node in {**blends, "epochs": {"blend_epochized": epochs}}.items():
         path = lake / f"{name}.yaml"
         path.write_bytes(dump_yaml({**V2, "splits": {"train": node}}))
         prepare_metadataset(str(path))

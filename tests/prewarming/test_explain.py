@@ -51,6 +51,12 @@ def test_training_makes_the_explained_requests(server, changes):
     assert made <= ranges(found(server, (0, steps + 60), **changes))
 
 
+def test_requests_follow_a_schedule_of_weights(server):
+    requests = found(server, (0, 20), url="s3://bucket/scheduled.yaml")
+    assert {request.deadline < 9 for request in requests if "/few/" in request.object} == {True}
+    assert {request.deadline >= 9 for request in requests if "/many/" in request.object} == {True}
+
+
 def test_each_request_has_a_reason_and_steps_that_need_it(server):
     requests = found(server, (0, 40))
     assert {request.reason for request in requests} <= {reason.name.lower() for reason in Reason}

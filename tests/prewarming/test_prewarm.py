@@ -32,6 +32,7 @@ KINDS = {
     "not prepared": ("plain/data-{000000..000003}.tar", {}),
     "lines": ("lines.jsonl", {}),
     "mixed": ("mixed.yaml", {}),
+    "scheduled weights": ("scheduled.yaml", {}),
     "epochs": ("epochs.yaml", {}),
 }
 

@@ -1,0 +1,149 @@
+"""Do live mixtures keep their shares? `python benchmarks/mixtures.py [--draws 1000000]`.
+
+Draws a million samples of three sources on 1, 4, 3 and 2 ranks of one job, while the weights change 20 times.
+Prints, and ends with status 1 unless all hold:
+
+* The batches are those of one rank that was told all weights at the start.
+* In every stream and segment, at every point, each source is within one sample of its share.
+* In every stream, a source's samples come equally often, to within one: nothing is lost or repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+from energon_stream import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
+from energon_stream.index.prepare import prepare_dataset
+from energon_stream.state import dumps, loads
+from energon_stream.testing.datasets import TEXT_YAML, write_shards
+
+SOURCES = {"a": 700, "b": 500, "c": 300}  # samples a shard, of 12 shards
+STREAMS, BATCH, CHANGES = 12, 100, 20
+TOPOLOGIES = ((1, 2), (4, 0), (3, 0), (2, 0))  # ranks, and workers of each
+
+
+class Texts(DefaultTaskEncoder):
+    """A sample is its text."""
+
+    @stateless
+    def encode_sample(self, sample):
+        return sample.text
+
+    def batch(self, samples):
+        return samples
+
+
+def open_loader(path, rank=0, world=1, workers=0):
+    dataset = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(rank, world, workers, num_streams=STREAMS),
+        batch_size=BATCH,
+        shuffle_buffer_size=100,
+        max_samples_per_sequence=20,
+        draws="even",
+        task_encoder=Texts(),
+    )
+    return get_savable_loader(dataset)
+
+
+def step(loaders, count):
+    iterators = [iter(loader) for loader in loaders]
+    return [batch for _ in range(count) for batch in [next(each) for each in iterators]]
+
+
+def told_at_once(path, told, batches):
+    loader = open_loader(path)
+    for at, weights in told.items():
+        loader.set_weights(weights, at_step=at)
+    return step([loader], batches)
+
+
+def told_under_way(path, told, batches):
+    got, states, every = [], None, min(told)
+    for number, (world, workers) in enumerate(TOPOLOGIES, 1):
+        loaders = [open_loader(path, rank, world, workers) for rank in range(world)]
+        for loader in loaders:
+            loader.restore_state_global(states)
+        while len(got) < batches * number // len(TOPOLOGIES):
+            weights = told.get(len(got))
+            for loader in loaders if weights else ():
+                loader.set_weights(weights, at_step=loader.mixture().step)
+            got += step(loaders, every // world)
+        states = [loads(dumps(loader.save_state_rank())) for loader in loaders]
+        for loader in loaders:
+            loader.close()
+    return got
+
+
+def furthest(batches, told, first):
+    """The largest distance of a source from its share, over all streams, segments and points."""
+    worst = 0.0
+    for stream in range(STREAMS):
+        for begin, end in pairwise([0, *told, len(batches)]):
+            weights = told.get(begin, first)
+            shares = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+            counted = Counter()
+            own = (text[0] for batch in batches[begin + stream : end : STREAMS] for text in batch)
+            for drawn, name in enumerate(own, 1):
+                counted[name] += 1
+                worst = max(worst, *(abs(counted[each] - drawn * share) for each, share in shares.items()))
+    return worst
+
+
+def uneven(batches):
+    """Sources in streams where a sample came twice more than another, or never."""
+    found = []
+    for stream in range(STREAMS):
+        counted = Counter(text for batch in batches[stream::STREAMS] for text in batch)
+        for name, size in SOURCES.items():
+            times = [count for text, count in counted.items() if text[0] == name]
+            if len(times) < size or max(times) - min(times) > 1:
+                found.append((stream, name, len(times), min(times), max(times)))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--draws", type=int, default=1_000_000)
+    draws = parser.parse_args().draws
+    every = STREAMS * max(1, -(-draws // (BATCH * STREAMS * (CHANGES + 1))))  # batches of a segment
+    batches = every * (CHANGES + 1)
+    first = {"a": 3, "b": 2, "c": 1}
+    told = {
+        every * number: {"a": 1 + number % 3, "b": 1 + number % 5, "c": number % 2}
+        for number in range(1, CHANGES + 1)
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for name, size in SOURCES.items():
+            root = Path(folder, name)
+            write_shards(
+                root, shards=12, samples_per_shard=size, parts=lambda i, name=name: {"txt": f"{name}{i}".encode()}
+            )
+            prepare_dataset(str(root), split_ratio=(1, 0, 0), dataset_yaml=TEXT_YAML)
+        blend = [{"weight": weight, "path": name} for name, weight in first.items()]
+        path = Path(folder, "mix.yaml")
+        kind = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+        path.write_text(json.dumps({**kind, "splits": {"train": {"blend": blend}}}))
+        begin = time.perf_counter()
+        expected = told_at_once(path, told, batches)
+        got = told_under_way(path, told, batches)
+    equal, distance, wrong = got == expected, furthest(expected, told, first), uneven(expected)
+    print(
+        f"{len(got) * BATCH:,} draws, {CHANGES} changes of weights, ranks {[world for world, _ in TOPOLOGIES]}, "
+        f"{time.perf_counter() - begin:.0f} s: equal to one rank: {equal}; furthest from a share: {distance:.3f} "
+        f"samples; sources with lost or repeated samples: {wrong or 'none'}"
+    )
+    sys.exit(not equal or distance > 1 + 1e-9 or bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
