@@ -126,7 +126,10 @@ def main():
         for name, size in SOURCES.items():
             root = Path(folder, name)
             write_shards(
-                root, shards=12, samples_per_shard=size, parts=lambda i, name=name: {"txt": f"{name}{i}".encode()}
+                root,
+                shards=12,
+                samples_per_shard=size,
+                parts=lambda i, name=name: {"txt": f"{name}{i}".encode()},
             )
             prepare_dataset(str(root), split_ratio=(1, 0, 0), dataset_yaml=TEXT_YAML)
         blend = [{"weight": weight, "path": name} for name, weight in first.items()]

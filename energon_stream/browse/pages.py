@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PAGE = 50
 _MOST_SAMPLES = 200
 _MOST_FOUND = 50
+_MOST_LOOKED, _MOST_HELD = 2000, 64 << 20
+"""Samples, and bytes of them, that a filter looks at for one answer."""
 _SIDES = (256, 1600)
 """Pixels of the squares in which images are drawn: in lists, and alone."""
 _TEXTS = (Kind.TEXT, Kind.JSON)
@@ -61,14 +63,27 @@ class Pages:
     def samples(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return neighbouring samples of a dataset: ``entry``, ``first``, ``count`` and a filter.
 
+        A filter looks on until it has found ``count`` samples, or has looked at enough for one answer; then
+        ``first + loaded`` is where the next answer begins.
+
         Raises ConfigError if a value is wrong, and what opening and reading raise.
         """
-        place = self._catalog.open(number(query, "entry", 0))
-        source = self._catalog.source(place)
+        place, count = self._catalog.open(number(query, "entry", 0)), _count(query)
+        source, condition = self._catalog.source(place), _condition(query)
         total = source.index.num_samples
-        first = min(number(query, "first", 0), max(0, total - 1))
-        numbers = range(first, min(total, first + _count(query)))
-        return {"total": total, **self._listed([(place, each) for each in numbers], first, query)}
+        at = first = min(number(query, "first", 0), max(0, total - 1))
+        stop = min(total, first + (count if condition is None else _MOST_LOOKED))
+        shown: list[dict[str, Any]] = []
+        held = 0
+        while at < stop and len(shown) < count and held < _MOST_HELD:
+            samples = source.load(range(at, min(stop, at + count)))
+            shown += _shown([(place, sample) for sample in samples], condition)
+            held += sum(sample.held for sample in samples)
+            at += len(samples)
+        if len(shown) > count:
+            shown = shown[:count]
+            at = shown[-1]["number"] + 1
+        return {"total": total, "first": first, "loaded": at - first, "samples": shown}
 
     def step(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return samples of a step: the numbers of a run, ``first``, ``count`` and a filter.
@@ -79,10 +94,17 @@ class Pages:
         first = min(number(query, "first", 0), max(0, len(found) - 1))
         wanted = found[first : first + _count(query)]
         places = {id(index): self._catalog.add(index) for index in {id(i): i for i, _ in wanted}.values()}
-        return {
-            "total": len(found),
-            **self._listed([(places[id(index)], each) for index, each in wanted], first, query),
+        by_place: dict[int, list[int]] = {}
+        for index, each in wanted:
+            by_place.setdefault(places[id(index)], []).append(each)
+        loaded = {
+            (place, sample.number): sample
+            for place, numbers in by_place.items()
+            for sample in self._catalog.source(place).load(numbers)
         }
+        samples = [(places[id(index)], loaded[places[id(index)], each]) for index, each in wanted]
+        shown = _shown(samples, _condition(query))
+        return {"total": len(found), "first": first, "loaded": len(wanted), "samples": shown}
 
     def search(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the samples whose keys begin with ``text``, and the shards whose paths contain it.
@@ -148,35 +170,29 @@ class Pages:
             )
         return place, source.load([wanted])[0]
 
-    def _listed(
-        self, wanted: Sequence[tuple[int, int]], first: int, query: Mapping[str, str]
-    ) -> dict[str, Any]:
-        """Return those of some samples that a filter lets through."""
-        by_source: dict[int, list[int]] = {}
-        for place, each in wanted:
-            by_source.setdefault(place, []).append(each)
-        loaded = {
-            (place, sample.number): sample
-            for place, numbers in by_source.items()
-            for sample in self._catalog.source(place).load(numbers)
-        }
-        value = query.get("value", "")
-        condition = Filter(query.get("field", ""), query.get("operator") or "contains", value)  # type: ignore[arg-type]
-        shown = []
-        for place, each in wanted:
-            sample = loaded[place, each]
-            texts = {
-                number: part.content
-                for number, part in enumerate(sample.parts)
-                if part.kind in _TEXTS and isinstance(part.content, memoryview)
-            }
-            if not value or _passes(condition, sample, texts):
-                shown.append(_described(place, sample, texts, PREVIEW_CHARACTERS))
-        return {"first": first, "loaded": len(wanted), "samples": shown}
-
 
 def _count(query: Mapping[str, str]) -> int:
     return min(number(query, "count", PAGE), _MOST_SAMPLES)
+
+
+def _condition(query: Mapping[str, str]) -> Filter | None:
+    if not query.get("value"):
+        return None
+    return Filter(query.get("field", ""), query.get("operator") or "contains", query["value"])  # type: ignore[arg-type]
+
+
+def _shown(samples: Sequence[tuple[int, Sample]], condition: Filter | None) -> list[dict[str, Any]]:
+    """Describe those of some samples, each with its source, that a filter lets through."""
+    shown = []
+    for place, sample in samples:
+        texts = {
+            number: part.content
+            for number, part in enumerate(sample.parts)
+            if part.kind in _TEXTS and isinstance(part.content, memoryview)
+        }
+        if condition is None or _passes(condition, sample, texts):
+            shown.append(_described(place, sample, texts, PREVIEW_CHARACTERS))
+    return shown
 
 
 def _passes(condition: Filter, sample: Sample, texts: Mapping[int, memoryview]) -> bool:

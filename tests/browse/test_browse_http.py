@@ -293,6 +293,27 @@ def test_pages_and_filters(client):
     assert client.ask("samples", entry=1)["samples"][0]["key"] == "00000048"
 
 
+def test_filters_look_on(tmp_path, monkeypatch):
+    write_dataset(
+        tmp_path / "data", [{f"{number:04d}": {"txt": f"{number % 7}".encode()} for number in range(1000)}]
+    )
+    with serving(str(tmp_path / "data")) as served:
+        client = Client(served)
+        found, first = [], 0
+        while first < 1000:
+            answer = client.ask("samples", first=first, count=20, field="txt", operator="equals", value="3")
+            assert len(answer["samples"]) == 20 or first + answer["loaded"] == 1000
+            found += [sample["number"] for sample in answer["samples"]]
+            first += answer["loaded"]
+        assert found == list(range(3, 1000, 7))
+        answer = client.ask("samples", field="txt", value="none")
+        assert (answer["loaded"], answer["samples"]) == (1000, [])
+        monkeypatch.setattr("energon_stream.browse.pages._MOST_LOOKED", 120)
+        assert client.ask("samples", first=30, field="txt", value="none")["loaded"] == 120
+        monkeypatch.setattr("energon_stream.browse.pages._MOST_HELD", 10)
+        assert client.ask("samples", first=30, field="txt", value="none")["loaded"] == 50
+
+
 def test_keys_are_searched_everywhere(client):
     found = client.ask("search", text="0000004")
     assert [(match["key"], match["number"]) for match in found["samples"]][:2] == [

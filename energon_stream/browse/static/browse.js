@@ -148,7 +148,7 @@ function showSamples(found, now) {
   byId("place").textContent = `${found.first.toLocaleString("en")}–${Math.max(found.first, last - 1).toLocaleString("en")} of ${found.total.toLocaleString("en")}`;
   const isStep = now.step !== undefined;
   const words = isStep ? `Step ${now.step} of rank ${now.rank || 0}. ` : "";
-  say(words + (now.value ? `${found.samples.length} of ${found.loaded} samples of this page pass the filter.` : ""));
+  say(words + (now.value ? `${found.samples.length} of ${found.loaded} samples pass the filter.` : ""));
   const move = (first) => () => go({ ...now, first, open: "" });
   byId("before").disabled = found.first === 0;
   byId("before").onclick = move(Math.max(0, found.first - catalog.page));
