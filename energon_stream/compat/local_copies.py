@@ -6,13 +6,13 @@ import configparser
 import hashlib
 import os
 import shutil
-import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from energon_stream.compat.epath import EPath
 from energon_stream.index.in_order import stream_object
 from energon_stream.storage import StoreSpec
+from energon_stream.whole_files import replacing
 
 LOCAL_COPY_TMP_DIR = Path(os.environ.get("ENERGON_LOCAL_COPY_TMP_DIR") or "/tmp/energon_local_copy")
 """Folder of the copies that :func:`ensure_local_copy` makes."""
@@ -33,11 +33,8 @@ def ensure_local_copy(path: EPath) -> EPath:
     version = hashlib.sha256(f"{path.url}\0{store.head('')}".encode()).hexdigest()[:32]
     target = LOCAL_COPY_TMP_DIR / version / path.name
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{uuid.uuid4().hex}")
-        with partial.open("wb") as file:
+        with replacing(target) as temporary, open(temporary, "wb") as file:
             file.writelines(stream_object(store, ""))
-        partial.rename(target)  # whole, for other processes
     return EPath(target)
 
 

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import socket
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from weakref import WeakMethod
 
 from energon_stream.loader.metrics import Recent
 from energon_stream.threads import Repeater
+from energon_stream.whole_files import write_whole
 
 if TYPE_CHECKING:
     from energon_stream.loader.stats import LoaderStats
@@ -71,20 +71,9 @@ class Publisher:
         content = {**self._about, "time": time.time(), "recent": recent.as_json(), "whole": stats.as_json()}
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(self._path, json.dumps(content).encode())
+            write_whole(self._path, json.dumps(content).encode())
         except OSError as error:
             if not self._has_failed:
                 _log.warning("no statistics for energon-stream top: %s", error)
             self._has_failed = True
         return True
-
-
-def _replace(path: Path, content: bytes) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -21,6 +21,7 @@ import xxhash
 from energon_stream.cache.config import node_directory
 from energon_stream.fork import PerProcess
 from energon_stream.printable import strip_credentials
+from energon_stream.whole_files import write_whole
 
 _MARK = b"ES.av.1\n"
 _HASH_BYTES = 8
@@ -141,10 +142,7 @@ def _write(key: str, opening: Opening) -> None:
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     _make_room(folder, len(body))
-    temporary = f"{path}.{os.getpid()}.{threading.get_ident()}"
-    with open(temporary, "wb") as file:
-        file.write(_MARK + _hash(key, body) + body)
-    os.replace(temporary, path)
+    write_whole(path, _MARK + _hash(key, body) + body)
 
 
 def _make_room(folder: str, size: int) -> None:

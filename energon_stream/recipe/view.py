@@ -24,6 +24,7 @@ from energon_stream.index.yaml_io import read_document
 from energon_stream.rng import derive_key, uniform
 from energon_stream.selection import Selection
 from energon_stream.storage import StoreSpec
+from energon_stream.whole_files import write_whole
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Float64Array, Int64Array
@@ -275,9 +276,5 @@ def _read(path: str, rows: int) -> Selection | None:
 def _keep(path: str, found: Selection) -> None:
     """Keep a selection on this node, for the next process. It is not needed, so a full disk is no error."""
     data = found.bits.tobytes() + (b"" if found.weights is None else found.weights.astype("<f8").tobytes())
-    temporary = f"{path}.{os.getpid()}.new"
     with suppress(OSError):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(b"ES.view1" + xxhash.xxh3_64_intdigest(data).to_bytes(8, "little") + data)
-        os.replace(temporary, path)
+        write_whole(path, b"ES.view1" + xxhash.xxh3_64_intdigest(data).to_bytes(8, "little") + data)

@@ -6,7 +6,6 @@ import errno
 import mmap
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,9 +21,9 @@ from energon_stream.errors import (
 from energon_stream.storage._answers import object_changed, short_body
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.urls import local_path
+from energon_stream.whole_files import TEMPORARY_SUFFIX, replacing
 
 _MAX_MAPS = 64
-_TEMP_SUFFIX = ".energon-tmp"
 
 
 class LocalStore:
@@ -75,7 +74,7 @@ class LocalStore:
         below_root = len(os.path.join(self.url, ""))
         for folder, _, names in os.walk(self._locate(prefix), followlinks=True):
             for name in names:
-                if name.endswith(_TEMP_SUFFIX):
+                if name.endswith(TEMPORARY_SUFFIX):
                     continue
                 location = os.path.join(folder, name)
                 try:
@@ -121,15 +120,8 @@ class LocalStore:
     def _replacing(self, path: str) -> Iterator[str]:
         """Give the name of a temporary file beside the target, and rename it at the end."""
         location = self._locate(path)
-        with named_errors(location):
-            folder = os.path.dirname(location)
-            os.makedirs(folder, exist_ok=True)
-            temporary = os.path.join(folder, f".{uuid.uuid4().hex}{_TEMP_SUFFIX}")
-            try:
-                yield temporary
-                os.replace(temporary, location)
-            finally:
-                Path(temporary).unlink(missing_ok=True)
+        with named_errors(location), replacing(location) as temporary:
+            yield temporary
 
 
 def _meta(status: os.stat_result) -> ObjectMeta:

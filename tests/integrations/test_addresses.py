@@ -218,4 +218,5 @@ def test_the_list_is_that_of_megatron_energon():
     assert len(there) > 100
     for fact in FACTS:
         if fact["address"] in there:
-            assert {*fact["names"], *fact["imported"]} <= set(there[fact["address"]]), fact["address"]
+            names = {*fact["names"], *fact["imported"]} - {"MISSING_DEPENDENCY"}  # only there without PyAV
+            assert names <= set(there[fact["address"]]), fact["address"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from energon_stream.integrations.huggingface.stats_callback import StatsCallback
 from energon_stream.integrations.optional import of_extra
 from energon_stream.loader import get_savable_loader
 from energon_stream.pipeline import SavableDataset
+from energon_stream.whole_files import replacing
 
 with of_extra("transformers"):
     from transformers import Trainer, TrainerCallback
@@ -161,11 +161,8 @@ class EnergonTrainerHooks:
         self._saved_step = step
         state = self._train_loader.state_dict()
         if self.args.should_save:
-            folder = _checkpoint(self.args, step)
-            folder.mkdir(parents=True, exist_ok=True)
-            new = folder / f"{_FILE}.new"
-            torch.save({_KEY: state}, new)
-            os.replace(new, folder / _FILE)
+            with replacing(_checkpoint(self.args, step) / _FILE) as temporary:
+                torch.save({_KEY: state}, temporary)
 
     def _close_loaders(self) -> None:
         for loader in (self._train_loader, *self._eval_loaders.values()):

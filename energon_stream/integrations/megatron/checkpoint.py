@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from energon_stream.errors import StateError
+from energon_stream.whole_files import replacing
+
+if TYPE_CHECKING:
+    import os
 
 _KEY = "dataloader_state_dict"
 
@@ -50,10 +52,8 @@ def save_dataloader_state(loader: Any, root: str | os.PathLike[str], iteration: 
         train_dataloader_dprank000.pt
     """
     path = dataloader_state_path(root, iteration, dp_rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    torch.save({_KEY: loader.save_state()}, temporary)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        torch.save({_KEY: loader.save_state()}, temporary)
     return path
 
 

@@ -1,0 +1,47 @@
+"""Files that appear when they are complete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+
+TEMPORARY_SUFFIX = ".energon-tmp"
+"""End of the names of files that are still written. A process that was killed leaves them."""
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Yield a temporary name beside a path, and rename that file to the path at the end.
+
+    Other processes see the old file or the new one. If the block raises, the temporary file is removed.
+
+    Args:
+        path: The file. Its folder is made if there is none.
+
+    Raises:
+        OSError: The folder cannot be made, or the file not be renamed.
+
+    Example:
+        >>> with replacing("run/notes.txt") as temporary:
+        ...     with open(temporary, "w") as file:
+        ...         _ = file.write("done")
+        >>> open("run/notes.txt").read()
+        'done'
+    """
+    folder = os.path.dirname(os.fspath(path))
+    os.makedirs(folder or ".", exist_ok=True)
+    temporary = os.path.join(folder, f".{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file that appears when it is complete; see :func:`replacing`."""
+    with replacing(path) as temporary, open(temporary, "xb") as file:
+        file.write(content)
