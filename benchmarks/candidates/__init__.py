@@ -2,6 +2,8 @@
 limit.
 """
 
+from functools import partial
+
 BATCH = 32
 WINDOW = 100
 
@@ -23,17 +25,20 @@ def image(data: bytes):
     return torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("RGB")))
 
 
-def collate_images(samples: list) -> dict:
+def collate_images(samples: list, stack=None) -> dict:
     """The images of a batch in one tensor, and the keys."""
     import torch
 
-    images = torch.stack([image(sample["jpg"]) for sample in samples])
+    images = (stack or torch.stack)([image(sample["jpg"]) for sample in samples])
     return {"__key__": [sample["__key__"] for sample in samples], "jpg": images}
 
 
-def collate_as(spec: dict):
-    """The function that makes batches, which runs in the workers."""
-    return collate_images if spec.get("decode") else collate
+def collate_as(spec: dict, stack=None):
+    """The function that makes batches, which runs in the workers.
+
+    ``stack`` is what the library itself stacks tensors with; None for ``torch.stack``.
+    """
+    return partial(collate_images, stack=stack) if spec.get("decode") else collate
 
 
 def passes(loader, repeat: bool):

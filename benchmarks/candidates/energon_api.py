@@ -8,7 +8,7 @@ PASSED_ON = ("repeat", "dataset_config", "parallel_shard_iters")
 def opener(lib, spec: dict, options: dict):
     """A function that opens the loader."""
 
-    collate = collate_as(spec)
+    collate = collate_as(spec, lib.batch_stack)
 
     @lib.stateless
     def cook(sample: dict) -> dict:
