@@ -28,7 +28,7 @@ from unittest import mock
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from energon_stream import WorkerConfig, get_loader, get_train_dataset
+from energon_stream import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset, stateless
 from energon_stream.integrations.prometheus import LoaderCollector
 from energon_stream.loader import meter
 from energon_stream.loader.profile import Profile
@@ -152,7 +152,22 @@ def counted(costs):
         yield
 
 
-def one_pass(folder, workers, batch_size, kind, costs=None):
+class Working(DefaultTaskEncoder):
+    """Works on each sample for some microseconds, as decoding does."""
+
+    def __init__(self, microseconds):
+        super().__init__()
+        self.seconds = microseconds / 1e6
+
+    @stateless
+    def encode_sample(self, sample):
+        end = time.thread_time() + self.seconds
+        while self.seconds and time.thread_time() < end:
+            pass
+        return sample
+
+
+def one_pass(folder, workers, batch_size, work, kind, costs=None):
     """Return seconds and CPU seconds of a pass, those of workers among them."""
     dataset = get_train_dataset(
         str(folder),
@@ -161,6 +176,7 @@ def one_pass(folder, workers, batch_size, kind, costs=None):
         max_samples_per_sequence=None,
         worker_config=WorkerConfig(0, 1, workers),
         repeat=False,
+        task_encoder=Working(work),
     )
     with ExitStack() as stack:
         if kind == "off":
@@ -190,6 +206,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=200_000)
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--work", type=float, default=0, help="microseconds of work on each sample")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--kinds", default="off,on,watched,traced")
     options = parser.parse_args()
@@ -199,10 +216,10 @@ def main():
         prepared_binary_dataset(folder, shards=8, samples=options.samples, payload_bytes=200)
         for workers in (0, 1):
             found = {kind: [] for kind in kinds}
-            one_pass(folder, workers, options.batch_size, "off")  # opens and compiles
+            one_pass(folder, workers, options.batch_size, options.work, "off")  # opens and compiles
             for turn in range(options.rounds):
                 for kind in kinds if turn % 2 else kinds[::-1]:
-                    found[kind].append(one_pass(folder, workers, options.batch_size, kind))
+                    found[kind].append(one_pass(folder, workers, options.batch_size, options.work, kind))
             for kind in kinds:
                 wall = statistics.median(wall for wall, _ in found[kind])
                 pairs = zip(found[kind], found["off"], strict=True)
@@ -217,7 +234,7 @@ def main():
             shares = []
             for _ in range(options.rounds):
                 costs = Costs(Path(root))
-                wall, cpu = one_pass(folder, workers, options.batch_size, "on", costs)
+                wall, cpu = one_pass(folder, workers, options.batch_size, options.work, "on", costs)
                 costs.collect()
                 shares.append((sum(costs.seconds.values()) / cpu, costs, wall, cpu))
             share, costs, wall, cpu = sorted(shares, key=lambda found: found[0])[options.rounds // 2]
