@@ -30,6 +30,7 @@ LAYERS = [
         "tracing",
         "urls",
         "trust",
+        "whole_files",
     },
     {"storage"},
     {"engine"},
