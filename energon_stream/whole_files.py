@@ -41,7 +41,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
             os.unlink(temporary)
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that appears when it is complete; see :func:`replacing`."""
-    with replacing(path) as temporary, open(temporary, "xb") as file:
-        file.write(content)
+def write_whole(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> None:
+    """Write a file that appears when it is complete; see :func:`replacing`.
+
+    ``mode`` is its permissions, without those that the process's umask takes away.
+    """
+    with replacing(path) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as file:
+            file.write(content)

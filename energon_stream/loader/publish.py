@@ -71,7 +71,7 @@ class Publisher:
         content = {**self._about, "time": time.time(), "recent": recent.as_json(), "whole": stats.as_json()}
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self._path, json.dumps(content).encode())
+            write_whole(self._path, json.dumps(content).encode(), 0o600)
         except OSError as error:
             if not self._has_failed:
                 _log.warning("no statistics for energon-stream top: %s", error)

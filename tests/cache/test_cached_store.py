@@ -218,7 +218,7 @@ def test_hits_neither_make_requests_late_nor_pay_for_second_ones(s3_server, remo
     for _ in range(20):
         read_all(fetcher, store, 40)
     hedging = fetcher.hedging()
-    assert cache.counters().hits >= 800  # a late answer counts again as a hit of the second request
+    assert 0 <= cache.counters().hits - 800 <= counters.snapshot().hedges  # second requests may be hits, too
     assert hedging.earned_bytes == pytest.approx(0.03 * 40 * SIZE)
     assert hedging.answers == 40 + hedged
     fetcher.close()
