@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from energon_stream.cache import BlockCache, CachedStore
-from energon_stream.prewarming.spans import Coverage, Spans, earliest
+from energon_stream.prewarming.spans import Coverage, cut, earliest, total_bytes
 from energon_stream.storage import ByteRange, Store
 
 if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
     from energon_stream.prewarming.wanted import WantedBytes
 
 REQUEST_BYTES = 5 << 20
@@ -61,18 +62,18 @@ class FetchPlanner:
             missing = self._missing(new)
             self.samples += wanted.samples
             self.ahead += wanted.ahead
-            self.bytes += new.bytes
-            self.cached_bytes += new.bytes - missing.bytes
-            pieces = missing.cut(REQUEST_BYTES)
+            self.bytes += total_bytes(new)
+            self.cached_bytes += total_bytes(new) - total_bytes(missing)
+            pieces = cut(missing, REQUEST_BYTES)
             positions = earliest(pieces, wanted.spans, wanted.positions)
             order = np.argsort(positions, kind="stable")
             self.count += len(pieces)
-            yield self._fetches(pieces[order], positions[order].tolist())
+            yield self._fetches(pieces[order], positions[order])
 
     def all_wanted(self) -> Iterator[PlannedFetch]:
         """Yield all bytes wanted so far, cached ones included, by object and position in it."""
-        pieces = self._coverage.spans.cut(REQUEST_BYTES)
-        yield from self._fetches(pieces, [0] * len(pieces))
+        pieces = cut(self._coverage.spans, REQUEST_BYTES)
+        yield from self._fetches(pieces, np.zeros(len(pieces), dtype=np.int64))
 
     def room(self, cache: BlockCache) -> int | None:
         """Return the bytes that a cache takes before it evicts bytes of this plan; None if it never does."""
@@ -89,26 +90,24 @@ class FetchPlanner:
 
     @property
     def objects(self) -> int:
-        return len(np.unique(self._coverage.spans.objects))
+        return len(np.unique(self._coverage.spans[:, 0]))
 
-    def _missing(self, spans: Spans) -> Spans:
+    def _missing(self, spans: Int64Array) -> Int64Array:
         """Return the parts of some ranges that no cache has."""
         found: list[tuple[int, int, int]] = []
-        columns = spans.objects.tolist(), spans.starts.tolist(), spans.stops.tolist()
-        for number, start, stop in zip(*columns, strict=True):
+        for number, start, stop in spans.tolist():
             (store, path), gaps = self._wanted.place(number), [ByteRange(start, stop)]
             if isinstance(store, CachedStore) and (identity := store.identify(path)) is not None:
                 gaps = store.cache.missing(identity, start, stop)
                 self._needed[store.cache] += stop - start
                 self._found[store.cache] += stop - start - sum(map(len, gaps))
             found += [(number, gap.start, gap.stop) for gap in gaps]
-        return Spans(*np.array(found, dtype=np.int64).reshape(-1, 3).T)
+        return np.array(found, dtype=np.int64).reshape(-1, 3)
 
-    def _fetches(self, pieces: Spans, positions: list[int]) -> list[PlannedFetch]:
-        columns = pieces.objects.tolist(), pieces.starts.tolist(), pieces.stops.tolist(), positions
+    def _fetches(self, pieces: Int64Array, positions: Int64Array) -> list[PlannedFetch]:
         return [
             PlannedFetch(*self._wanted.place(number), ByteRange(start, stop), position)
-            for number, start, stop, position in zip(*columns, strict=True)
+            for number, start, stop, position in np.column_stack([pieces, positions]).tolist()
         ]
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from energon_stream.index.entries import OffsetCache
-from energon_stream.prewarming.spans import Spans
 from energon_stream.read.locating import Locating, iterate_plans
 from energon_stream.read.options import LOADING
 from energon_stream.read.plan import Planner, plan_limits
@@ -47,8 +46,8 @@ _Row: TypeAlias = tuple[int, int, int, int]
 class Wanted:
     """Byte ranges that samples need. :meth:`WantedBytes.place` has their objects."""
 
-    spans: Spans
-    positions: Int64Array  # for each range the number of samples before its own
+    spans: Int64Array  # ``int64`` [n, 3], see :mod:`energon_stream.prewarming.spans`
+    positions: Int64Array  # ``int64`` [n], for each range the number of samples before its own
     samples: int = 0  # without those that are only looked ahead to
     ahead: int = 0  # samples only looked ahead to
 
@@ -56,8 +55,8 @@ class Wanted:
     def of(cls, rows: Iterable[_Row], samples: int = 0, ahead: int = 0) -> Wanted:
         """Return the ranges of some rows. Objects with negative numbers are left out."""
         chosen = [row for row in rows if row[0] >= 0]
-        *columns, positions = np.array(chosen, dtype=np.int64).reshape(-1, 4).T
-        return cls(Spans(*columns), positions, samples, ahead)
+        table = np.array(chosen, dtype=np.int64).reshape(-1, 4)
+        return cls(table[:, :3], table[:, 3], samples, ahead)
 
 
 @dataclass(slots=True, eq=False)

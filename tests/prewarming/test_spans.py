@@ -1,4 +1,4 @@
-"""Byte ranges as columns, against sets of bytes."""
+"""Byte ranges as arrays, against sets of bytes."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_stream.prewarming.spans import Coverage, Spans, earliest
+from energon_stream.prewarming.spans import Coverage, cut, earliest, total_bytes
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(1, 9)).map(
@@ -17,11 +17,11 @@ RANGES = st.lists(
 
 
 def spans(rows):
-    return Spans(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+    return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
 
 def rows(found):
-    return list(zip(found.objects.tolist(), found.starts.tolist(), found.stops.tolist(), strict=True))
+    return [tuple(row) for row in found.tolist()]
 
 
 def bytes_of(found):
@@ -57,9 +57,9 @@ def test_each_byte_is_new_once_and_small_gaps_come_along(windows, max_gap):
 @given(RANGES, st.integers(1, 7))
 def test_pieces_are_the_same_bytes_and_even(window, most):
     whole = Coverage(0).add(spans(window))
-    pieces = whole.cut(most)
+    pieces = cut(whole, most)
     assert bytes_of(pieces) == bytes_of(whole)
-    assert pieces.bytes == whole.bytes == len(bytes_of(whole))
+    assert total_bytes(pieces) == total_bytes(whole) == len(bytes_of(whole))
     assert all(0 < stop - start <= most for _, start, stop in rows(pieces))
     assert len(pieces) == sum(-(-(stop - start) // most) for _, start, stop in rows(whole))
 
@@ -67,7 +67,7 @@ def test_pieces_are_the_same_bytes_and_even(window, most):
 @given(RANGES.filter(len), RANGES, st.integers(1, 7), st.data())
 def test_a_piece_is_wanted_with_the_first_range_that_it_has_bytes_of(window, others, most, data):
     wanted, positions = spans(window), data.draw(st.permutations(range(len(window))))
-    pieces = Coverage(3).add(spans(window + others)).cut(most)
+    pieces = cut(Coverage(3).add(spans(window + others)), most)
     found = earliest(pieces, wanted, np.array(positions, dtype=np.int64)).tolist()
     for (number, start, stop), position in zip(rows(pieces), found, strict=True):
         overlapping = [
