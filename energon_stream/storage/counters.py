@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import threading
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from energon_stream.fork import PerProcess
-
-_SUMS = (
-    "bytes_received",
-    "retries",
-    "hedges",
-    "hedged_bytes",
-    "reads",
-    "read_seconds",
-    "squared_bytes",
-    "byte_seconds",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +71,23 @@ class CounterSnapshot:
         return sum(self.requests.values())
 
     def __add__(self, other: CounterSnapshot) -> CounterSnapshot:
-        return self._plus(other, 1, max(self.max_in_flight, other.max_in_flight))
+        largest = max(self.max_in_flight, other.max_in_flight)
+        return replace(_combined(operator.add, self, other), max_in_flight=largest)
 
     def __sub__(self, earlier: CounterSnapshot) -> CounterSnapshot:
-        return self._plus(earlier, -1, self.max_in_flight)
+        return replace(_combined(operator.sub, self, earlier), max_in_flight=self.max_in_flight)
 
-    def _plus(self, other: CounterSnapshot, sign: int, max_in_flight: int) -> CounterSnapshot:
-        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in _SUMS}
-        combine = Counter.__add__ if sign > 0 else Counter.__sub__  # neither keeps zeros
-        requests = dict(combine(Counter(self.requests), Counter(other.requests)))
-        errors = dict(combine(Counter(self.errors), Counter(other.errors)))
-        reasons = dict(combine(Counter(self.reasons), Counter(other.reasons)))
-        return CounterSnapshot(
-            requests=requests, errors=errors, reasons=reasons, max_in_flight=max_in_flight, **sums
-        )
+
+def _combined(
+    combine: Callable[[Any, Any], Any], left: CounterSnapshot, right: CounterSnapshot
+) -> CounterSnapshot:
+    """Return the sums or the differences of all counts."""
+    values: dict[str, Any] = {}
+    for each in fields(CounterSnapshot):
+        one, other = getattr(left, each.name), getattr(right, each.name)
+        is_mapping = isinstance(one, Mapping)  # the operators of Counter leave zeros out
+        values[each.name] = dict(combine(Counter(one), Counter(other))) if is_mapping else combine(one, other)
+    return CounterSnapshot(**values)
 
 
 class StorageCounters:
@@ -106,13 +99,12 @@ class StorageCounters:
 
     def __init__(self) -> None:
         self.changes = 0
-        self._lock = (
-            threading.RLock()
-        )  # the collector may close a loader, which counts, in a thread that holds it
+        # Reentrant: the collector may close a loader, which counts, in a thread that holds the lock.
+        self._lock = threading.RLock()
         self._requests: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
-        self._sums: dict[str, Any] = dict.fromkeys(_SUMS, 0)
+        self._sums: defaultdict[str, Any] = defaultdict(int)  # by name of the snapshot's attribute
         self._in_flight = self._max_in_flight = 0
 
     def begin(self, kind: str, *, is_retry: bool, hedged_bytes: int = 0) -> None:
