@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from energon_stream.storage.base import ByteRange
 
 T = TypeVar("T")
+ErrorT = TypeVar("ErrorT", bound=StorageError)
 
 # S3 says 400 to these codes.
 _MEANT = {
@@ -66,6 +67,12 @@ class RemoteStore:
     def _where(self, path: str) -> str:
         return f"{self.url}/{path}" if path else self.url
 
+    def _error(
+        self, kind: type[ErrorT], path: str, what: str, hint: str | None = None, **details: Any
+    ) -> ErrorT:
+        """Return an error about an object. Secrets of the store are removed from ``what``."""
+        return kind(redact(what, self._secrets), where=self._where(path), hint=hint, **details)
+
     def _endpoint(self) -> str:
         """Return the server, for messages."""
         return f"the {url_scheme(self.url)} store"
@@ -98,11 +105,9 @@ class RemoteStore:
     ) -> StorageError:
         """Return the error for an HTTP status. ``region`` is the bucket's, if the answer told it."""
         endpoint = self._endpoint()
-        answer = redact(
-            f"HTTP {status}{' ' + code if code else ''}{': ' + message if message else ''}", self._secrets
-        )
+        answer = f"HTTP {status}{' ' + code if code else ''}{': ' + message if message else ''}"
         kind: type[StorageError] = StorageError
-        what, hint = "the store refused the request", ""
+        what, hint = "the store refused the request", None
         match _MEANT.get(code, status) if status == 400 else status:
             case 404:
                 kind = ObjectNotFoundError
@@ -125,20 +130,20 @@ class RemoteStore:
                     hint = f"Set AWS_REGION={region}, and an endpoint of that region if you set one ({endpoint})."
             case meant if meant in (408, 425) or meant >= 500:
                 kind, what = TransientStorageError, "the store is busy or failing"
-        return kind(f"{what} ({answer})", where=self._where(path), hint=hint or None)
+        return self._error(kind, path, f"{what} ({answer})", hint)
 
     def _denied(self, path: str, answer: str, *, is_expired: bool) -> StorageError:
         """Return the error for refused credentials, which a provider may replace by others."""
-        where = self._where(path)
         if self._renew_credentials(is_expired=is_expired):
-            return TransientStorageError(f"credentials were refused and replaced ({answer})", where=where)
-        if is_expired and self._provides_credentials():
-            return TransientStorageError(
-                f"the credentials have expired, and no others came yet ({answer})", where=where
+            return self._error(
+                TransientStorageError, path, f"credentials were refused and replaced ({answer})"
             )
+        if is_expired and self._provides_credentials():
+            what = f"the credentials have expired, and no others came yet ({answer})"
+            return self._error(TransientStorageError, path, what)
         hint = f"Check key, secret, token, clock and the bucket's policy at {self._endpoint()}."
         what = "access denied: the credentials have expired" if is_expired else "access denied"
-        return AccessDeniedError(f"{what} ({answer})", where=where, hint=hint)
+        return self._error(AccessDeniedError, path, f"{what} ({answer})", hint)
 
     def _provides_credentials(self) -> bool:
         """Return whether credentials come from a provider, which may bring others later."""
@@ -151,23 +156,24 @@ class RemoteStore:
     def _bad_answer(self, path: str, problem: str) -> BadAnswerError:
         """Return the error for an answer that no such store gives."""
         hint = f"Check that {self._endpoint()} is the store, and not a proxy, a login page or another server."
-        return BadAnswerError(redact(problem, self._secrets), where=self._where(path), hint=hint)
+        return self._error(BadAnswerError, path, problem, hint)
 
     def _not_partial(self, path: str) -> BadAnswerError:
         """Return the error for a server that answers a range request with the whole object."""
         hint = "Use a server (or proxy) that answers Range requests with 206."
-        what = "the server ignores byte ranges and sends whole objects"
-        return BadAnswerError(what, where=self._where(path), hint=hint)
+        return self._error(
+            BadAnswerError, path, "the server ignores byte ranges and sends whole objects", hint
+        )
 
     def _broken(self, path: str, problem: str, *, answered: bool) -> TransientStorageError:
         """Return the error for a connection that failed, broke or stalled."""
-        what = f"the connection failed: {redact(problem, self._secrets)}"
+        what = f"the connection failed: {problem}"
         hint = f"Check that {self._endpoint()} is right and reachable."
-        return TransientStorageError(what, where=self._where(path), hint=hint, answered=answered)
+        return self._error(TransientStorageError, path, what, hint, answered=answered)
 
     def _no_credentials(self, path: str, what: str) -> AccessDeniedError:
         hint = "Set the store's environment variables, pass storage_options, or anon=True."
-        return AccessDeniedError(what, where=self._where(path), hint=hint)
+        return self._error(AccessDeniedError, path, what, hint)
 
 
 def _for_people(text: str) -> str:

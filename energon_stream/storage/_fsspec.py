@@ -19,7 +19,6 @@ from energon_stream.printable import strip_credentials
 from energon_stream.storage._answers import RemoteStore, object_changed, short_body
 from energon_stream.storage._causes import cause_in_chain
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
-from energon_stream.storage.secrets import redact
 from energon_stream.urls import url_scheme
 
 T = TypeVar("T")
@@ -175,9 +174,8 @@ class FsspecStore(RemoteStore):
         if etag is not None:
             current = self.head(path).etag
             if current is None:
-                raise UnsupportedStoreError(
-                    "this file system has no content versions to compare", where=self._where(path)
-                )
+                what = "this file system has no content versions to compare"
+                raise self._error(UnsupportedStoreError, path, what)
             if current != etag:
                 raise object_changed(self._where(path))
         return Body(memoryview(data), etag, total_size)
@@ -203,12 +201,12 @@ class FsspecStore(RemoteStore):
             cause = cause.__cause__
         if isinstance(error, FileNotFoundError):
             return self._refused(path, 404, message=str(error))
-        name, problem = type(error).__name__, redact(str(error), self._secrets)
+        name = type(error).__name__
         if isinstance(error, PermissionError) or name in _CREDENTIAL_ERRORS:
-            return self._no_credentials(path, f"access denied: {problem}")
+            return self._no_credentials(path, f"access denied: {error}")
         if name == "ResponseParserError":
             return self._bad_answer(path, "the answer is none of the store's: it is not XML")
-        return StorageError(f"the request failed: {name}: {problem}", where=self._where(path))
+        return self._error(StorageError, path, f"the request failed: {name}: {error}")
 
     def _answered(self, response: Mapping[str, Any], path: str) -> StorageError:
         """Return the error for an answer, as botocore's ClientError keeps it."""

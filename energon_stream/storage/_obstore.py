@@ -39,7 +39,6 @@ from energon_stream.storage._provider import FAILED, ProvidedCredentials
 from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, ScheduledStore
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.obstore_use import mark_obstore_used, obstore_usable, share_arenas
-from energon_stream.storage.secrets import redact
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -113,34 +112,24 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         return _meta(self._with_version(found, path))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
-        is_empty = True
-        for entry in self._listed(prefix):
-            is_empty = False
-            yield entry
-        if is_empty and self._config.kind == "s3":
-            yield from self._listed_again(prefix)
-
-    def _listed(self, prefix: str) -> Iterator[ListEntry]:
-        folder = self._key(prefix)
+        folder, absent = self._key(prefix), self._key(f"{prefix}/{_ABSENT}".strip("/"))
         below_root = len(self._root) + 1 if self._root else 0
-        pages = self._call(
-            prefix, lambda: iter(obstore.list(self._client(), folder or None, chunk_size=1000))
-        )
-        while page := self._call(prefix, lambda: next(pages, None)):
-            for found in page:
-                yield ListEntry(found["path"][below_root:], _meta(found))
 
-    def _listed_again(self, prefix: str) -> Iterator[ListEntry]:
-        """List a folder that seemed to be empty. obstore takes a page of HTML for a listing without objects.
+        def entries() -> list[ListEntry]:
+            pages = obstore.list(self._client(), folder or None, chunk_size=1000)
+            return [ListEntry(found["path"][below_root:], _meta(found)) for page in pages for found in page]
 
-        Raises BadAnswerError if the server answers with a page to everything.
-        """
-        probe = self._key(f"{prefix}/{_ABSENT}".strip("/"))
-        try:
-            self._call(prefix, lambda: obstore.head(self._client(), probe))
-        except (ObjectNotFoundError, AccessDeniedError, UnsupportedStoreError):
-            return self._listed(prefix)
-        raise self._bad_answer(prefix, "the answer to a listing is none")
+        listed = self._call(prefix, entries)
+        if not listed and self._config.kind == "s3":
+            # obstore takes a page of HTML for a listing without objects. A server that answers with a page to
+            # everything seems to have any object.
+            try:
+                self._call(prefix, lambda: obstore.head(self._client(), absent))
+            except (ObjectNotFoundError, AccessDeniedError, UnsupportedStoreError):
+                listed = self._call(prefix, entries)
+            else:
+                raise self._bad_answer(prefix, "the answer to a listing is none")
+        return iter(listed)
 
     def put(self, path: str, data: bytes) -> None:
         self._call(path, lambda: obstore.put(self._client(), self._key(path), data))
@@ -169,7 +158,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         meta = result.meta
         first, last = result.range
         if len(data) != last - first:
-            raise TransientStorageError("the body ended early", where=self._where(path))
+            raise self._error(TransientStorageError, path, "the body ended early")
         return Body(data, _etag(self._with_version(meta, path)), meta["size"])
 
     def _with_version(self, found: Any, path: str) -> Any:
@@ -197,15 +186,14 @@ class ObstoreStore(ScheduledStore, RemoteStore):
 
     def _provides_credentials(self) -> bool:
         config = self._config
-        is_searched = config.kind == "s3" and config.credentials is None and not config.is_anonymous
+        is_anonymous = config.settings.get("skip_signature")
+        is_searched = config.kind == "s3" and config.credentials is None and not is_anonymous
         return isinstance(config.credentials, _RENEWABLE) or is_searched
 
     def _renew_credentials(self, *, is_expired: bool) -> bool:
         return self._provides_credentials() and self._shared_client().renew(is_expired=is_expired)
 
     def _name(self, error: Exception, path: str) -> StorageError:
-        if isinstance(error, StorageError):
-            return error
         # The first part is meant for people; the second is a dump of Rust values that may contain secrets.
         text, _, dump = str(error).partition("\n\nDebug source")
         status = _STATUS.search(text)
@@ -214,10 +202,9 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             code, message, region = (match[1] if match else "" for match in found)
             return self._refused(path, int(status[1]), code, message, region or None)
         if FAILED in text:
-            problem = redact(text[text.index(FAILED) :], self._secrets)
-            return TransientStorageError(problem, where=self._where(path), answered=False)
+            return self._error(TransientStorageError, path, text[text.index(FAILED) :], answered=False)
         if any(sign in text for sign in _CREDENTIAL_SIGNS):
-            return self._no_credentials(path, f"no credentials were found ({redact(text, self._secrets)})")
+            return self._no_credentials(path, f"no credentials were found ({text})")
         if isinstance(error, FileNotFoundError):
             return self._refused(path, 404, message=text)
         if "non-partial" in text or "Range request not supported" in text:
@@ -225,7 +212,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         if "Wanted range starting at" in text:  # Azure answers with the whole object
             return self._refused(path, 416, message=text)
         if "Requested" in text and ", got" in text:
-            return RangeError(f"the store sent another byte range: {text}", where=self._where(path))
+            return self._error(RangeError, path, f"the store sent another byte range: {text}")
         for sign, problem in _BAD_ANSWERS.items():
             if sign in text:
                 return self._bad_answer(path, problem)
@@ -236,14 +223,14 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             return self._broken(path, cause, answered=False)
         if "redirect" in text:
             return self._refused(path, 301, message=text.rpartition(" - ")[2], region=self._region())
-        return StorageError(f"the request failed: {redact(text, self._secrets)}", where=self._where(path))
+        return self._error(StorageError, path, f"the request failed: {text}")
 
     def _region(self) -> str | None:
         """Ask the server for the bucket's region, without credentials; None if it does not say."""
         config = self._config
         if config.kind != "s3":
             return None
-        place = urlsplit(dict(config.settings).get("endpoint") or "https://s3.amazonaws.com")
+        place = urlsplit(config.settings.get("endpoint") or "https://s3.amazonaws.com")
         connect = HTTPSConnection if place.scheme == "https" else HTTPConnection
         try:
             with closing(connect(place.netloc, timeout=_REGION_TIMEOUT)) as connection:
@@ -304,9 +291,25 @@ class _Client:
         return found
 
     def _make(self) -> Any:
-        provider = self._config.credentials
-        credentials = self._provide if isinstance(provider, _RENEWABLE) else provider
-        return _make_client(self._config, credentials, self._read_timeout)
+        config, credentials = self._config, self._config.credentials
+        common: Any = {
+            "client_options": {
+                "connect_timeout": "5s",
+                "read_timeout": self._read_timeout,
+                "timeout": "1h",  # for a whole request; obstore's default of 30 s would end large slow reads
+                "allow_http": config.endpoint.startswith("http://"),
+                **config.client_options,
+            },
+            # RetryPolicy is the one layer that retries; obstore's own retries would not be counted.
+            "retry_config": {"max_retries": 0, "retry_timeout": timedelta(minutes=3)},
+        }
+        if config.kind == "http":
+            return HTTPStore.from_url(config.root, **common)
+        if credentials is not None:
+            is_renewable = isinstance(credentials, _RENEWABLE)
+            common["credential_provider"] = self._provide if is_renewable else credentials
+        store: Any = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}[config.kind]
+        return store(config.root, config=config.settings, **common)
 
 
 def _lasting(credentials: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,23 +321,6 @@ def _load_fallback() -> None:
     from energon_stream.storage._s3fs import load_s3fs
 
     load_s3fs()
-
-
-def _make_client(config: ClientConfig, credentials: Any, read_timeout: str) -> Any:
-    client_options: Any = {"read_timeout": read_timeout, **dict(config.client_options)}
-    if "default_headers" in client_options:
-        client_options["default_headers"] = dict(client_options["default_headers"])
-    # RetryPolicy is the one layer that retries; obstore's own retries would not be counted.
-    common: Any = {
-        "client_options": client_options,
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(minutes=3)},
-    }
-    if config.kind == "http":
-        return HTTPStore.from_url(config.root, **common)
-    if credentials is not None:
-        common["credential_provider"] = credentials
-    store: Any = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}[config.kind]
-    return store(config.root, config=dict(config.settings), **common)
 
 
 def _meta(found: Mapping[str, Any]) -> ObjectMeta:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from energon_stream.errors import AccessDeniedError, UnsupportedStoreError
@@ -16,7 +16,6 @@ from energon_stream.printable import strip_credentials
 from energon_stream.storage._provider import OPTION, ProvidedCredentials
 from energon_stream.urls import url_scheme
 
-_Items = tuple[tuple[str, Any], ...]
 _Kind = Literal["s3", "gcs", "azure", "http"]
 
 READ_TIMEOUT = "20s"
@@ -75,22 +74,20 @@ class SessionCredentials:
         return self()
 
 
+_Credentials: TypeAlias = StaticCredentials | SessionCredentials | ProvidedCredentials | None
+"""A credential provider; None for obstore's own search."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
     """Configuration of a client; equal configurations share one."""
 
     kind: _Kind
     root: str  # bucket, container, or ``scheme://host``
-    settings: _Items = field(repr=False)  # items of the store's configuration
-    client_options: _Items = field(repr=False)  # items of the HTTP client's options
-    # Credential provider, or None for obstore's own search.
-    credentials: StaticCredentials | SessionCredentials | ProvidedCredentials | None
+    settings: Mapping[str, Any] = field(repr=False, hash=False)  # the store's configuration
     endpoint: str  # server, for error messages
-
-    @property
-    def is_anonymous(self) -> bool:
-        """True if requests are not signed."""
-        return bool(dict(self.settings).get("skip_signature"))
+    credentials: _Credentials = None
+    client_options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)  # of HTTP
 
 
 def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, str]:
@@ -113,11 +110,37 @@ def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, 
     return config, (unquote(path) if is_http else path).strip("/")
 
 
+class Server(NamedTuple):
+    """The server that gets the requests for an S3 URL."""
+
+    endpoint: str  # URL of the server
+    bucket: str
+    region: str  # region that requests are signed for
+
+
+def server_of(url: str, options: Mapping[str, Any]) -> Server | None:
+    """Return the server of an S3 URL with storage options; None for other URLs.
+
+    Raises:
+        UnsupportedStoreError: An option is unknown, or the URL is of another kind.
+
+    Example:
+        >>> from energon_stream.storage import server_of
+        >>> server_of("s3://data/captions", {"endpoint_url": "http://127.0.0.1:4566"})
+        Server(endpoint='http://127.0.0.1:4566', bucket='data', region='us-east-1')
+    """
+    if not url.startswith(("s3://", "s3a://")):
+        return None
+    config, _ = resolve_config(url, options)
+    region = str(config.settings["region"])
+    endpoint = config.endpoint if "://" in config.endpoint else f"https://s3.{region}.amazonaws.com"
+    return Server(endpoint, config.root, region)
+
+
 def _http(host: str, left: dict[str, Any], url: str, provider: None) -> ClientConfig:
     root = f"{url_scheme(url)}://{host}"
     headers = left.pop("headers", None)
-    client = {"default_headers": tuple(sorted(headers.items()))} if headers else {}
-    return _config("http", root, {}, root, "", client)
+    return ClientConfig("http", root, {}, root, None, {"default_headers": headers} if headers else {})
 
 
 def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentials | None) -> ClientConfig:
@@ -144,7 +167,7 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
         or environment("AWS_REGION")
         or environment("AWS_DEFAULT_REGION")
     )
-    credentials: StaticCredentials | SessionCredentials | ProvidedCredentials | None = provider
+    credentials: _Credentials = provider
     if provider is None and key and secret:
         credentials = StaticCredentials(key, secret, token or None)
     if not (endpoint and region and (credentials or anon)) and _asks_for_botocore(profile):
@@ -176,8 +199,8 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
         client["root_certificate"] = Path(bundle).read_text()
     # The remaining options are those that obstore cannot honour.
     left.update(client_kwargs | config_kwargs | s3_config)
-    server = f"AWS, region {config['region']}"
-    return _config("s3", bucket, config, endpoint or "", server, client, None if anon else credentials)
+    server = endpoint or f"AWS, region {config['region']}"
+    return ClientConfig("s3", bucket, config, server, None if anon else credentials, client)
 
 
 def _gcs(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentials | None) -> ClientConfig:
@@ -190,7 +213,7 @@ def _gcs(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredenti
     if not endpoint and os.environ.get("STORAGE_EMULATOR_HOST"):
         raise _unsupported(url, "cannot honour the storage options ['STORAGE_EMULATOR_HOST']")
     config = _renamed(left, _GCS_NAMES) | ({"base_url": endpoint} if endpoint else {})
-    return _config("gcs", bucket, config, endpoint, "GCS", credentials=provider)
+    return ClientConfig("gcs", bucket, config, endpoint or "GCS", provider)
 
 
 def _azure(
@@ -207,7 +230,7 @@ def _azure(
             protocol = given.get("DefaultEndpointsProtocol", "https")
             suffix = given.get("EndpointSuffix", "core.windows.net")
             config["endpoint"] = f"{protocol}://{config['account_name']}.blob.{suffix}"
-    return _config("azure", container, config, str(config.get("endpoint", "")), "Azure", credentials=provider)
+    return ClientConfig("azure", container, config, str(config.get("endpoint") or "Azure"), provider)
 
 
 _RESOLVERS: dict[str, Callable[[str, dict[str, Any], str, Any], ClientConfig]] = {
@@ -218,25 +241,6 @@ _RESOLVERS: dict[str, Callable[[str, dict[str, Any], str, Any], ClientConfig]] =
 }
 """By scheme. Each takes bucket or host, options, URL and credential provider, and removes the options that it
 honours."""
-
-
-def _config(
-    kind: _Kind,
-    root: str,
-    settings: Mapping[str, Any],
-    endpoint: str,
-    server: str,  # without an endpoint, for error messages
-    client: Mapping[str, Any] | None = None,
-    credentials: StaticCredentials | SessionCredentials | ProvidedCredentials | None = None,
-) -> ClientConfig:
-    client_options = {
-        "connect_timeout": "5s",
-        "timeout": "1h",  # for a whole request; obstore's default of 30 s would end large slow reads
-        "allow_http": endpoint.startswith("http://"),
-        **(client or {}),
-    }
-    items = tuple(sorted(settings.items())), tuple(sorted(client_options.items()))
-    return ClientConfig(kind, root, *items, credentials, endpoint or server)
 
 
 def _renamed(left: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_options_that_obstore_cannot_honour(s3_server, tmp_bucket):
 )
 def test_configurations_of_other_clouds(url, options, kind, config):
     client, path = resolve_config(url, options)
-    assert (client.kind, dict(client.settings), path) == (kind, config, "x")
+    assert (client.kind, client.settings, path) == (kind, config, "x")
 
 
 @pytest.mark.parametrize(

@@ -171,17 +171,15 @@ def test_http_servers_without_versions_or_ranges(tmp_path, transport):
 def test_connection_strings_of_azure_reach_obstore(monkeypatch):
     """They are passed, or set in the environment; passed ones win."""
     text = "DefaultEndpointsProtocol=https;AccountName=name;AccountKey=a2V5;EndpointSuffix=core.example"
-    passed = dict(resolve_config("az://box/x", {"connection_string": text})[0].settings)
+    passed = resolve_config("az://box/x", {"connection_string": text})[0].settings
     assert passed == {
         "account_name": "name",
         "account_key": "a2V5",
         "endpoint": "https://name.blob.core.example",
     }
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
-    assert dict(resolve_config("az://box/x", {})[0].settings) == passed
-    assert dict(resolve_config("az://box/x", {"account_name": "other"})[0].settings) == {
-        "account_name": "other"
-    }
+    assert resolve_config("az://box/x", {})[0].settings == passed
+    assert resolve_config("az://box/x", {"account_name": "other"})[0].settings == {"account_name": "other"}
 
 
 def test_obstore_refuses_an_emulator_of_google(monkeypatch):
