@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import children
@@ -67,6 +67,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for path in sorted(modules, key=rank):
         (dealt[-1] if rank(path) < 0 else min(dealt, key=len)).extend(modules[path])
     items[:] = [item for part in dealt for item in part]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without the garbage collector, which would look at what is imported again and again: a
+    fourth of the time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
