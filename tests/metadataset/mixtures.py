@@ -44,7 +44,7 @@ def train(path, **changes):
         "shuffle_buffer_size": 10,
         "max_samples_per_sequence": 4,
         "worker_config": ALONE,
-        "read_options": ReadOptions(max_ahead=64),  # tiny datasets would be planned for hundreds of passes
+        "read_options": ReadOptions(max_ahead=16),  # tiny datasets would be planned for hundreds of passes
     }
     return get_train_dataset(path, **{**arguments, **changes})
 
