@@ -243,7 +243,7 @@ def start(
             raise ValueError(f"{name} is read when an interpreter starts: use sys.executable")
     words = tuple(map(str, arguments))
     server = _server(preload)
-    environment.setdefault(_SERVER, server.address)
+    environment[_SERVER] = server.address  # what the child starts is forked from the same server
     request = {
         "arguments": words,
         "cwd": os.fspath(cwd or os.getcwd()),
@@ -372,6 +372,12 @@ def launcher() -> str:
     server = _server()
     os.environ[_SERVER] = server.address
     return server.launcher
+
+
+def torchrun_environment(*preload: str) -> dict[str, str]:
+    """Variables with which torchrun starts its ranks as forks of a server that imported ``preload``, too."""
+    server = _server(preload)
+    return {"PYTHON_EXEC": server.launcher, _SERVER: server.address}
 
 
 def cpu_seconds() -> float:
