@@ -31,6 +31,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+# Small models gain nothing from a thread per core, and threads of OpenMP spin while they wait for each other,
+# on cores that other tests need. Set before torch is imported; programs that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import children
 import pytest
 import yaml

@@ -1,5 +1,6 @@
 """How workers start: by fork where it is safe, by a fork server elsewhere, and as the user asks."""
 
+import os
 import textwrap
 
 import children
@@ -113,3 +114,32 @@ def test_a_missing_guard_is_named(tmp_path, s3_server, bucket):
     assert "worker 0 did not start by 'spawn'" in done.stderr
     assert 'put it under `if __name__ == "__main__":`' in textwrap.dedent(done.stderr)
     assert "memory" not in done.stderr.partition("did not start by")[2]
+
+
+THREADS = """
+import torch
+import energon_stream as es
+
+class Encoder(es.DefaultTaskEncoder):
+    decoder = None
+    cookers = [es.Cooker(es.basic_sample_keys)]
+
+    def batch(self, samples):
+        return torch.ones(1 << 20).add(1).sum().item(), torch.get_num_threads()
+
+torch.ones(1 << 20).add(1).sum()  # threads that a fork does not have
+print(torch.get_num_threads())
+dataset = es.get_train_dataset(
+    {path!r}, batch_size=4, shuffle_buffer_size=5, max_samples_per_sequence=5,
+    worker_config=es.WorkerConfig(0, 1, 2), task_encoder=Encoder(),
+)
+with es.get_savable_loader(dataset) as loader:
+    print({{batch for batch, _ in zip(loader, range(4))}})
+"""
+
+
+def test_workers_compute_on_one_thread_each_after_a_fork_of_many(data):
+    done = children.run(
+        "-c", THREADS.format(path=str(data)), env=os.environ | {"OMP_NUM_THREADS": "3"}, check=True
+    )
+    assert done.stdout.splitlines() == ["3", f"{{({2.0 * (1 << 20)}, 1)}}"]
