@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 
 from energon_stream.fork import PerProcess
 
@@ -28,12 +27,12 @@ class Contact:
 
     Args:
         name: The store, for log lines.
-        key: Names the store among all that processes know; None if no other contact is with it.
+        key: Names the store among all that processes know.
     """
 
-    def __init__(self, name: str, key: str | None = None) -> None:
+    def __init__(self, name: str, key: str) -> None:
         self._name = name
-        self._key = key or uuid.uuid4().hex
+        self._key = key
         self._lock = threading.Lock()
         self._again = threading.Event()  # set, and replaced, when the store answers after an outage
         self._failing_since: float | None = None  # first failure after the latest answer

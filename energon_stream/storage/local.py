@@ -21,7 +21,7 @@ from energon_stream.errors import (
 from energon_stream.storage._answers import object_changed, short_body
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.urls import local_path
-from energon_stream.whole_files import TEMPORARY_SUFFIX, replacing
+from energon_stream.whole_files import TEMPORARY_SUFFIX, replacing, write_whole
 
 _MAX_MAPS = 64
 
@@ -85,11 +85,13 @@ class LocalStore:
         return iter(sorted(entries, key=lambda entry: entry.path))
 
     def put(self, path: str, data: bytes) -> None:
-        with self._replacing(path) as temporary:
-            Path(temporary).write_bytes(data)
+        location = self._locate(path)
+        with named_errors(location):
+            write_whole(location, data)
 
     def put_file(self, path: str, local_path: str, *, move: bool = False) -> None:
-        with self._replacing(path) as temporary:
+        location = self._locate(path)
+        with named_errors(location), replacing(location) as temporary:
             (shutil.move if move else shutil.copyfile)(local_path, temporary)
 
     def delete(self, path: str) -> None:
@@ -115,13 +117,6 @@ class LocalStore:
                     return self._map(location, version), version
                 except ObjectChangedError:  # replaced between the two lines; look again
                     continue
-
-    @contextmanager
-    def _replacing(self, path: str) -> Iterator[str]:
-        """Give the name of a temporary file beside the target, and rename it at the end."""
-        location = self._locate(path)
-        with named_errors(location), replacing(location) as temporary:
-            yield temporary
 
 
 def _meta(status: os.stat_result) -> ObjectMeta:

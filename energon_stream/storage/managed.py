@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import RangeError, UnsupportedStoreError
@@ -13,7 +14,7 @@ from energon_stream.fork import PerProcess
 from energon_stream.storage._answers import object_changed
 from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore, with_listener
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
-from energon_stream.storage.contact import Contact, contact_with
+from energon_stream.storage.contact import contact_with
 from energon_stream.storage.counters import StorageCounters, default_counters
 from energon_stream.tracing import current_recorder
 
@@ -27,7 +28,7 @@ class ManagedStore(ScheduledStore):
     """Adds retries, counters and fork safety to a store; see ``Store`` for the methods.
 
     ``factory`` opens the wrapped store, once in each process. ``counters`` default to those of the process.
-    Stores with the same ``contact_key`` share what the process knows of the server; None: it shares nothing.
+    Stores with the same ``contact_key`` share what the process knows of the server; None shares nothing.
     """
 
     is_local = False
@@ -43,7 +44,7 @@ class ManagedStore(ScheduledStore):
         self._counters = counters
         self._stores: PerProcess[Store] = PerProcess(factory)
         self.url = self._stores.get().url  # this reports unusable options now instead of at the first read
-        self._contacts: PerProcess[Contact] = PerProcess(partial(_contact, contact_key, self.url))
+        self._contact_key = contact_key or uuid.uuid4().hex
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         return self._read(path, lambda store: store.get(path, etag=etag), etag)
@@ -73,11 +74,8 @@ class ManagedStore(ScheduledStore):
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         """List all objects below a folder. A listing is retried as a whole and counts once."""
-
-        def entries(store: Store) -> list[ListEntry]:
-            return sorted(store.list(prefix), key=lambda entry: entry.path)
-
-        return iter(self._run("list", prefix, entries))
+        by_path = attrgetter("path")
+        return iter(self._run("list", prefix, lambda store: sorted(store.list(prefix), key=by_path)))
 
     def put(self, path: str, data: bytes) -> None:
         self._run("put", path, lambda store: store.put(path, data))
@@ -138,8 +136,4 @@ class ManagedStore(ScheduledStore):
             return result
 
         policy = self._policy if listener.retries else replace(self._policy, attempts=1)
-        return policy.run(attempt, self._contacts.get() if listener.retries else None)
-
-
-def _contact(key: str | None, url: str) -> Contact:
-    return Contact(url) if key is None else contact_with(key, url)
+        return policy.run(attempt, contact_with(self._contact_key, self.url) if listener.retries else None)

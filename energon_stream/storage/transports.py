@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from energon_stream.errors import ConfigError, UnsupportedStoreError
 from energon_stream.logs import log_once
@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 Transport = Literal["auto", "fsspec", "obstore"]
 StoreFactory: TypeAlias = Callable[[str, Mapping[str, Any]], Store]
 """Opens a store from URL and options; raises ``UnsupportedStoreError`` for options it cannot honour."""
+StoreLayer: TypeAlias = Callable[[Store], Store]
+"""Returns a store that reads through a layer, such as a cache; a picklable value."""
 
 
 def _lazy(module: str, name: str) -> StoreFactory:
@@ -59,22 +61,21 @@ _GROUP = "energon_stream.stores"
 
 
 @functools.cache
-def _installed_store(scheme: str) -> StoreFactory | None:
-    """Return the factory that an installed package names for a scheme; None if none does.
+def _other_stores(scheme: str) -> Mapping[str, StoreFactory]:
+    """Return the row of a scheme that is not in the table: an installed package's store, or else fsspec's.
 
     Raises:
-        UnsupportedStoreError: It cannot be imported.
+        UnsupportedStoreError: The package's store cannot be imported.
     """
     for found in entry_points(group=_GROUP, name=scheme):
         try:
-            factory: StoreFactory = found.load()
+            return {"registered": found.load()}
         except (ImportError, AttributeError) as error:
             raise UnsupportedStoreError(
                 f"the store for {scheme}:// URLs cannot be imported: {found.value} ({error})",
                 hint="Repair or remove the package that offers it.",
             ) from error
-        return factory
-    return None
+    return {"fsspec": _fsspec}
 
 
 def register_store(scheme: str, factory: StoreFactory) -> None:
@@ -105,23 +106,15 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
     _TABLE[scheme.lower()] = {"registered": factory}
 
 
-def _transports(scheme: str) -> Mapping[str, StoreFactory]:
-    """Return the factories of a scheme by transport, the preferred one first."""
-    row = _TABLE.get(scheme)
-    if row is None:
-        factory = _installed_store(scheme)
-        row = {"fsspec": _fsspec} if factory is None else {"registered": factory}
-    return row
-
-
 def open_transport(url: str, options: Mapping[str, Any], transport: Transport = "auto") -> Store:
     """Open a remote store, without retries and counters."""
-    row = _transports(url_scheme(url))
+    scheme = url_scheme(url)
+    row = _TABLE.get(scheme) or _other_stores(scheme)
     if transport != "auto":
         if transport not in row:
             raise UnsupportedStoreError(
                 f"the {transport} transport does not know this kind of URL",
-                where=strip_credentials(url),
+                where=url,
                 hint="Use transport='auto'.",
             )
         return row[transport](url, options)
@@ -139,13 +132,6 @@ def open_transport(url: str, options: Mapping[str, Any], transport: Transport = 
                     os.getpid(),
                 )
     return last_choice[1](url, options)
-
-
-class StoreLayer(Protocol):
-    """A wrapper around stores, such as a cache; a picklable value."""
-
-    def __call__(self, store: Store, /) -> Store:
-        """Return a store that reads through this layer."""
 
 
 @dataclass(frozen=True, slots=True)
