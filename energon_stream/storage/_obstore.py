@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import obstore
@@ -36,7 +36,7 @@ from energon_stream.storage._obstore_config import (
     resolve_config,
 )
 from energon_stream.storage._provider import FAILED, ProvidedCredentials
-from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener, ScheduledStore
+from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.obstore_use import mark_obstore_used, obstore_usable, share_arenas
 
@@ -64,7 +64,7 @@ _RENEWABLE = (SessionCredentials, ProvidedCredentials)
 _BETWEEN_RENEWALS = 1.0  # seconds; a provider may start a program or ask a server
 _REGION_TIMEOUT = 5.0
 
-_clients: PerProcess[Any] = PerProcess()
+_clients: PerProcess[_Client] = PerProcess()
 
 
 class ObstoreStore(ScheduledStore, RemoteStore):
@@ -84,11 +84,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
                 hint="Use transport='auto', or start the process with 'spawn'.",
             )
         share_arenas()  # obstore allocates answers in the thread that requests them
-        self._own_client: _Client | None = None
-
-    def with_listener(self, listener: AttemptListener) -> Self:
-        self._shared_client()  # the copies share it
-        return super().with_listener(listener)
+        self._client = _clients.map(self._config, partial(_Client, self._config))
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         return self._get(path, {}, etag)
@@ -108,7 +104,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         return self._get(path, options, etag or meta.etag)
 
     def head(self, path: str) -> ObjectMeta:
-        found = self._call(path, lambda: obstore.head(self._client(), self._key(path)))
+        found = self._call(path, lambda: obstore.head(self._client.get(), self._key(path)))
         return _meta(self._with_version(found, path))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
@@ -116,7 +112,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         below_root = len(self._root) + 1 if self._root else 0
 
         def entries() -> list[ListEntry]:
-            pages = obstore.list(self._client(), folder or None, chunk_size=1000)
+            pages = obstore.list(self._client.get(), folder or None, chunk_size=1000)
             return [ListEntry(found["path"][below_root:], _meta(found)) for page in pages for found in page]
 
         listed = self._call(prefix, entries)
@@ -124,7 +120,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             # obstore takes a page of HTML for a listing without objects. A server that answers with a page to
             # everything seems to have any object.
             try:
-                self._call(prefix, lambda: obstore.head(self._client(), absent))
+                self._call(prefix, lambda: obstore.head(self._client.get(), absent))
             except (ObjectNotFoundError, AccessDeniedError, UnsupportedStoreError):
                 listed = self._call(prefix, entries)
             else:
@@ -132,21 +128,20 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         return iter(listed)
 
     def put(self, path: str, data: bytes) -> None:
-        self._call(path, lambda: obstore.put(self._client(), self._key(path), data))
+        self._call(path, lambda: obstore.put(self._client.get(), self._key(path), data))
 
     def put_file(self, path: str, local_path: str, *, move: bool = False) -> None:
         with open(local_path, "rb"):  # a missing local file is not a missing object
-            self._call(path, lambda: obstore.put(self._client(), self._key(path), Path(local_path)))
+            self._call(path, lambda: obstore.put(self._client.get(), self._key(path), Path(local_path)))
 
     def delete(self, path: str) -> None:
         with suppress(FileNotFoundError):
-            self._call(path, lambda: obstore.delete(self._client(), self._key(path)))
+            self._call(path, lambda: obstore.delete(self._client.get(), self._key(path)))
 
     def _get(self, path: str, options: GetOptions, etag: str | None) -> Body:
         if etag is not None:
             options["if_match"] = etag
-        client, key = self._client(), self._key(path)
-        result = self._call(path, lambda: obstore.get(client, key, options=options))
+        result = self._call(path, lambda: obstore.get(self._client.get(), self._key(path), options=options))
         if not self._listener.answered():
             del result  # this closes the connection
             raise AnswerUnwanted
@@ -169,18 +164,6 @@ class ObstoreStore(ScheduledStore, RemoteStore):
     def _key(self, path: str) -> str:
         return f"{self._root}/{path}" if self._root and path else self._root or path
 
-    def _client(self) -> Any:
-        return self._shared_client().client
-
-    def _shared_client(self) -> _Client:
-        if self._own_client is None:
-            mark_obstore_used()
-            if self._config.kind == "s3":
-                before_forks(_load_fallback)
-            make = partial(_clients.map, self._config, partial(_Client, self._config))
-            self._own_client = self._call("", make)
-        return self._own_client
-
     def _endpoint(self) -> str:
         return self._config.endpoint
 
@@ -191,7 +174,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         return isinstance(config.credentials, _RENEWABLE) or is_searched
 
     def _renew_credentials(self, *, is_expired: bool) -> bool:
-        return self._provides_credentials() and self._shared_client().renew(is_expired=is_expired)
+        return self._provides_credentials() and self._client.renew(is_expired=is_expired)
 
     def _name(self, error: Exception, path: str) -> StorageError:
         # The first part is meant for people; the second is a dump of Rust values that may contain secrets.
@@ -218,8 +201,8 @@ class ObstoreStore(ScheduledStore, RemoteStore):
                 return self._bad_answer(path, problem)
         if "HTTP error" in text:
             cause = cause_in(dump) or text.rpartition(" - ")[2]
-            if cause == NO_ANSWER and self._own_client is not None:
-                self._own_client.wait_longer()
+            if cause == NO_ANSWER:
+                self._client.wait_longer()
             return self._broken(path, cause, answered=False)
         if "redirect" in text:
             return self._refused(path, 301, message=text.rpartition(" - ")[2], region=self._region())
@@ -243,9 +226,6 @@ class ObstoreStore(ScheduledStore, RemoteStore):
 class _Client:
     """The client of a configuration in this process. It is replaced when its credentials are refused, or its
     time-out was too short.
-
-    Attributes:
-        client: obstore's store.
     """
 
     def __init__(self, config: ClientConfig) -> None:
@@ -255,7 +235,17 @@ class _Client:
         self._renewed_at = 0.0
         self._is_renewed = False
         self._read_timeout = FIRST_READ_TIMEOUT
-        self.client = self._make()
+        self._store: Any = None
+
+    def get(self) -> Any:
+        """Return obstore's store. The first call starts obstore in this process."""
+        if self._store is None:
+            mark_obstore_used()
+            if self._config.kind == "s3":
+                before_forks(_load_fallback)
+            with self._lock:
+                self._store = self._store or self._make()
+        return self._store
 
     def renew(self, *, is_expired: bool) -> bool:
         """Take other credentials from the provider. Return whether there are others than the refused ones."""
@@ -273,7 +263,7 @@ class _Client:
                 except Exception:  # whatever a provider raises: the refusal is what the user must hear of
                     self._is_renewed = False
             if self._is_renewed:
-                self.client = self._make()
+                self._store = self._make()
             return self._is_renewed
 
     def wait_longer(self) -> None:
@@ -281,7 +271,7 @@ class _Client:
         with self._lock:
             if self._read_timeout != READ_TIMEOUT:
                 self._read_timeout = READ_TIMEOUT
-                self.client = self._make()
+                self._store = self._make()
 
     def _provide(self) -> dict[str, Any]:
         provider = self._config.credentials

@@ -163,7 +163,7 @@ def test_stores_with_one_provider_share_a_client_and_travel(s3_server, tmp_bucke
     s3_server.put(f"{tmp_bucket}/key", b"data")
     spec = StoreSpec(tmp_bucket, options(s3_server.endpoint_url, keys))
     assert bytes(pickle.loads(pickle.dumps(spec)).open().get("key").data) == b"data"
-    clients = [spec.open()._stores.get()._client() for _ in range(2)]
+    clients = [spec.open()._stores.get()._client.get() for _ in range(2)]
     assert clients[0] is clients[1]
     assert "secret" not in repr(spec)
 
