@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -76,11 +77,12 @@ class _Late:
     to_end: LatencyModel = field(default_factory=LatencyModel)
     to_first_byte: LatencyModel = field(default_factory=LatencyModel.of_first_bytes)
 
-    def after(self, size: int, is_answering: bool) -> float | None:
-        """Return the seconds after which an answer is late; None while unknown."""
-        first_byte = self.to_first_byte.late_after(1) or self.to_first_byte.early
-        times = [self.to_end.late_after(size), None if is_answering else first_byte]
-        return min((time for time in times if time is not None), default=None)
+    def after(self, size: int, is_answering: bool) -> float:
+        """Return the seconds after which an answer is late; infinite while unknown."""
+        to_end = self.to_end.late_after(size)
+        if is_answering:
+            return to_end
+        return min(to_end, self.to_first_byte.late_after(1), self.to_first_byte.early)
 
 
 class VirtualFetcher(Fetcher):
@@ -291,7 +293,7 @@ class VirtualFetcher(Fetcher):
             if task.number != number or task.future.done() or task.repeats == _MOST_REPEATS:
                 return
             late_after = self._late.after(size, task.is_answering)
-            if late_after is None:
+            if late_after == math.inf:
                 self.line.at(self.line.now + _LOOK_AGAIN, look)
                 return
             if self.line.now >= task.started + late_after - 1e-9:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from math import inf
 
 _REMEMBERED = 64  # durations per size class
 _ENOUGH = 12  # durations, before any request of the class is called late
@@ -74,19 +75,18 @@ class LatencyModel:
         return is_new
 
     @property
-    def early(self) -> float | None:
-        """Seconds after which a request is late while no class is known; None without any answer.
+    def early(self) -> float:
+        """Seconds after which a request is late while no class is known; infinite without any answer.
 
         A reader's first requests are few, and all wait for the slowest of them.
         """
-        return _EARLY * self._longest + _FLOOR if self._longest and not self._late_after else None
+        return _EARLY * self._longest + _FLOOR if self._longest and not self._late_after else inf
 
-    def late_after(self, size: int) -> float | None:
-        """Return the seconds after which a request of ``size`` bytes is late; None while unknown."""
+    def late_after(self, size: int) -> float:
+        """Return the seconds after which a request of ``size`` bytes is late; infinite while unknown."""
+        if not self._late_after:
+            return inf
         kind = size.bit_length()
-        known = self._late_after.get(kind)
-        if known is not None or not self._late_after:
-            return known
         nearest = min(self._late_after, key=lambda other: abs(other - kind))
         return self._late_after[nearest] * 2.0 ** max(0, kind - nearest)
 

@@ -87,7 +87,7 @@ class LateWatcher(Generic[T]):
         attempt = self._in_flight[request] = _Attempt(size, urgency, now)
         if only_if_stalled:
             attempt.repeats = _MOST_REPEATS
-        late_after = min(self._late_after(attempt) or math.inf, self._stalls_after(attempt))
+        late_after = min(self._late_after(attempt), self._stalls_after(attempt))
         if now + late_after < self._look_at:
             self._wake(now + late_after)
 
@@ -137,24 +137,21 @@ class LateWatcher(Generic[T]):
             self._has_thread = True
             self._start(self.run)
 
-    def _late_after(self, attempt: _Attempt) -> float | None:
-        """Return the seconds after which the first or last bytes of an attempt are late; None if unknown or
-        repeated often enough.
+    def _late_after(self, attempt: _Attempt) -> float:
+        """Return the seconds after which the first or last bytes of an attempt are late; infinite if unknown
+        or repeated often enough.
         """
         if attempt.repeats >= _MOST_REPEATS:
-            return None
+            return math.inf
         to_end = self._to_end.late_after(attempt.size)
-        to_first_byte = None
-        if not attempt.is_answering:
-            to_first_byte = self._to_first_byte.late_after(_ANY_SIZE) or self._to_first_byte.early
-        if to_end is None or to_first_byte is None:
-            return to_end if to_first_byte is None else to_first_byte
-        return min(to_end, to_first_byte)
+        if attempt.is_answering:
+            return to_end
+        return min(to_end, self._to_first_byte.late_after(_ANY_SIZE), self._to_first_byte.early)
 
     def _stalls_after(self, attempt: _Attempt) -> float:
         """Return the seconds after which an attempt stalls."""
         late_after = self._to_end.late_after(attempt.size)
-        if late_after is None:
+        if late_after == math.inf:
             return STALLED + attempt.size / _TRICKLE
         return max(STALLED, _FAR_TOO_LATE * late_after)
 
@@ -163,18 +160,17 @@ class LateWatcher(Generic[T]):
         next_look = math.inf
         late: list[tuple[tuple[int, int], bool, T]] = []
         for request, attempt in self._in_flight.items():
-            late_after = self._late_after(attempt)
+            late_at = attempt.started + self._late_after(attempt) + pause
             stalls_at = attempt.started + self._stalls_after(attempt) + pause
-            look_at = stalls_at
-            if late_after is not None:
-                look_at = min(stalls_at, max(attempt.started + late_after + pause, attempt.look_at))
+            look_at = min(stalls_at, max(late_at, attempt.look_at))
             if look_at <= now:
                 late.append((attempt.urgency, stalls_at <= now, request))
             else:
                 next_look = min(next_look, look_at)
         for _, stalls, request in sorted(late, key=lambda entry: entry[0]):
             attempt = self._in_flight[request]
-            wait = self._late_after(attempt) or self._stalls_after(attempt)
+            late_after = self._late_after(attempt)
+            wait = self._stalls_after(attempt) if late_after == math.inf else late_after
             if (stalls or self.budget.can_spend(attempt.size)) and self._repeat(request, stalls):
                 if not stalls:
                     self.budget.spend(attempt.size)
