@@ -101,24 +101,21 @@ class StorageCounters:
         self.changes = 0
         # Reentrant: the collector may close a loader, which counts, in a thread that holds the lock.
         self._lock = threading.RLock()
-        self._requests: Counter[str] = Counter()
-        self._errors: Counter[str] = Counter()
-        self._reasons: Counter[str] = Counter()
-        self._sums: defaultdict[str, Any] = defaultdict(int)  # by name of the snapshot's attribute
+        # By name of the snapshot's attribute: sums, and counts by kind, error and reason.
+        self._sums: defaultdict[str, Any] = defaultdict(int)
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._in_flight = self._max_in_flight = 0
 
     def begin(self, kind: str, *, is_retry: bool, hedged_bytes: int = 0) -> None:
         """Count the start of an attempt, which requests ``hedged_bytes`` again if it is a second request."""
         with self._lock:
             self.changes += 1
-            self._requests[kind] += 1
+            self._counts["requests"][kind] += 1
             self._sums["retries"] += is_retry
-            if hedged_bytes:
-                self._sums["hedges"] += 1
-                self._sums["hedged_bytes"] += hedged_bytes
+            self._sums["hedges"] += hedged_bytes > 0
+            self._sums["hedged_bytes"] += hedged_bytes
             self._in_flight += 1
-            if self._in_flight > self._max_in_flight:
-                self._max_in_flight = self._in_flight
+            self._max_in_flight = max(self._max_in_flight, self._in_flight)
 
     def end(self, *, received: int = 0, seconds: float = 0.0, error: BaseException | None = None) -> None:
         """Count the end of an attempt, which received so many bytes within some seconds."""
@@ -133,22 +130,17 @@ class StorageCounters:
                 sums["squared_bytes"] += float(received) ** 2
                 sums["byte_seconds"] += received * seconds
             if error is not None:
-                self._errors[type(error).__name__] += 1
+                self._counts["errors"][type(error).__name__] += 1
 
     def plan(self, reason: str) -> None:
         """Count a range request that was made for samples."""
         with self._lock:
-            self._reasons[reason] += 1
+            self._counts["reasons"][reason] += 1
 
     def snapshot(self) -> CounterSnapshot:
         with self._lock:
-            return CounterSnapshot(
-                requests=dict(self._requests),
-                errors=dict(self._errors),
-                reasons=dict(self._reasons),
-                max_in_flight=self._max_in_flight,
-                **self._sums,
-            )
+            counts: dict[str, Any] = {name: dict(found) for name, found in self._counts.items()}
+            return CounterSnapshot(**counts, **self._sums, max_in_flight=self._max_in_flight)
 
 
 _counters = PerProcess(StorageCounters)
