@@ -70,7 +70,7 @@ class RemoteStore:
     def _error(
         self, kind: type[ErrorT], path: str, what: str, hint: str | None = None, **details: Any
     ) -> ErrorT:
-        """Return an error about an object. Secrets of the store are removed from ``what``."""
+        """Return an error about an object, with the secrets of the store removed from ``what``."""
         return kind(redact(what, self._secrets), where=self._where(path), hint=hint, **details)
 
     def _endpoint(self) -> str:
@@ -135,9 +135,8 @@ class RemoteStore:
     def _denied(self, path: str, answer: str, *, is_expired: bool) -> StorageError:
         """Return the error for refused credentials, which a provider may replace by others."""
         if self._renew_credentials(is_expired=is_expired):
-            return self._error(
-                TransientStorageError, path, f"credentials were refused and replaced ({answer})"
-            )
+            what = f"credentials were refused and replaced ({answer})"
+            return self._error(TransientStorageError, path, what)
         if is_expired and self._provides_credentials():
             what = f"the credentials have expired, and no others came yet ({answer})"
             return self._error(TransientStorageError, path, what)
@@ -161,9 +160,8 @@ class RemoteStore:
     def _not_partial(self, path: str) -> BadAnswerError:
         """Return the error for a server that answers a range request with the whole object."""
         hint = "Use a server (or proxy) that answers Range requests with 206."
-        return self._error(
-            BadAnswerError, path, "the server ignores byte ranges and sends whole objects", hint
-        )
+        what = "the server ignores byte ranges and sends whole objects"
+        return self._error(BadAnswerError, path, what, hint)
 
     def _broken(self, path: str, problem: str, *, answered: bool) -> TransientStorageError:
         """Return the error for a connection that failed, broke or stalled."""

@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 from energon_stream.errors import StorageError, UnsupportedStoreError
 from energon_stream.fork import PerProcess
-from energon_stream.printable import strip_credentials
 from energon_stream.storage._answers import RemoteStore, object_changed, short_body
 from energon_stream.storage._causes import cause_in_chain
 from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
@@ -84,7 +83,7 @@ class FsspecStore(RemoteStore):
         except (ValueError, ImportError) as error:
             raise UnsupportedStoreError(
                 f"no file system for {url_scheme(url)}://: {error}",
-                where=strip_credentials(url),
+                where=url,
                 hint="Check the URL, or install the package that provides it.",
             ) from error
         options = {**cls._get_kwargs_from_urls(url), **options}

@@ -12,11 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from energon_stream.errors import AccessDeniedError, UnsupportedStoreError
-from energon_stream.printable import strip_credentials
 from energon_stream.storage._provider import OPTION, ProvidedCredentials
 from energon_stream.urls import url_scheme
-
-_Kind = Literal["s3", "gcs", "azure", "http"]
 
 READ_TIMEOUT = "20s"
 FIRST_READ_TIMEOUT = "9s"
@@ -82,7 +79,7 @@ _Credentials: TypeAlias = StaticCredentials | SessionCredentials | ProvidedCrede
 class ClientConfig:
     """Configuration of a client; equal configurations share one."""
 
-    kind: _Kind
+    kind: Literal["s3", "gcs", "azure", "http"]
     root: str  # bucket, container, or ``scheme://host``
     settings: Mapping[str, Any] = field(repr=False, hash=False)  # the store's configuration
     endpoint: str  # server, for error messages
@@ -249,7 +246,7 @@ def _renamed(left: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
 
 def _unsupported(url: str, problem: str) -> UnsupportedStoreError:
     hint = "Use transport='auto' or 'fsspec'."
-    return UnsupportedStoreError(f"the obstore transport {problem}", where=strip_credentials(url), hint=hint)
+    return UnsupportedStoreError(f"the obstore transport {problem}", where=url, hint=hint)
 
 
 def _asks_for_botocore(profile: str | None) -> bool:
