@@ -134,12 +134,6 @@ def _amounts_of_packs(
     }
 
 
-def samples_of_streams(dataset: ReaderDataset, ranks: Sequence[int], amount: Amount) -> dict[int, int]:
-    """Return the number of samples of each stream of some ranks, in the order of the rotation."""
-    found = amounts_of_streams(dataset, ranks, amount)
-    return {stream: of_stream.samples for stream, of_stream in found.items()}
-
-
 def _pass_length(dataset: ReaderDataset, streams: int, stream: int) -> int:
     """Return the samples of one pass of a stream; for a blend by weights, all samples of its datasets."""
     plan = dataset.plan

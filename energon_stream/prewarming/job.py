@@ -131,7 +131,7 @@ def _warm_by_rank(engine: TaskEngine, job: _Job, planned: PrewarmResult) -> Prew
         ) from error
     begin = time.monotonic()
     with Progress(len(tasks), unit="ranks", enabled=job.progress) as progress:
-        results = list(engine.map(_run, tasks, on_done=lambda done, _: progress.reach(done)))
+        results = list(engine.map(_Job.run, tasks, on_done=lambda done, _: progress.reach(done)))
     steps = [result.warm_steps for result in results if result.warm_steps is not None]
     return replace(
         planned,
@@ -144,10 +144,6 @@ def _warm_by_rank(engine: TaskEngine, job: _Job, planned: PrewarmResult) -> Prew
         verified_bytes=sum(result.verified_bytes or 0 for result in results) if job.verify else None,
         damaged_bytes=sum(result.damaged_bytes for result in results),
     )
-
-
-def _run(job: _Job) -> PrewarmResult:
-    return job.run()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,14 +58,14 @@ class FetchPlanner:
     def windows(self) -> Iterator[list[PlannedFetch]]:
         """Yield fetches window by window; within a window, the most urgent first."""
         for wanted in self._wanted.windows():
-            new = self._coverage.add(wanted.spans)
+            new = self._coverage.add(wanted.rows[:, :3])
             missing = self._missing(new)
             self.samples += wanted.samples
             self.ahead += wanted.ahead
             self.bytes += total_bytes(new)
             self.cached_bytes += total_bytes(new) - total_bytes(missing)
             pieces = cut(missing, REQUEST_BYTES)
-            positions = earliest(pieces, wanted.spans, wanted.positions)
+            positions = earliest(pieces, wanted.rows)
             order = np.argsort(positions, kind="stable")
             self.count += len(pieces)
             yield self._fetches(pieces[order], positions[order])

@@ -77,9 +77,10 @@ def _sorted(rows: Int64Array) -> Int64Array:
     return rows[np.lexsort(rows.T[::-1])]
 
 
-def earliest(pieces: Int64Array, wanted: Int64Array, positions: Int64Array) -> Int64Array:
+def earliest(pieces: Int64Array, wanted: Int64Array) -> Int64Array:
     """Return for each piece the smallest position of the wanted ranges that overlap it.
 
+    The rows of ``wanted`` are ``[n, 4]``: ranges with their positions.
     ``pieces`` do not overlap each other, and are in the order of objects and bytes. A piece that no wanted
     range overlaps gets the smallest position of all.
     """
@@ -95,6 +96,6 @@ def earliest(pieces: Int64Array, wanted: Int64Array, positions: Int64Array) -> I
     after = np.searchsorted(pieces[:, 1] + shift, wanted[:, 2] + wanted_shift, side="left")
     counts = np.maximum(0, after - first)
     place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    np.minimum.at(found, np.repeat(first, counts) + place, np.repeat(positions, counts))
-    found[found == never] = positions.min()
+    np.minimum.at(found, np.repeat(first, counts) + place, np.repeat(wanted[:, 3], counts))
+    found[found == never] = wanted[:, 3].min()
     return found

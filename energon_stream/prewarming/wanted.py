@@ -46,8 +46,7 @@ _Row: TypeAlias = tuple[int, int, int, int]
 class Wanted:
     """Byte ranges that samples need. :meth:`WantedBytes.place` has their objects."""
 
-    spans: Int64Array  # ``int64`` [n, 3], see :mod:`energon_stream.prewarming.spans`
-    positions: Int64Array  # ``int64`` [n], for each range the number of samples before its own
+    rows: Int64Array  # ``int64`` [n, 4], as ``_Row``
     samples: int = 0  # without those that are only looked ahead to
     ahead: int = 0  # samples only looked ahead to
 
@@ -55,8 +54,7 @@ class Wanted:
     def of(cls, rows: Iterable[_Row], samples: int = 0, ahead: int = 0) -> Wanted:
         """Return the ranges of some rows. Objects with negative numbers are left out."""
         chosen = [row for row in rows if row[0] >= 0]
-        table = np.array(chosen, dtype=np.int64).reshape(-1, 4)
-        return cls(table[:, :3], table[:, 3], samples, ahead)
+        return cls(np.array(chosen, dtype=np.int64).reshape(-1, 4), samples, ahead)
 
 
 @dataclass(slots=True, eq=False)
@@ -205,10 +203,9 @@ class WantedBytes:
     def _number(self, leaf: int, number: int) -> int:
         """Return the number of an object, the same for all its locators; -1 if its store is not wanted."""
         shard = self._locators[leaf].object(number)
-        store, path = shard.store, shard.path
-        if not self._chosen(store):
+        if not self._chosen(shard.store):
             return -1
-        found = self._numbers.setdefault((store.url, path), len(self._places))
+        found = self._numbers.setdefault((shard.store.url, shard.path), len(self._places))
         if found == len(self._places):
-            self._places.append((store, path))
+            self._places.append((shard.store, shard.path))
         return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.index.entries import OffsetCache
-from energon_stream.prewarming.amount import Amount, samples_of_streams
+from energon_stream.prewarming.amount import Amount, amounts_of_streams
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.simulate.clock import Line
@@ -117,7 +117,8 @@ def simulate(
     dataset = open_reader_dataset(url, config, None, training)
     steps = None if samples is None else -(-samples // batch_size)
     epochs = 1 if samples is None else None
-    amount = samples_of_streams(dataset, (config.rank,), Amount.of(steps, epochs, None, batch_size, 0))
+    amounts = amounts_of_streams(dataset, (config.rank,), Amount.of(steps, epochs, None, batch_size, 0))
+    amount = {stream: each.samples for stream, each in amounts.items()}
     workers = max(1, config.num_workers)
     opening = _Process(store, costs, dataset.options.in_flight, seed)
     opening.open(log)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.engine import Rotation
-from energon_stream.prewarming.amount import Amount, node_ranks, samples_of_streams
+from energon_stream.prewarming.amount import Amount, amounts_of_streams, node_ranks
 from energon_stream.worker import WorkerConfig
 
 
@@ -36,7 +36,8 @@ def test_streams_have_as_many_steps_as_their_turns(world_size, per_rank, steps, 
     dataset = Dataset(WorkerConfig(0, world_size, 0, num_streams=world_size * per_rank))
     ranks = sorted(data.draw(st.sets(st.integers(0, world_size - 1), min_size=1)))
     taken = Counter(stream for rank in ranks for stream in islice(steps_of_rank(dataset, rank), steps))
-    found = samples_of_streams(dataset, ranks, Amount.of(steps, None, None, batch_size, 2))
+    amounts = amounts_of_streams(dataset, ranks, Amount.of(steps, None, None, batch_size, 2))
+    found = {stream: each.samples for stream, each in amounts.items()}
     assert list(found) == [s for s in range(world_size * per_rank) if s % world_size in ranks]
     assert {stream: count for stream, count in found.items() if count} == {
         stream: count * batch_size for stream, count in taken.items()

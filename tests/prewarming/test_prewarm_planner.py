@@ -65,7 +65,7 @@ def test_ranges_are_wanted_as_soon_as_the_first_are_located(server):
     wanted = WantedBytes(dataset, {0: StreamAmount(1800, 1816)}, 8, loads, lambda store: not store.is_local)
     found = wanted.windows()
     first = next(found)
-    assert total_bytes(first.spans)
+    assert total_bytes(first.rows)
     early = loads.count
     assert early < 6
     assert first.samples + sum(each.samples for each in found) == 1800

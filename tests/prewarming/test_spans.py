@@ -68,7 +68,7 @@ def test_pieces_are_the_same_bytes_and_even(window, most):
 def test_a_piece_is_wanted_with_the_first_range_that_it_has_bytes_of(window, others, most, data):
     wanted, positions = spans(window), data.draw(st.permutations(range(len(window))))
     pieces = cut(Coverage(3).add(spans(window + others)), most)
-    found = earliest(pieces, wanted, np.array(positions, dtype=np.int64)).tolist()
+    found = earliest(pieces, np.column_stack([wanted, positions])).tolist()
     for (number, start, stop), position in zip(rows(pieces), found, strict=True):
         overlapping = [
             positions[place]
