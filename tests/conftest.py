@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import multiprocessing.spawn
 import os
@@ -14,6 +15,8 @@ import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import botocore.loaders
+import botocore.session
 import children
 import pytest
 from repetitions import register_profiles
@@ -99,6 +102,17 @@ def _no_aws_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setenv("AWS_CONFIG_FILE", str(empty))
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(empty))
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_of_s3_are_parsed_once() -> Iterator[None]:
+    """Let all clients of a process share one loader of botocore, which keeps the JSON that it has parsed.
+
+    Tests make hundreds of clients, and each would spend most of its time on this.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.session.create_loader", functools.cache(botocore.loaders.create_loader))
         yield
 
 
