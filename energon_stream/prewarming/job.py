@@ -16,7 +16,7 @@ from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.prewarming.amount import Amount, StreamAmount, amounts_of_streams, node_ranks
 from energon_stream.prewarming.fill import Filled, fill, read_back
 from energon_stream.prewarming.planner import USUAL_BYTES, FetchPlanner, PlannedFetch
-from energon_stream.prewarming.report import PrewarmPlan, PrewarmResult
+from energon_stream.prewarming.report import PrewarmResult
 from energon_stream.prewarming.stream_steps import StreamSteps
 from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.progress import Progress
@@ -188,16 +188,9 @@ class _Job:
             with Progress(planner.bytes, unit="B", enabled=self.progress) as progress:
                 verified, damaged = read_back(planner.all_wanted(), progress.advance)
         counted = default_counters().snapshot() - before
-        plan = PrewarmPlan(
-            planner.samples,
-            planner.ahead,
-            planner.objects,
-            planner.bytes,
-            planner.cached_bytes,
-            planner.count,
-            max(0, counted.requests.get("get", 0) - filled.requests),
-            max(0, counted.bytes_received - filled.bytes),
-            planner.excess_bytes(),
+        plan = planner.plan(
+            index_requests=max(0, counted.requests.get("get", 0) - filled.requests),
+            index_bytes=max(0, counted.bytes_received - filled.bytes),
         )
         warm = total if filled.first_left is None else min(total, filled.first_left)
         return PrewarmResult(

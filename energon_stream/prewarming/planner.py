@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from energon_stream.cache import BlockCache, CachedStore
+from energon_stream.prewarming.report import PrewarmPlan
 from energon_stream.prewarming.spans import Coverage, cut, earliest, total_bytes
 from energon_stream.storage import ByteRange, Store
 
@@ -42,10 +43,8 @@ class FetchPlanner:
 
     Attributes:
         samples: Samples looked at so far, without those that are only looked ahead to.
-        ahead: Samples only looked ahead to.
-        bytes: Bytes of all these samples.
+        bytes: Bytes of these samples, and of those that are only looked ahead to.
         cached_bytes: Bytes among these that were in a cache.
-        count: Number of fetches for the others.
     """
 
     def __init__(self, wanted: WantedBytes, max_gap: int) -> None:
@@ -53,7 +52,8 @@ class FetchPlanner:
         self._coverage = Coverage(max_gap)
         self._found = Counter[BlockCache]()  # bytes that a cache had
         self._needed = Counter[BlockCache]()  # bytes that a cache has to have in the end
-        self.samples = self.ahead = self.bytes = self.cached_bytes = self.count = 0
+        self.samples = self.bytes = self.cached_bytes = 0
+        self._ahead = self._count = 0  # samples only looked ahead to, fetches for bytes that no cache had
 
     def windows(self) -> Iterator[list[PlannedFetch]]:
         """Yield fetches window by window; within a window, the most urgent first."""
@@ -61,13 +61,13 @@ class FetchPlanner:
             new = self._coverage.add(wanted.rows[:, :3])
             missing = self._missing(new)
             self.samples += wanted.samples
-            self.ahead += wanted.ahead
+            self._ahead += wanted.ahead
             self.bytes += total_bytes(new)
             self.cached_bytes += total_bytes(new) - total_bytes(missing)
             pieces = cut(missing, REQUEST_BYTES)
             positions = earliest(pieces, wanted.rows)
             order = np.argsort(positions, kind="stable")
-            self.count += len(pieces)
+            self._count += len(pieces)
             yield self._fetches(pieces[order], positions[order])
 
     def all_wanted(self) -> Iterator[PlannedFetch]:
@@ -88,9 +88,11 @@ class FetchPlanner:
             excess += max(0.0, factor * needed - (room - room // _OVERHEAD))
         return round(excess)
 
-    @property
-    def objects(self) -> int:
-        return len(np.unique(self._coverage.spans[:, 0]))
+    def plan(self, index_requests: int, index_bytes: int) -> PrewarmPlan:
+        """Return all counts, with requests for metadata and indices, and their bytes."""
+        objects = len(np.unique(self._coverage.spans[:, 0]))
+        counts = self.samples, self._ahead, objects, self.bytes, self.cached_bytes, self._count
+        return PrewarmPlan(*counts, index_requests, index_bytes, self.excess_bytes())
 
     def _missing(self, spans: Int64Array) -> Int64Array:
         """Return the parts of some ranges that no cache has."""
