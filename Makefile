@@ -39,11 +39,12 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 
 # LocalStack gets a virtual environment of its own, because it pins botocore. Tests start many processes, which all
-# compile the package where PYTHONDONTWRITEBYTECODE is set, unless that was done before.
+# compile the package where PYTHONDONTWRITEBYTECODE is set, unless that was done before. pytest compiles tests in a way
+# of its own, in each process, unless it may keep the result for the next run.
 unit: $(VENV)/installed
 	$(BIN)/python -m compileall -q energon_stream tests
 	$(BIN)/python localstack/run.py --install-only
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(PROFILE)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist worksteal $(PROFILE)
 
 bench: $(VENV)/installed
 	$(PIP) -e '.[bench]'
