@@ -118,11 +118,11 @@ class WantedBytes:
         for lane, (stream, amount) in enumerate(amounts.items()):
             schedule = dataset.schedule(stream)
             start = partial(Locating, schedule, schedule.begin(), self._locators, fetcher)
-            locating = start(options.exact_samples if is_alone else 0)
+            locating = start(self._limits.opening_take if is_alone else 0)
             plans = iterate_plans(locating, Planner(self._limits), chunk=self._together, chunks=self._ahead)
             self._walks.append(_Walk(locating, plans, lane, amount.samples, amount.made))
             if skips and not is_alone:
-                self._openings.append(start(options.exact_samples))
+                self._openings.append(start(self._limits.opening_take))
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: list[tuple[Store, str]] = []
 
@@ -133,7 +133,7 @@ class WantedBytes:
     def windows(self) -> Iterator[Wanted]:
         """Yield the ranges, one window of each stream in turn."""
         for walk in self._walks:
-            walk.locating.take(self._options.exact_samples)
+            walk.locating.take(self._limits.opening_take)
         # First the first samples of each stream, as soon as they are located; then more, so that requests
         # are large.
         for walk in self._walks:

@@ -29,7 +29,7 @@ def fetch_samples(
     for load in load_entries(openers, refs, fetcher, deadline=0):
         load.result()
     most = sys.maxsize // 4
-    limits = PlanLimits(0, 0, most, most, options.max_request, options.max_gap, most)
+    limits = PlanLimits(0, 1, most, most, most, options.max_request, options.max_gap, most)
     made = Planner(limits, generation=2).add(Located.of(openers, refs)).plan(is_all=True)
     if made is None:
         return []

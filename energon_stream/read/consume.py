@@ -260,10 +260,10 @@ class SampleReader:
         if self._position.begun:
             return
         self._position.begun = True
-        options, group, locating = self._group.options, self._group, self._locating
+        limits, group, locating = self._planner.limits, self._group, self._locating
         if not locating.taken:
-            locating.opening = options.exact_samples
-        locating.take(options.exact_samples)
+            locating.opening = limits.opening_take
+        locating.take(limits.opening_take)
         self._add_located(wait=True)
         earlier = self._planner.requests  # of earlier passes, whose answers are kept
         if self._planner.starts_large or not self._plan():
@@ -272,7 +272,7 @@ class SampleReader:
         made = [fetch for number, fetch in self._fetches.items() if number >= earlier and fetch.is_requested]
         first = [fetch for fetch in made if not fetch.is_local]
         group.budget.first(first)
-        locating.take(options.second_take)
+        locating.take(limits.second_take)
         while first and not first[0].has_arrived and not self._add_located(wait=False):
             group.wait([first[0].answer, *locating.awaited()])
 

@@ -145,4 +145,4 @@ class ReadOptions:
     @property
     def second_take(self) -> int:
         """References that are located while the first samples are in flight."""
-        return min(self.max_ahead, max(self.chunk, self.max_ahead // 16))
+        return min(self.max_ahead, max(2 * self.chunk, self.max_ahead // 16))

@@ -5,8 +5,8 @@ requests, one *generation* at a time. It is a frozen value without clock, thread
 limits give the same requests, in however many pieces the ranges arrive. Readers, prewarming, ``explain`` and
 the simulator all follow this plan.
 
-Generation 0 has the first samples in small requests, generation 1 up to 16 MiB, later ones half of what a
-reader may hold. A request may take in samples that lie between two wanted ones and belong to the next
+Generation 0 has the first samples in small requests, generation 1 up to 64 MiB, later ones three eighths of
+what a reader may hold. A request may take in samples that lie between two wanted ones and belong to the next
 generation; they are not fetched twice. While all planned bytes fit in the budget together, no later pass
 requests them again.
 """
@@ -32,12 +32,17 @@ if TYPE_CHECKING:
     from energon_stream.read.locator import Locator
     from energon_stream.read.options import ReadOptions
 
-_FIRST_PLAN = 16 << 20
-"""Bytes of the plan after the first samples. It is small, so that its answers arrive soon."""
+_FIRST_PLAN = 64 << 20
+"""Most bytes of the plan after the first samples, whatever the budget, so that its answers arrive soon. With
+less, a wide shuffle leaves gaps between its samples: 16 MiB made five times as many requests."""
+_PLAN_SHARE = 3 / 8
+"""Share of the budget of a plan, so that two of them fit: one that is used up, and one that arrives."""
 _SMALL_PLAN = 16 << 20
 """Plans of many readers take 9/10 of their share up to this size; above it, half of the share."""
 _OPENING_GAPS = 2
 """Times ``max_gap`` that a request of the first samples may read to spare another one."""
+_OPENING_TAKES = 4
+"""Times the first samples from which such a request takes in what lies between them."""
 _SMALL_REQUEST = 2 << 20
 """Largest request of many readers, unless their plans are large."""
 
@@ -51,6 +56,7 @@ class PlanLimits:
 
     Attributes:
         exact_samples: Samples of generation 0; 0 for none.
+        opening_take: Samples from which generation 0 is chosen, with those that it takes in.
         second_take: Samples after these from which generation 1 is chosen.
         max_ahead: Largest number of samples that are planned and not yet consumed.
         plan_bytes: Bytes of a generation.
@@ -66,6 +72,7 @@ class PlanLimits:
     """
 
     exact_samples: int
+    opening_take: int
     second_take: int
     max_ahead: int
     plan_bytes: int
@@ -88,14 +95,17 @@ def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int 
         locators: Locators by leaf number.
         readers: Number of readers that share the budget.
     """
-    plan, request = max(1, options.fetch_bytes // 4), options.max_request
+    plan, request = max(1, int(options.fetch_bytes * _PLAN_SHARE)), options.max_request
     if readers > 1:
         # Single samples leave gaps in memory, so a 16th of the budget stays free.
         share = options.fetch_bytes * readers * 15 // 16 // readers
         plan = max(1, share // 2, min(share * 9 // 10, _SMALL_PLAN))
         request = min(request, max(_SMALL_REQUEST, plan // 4))
+    # Where it is open whether parts are read, the first samples are read whole, and no others for certain.
+    takes_in = readers == 1 and all(locator.opening is locator for locator in locators)
     return PlanLimits(
         exact_samples=options.exact_samples,
+        opening_take=min(options.max_ahead, options.exact_samples * (_OPENING_TAKES if takes_in else 1)),
         second_take=options.second_take,
         max_ahead=options.max_ahead,
         plan_bytes=plan,
@@ -133,7 +143,7 @@ class Planner:
         ...     np.zeros(4, int), np.arange(4), np.zeros(4, int), starts, starts + 1000,
         ...     begins=np.ones(4, bool), skips=np.zeros(4, bool),
         ... )
-        >>> limits = PlanLimits(1, 10, 10, 1 << 20, 2000, 0, 1 << 20)
+        >>> limits = PlanLimits(1, 1, 10, 10, 1 << 20, 2000, 0, 1 << 20)
         >>> planner = Planner(limits).add(located)
         >>> first, planner = planner.plan(is_all=True)
         >>> second, planner = planner.plan(is_all=True)
@@ -223,7 +233,7 @@ class Planner:
         limits, located = self.limits, self.located
         references, size = limits.max_ahead, limits.plan_bytes
         if self.generation == 0:
-            references = limits.exact_samples
+            references = limits.opening_take
         elif self.generation == 1:
             references, size = limits.second_take, min(size, _FIRST_PLAN)
         if self.generation and not limits.is_shared:
@@ -250,8 +260,10 @@ class Planner:
         """Return the number of ranges of the next generation, and of those after it that it may take in."""
         limits = self.limits
         if not self.generation:
-            fitting = int(np.searchsorted(np.cumsum(seen.sizes), limits.plan_bytes, side="right"))
-            return min(seen.whole(max(1, fitting)), shared), 0
+            within = np.cumsum(seen.sizes) <= limits.plan_bytes
+            first = np.cumsum(seen.begins) <= limits.exact_samples
+            must = min(seen.whole(max(1, int((within & first).sum()))), shared)
+            return must, max(0, min(int(within.sum()), shared) - must)
         wanted = min(limits.plan_bytes, _FIRST_PLAN) if self.generation == 1 else limits.plan_bytes
         rest = slice(min(shared, max(1, limits.max_ahead // 2)))
         keys, starts, stops = seen.keys, seen.starts, seen.stops

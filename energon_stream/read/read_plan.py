@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Reason(Enum):
     """Why a request ends where it does, and is not larger."""
 
-    FIRST_BATCH = "it has only first samples, which nothing may delay"
+    FIRST_BATCH = "it has the first samples, which nothing may delay"
     MAX_REQUEST = "the next range would make it larger than max_request"
     SHARED_LIMIT = "the next range would make it larger than a reader may request beside others"
     GENERATION_END = "its neighbour belongs to a later generation"

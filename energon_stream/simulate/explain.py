@@ -146,10 +146,10 @@ def _explain_worker(
     for place, stream in enumerate(streams):
         schedule = dataset.schedule(stream)
         planner = Planner(plan_limits(options, locators, len(streams)))
-        opening = 0 if place else options.exact_samples
+        opening = 0 if place else planner.limits.opening_take
         locating = Locating(schedule, schedule.begin(), locators, shared_fetcher(), opening)
         if not place:  # the stream that is read first
-            locating.take(options.exact_samples)
+            locating.take(opening)
         else:
             planner = planner.without_exact()
         steps = stream_steps(schedule, batch_size, len(lanes), lanes.index(stream), end)

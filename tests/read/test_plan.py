@@ -45,6 +45,7 @@ references = st.lists(
 limits = st.builds(
     PlanLimits,
     exact_samples=st.integers(0, 6),
+    opening_take=st.integers(1, 12),
     second_take=st.integers(1, 20),
     max_ahead=st.integers(1, 30),
     plan_bytes=st.integers(1, 900),
@@ -173,7 +174,7 @@ def row_of(start, size=8, number=0):
         ({"sparse": frozenset([0]), "max_waste": 0.5}, [row_of(0), row_of(16)], ["GAP"]),
         ({"sparse": frozenset([0]), "max_waste": 0.4}, [row_of(0), row_of(16)], ["WASTE", "GAP"]),
         ({"sparse": frozenset([1]), "max_waste": 0.4}, [row_of(0), row_of(16)], ["GAP"]),
-        ({"exact_samples": 1}, [row_of(0), row_of(8)], ["FIRST_BATCH", "GAP"]),
+        ({"exact_samples": 1, "opening_take": 1}, [row_of(0), row_of(8)], ["FIRST_BATCH", "GAP"]),
         (
             {"max_request": 8, "request_limit": Reason.SHARED_LIMIT},
             [row_of(0), row_of(8)],
@@ -184,14 +185,25 @@ def row_of(start, size=8, number=0):
 )
 def test_a_request_says_why_it_ends(changes, rows, reasons):
     most = 1 << 20
-    limit = replace(PlanLimits(0, 100, 100, most, most, 64, most), **changes)
+    limit = replace(PlanLimits(0, 1, 100, 100, most, most, 64, most), **changes)
     plans = plan_all(limit, [located(rows)])
     assert [request.reason.name for plan in plans for request in plan.requests] == reasons
 
 
 def test_first_samples_merge_over_small_gaps_and_later_requests_span_them():
     most = 1 << 20
-    limit = PlanLimits(2, 100, 100, most, most, 8, most)
+    limit = PlanLimits(2, 2, 100, 100, most, most, 8, most)
     plans = plan_all(limit, [located([row_of(start) for start in (8, 32, 0, 16, 40)])])
     spans = [[(each.start, each.size) for each in plan.requests] for plan in plans]
     assert spans == [[(8, 32)], [(0, 48)]]  # a gap of 16 bytes; over two samples and their gaps
+
+
+def test_first_requests_take_in_the_next_samples_between_theirs():
+    most = 1 << 20
+    limit = PlanLimits(2, 4, 100, 100, most, most, 0, most)
+    first, second = plan_all(limit, [located([row_of(start) for start in (8, 32, 16, 24, 40)])])
+    assert [(each.start, each.size, each.samples.tolist()) for each in first.requests] == [
+        (8, 32, [0, 1, 2, 3])
+    ]
+    assert (len(first.samples), len(second.samples)) == (2, 3)
+    assert [(each.start, each.size) for each in second.requests] == [(40, 8)]

@@ -188,7 +188,7 @@ def test_a_request_crosses_at_most_eight_files_on_its_way_to_the_wire(remote, mo
 
 
 class GatedSource(TarLocator):
-    """Holds back the index of shard 2; notes which were asked for."""
+    """Holds back the index of shard 3; notes which were asked for."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -200,7 +200,7 @@ class GatedSource(TarLocator):
         return [Load(load.store, functools.partial(self._held, load)) for load in loads]
 
     def _held(self, load, store):
-        if load.read.args[0] == 2:
+        if load.read.args[0] == 3:
             assert self.gate.wait(300)
         return load.read(store)
 
@@ -215,12 +215,12 @@ def test_a_late_index_is_not_planned_for_in_vain_and_holds_up_no_other(remote, m
     source = GatedSource(0, open_sources("s3://bucket/data", remote.storage_options)[0].index)
     schedule = schedule_of(source, OrderSpec(None, 0, 1, None), repeat=1)
     reader = make_reader([source], schedule, first_samples=30, max_ahead=4 * PER_SHARD)
-    for index in range(PER_SHARD + 30):
+    for index in range(2 * PER_SHARD + 30):
         check(reader.next(), index)
     assert len(plans) <= 10
-    assert source.asked[:4] == [0, 1, 2, 3]
+    assert source.asked[:5] == [0, 1, 2, 3, 4]
     source.gate.set()
-    for index in range(PER_SHARD + 30, SHARDS * PER_SHARD):
+    for index in range(2 * PER_SHARD + 30, SHARDS * PER_SHARD):
         check(reader.next(), index)
     assert reader.next() is None
 
