@@ -200,7 +200,8 @@ def test_the_first_batch_waits_for_its_own_bytes_only(root, server, workers, pos
     assert sum(entry.bytes for entry in waited) <= FEW
     # A request begins and ends with a sample of the batch. Between are samples of the next three batches, or
     # single ones of later batches.
-    now, soon = numbers(expected[0]["__key__"]), numbers(key for batch in expected for key in batch["__key__"])
+    now = numbers(expected[0]["__key__"])
+    soon = numbers(key for batch in expected for key in batch["__key__"])
     for entry in waited:
         if entry.key.endswith(".tar"):
             read = samples_of(entry)
