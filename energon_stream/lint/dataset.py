@@ -91,7 +91,7 @@ def lint_dataset(
     factory, problems = None, list(found.problems)
     check = ShardCheck(found.spec, None, None, sample_rate, seed)
     if decode:
-        from energon_stream.read.decode import SampleDecoder  # imports PyTorch
+        from energon_stream.decode import SampleDecoder  # imports PyTorch
 
         factory, wrong = _factory(found, dataset_config)
         problems += wrong
@@ -199,7 +199,7 @@ def _add_tasks(
 
 def _factory(found: _Found, dataset_config: str) -> tuple[SampleFactory | None, list[Problem]]:
     """Return what makes samples, or what is wrong with ``dataset.yaml``."""
-    from energon_stream.read.decode import SampleDecoder
+    from energon_stream.decode import SampleDecoder
     from energon_stream.recipe.dataset_yaml import make_sample_factory
 
     if found.metadata is None or found.metadata.dataset_yaml is None or not found.parts:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from energon_stream.arrays import Int64Array
-    from energon_stream.read.decode import FileStoreDecoder
+    from energon_stream.decode import FileStoreDecoder
     from energon_stream.recipe.sample_factory import SampleFactory
 
 
@@ -237,7 +237,7 @@ def _decode_as_workers_do() -> None:
 
 def decoded_once(decoder: FileStoreDecoder, known: dict[str, Any]) -> FileStoreDecoder:
     """Return a decoder that decodes each part once, and remembers it in ``known`` until that is cleared."""
-    from energon_stream.read.decode import FileStoreDecoder
+    from energon_stream.decode import FileStoreDecoder
 
     class Once(FileStoreDecoder):
         """Remembers what was decoded."""
