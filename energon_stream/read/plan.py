@@ -5,8 +5,8 @@ requests, one *generation* at a time. It is a frozen value without clock, thread
 limits give the same requests, in however many pieces the ranges arrive. Readers, prewarming, ``explain`` and
 the simulator all follow this plan.
 
-Generation 0 has the first samples in small requests, generation 1 up to 64 MiB, later ones three eighths of
-what a reader may hold. A request may take in samples that lie between two wanted ones and belong to the next
+Generation 0 has the first samples in small requests, generation 1 up to 64 MiB, later ones a quarter of what
+a reader may hold, or three eighths while answers are kept. A request may take in samples that lie between two wanted ones and belong to the next
 generation; they are not fetched twice. While all planned bytes fit in the budget together, no later pass
 requests them again.
 """
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 _FIRST_PLAN = 64 << 20
 """Most bytes of the plan after the first samples, whatever the budget, so that its answers arrive soon. With
 less, a wide shuffle leaves gaps between its samples: 16 MiB made five times as many requests."""
-_PLAN_SHARE = 3 / 8
-"""Share of the budget of a plan, so that two of them fit: one that is used up, and one that arrives."""
+_KEPT_PLANS = 3 / 2
+"""Times ``plan_bytes`` of a plan whose answers are kept anyway, so that a group of slices is not cut in two. Of
+others, large requests would free the budget late: a pass of 1 GB at 200 ms would be a fifth slower."""
 _SMALL_PLAN = 16 << 20
 """Plans of many readers take 9/10 of their share up to this size; above it, half of the share."""
 _OPENING_GAPS = 2
@@ -59,7 +60,7 @@ class PlanLimits:
         opening_take: Samples from which generation 0 is chosen, with those that it takes in.
         second_take: Samples after these from which generation 1 is chosen.
         max_ahead: Largest number of samples that are planned and not yet consumed.
-        plan_bytes: Bytes of a generation.
+        plan_bytes: Bytes of a generation; half as many more while answers are kept.
         max_request: Largest request, in bytes.
         max_gap: Unwanted bytes between two ranges that are read rather than split a request.
         largest_shared: Size in bytes of the largest sample that is requested beside others.
@@ -95,7 +96,7 @@ def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int 
         locators: Locators by leaf number.
         readers: Number of readers that share the budget.
     """
-    plan, request = max(1, int(options.fetch_bytes * _PLAN_SHARE)), options.max_request
+    plan, request = max(1, options.fetch_bytes // 4), options.max_request
     if readers > 1:
         # Single samples leave gaps in memory, so a 16th of the budget stays free.
         share = options.fetch_bytes * readers * 15 // 16 // readers
@@ -231,7 +232,7 @@ class Planner:
         It depends on the ranges alone, and not on how many more are located.
         """
         limits, located = self.limits, self.located
-        references, size = limits.max_ahead, limits.plan_bytes
+        references, size = limits.max_ahead, self._plan_bytes
         if self.generation == 0:
             references = limits.opening_take
         elif self.generation == 1:
@@ -247,6 +248,14 @@ class Planner:
         if len(heads) > references:
             return int(heads[references])
         return len(located) if len(heads) == references else None
+
+    @property
+    def _plan_bytes(self) -> int:
+        """Bytes of the next generation."""
+        limits = self.limits
+        if self.kept is None or limits.is_shared or not self.generation:
+            return limits.plan_bytes
+        return int(limits.plan_bytes * _KEPT_PLANS)
 
     def _shareable(self, seen: Located) -> int:
         """Return the number of ranges before the first sample that is read alone."""
@@ -264,7 +273,7 @@ class Planner:
             first = np.cumsum(seen.begins) <= limits.exact_samples
             must = min(seen.whole(max(1, int((within & first).sum()))), shared)
             return must, max(0, min(int(within.sum()), shared) - must)
-        wanted = min(limits.plan_bytes, _FIRST_PLAN) if self.generation == 1 else limits.plan_bytes
+        wanted = min(self._plan_bytes, _FIRST_PLAN) if self.generation == 1 else self._plan_bytes
         rest = slice(min(shared, max(1, limits.max_ahead // 2)))
         keys, starts, stops = seen.keys, seen.starts, seen.stops
         must = min(seen.whole(cut_generation(keys[rest], starts[rest], stops[rest], wanted)), shared)
