@@ -6,8 +6,8 @@ limits give the same requests, in however many pieces the ranges arrive. Readers
 the simulator all follow this plan.
 
 Generation 0 has the first samples in small requests, generation 1 up to 64 MiB, later ones a quarter of what
-a reader may hold, or three eighths while answers are kept. A request may take in samples that lie between two wanted ones and belong to the next
-generation; they are not fetched twice. While all planned bytes fit in the budget together, no later pass
+a reader may hold, or three eighths while answers are kept. A request may take in samples that lie between two
+wanted ones and belong to the next generation; they are not fetched twice. While all planned bytes fit in the budget together, no later pass
 requests them again.
 """
 
@@ -36,8 +36,8 @@ _FIRST_PLAN = 64 << 20
 """Most bytes of the plan after the first samples, whatever the budget, so that its answers arrive soon. With
 less, a wide shuffle leaves gaps between its samples: 16 MiB made five times as many requests."""
 _KEPT_PLANS = 3 / 2
-"""Times ``plan_bytes`` of a plan whose answers are kept anyway, so that a group of slices is not cut in two. Of
-others, large requests would free the budget late: a pass of 1 GB at 200 ms would be a fifth slower."""
+"""Times ``plan_bytes`` of a plan whose answers are kept anyway, so that a group of slices is not cut in two.
+Large requests of others would free the budget late: a pass of 1 GB at 200 ms would be a fifth slower."""
 _SMALL_PLAN = 16 << 20
 """Plans of many readers take 9/10 of their share up to this size; above it, half of the share."""
 _OPENING_GAPS = 2
