@@ -7,8 +7,8 @@ the simulator all follow this plan.
 
 Generation 0 has the first samples in small requests, generation 1 up to 64 MiB, later ones a quarter of what
 a reader may hold, or three eighths while answers are kept. A request may take in samples that lie between two
-wanted ones and belong to the next generation; they are not fetched twice. While all planned bytes fit in the budget together, no later pass
-requests them again.
+wanted ones and belong to the next generation; they are not fetched twice. While all planned
+bytes fit in the budget together, no later pass requests them again.
 """
 
 from __future__ import annotations
