@@ -31,7 +31,7 @@ class SampleBuilder(Protocol):
     def build(
         self,
         key: str,
-        parts: Mapping[str, memoryview],
+        parts: Mapping[str, bytes | memoryview],
         *,
         restore_key: RestoreKey,
         subflavors: dict[str, Any] | None,
@@ -86,6 +86,10 @@ class DatasetLeaf:
     # Stores of auxiliary data, from which cookers complete crude samples.
     stores: AuxStores = field(default_factory=AuxStores)
     plain_keys: bool = False  # whether the keys of the samples have no shard
+    dataset_path: str = field(init=False)  # URL in the sources of the samples, without credentials
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset_path", shown_url(self.index.spec.url))
 
     @property
     def is_crude(self) -> bool:
@@ -106,7 +110,7 @@ class DatasetLeaf:
         for part in parts:
             if selection is None or part in selection:
                 names.append(begin + part)  # noqa: PERF401 # a comprehension takes half as long again
-        source = SourceInfo(shown_url(self.index.spec.url), raw.index, raw.shard, tuple(names))
+        source = SourceInfo(self.dataset_path, raw.index, raw.shard, tuple(names))
         return builder.build(
             raw.key if self.plain_keys else raw.name,
             parts,

@@ -50,7 +50,6 @@ from energon_stream.schedule import (
     JobPacks,
     LeafPlan,
     PackedSchedule,
-    Piece,
     Plan,
     Refs,
     Schedule,
@@ -103,7 +102,7 @@ class _ReaderNode:
     def next(self) -> Item | End:
         while True:
             try:
-                raw = self._read()
+                raw = self._reader.next()
             except StorageError as error:
                 self._guard.failed(error, None)
                 continue
@@ -112,7 +111,7 @@ class _ReaderNode:
                 self._reader.restart(self._schedule.begin(self._epoch))
                 return END
             try:
-                item = self._labelled(self._make(raw))
+                item = self._make(raw)
             except SkipSample:
                 continue
             except Exception as error:
@@ -121,12 +120,6 @@ class _ReaderNode:
             if self._guard.in_a_row:
                 self._guard.succeeded()
             return item
-
-    def _read(self) -> RawSample | None:
-        return self._reader.next()
-
-    def _labelled(self, item: Item) -> Item:
-        return item
 
     def state(self) -> State:
         return {"epoch": self._epoch, "at": self._cursors.pack(self._reader.cursor())}
@@ -139,17 +132,15 @@ class _PackedReaderNode(_ReaderNode):
     """A reader of planned packs. Its keys have the pack and the piece of each sample."""
 
     _schedule: PackedSchedule
-    _piece: Piece
 
-    def _read(self) -> RawSample | None:
+    def next(self) -> Item | End:
         before = self._reader.cursor()
-        raw = self._reader.next()
-        if raw is not None:  # excluded samples may have been passed over
-            self._piece = self._schedule.piece(self._schedule.advance(before, self._reader.since - 1))
-        return raw
-
-    def _labelled(self, item: Item) -> Item:
-        return new_item((item.value, piece_key(item.key, self._piece)))
+        item = super().next()
+        if isinstance(item, End):
+            return item
+        # Samples that failed or are excluded may have been passed over.
+        piece = self._schedule.piece(self._schedule.advance(before, self._reader.since - 1))
+        return new_item((item.value, piece_key(item.key, piece)))
 
 
 def _is_one_pass(plan: Plan) -> bool:

@@ -76,7 +76,7 @@ class JsonlLocator(Locator):
 
         return cut
 
-    def _cut(self, sample: int, record: memoryview) -> RawSample:
+    def _cut(self, sample: int, record: bytes | memoryview) -> RawSample:
         """Return one record, with the whitespace around it."""
         if record[0] != _OPEN or bytes(record[-2:]) != b"}\n":
             text = bytes(record).strip()  # blank lines, or the last line
@@ -91,4 +91,4 @@ class JsonlLocator(Locator):
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample:
         """Read one record; see :meth:`Locator.cut_streams`."""
         stream = streams[0][1]
-        return self._cut(sample, memoryview(stream.read(stream.stop - stream.start)))
+        return self._cut(sample, stream.read(stream.stop - stream.start))

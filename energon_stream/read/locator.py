@@ -23,8 +23,8 @@ class RawSample:
     index: int  # sample within the leaf's split part
     key: str  # sample key without the shard
     shard: str | None  # path of the tar, relative to the dataset; None for datasets without shards
-    # Part name to bytes. The views keep the whole fetch in memory: copy parts that are kept.
-    parts: dict[str, memoryview]
+    # Part name to bytes. Views keep the whole answer in memory: copy those that are kept.
+    parts: dict[str, bytes | memoryview]
     # Samples of a join, None for a missing one; the sample itself comes first. Empty outside of joins.
     members: tuple[RawSample | None, ...] = ()
 

@@ -41,7 +41,7 @@ def _cut_alike(leaf: int, path: str, data: memoryview, found: AlikeSamples, excl
         if key in excluded:
             return None
         place = number * width
-        parts = {}
+        parts: dict[str, bytes | memoryview] = {}
         for name in names:  # a plain loop: it takes a third of the time of zip, map and slice
             parts[name] = data[starts[place] : stops[place]]
             place += 1
@@ -131,8 +131,8 @@ class TarLocator(Locator):
                 raise self._mismatch(error, path, begin + first) from error
             if key in excluded:
                 return None
-            parts = {name: data[start:stop] for name, start, stop in zip(names, firsts, lasts, strict=True)}
-            return RawSample(self.leaf, sample, key, path, parts)
+            views = {name: data[start:stop] for name, start, stop in zip(names, firsts, lasts, strict=True)}
+            return RawSample(self.leaf, sample, key, path, dict(views))
 
         return cut
 
@@ -154,13 +154,16 @@ class TarLocator(Locator):
             hasher = new_digest()
             stream.watch = hasher.update
 
-        def read(offset: int, length: int) -> memoryview:
+        def read(offset: int, length: int) -> bytes:
             stream.seek(offset)
-            return memoryview(stream.read(length))
+            return stream.read(length)
 
         try:
             key, parts = walk_sample(
-                read, stream.start, stream.stop, lambda member: read(member.data_offset, member.size)
+                lambda offset, length: memoryview(read(offset, length)),
+                stream.start,
+                stream.stop,
+                lambda member: read(member.data_offset, member.size),
             )
         except CorruptTarError as error:
             raise self._mismatch(error, path, stream.start) from error

@@ -58,12 +58,14 @@ class SampleFactory:
     on_demand: bool = False  # True if parts of crude samples are decoded where someone looks at them
     custom: CustomBuild | None = None  # makes the samples, and may look at all parts; None for this factory
     selection: PartSelection | None = field(init=False)  # parts that are read; None for all
+    _plain: SampleFactory = field(init=False, repr=False, compare=False)  # the factory without ``custom``
 
     def __post_init__(self) -> None:
         wanted = parts_of(self.fields) if self.fields and self.custom is None else self.part_filter
         declared = self.declared or not self.fields
         selection = None if wanted is None else PartSelection(wanted, declared)
         object.__setattr__(self, "selection", selection)
+        object.__setattr__(self, "_plain", self if self.custom is None else replace(self, custom=None))
 
     @property
     def is_crude(self) -> bool:
@@ -96,22 +98,11 @@ class SampleFactory:
 
         Raises DecodeError if a part is damaged, and FieldError if a part or a field is missing.
         """
-        if self.custom is None:
-            return self._build(key, parts, restore_key=restore_key, subflavors=subflavors, source=source)
-        made: Sample | CrudeSample = self.custom(
-            self._build, key, parts, restore_key=restore_key, subflavors=subflavors, source=source
-        )
-        return made
-
-    def _build(
-        self,
-        key: str,
-        parts: Mapping[str, bytes | memoryview],
-        *,
-        restore_key: tuple[Any, ...],
-        subflavors: dict[str, Any] | None,
-        source: SourceInfo,
-    ) -> Sample | CrudeSample:
+        if self.custom is not None:
+            made: Sample | CrudeSample = self.custom(
+                self._plain.build, key, parts, restore_key=restore_key, subflavors=subflavors, source=source
+            )
+            return made
         own = None if subflavors is None else dict(subflavors)
         sample_type = self.sample_type
         try:
@@ -155,8 +146,8 @@ class SampleFactory:
         crude, refused = CrudeSample(), {}
         decoder = self.decoder
         if decoder is None:
-            for part, data in parts.items():
-                crude[part] = as_bytes(data)
+            for part, data in parts.items():  # without a call of as_bytes: this runs for each part
+                crude[part] = data if isinstance(data, bytes) else data.tobytes()
             return crude
         if self.on_demand:
             undecoded = {}

@@ -26,6 +26,8 @@ _LEAST_GROUPS, _MOST_SAMPLES = 3, 16384
 """Merged groups that are kept: as a rule all groups between a reader and its consumer, in 128 KiB a leaf."""
 _COUNTED = 1 << 16
 """Slices that are counted at a time, in a few megabytes."""
+_PERMUTED = 256
+"""Slices that are permuted at a time: as many take hardly longer than a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class LeafSchedule:
     slots_per_group: int = field(init=False)  # slices of one group; the last group may have fewer
     _groups: OrderedDict[tuple[int, int], Int64Array] = field(init=False, default_factory=OrderedDict)
     _kept: int = field(init=False, default=0)
+    # Epoch, number of the first slot, and the slices of the slots from it on.
+    _permuted: tuple[int, int, Int64Array] = field(init=False, default=(-1, 0, np.zeros(0, dtype=np.int64)))
     _earlier: LeafSchedule | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -160,14 +164,21 @@ class LeafSchedule:
             group, samples = group + len(ends), samples - int(ends[-1])
 
     def _slices(self, epoch: int, first: int, last: int) -> Int64Array:
-        slots = np.arange(first, last, dtype=np.int64)
         if self.order.shuffle_over_epochs == -1:
-            drawn = hash_uint64(derive_key(self.key, "draw", epoch), slots)
+            drawn = hash_uint64(derive_key(self.key, "draw", epoch), np.arange(first, last, dtype=np.int64))
             return (drawn % np.uint64(len(self.table))).astype(np.int64)
-        slots = slots[slots < self.slots]
+        last = max(first, min(last, self.slots))
         if self.order.shuffle_over_epochs is None:
-            return slots
-        return permute_indices(derive_key(self.key, "slices", epoch), self.slots, slots) % len(self.table)
+            return np.arange(first, last, dtype=np.int64)
+        of, begin, slices = self._permuted
+        if epoch != of or not begin <= first <= last <= begin + len(slices):
+            begin, end = first, max(last, min(first + _PERMUTED, self.slots))
+            slots = np.arange(begin, end, dtype=np.int64)
+            key = derive_key(self.key, "slices", epoch)
+            slices = permute_indices(key, self.slots, slots) % max(1, len(self.table))
+            if len(slices) <= _PERMUTED:
+                self._permuted = epoch, begin, slices
+        return slices[first - begin : last - begin]
 
     def _group(self, epoch: int, number: int) -> Int64Array:
         """Samples of a group in their order. The reader's cursor and the consumer's use the same ones."""

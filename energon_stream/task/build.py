@@ -74,6 +74,7 @@ class PipelineBuilder:
 
     __default_failure_tolerance__: int
     cookers: Sequence[Cooker[Any]]
+    cook_crude_sample: Callable[..., Any]
 
     def _hook_function(self, name: str) -> Callable[..., Any]:
         """Return the function that runs for a hook."""
@@ -214,7 +215,7 @@ class PipelineBuilder:
             own = sample.stores or AuxStores()
             sample.stores = AuxStores(own.aux if aux is None else aux, primary or own.primary)
         chosen = select_cooker(self.cookers, subflavors or dict.get(sample, "__subflavors__"))
-        cooked = self._hook_function("cook_crude_sample")(sample, chosen, cooker_arguments(chosen, sample))
+        cooked = self.cook_crude_sample(sample, chosen, cooker_arguments(chosen, sample))
         # Damaged parts of a sample that the cooker passes on fail here, where that sample alone is left out.
         return cooked.decoded() if isinstance(cooked, OnDemandSample) else cooked
 

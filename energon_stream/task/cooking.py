@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
@@ -32,6 +32,8 @@ class Cooker(Generic[T_co]):
         cook: Called with a ``CrudeSample``, and with the auxiliary stores of its dataset (``aux:`` in the
             metadataset) as keyword arguments. Each part is decoded when the function first looks at it.
         has_subflavors: Subflavors that a dataset must have; None matches every dataset.
+        need_cache: Whether the function is called with the loader's cache pool.
+        need_primary: Whether the function is called with the sample's own dataset.
 
     Example:
         >>> from energon_stream import CaptioningSample, Cooker, DefaultTaskEncoder, WorkerConfig
@@ -49,16 +51,12 @@ class Cooker(Generic[T_co]):
 
     cook: Callable[..., T_co]
     has_subflavors: Mapping[str, Any] | None = None
+    need_cache: bool = field(init=False, repr=False, compare=False)
+    need_primary: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def need_cache(self) -> bool:
-        """True if the function is called with the loader's cache pool."""
-        return _needs(self.cook, "cache")
-
-    @property
-    def need_primary(self) -> bool:
-        """True if the function is called with the sample's own dataset."""
-        return _needs(self.cook, "primary")
+    def __post_init__(self) -> None:
+        for name in ("cache", "primary"):
+            object.__setattr__(self, f"need_{name}", _needs(self.cook, name))
 
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
         """Return True if samples with these subflavors are for this cooker."""
@@ -189,12 +187,11 @@ def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]
     if stores.problem is not None:
         raise stores.problem
     arguments: dict[str, Any] = dict(stores.aux)
-    cook = chosen.cook
-    if getattr(cook, "__cooker_need_primary__", False):
+    if chosen.need_primary:
         if stores.primary is None:
-            raise _no_primary(cook, sample["__key__"])
+            raise _no_primary(chosen.cook, sample["__key__"])
         arguments["primary"] = PrimaryFileStore(stores.primary, key_in_shard(sample))
-    if getattr(cook, "__cooker_need_cache__", False):
+    if chosen.need_cache:
         arguments["cache"] = active_pool()
     return arguments
 

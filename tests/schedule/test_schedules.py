@@ -165,3 +165,16 @@ def test_a_thousand_million_samples_open_and_resume_without_being_listed():
 def test_impossible_options_are_named(make):
     with pytest.raises(ConfigError):
         make()
+
+
+@examples(50)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 174)), min_size=1, max_size=12), st.integers(1, 699)
+)
+def test_the_order_does_not_depend_on_what_was_read_before(places, count):
+    order = OrderSpec(1, 0, 4, 1)  # 700 slices, of which fewer are permuted at a time
+    passes = [make_leaf([700], order).take(LeafCursor(epoch, 0, 0, 0), 700)[0].index for epoch in range(3)]
+    leaf = make_leaf([700], order)
+    for epoch, group in places:
+        found, _ = leaf.take(LeafCursor(epoch, 4 * group, group, 0), count)
+        assert found.index.tolist() == passes[epoch][4 * group : 4 * group + count].tolist()
