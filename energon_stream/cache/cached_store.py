@@ -241,9 +241,8 @@ class CachedStore(ScheduledStore):
                 where=f"{self.url}/{path}",
                 hint="Read this dataset without a cache (`cache: false`).",
             )
-        return self.cache.keep(
-            known, byte_range.start, byte_range.stop, self._getter(known), wait=self._listener.retries
-        )
+        start, stop, waits = byte_range.start, byte_range.stop, not self._listener.hedged_bytes
+        return self.cache.keep(known, start, stop, self._getter(known), wait=waits)
 
     def forget(self, path: str, byte_range: ByteRange) -> None:
         """Remove the cached blocks that have bytes of an object, because the bytes are wrong."""
@@ -280,7 +279,7 @@ class CachedStore(ScheduledStore):
 
     def _fetch(self, known: ObjectIdentity, start: int, stop: int) -> Body:
         # A second request must not wait: it would wait for the very request that is late.
-        data = self.cache.fetch(known, start, stop, self._getter(known), wait=self._listener.retries)
+        data = self.cache.fetch(known, start, stop, self._getter(known), wait=not self._listener.hedged_bytes)
         return Body(data, known.etag, known.size)
 
     def _getter(self, known: ObjectIdentity) -> Get:

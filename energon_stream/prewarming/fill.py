@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -109,7 +108,11 @@ class _Filling:
 
     def begin(self, fetch: PlannedFetch) -> None:
         """Queue a fetch after all others."""
-        request = partial(_fetch, fetch, self.memory)
+
+        def request(store: CachedStore) -> bool:  # whether the cache takes the bytes
+            with self.memory:
+                return store.keep(fetch.path, fetch.bytes)
+
         future = self.fetcher.ask(store_of(fetch), request, deadline=self._begun)
         self._begun += 1
         self._pending[future] = fetch
@@ -155,12 +158,6 @@ class _Filling:
         """Cancel the fetches that have not begun."""
         for future in list(self._pending):
             future.cancel()
-
-
-def _fetch(fetch: PlannedFetch, memory: threading.Semaphore, store: CachedStore) -> bool:
-    """Fetch a range; return False if the cache does not take it."""
-    with memory:
-        return store.keep(fetch.path, fetch.bytes)
 
 
 def read_back(wanted: Iterable[PlannedFetch], on_bytes: Callable[[int], object]) -> tuple[int, int]:

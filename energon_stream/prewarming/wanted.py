@@ -64,8 +64,7 @@ class _Walk:
     locating: Locating
     plans: Iterator[ReadPlan]
     lane: int  # place of the stream in the rotation
-    samples: int  # that training consumes
-    made: int  # samples that may be made: workers prefetch some
+    amount: StreamAmount
     planned: int = 0  # samples planned so far
     ahead_bytes: int = 0  # bytes planned so far of samples that are not made
     ahead_ranges: int = 0  # their ranges
@@ -74,8 +73,8 @@ class _Walk:
     def count(self, plan: ReadPlan) -> None:
         """Count the samples of a plan; and the bytes, from the first sample that is not made."""
         self.planned += len(plan.samples)
-        if self.planned > self.made:
-            beyond = min(len(plan.samples), self.planned - self.made)
+        if self.planned > self.amount.made:
+            beyond = min(len(plan.samples), self.planned - self.amount.made)
             self.ahead_ranges += plan.ranges * beyond // len(plan.samples)
             self.ahead_bytes += plan.bytes * beyond // len(plan.samples)
 
@@ -120,7 +119,7 @@ class WantedBytes:
             start = partial(Locating, schedule, schedule.begin(), self._locators, fetcher)
             locating = start(self._limits.opening_take if is_alone else 0)
             plans = iterate_plans(locating, Planner(self._limits), chunk=self._together, chunks=self._ahead)
-            self._walks.append(_Walk(locating, plans, lane, amount.samples, amount.made))
+            self._walks.append(_Walk(locating, plans, lane, amount))
             if skips and not is_alone:
                 self._openings.append(start(self._limits.opening_take))
         self._numbers: dict[tuple[str, str], int] = {}
@@ -168,7 +167,7 @@ class WantedBytes:
                 or walk.ahead_ranges >= self._limits.max_ahead
                 or walk.ahead_bytes >= self._options.fetch_bytes + 2 * self._limits.plan_bytes
             )
-        samples = min(walk.planned, walk.samples) - min(before, walk.samples)
+        samples = min(walk.planned, walk.amount.samples) - min(before, walk.amount.samples)
         return Wanted.of(rows, samples, walk.planned - before - samples)
 
     def _requested(self, walk: _Walk, plan: ReadPlan) -> Iterator[_Row]:

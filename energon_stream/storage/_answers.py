@@ -82,23 +82,19 @@ class RemoteStore:
         raise NotImplementedError
 
     def _call(self, path: str, function: Callable[[], T]) -> T:
-        """Call the client; raise this library's error for one of the client."""
+        """Call the client; raise this library's error for one of the client, without secrets."""
         try:
             return function()
         except StorageError:
             raise
         except Exception as error:
-            failure = self._named(error, path)
+            failure = self._name(error, path)
+            # obstore's messages end with a dump of values. S3 repeats a request whose signature is wrong.
+            text = str(error).partition("\n\nDebug source")[0].partition("<Error>")[0]
+            failure.__cause__ = ClientFailure(f"{type(error).__name__}: {redact(text, self._secrets)}")
         # Raised outside of the handler, or the client's error would be its context. That may contain a signed
         # URL, and so may the frames of its traceback.
         raise failure
-
-    def _named(self, error: Exception, path: str) -> StorageError:
-        """Return this library's error for one of the client, with a cause that has no secrets."""
-        named = self._name(error, path)
-        text = redact(_for_people(str(error)), self._secrets)
-        named.__cause__ = ClientFailure(f"{type(error).__name__}: {text}")
-        return named
 
     def _refused(
         self, path: str, status: int, code: str = "", message: str = "", region: str | None = None
@@ -172,12 +168,3 @@ class RemoteStore:
     def _no_credentials(self, path: str, what: str) -> AccessDeniedError:
         hint = "Set the store's environment variables, pass storage_options, or anon=True."
         return self._error(AccessDeniedError, path, what, hint)
-
-
-def _for_people(text: str) -> str:
-    """Return the part of a client's message that is for people.
-
-    obstore's messages end with a dump of values. S3's answers to wrong signatures repeat the request.
-    """
-    text = text.partition("\n\nDebug source")[0]
-    return text.partition("<Error>")[0]

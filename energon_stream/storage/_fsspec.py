@@ -31,7 +31,7 @@ _CREDENTIAL_ERRORS = (
     "ProfileNotFound",
     "TokenRetrievalError",
 )
-_BOTOCORE_BREAKS = ("HTTPClientError", "ConnectionError", "IncompleteReadError")
+_BREAKS = ("ConnectionError", "HTTPClientError", "IncompleteReadError")  # Python's and botocore's
 _NETWORK_MODULES = ("aiohttp", "urllib3", "requests", "ssl", "http")
 _BROKEN_BODIES = ("ClientPayloadError", "IncompleteRead", "IncompleteReadError", "ResponseStreamingError")
 
@@ -193,9 +193,10 @@ class FsspecStore(RemoteStore):
                 number = getattr(cause, name, None)
                 if isinstance(number, int) and 300 <= number < 600:
                     return self._refused(path, number, message=str(cause))
-            if _is_network(cause):
+            names = {base.__name__ for base in type(cause).__mro__}
+            is_network = type(cause).__module__.partition(".")[0] in _NETWORK_MODULES
+            if is_network or isinstance(cause, TimeoutError) or not names.isdisjoint(_BREAKS):
                 problem = cause_in_chain(error) or f"{type(error).__name__} {error}".strip()
-                names = {base.__name__ for base in type(cause).__mro__}
                 return self._broken(path, problem, answered=not names.isdisjoint(_BROKEN_BODIES))
             cause = cause.__cause__
         if isinstance(error, FileNotFoundError):
@@ -230,11 +231,3 @@ def _time(value: Any) -> datetime | None:
     if isinstance(value, (int, float)):
         value = datetime.fromtimestamp(value, tz=UTC)
     return value if isinstance(value, datetime) else None
-
-
-def _is_network(error: BaseException) -> bool:
-    if isinstance(error, (TimeoutError, asyncio.TimeoutError, ConnectionError)):
-        return True
-    names = {base.__name__ for base in type(error).__mro__}
-    package = type(error).__module__.partition(".")[0]
-    return package in _NETWORK_MODULES or not names.isdisjoint(_BOTOCORE_BREAKS)

@@ -281,7 +281,7 @@ class _Client:
         return found
 
     def _make(self) -> Any:
-        config, credentials = self._config, self._config.credentials
+        config = self._config
         common: Any = {
             "client_options": {
                 "connect_timeout": "5s",
@@ -295,9 +295,8 @@ class _Client:
         }
         if config.kind == "http":
             return HTTPStore.from_url(config.root, **common)
-        if credentials is not None:
-            is_renewable = isinstance(credentials, _RENEWABLE)
-            common["credential_provider"] = self._provide if is_renewable else credentials
+        if config.credentials is not None:
+            common["credential_provider"] = self._provide
         store: Any = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}[config.kind]
         return store(config.root, config=config.settings, **common)
 

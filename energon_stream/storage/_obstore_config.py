@@ -144,26 +144,17 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
     client_kwargs = dict(left.pop("client_kwargs", {}))
     config_kwargs = dict(left.pop("config_kwargs", {}))
     s3_config = dict(config_kwargs.pop("s3", {}))
-    environment = os.environ.get
     anon = left.pop("anon", False)
     profile = left.pop("profile", None)
     key = left.pop("key", None) or client_kwargs.pop("aws_access_key_id", None)
     secret = left.pop("secret", None) or client_kwargs.pop("aws_secret_access_key", None)
     token = left.pop("token", None) or client_kwargs.pop("aws_session_token", None)
     if not key and not profile:  # a requested profile outranks the environment, as with botocore
-        key, secret = environment("AWS_ACCESS_KEY_ID"), environment("AWS_SECRET_ACCESS_KEY")
-        token = environment("AWS_SESSION_TOKEN")
-    endpoint = (
-        left.pop("endpoint_url", None)
-        or client_kwargs.pop("endpoint_url", None)
-        or environment("AWS_ENDPOINT_URL_S3")
-        or environment("AWS_ENDPOINT_URL")
-    )
-    region = (
-        client_kwargs.pop("region_name", None)
-        or environment("AWS_REGION")
-        or environment("AWS_DEFAULT_REGION")
-    )
+        key, secret = _variable("AWS_ACCESS_KEY_ID"), _variable("AWS_SECRET_ACCESS_KEY")
+        token = _variable("AWS_SESSION_TOKEN")
+    endpoint = left.pop("endpoint_url", None) or client_kwargs.pop("endpoint_url", None)
+    endpoint = endpoint or _variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    region = client_kwargs.pop("region_name", None) or _variable("AWS_REGION", "AWS_DEFAULT_REGION")
     credentials: _Credentials = provider
     if provider is None and key and secret:
         credentials = StaticCredentials(key, secret, token or None)
@@ -180,7 +171,7 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
         endpoint = endpoint.rstrip("/")
         # With virtual hosts, obstore wants the bucket in the endpoint.
         config["endpoint"] = endpoint.replace("://", f"://{bucket}.", 1) if virtual else endpoint
-        if environment("AWS_ENDPOINT_URL_S3"):  # obstore would prefer the variable to our endpoint
+        if _variable("AWS_ENDPOINT_URL_S3"):  # obstore would prefer the variable to our endpoint
             config["aws_endpoint_url_s3"] = config["endpoint"]
     config["virtual_hosted_style_request"] = virtual
     if left.pop("requester_pays", False):
@@ -189,7 +180,7 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
         if name in config_kwargs:
             client[name] = f"{config_kwargs.pop(name)}s"
     verify = client_kwargs.pop("verify", None)
-    bundle = verify if isinstance(verify, str) else environment("AWS_CA_BUNDLE")
+    bundle = verify if isinstance(verify, str) else _variable("AWS_CA_BUNDLE")
     if verify is False:
         client["allow_invalid_certificates"] = True
     elif bundle:
@@ -238,6 +229,11 @@ _RESOLVERS: dict[str, Callable[[str, dict[str, Any], str, Any], ClientConfig]] =
 }
 """By scheme. Each takes bucket or host, options, URL and credential provider, and removes the options that it
 honours."""
+
+
+def _variable(*names: str) -> str | None:
+    """Return the value of the first environment variable that is set and not empty."""
+    return next(filter(None, map(os.environ.get, names)), None)
 
 
 def _renamed(left: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

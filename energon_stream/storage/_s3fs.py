@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fsspec.asyn import sync
+
 from energon_stream.errors import TransientStorageError
 from energon_stream.fork import PerProcess
 from energon_stream.storage._answers import short_body
@@ -35,7 +37,7 @@ class S3fsStore(FsspecStore):
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._options = options
         self._has_answered = False
-        self._renewed_at = 0.0
+        self._renewed_at, self._is_renewed = 0.0, False
         super().__init__(url, options)
 
     def _file_system(self, url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -45,13 +47,13 @@ class S3fsStore(FsspecStore):
             client.setdefault("region_name", region)
         # This switches botocore's retries off; _make_system() switches s3fs's own off. Its default of ten
         # connections would be the limit.
-        config: dict[str, Any] = {
+        config = {
             "retries": {"total_max_attempts": 1},
             "max_pool_connections": _CONNECTIONS,
             "connect_timeout": _CONNECT_TIMEOUT,
             "read_timeout": _READ_TIMEOUT,
+            **(options.get("config_kwargs") or {}),
         }
-        config |= options.get("config_kwargs") or {}
         return super()._file_system(url, {**options, "client_kwargs": client, "config_kwargs": config})
 
     @staticmethod
@@ -98,10 +100,8 @@ class S3fsStore(FsspecStore):
                 raise self._bad_answer(prefix, "the answer to a listing is none")
             for found in page.get("Contents", ()):
                 if not found["Key"].endswith("/"):  # a console's marker of an empty folder
-                    key = found["Key"][below_root:].lstrip("/")
-                    yield ListEntry(
-                        key, ObjectMeta(found["Size"], found.get("ETag"), found.get("LastModified"))
-                    )
+                    meta = ObjectMeta(found["Size"], found.get("ETag"), found.get("LastModified"))
+                    yield ListEntry(found["Key"][below_root:].lstrip("/"), meta)
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
@@ -111,16 +111,12 @@ class S3fsStore(FsspecStore):
         return {"Bucket": bucket, "Key": key}
 
     def _ask(self, path: str, method: str, **request: Any) -> Any:
-        from fsspec.asyn import sync
-
         return self._call(path, lambda: sync(self._fs.loop, self._answer, method, request))
 
     async def _answer(self, method: str, request: Mapping[str, Any]) -> Any:
         """Ask the store; an unknown one has less time for its answer."""
-        answer = self._fs._call_s3(method, **request)
-        if self._has_answered:
-            return await answer
-        answer = await asyncio.wait_for(answer, _FIRST_ANSWER)
+        limit = None if self._has_answered else _FIRST_ANSWER
+        answer = await asyncio.wait_for(self._fs._call_s3(method, **request), limit)
         self._has_answered = True
         return answer
 
@@ -132,8 +128,6 @@ class S3fsStore(FsspecStore):
         return int(answer["ContentLength"]), str(answer["ETag"])
 
     def _read(self, path: str, byte_range: str | None, etag: str | None) -> tuple[Body, str | None]:
-        from fsspec.asyn import sync
-
         request = self._address(path)
         if byte_range is not None:
             request["Range"] = byte_range
@@ -159,14 +153,12 @@ class S3fsStore(FsspecStore):
         total_text = content_range.rpartition("/")[2] if content_range else str(size)
         if not total_text.isdecimal():
             raise self._bad_answer(path, "the answer to a range request names no range")
-        total = int(total_text)
-        return Body(memoryview(data), version, total), content_range
+        return Body(memoryview(data), version, int(total_text)), content_range
 
     def _provides_credentials(self) -> bool:
         given = self._options
-        return OPTION in given or not (
-            given.get("key") or given.get("anon") or os.environ.get("AWS_ACCESS_KEY_ID")
-        )
+        is_fixed = given.get("key") or given.get("anon") or os.environ.get("AWS_ACCESS_KEY_ID")
+        return OPTION in given or not is_fixed
 
     def _renew_credentials(self, *, is_expired: bool) -> bool:
         if not self._provides_credentials():
@@ -178,12 +170,13 @@ class S3fsStore(FsspecStore):
                 return True
             now = time.monotonic()
             if now - self._renewed_at < _BETWEEN_RENEWALS:
-                return False
+                return self._is_renewed  # another request, refused at the same time, has asked for others
             self._renewed_at = now
             before = _credentials(used)
             file_systems.clear()
             self._fs, _ = self._file_system(self.url, self._options)
-            return bool(_credentials(self._fs) != before)
+            self._is_renewed = bool(_credentials(self._fs) != before)
+            return self._is_renewed
 
     def _endpoint(self) -> str:
         endpoint = getattr(self._fs, "endpoint_url", None) if hasattr(self, "_fs") else None
@@ -192,7 +185,6 @@ class S3fsStore(FsspecStore):
 
 def _credentials(system: Any) -> Any:
     """Return the credentials of a file system; None if it has none."""
-    from fsspec.asyn import sync
 
     async def get() -> Any:
         found = await system.session.get_credentials()

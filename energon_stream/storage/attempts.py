@@ -26,8 +26,8 @@ class AttemptListener:
     """
 
     __slots__ = ()
-    retries: bool = True  # whether failed attempts are retried
-    hedged_bytes: int = 0  # bytes that the attempts request a second time; 0 for a first request
+    # Bytes that the attempt requests a second time; 0 for a first request, which is retried if it fails.
+    hedged_bytes: int = 0
 
     def begin(self) -> None:
         """Called before an attempt. It may wait; an error raised here ends the request."""

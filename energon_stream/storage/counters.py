@@ -7,7 +7,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Self
 
 from energon_stream.fork import PerProcess
 
@@ -70,24 +70,22 @@ class CounterSnapshot:
         """Attempts of all kinds."""
         return sum(self.requests.values())
 
-    def __add__(self, other: CounterSnapshot) -> CounterSnapshot:
-        largest = max(self.max_in_flight, other.max_in_flight)
-        return replace(_combined(operator.add, self, other), max_in_flight=largest)
+    def __add__(self, other: Self) -> Self:
+        return self._combined(operator.add, other, max(self.max_in_flight, other.max_in_flight))
 
-    def __sub__(self, earlier: CounterSnapshot) -> CounterSnapshot:
-        return replace(_combined(operator.sub, self, earlier), max_in_flight=self.max_in_flight)
+    def __sub__(self, earlier: Self) -> Self:
+        return self._combined(operator.sub, earlier, self.max_in_flight)
 
-
-def _combined(
-    combine: Callable[[Any, Any], Any], left: CounterSnapshot, right: CounterSnapshot
-) -> CounterSnapshot:
-    """Return the sums or the differences of all counts."""
-    values: dict[str, Any] = {}
-    for each in fields(CounterSnapshot):
-        one, other = getattr(left, each.name), getattr(right, each.name)
-        is_mapping = isinstance(one, Mapping)  # the operators of Counter leave zeros out
-        values[each.name] = dict(combine(Counter(one), Counter(other))) if is_mapping else combine(one, other)
-    return CounterSnapshot(**values)
+    def _combined(self, combine: Callable[[Any, Any], Any], right: Self, max_in_flight: int) -> Self:
+        """Return the sums or the differences of all counts."""
+        values: dict[str, Any] = {}
+        for each in fields(self):
+            one, other = getattr(self, each.name), getattr(right, each.name)
+            if isinstance(one, Mapping):  # the operators of Counter leave zeros out
+                values[each.name] = dict(combine(Counter(one), Counter(other)))
+            else:
+                values[each.name] = combine(one, other)
+        return replace(self, **values | {"max_in_flight": max_in_flight})
 
 
 class StorageCounters:

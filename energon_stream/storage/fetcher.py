@@ -15,7 +15,6 @@ from energon_stream.storage.request_pool import Answer, RequestPool
 
 if TYPE_CHECKING:
     from energon_stream.storage.base import Body, ByteRange, Store
-    from energon_stream.storage.watcher import HedgeSnapshot
 
 _EXIT_GRACE = 5.0  # seconds that requests in flight get to finish when the interpreter exits
 _HEDGED_SHARE = 0.03
@@ -111,10 +110,6 @@ class Fetcher:
     def call(self, function: Callable[[], _T]) -> Future[_T]:
         """Run any function; it has a slot until it returns."""
         return self._pools.get().submit(lambda _: function(), 0, 0)
-
-    def hedging(self) -> HedgeSnapshot:
-        """Return how second requests stand in this process."""
-        return self._pools.get().watcher.snapshot()
 
     def close(self) -> None:
         """Cancel waiting requests, let those in flight end, and stop the threads. It may be used again."""

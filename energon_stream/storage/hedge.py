@@ -38,8 +38,8 @@ class LatencyModel:
     """
 
     def __init__(self, late: float = _LATE, floor: float = _FLOOR) -> None:
-        self._recent: dict[int, deque[float]] = {}
-        self._sorted: dict[int, list[float]] = {}
+        # Durations of a class, the latest ones last, and the same in ascending order.
+        self._seen: dict[int, tuple[deque[float], list[float]]] = {}
         self._late_after: dict[int, float] = {}
         self._late, self._floor = late, floor
         self._longest = 0.0  # of the first answers, before any class is known
@@ -49,18 +49,12 @@ class LatencyModel:
         """Return a model of the time to the first byte, which depends on the store, not on the line."""
         return cls(_LATE_FIRST_BYTE, _FLOOR_FIRST_BYTE)
 
-    @property
-    def answers(self) -> int:
-        """Number of remembered durations."""
-        return sum(map(len, self._recent.values()))
-
     def observe(self, size: int, seconds: float) -> bool:
         """Learn from the answer to a request of ``size`` bytes; returns True if more requests may be
         late than before.
         """
         kind = size.bit_length()
-        recent = self._recent.setdefault(kind, deque())
-        ordered = self._sorted.setdefault(kind, [])
+        recent, ordered = self._seen.setdefault(kind, (deque(), []))
         if len(recent) == _REMEMBERED:
             del ordered[bisect_left(ordered, recent.popleft())]
         recent.append(seconds)

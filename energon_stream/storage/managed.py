@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import attrgetter
@@ -28,7 +27,7 @@ class ManagedStore(ScheduledStore):
     """Adds retries, counters and fork safety to a store; see ``Store`` for the methods.
 
     ``factory`` opens the wrapped store, once in each process. ``counters`` default to those of the process.
-    Stores with the same ``contact_key`` share what the process knows of the server; None shares nothing.
+    Stores with the same ``contact_key`` share what the process knows of the server.
     """
 
     is_local = False
@@ -38,13 +37,13 @@ class ManagedStore(ScheduledStore):
         factory: Callable[[], Store],
         policy: RetryPolicy,
         counters: StorageCounters | None,
-        contact_key: str | None = None,
+        contact_key: str,
     ) -> None:
         self._policy = policy
         self._counters = counters
         self._stores: PerProcess[Store] = PerProcess(factory)
         self.url = self._stores.get().url  # this reports unusable options now instead of at the first read
-        self._contact_key = contact_key or uuid.uuid4().hex
+        self._contact_key = contact_key
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         return self._read(path, lambda store: store.get(path, etag=etag), etag)
@@ -105,6 +104,7 @@ class ManagedStore(ScheduledStore):
         self, kind: str, path: str, request: Callable[[Store], T], byte_range: ByteRange | None = None
     ) -> T:
         listener = self._listener
+        is_hedge = listener.hedged_bytes > 0
         store = with_listener(self._stores.get(), listener)
         counters = self._counters or default_counters()
 
@@ -115,8 +115,7 @@ class ManagedStore(ScheduledStore):
                 if byte_range is not None:
                     values |= {"start": byte_range.start, "stop": byte_range.stop}
                     values["reason"] = record.reasons.get((url, byte_range.start), "")
-                values["is_hedge"] = listener.hedged_bytes > 0
-                record.add(kind, "request", begun, time.perf_counter(), **values)
+                record.add(kind, "request", begun, time.perf_counter(), **values, is_hedge=is_hedge)
 
         def attempt(number: int) -> T:
             listener.begin()
@@ -135,5 +134,6 @@ class ManagedStore(ScheduledStore):
             trace(begun, number, bytes=received)
             return result
 
-        policy = self._policy if listener.retries else replace(self._policy, attempts=1)
-        return policy.run(attempt, contact_with(self._contact_key, self.url) if listener.retries else None)
+        if is_hedge:
+            return replace(self._policy, attempts=1).run(attempt)
+        return self._policy.run(attempt, contact_with(self._contact_key, self.url))

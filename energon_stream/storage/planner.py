@@ -7,20 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_stream.arrays import distinct
+from energon_stream.arrays import Int64Array, distinct
 from energon_stream.errors import ConfigError
-
-_Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchPlan:
     """Fetches that cover a set of ranges."""
 
-    objects: _Int64s  # int64 [k], object of each fetch
-    starts: _Int64s  # int64 [k], first byte of each fetch; fetches are ordered by (object, start)
-    stops: _Int64s  # int64 [k], byte after the last one
-    fetch_of: _Int64s  # int64 [m], for each input range the fetch that contains all of it, or -1
+    objects: Int64Array  # int64 [k], object of each fetch
+    starts: Int64Array  # int64 [k], first byte of each fetch; fetches are ordered by (object, start)
+    stops: Int64Array  # int64 [k], byte after the last one
+    fetch_of: Int64Array  # int64 [m], for each input range the fetch that contains all of it, or -1
     # bool [k], whether a fetch ends because of ``max_bytes``: the next range lies within ``max_gap``.
     ends_by_size: NDArray[np.bool_]
     # bool [k], whether a fetch ends because of ``max_waste``, although the next range is near enough.
@@ -28,9 +26,9 @@ class FetchPlan:
 
 
 def plan_fetches(
-    objects: _Int64s,
-    starts: _Int64s,
-    stops: _Int64s,
+    objects: Int64Array,
+    starts: Int64Array,
+    stops: Int64Array,
     required: NDArray[np.bool_],
     *,
     max_gap: int,
@@ -87,8 +85,7 @@ def plan_fetches(
     first, last = (starts + shift)[order], (stops + shift)[order]
     reach = np.maximum.accumulate(last)  # ranges may overlap or contain each other
     gaps = first[1:] - reach[:-1]
-    island = near = np.zeros(len(order), dtype=np.int64)
-    np.cumsum(gaps > max_gap, out=near[1:])
+    island = near = np.cumsum(np.append(False, gaps > max_gap))
 
     # Only required ranges make fetches. following[i] is the required range at which a fetch that begins with
     # i ends.
@@ -96,14 +93,15 @@ def plan_fetches(
     first_needed, last_needed = first[needed], last[needed]
     reach_needed = np.maximum.accumulate(last_needed)
     if sparse is not None and sparse.any():
-        careful, wanted = sparse[order], last_needed.copy()
-        wanted[1:] -= np.maximum(first_needed[1:], reach_needed[:-1])  # ranges may overlap
-        wanted[0] -= first_needed[0]
+        careful = sparse[order]
+        wanted = last_needed - np.maximum(first_needed, np.append(0, reach_needed[:-1]))  # ranges may overlap
         most = max_waste * int(np.maximum(wanted, 0)[careful[needed]].sum())
-        inside = careful[1:] & _between(needed, near) & (gaps > 0)
+        # Whether a gap lies between two required ranges of an island, by the number of those before it.
+        joins = np.zeros(len(needed) + 1, dtype=np.bool_)
+        joins[1:-1] = near[needed[:-1]] == near[needed[1:]]
+        inside = careful[1:] & (gaps > 0) & joins[np.cumsum(required[order])[:-1]]
         widest = _widest(gaps[inside], most, max_gap)
-        island = np.zeros(len(order), dtype=np.int64)
-        np.cumsum(gaps > np.where(careful[1:], widest, max_gap), out=island[1:])
+        island = np.cumsum(np.append(False, gaps > np.where(careful[1:], widest, max_gap)))
     by_size = np.searchsorted(reach_needed, np.maximum(first_needed + max_bytes, last_needed), side="right")
     by_gap = np.searchsorted(island[needed], island[needed], side="right")
     is_by_size = by_size < by_gap
@@ -129,25 +127,7 @@ def plan_fetches(
     return FetchPlan(names[rank[origin]], starts, stops, fetch_of, is_by_size[heads], is_by_waste[heads])
 
 
-def _between(needed: _Int64s, near: _Int64s) -> NDArray[np.bool_]:
-    """Return for each gap whether it lies between two required ranges of an island.
-
-    Args:
-        needed: Numbers of the required ranges, ascending; at least one.
-        near: Island of each range.
-    """
-    after = np.searchsorted(needed, np.arange(1, len(near)), side="left")  # first required range after a gap
-    of, gaps_of = near[needed], near[1:]
-    found: NDArray[np.bool_] = (
-        (after > 0)
-        & (after < len(needed))
-        & (of[np.maximum(after - 1, 0)] == gaps_of)
-        & (of[np.minimum(after, len(needed) - 1)] == gaps_of)
-    )
-    return found
-
-
-def _widest(gaps: _Int64s, most: float, max_gap: int) -> int:
+def _widest(gaps: Int64Array, most: float, max_gap: int) -> int:
     """Return the largest width up to which all gaps are read, for at most ``most`` bytes together."""
     ascending = np.sort(gaps)
     count = int(np.searchsorted(np.cumsum(ascending), most, side="right"))

@@ -54,13 +54,12 @@ class _Run(AttemptListener):
     A second run makes one attempt and has no slot.
     """
 
-    __slots__ = ("_pool", "hedged_bytes", "is_reading", "is_second", "retries", "started", "task")
+    __slots__ = ("_pool", "hedged_bytes", "is_reading", "is_second", "started", "task")
 
     def __init__(self, pool: RequestPool, task: _Task, *, is_second: bool = False) -> None:
         self._pool = pool
         self.task = task
         self.is_second = is_second
-        self.retries = not is_second
         self.hedged_bytes = task.size if is_second else 0
         self.started = 0.0  # of the latest attempt; 0 while there was none
         self.is_reading = False  # whether the latest attempt's first bytes arrived

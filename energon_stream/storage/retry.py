@@ -131,7 +131,11 @@ class RetryPolicy:
             now = time.monotonic()
             failed_at = failed_at or now
             attempt += 1
-            is_first_contact = self._is_first_contact(failure, contact)
+            is_first_contact = False
+            if isinstance(failure, TransientStorageError) and contact is not None:
+                if failure.answered:
+                    contact.know()
+                is_first_contact = not contact.is_known
             is_patient = isinstance(failure, TransientStorageError) and not is_first_contact
             limit = self.deadline if is_patient else min(self.patience, self.deadline)
             # The waits count too: a policy may wait by another clock than this one.
@@ -152,14 +156,6 @@ class RetryPolicy:
             hint=failure.hint,
             answered=failure.answered,
         ) from failure
-
-    @staticmethod
-    def _is_first_contact(failure: StorageError, contact: Contact | None) -> bool:
-        if not isinstance(failure, TransientStorageError):
-            return False
-        if failure.answered and contact is not None:
-            contact.know()
-        return not failure.answered and contact is not None and not contact.is_known
 
     def _most(self, failure: StorageError) -> float:
         most = float("inf") if self.attempts is None else self.attempts

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from energon_stream.storage.hedge import HedgeBudget, LatencyModel
 
@@ -27,13 +27,6 @@ _TRICKLE = 32 << 10
 _FAR_TOO_LATE = 4.0  # times the time after which a request is late
 
 
-class HedgeSnapshot(NamedTuple):
-    """State of second requests."""
-
-    earned_bytes: float  # bytes that all requests so far allow to be requested a second time
-    answers: int  # answers whose durations are remembered
-
-
 @dataclass(slots=True)
 class _Attempt:
     size: int
@@ -48,9 +41,9 @@ class LateWatcher(Generic[T]):
     """Tracks the requests in flight, and calls ``repeat`` for late ones.
 
     The thread sleeps until the first moment at which one of them can be late; without requests it sleeps
-    until woken. All methods except :meth:`run` and :meth:`snapshot` are called with the owner's lock held.
-    So is ``repeat``, which starts a second request, or returns False if there is no room for one now; its
-    second argument says that the request stalls.
+    until woken. All methods except :meth:`run` are called with the owner's lock held. So is ``repeat``, which
+    starts a second request, or returns False if there is no room for one now; its second argument says that
+    the request stalls.
     ``start`` runs a function on a new thread. A share of 0 watches nothing.
     """
 
@@ -75,26 +68,19 @@ class LateWatcher(Generic[T]):
         self._signals: SimpleQueue[bool] = SimpleQueue()  # whether to go on
         self._has_thread = False
 
-    def snapshot(self) -> HedgeSnapshot:
-        with self._lock:
-            return HedgeSnapshot(self.budget.earned, self._to_end.answers)
-
     def began(self, request: T, size: int, urgency: tuple[int, int], *, only_if_stalled: bool) -> None:
         """Note the start of an attempt. Of several late ones, the most urgent is repeated first."""
         if not self._active:
             return
         now = time.monotonic()
-        attempt = self._in_flight[request] = _Attempt(size, urgency, now)
-        if only_if_stalled:
-            attempt.repeats = _MOST_REPEATS
+        repeats = _MOST_REPEATS if only_if_stalled else 0
+        attempt = self._in_flight[request] = _Attempt(size, urgency, now, repeats=repeats)
         late_after = min(self._late_after(attempt), self._stalls_after(attempt))
         if now + late_after < self._look_at:
             self._wake(now + late_after)
 
     def first_byte(self, request: T, seconds: float) -> None:
         """Note that the first bytes of an answer arrived, so many seconds after the request."""
-        if not self._active:
-            return
         if request in self._in_flight:
             self._in_flight[request].is_answering = True
         if self._to_first_byte.observe(_ANY_SIZE, seconds) and self._in_flight:
@@ -111,7 +97,7 @@ class LateWatcher(Generic[T]):
 
     def answered(self, size: int, seconds: float) -> None:
         """Note that an attempt returned its bytes."""
-        if self._active and self._to_end.observe(size, seconds) and self._in_flight:
+        if self._to_end.observe(size, seconds) and self._in_flight:
             self._wake(time.monotonic())
 
     def stop(self) -> None:

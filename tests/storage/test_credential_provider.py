@@ -14,6 +14,8 @@ from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.errors import ConfigError, StorageError, TransientStorageError
 from energon_stream.index.prepare import prepare_dataset
 from energon_stream.storage import RetryPolicy, StoreSpec
+from energon_stream.storage._obstore import ObstoreStore
+from energon_stream.storage._s3fs import S3fsStore
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
 
 TRANSPORTS = ("obstore", "fsspec")
@@ -138,6 +140,20 @@ def test_a_provider_that_fails_is_asked_again(s3_server, tmp_bucket, transport):
         store = StoreSpec(tmp_bucket, options(gate.endpoint, provider), transport).open()
         assert bytes(store.get("key").data) == b"data"
     assert len(failures) == 2
+
+
+@pytest.mark.parametrize("kind", [ObstoreStore, S3fsStore])
+def test_requests_that_are_refused_together_all_get_the_new_key(s3_server, tmp_bucket, kind, monkeypatch):
+    s3_server.put(f"{tmp_bucket}/key", b"data")
+    with Gate(s3_server, rotates=False) as gate:
+        store = kind(tmp_bucket, options(gate.endpoint, gate.credentials))
+        store.get("key")
+        gate.key += 1
+        monkeypatch.setattr(f"{kind.__module__}._BETWEEN_RENEWALS", 60.0)
+        assert [store._renew_credentials(is_expired=False) for _ in range(3)] == [True] * 3
+        assert bytes(store.get("key").data) == b"data"
+        monkeypatch.setattr(f"{kind.__module__}._BETWEEN_RENEWALS", 0.0)
+        assert not store._renew_credentials(is_expired=False)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -133,7 +133,7 @@ def test_a_store_that_is_down_does_not_hold_up_another_one():
         def get_range(self, path, byte_range, *, etag=None):
             raise TransientStorageError("connection refused")
 
-    store = ManagedStore(Down, RetryPolicy(attempts=2, sleep=wait), None)
+    store = ManagedStore(Down, RetryPolicy(attempts=2, sleep=wait), None, "down")
     fetcher, sound = Fetcher(max_in_flight=1), GatedStore()
     sound.gate.set()
     failing = [fetcher.submit(store, str(number), ONE) for number in range(20)]

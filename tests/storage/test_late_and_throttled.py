@@ -3,6 +3,7 @@
 import textwrap
 import threading
 import time
+import uuid
 
 import children
 import pytest
@@ -207,7 +208,7 @@ class ScriptedStore(ScheduledStore):
 
 
 def managed(store, counters, **policy):
-    return ManagedStore(lambda: store, RetryPolicy(**policy), counters)
+    return ManagedStore(lambda: store, RetryPolicy(**policy), counters, uuid.uuid4().hex)
 
 
 @pytest.mark.parametrize("tells", [True, False])
