@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from types import FrameType, GeneratorType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from energon_stream.errors import (
     EnergonStreamError,
@@ -20,6 +21,8 @@ from energon_stream.pipeline.time_limit import TimeLimit
 if TYPE_CHECKING:
     from energon_stream.pipeline.node import Context
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 SKIPPED: Final[Any] = object()
@@ -94,8 +97,13 @@ class FailureGuard:
         self._wraps_fatal = context.config.conventions == "energon"
         self.active = context.config.activate(context.stream)
         seconds = context.config.sample_timeout
-        self.time_limit: TimeLimit | None = None if seconds is None else TimeLimit(seconds)
+        self._limit = None if seconds is None else TimeLimit(seconds)
+        self._run: Callable[..., Any] = self.limited(self.active.run)
         self.in_a_row = 0  # failures since the last success
+
+    def limited(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Return a function that ends with SampleTimeoutError after the job's ``sample_timeout``, if any."""
+        return function if self._limit is None else partial(self._limit.run, function)
 
     def call(self, function: Callable[[Any], Any], value: Any, number: int, batch: int | None = None) -> Any:
         """Return ``function(value)``, or ``SKIPPED`` if it raises ``SkipSample`` or a tolerated error.
@@ -108,10 +116,7 @@ class FailureGuard:
             Exception: The function's error, where it is not about this sample or the handler raises.
         """
         try:
-            if self.time_limit is None:
-                result = self.active.run(function, value, number, batch)
-            else:
-                result = self.time_limit.run(self.active.run, function, value, number, batch)
+            result = self._run(function, value, number, batch)
         except SkipSample:
             return SKIPPED
         except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.ahead import AheadNode
@@ -32,6 +32,8 @@ from energon_stream.schedule.saved import damaged, is_count, shown
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
+
+_KIND: Final = "Map"
 
 
 def call_again(
@@ -127,7 +129,7 @@ class _MapNode(WrapperNode):
             self._inner = AheadNode(self._inner, dataset.ahead)
 
     def _start(self, generator: Iterator[Any], call: int, batch: int | None, inner: Item) -> RunningGenerator:
-        key = (MapDataset.kind, call, inner.key)
+        key = (_KIND, call, inner.key)
         return RunningGenerator(generator, self._guard, key, batch, inner.value)
 
     def next(self) -> Item | End:
@@ -147,7 +149,7 @@ class _MapNode(WrapperNode):
                 self._running = self._start(value, call, self._guard.active.batch_index, item)
             elif value is not SKIPPED:
                 batch = self._guard.active.batch_index
-                return new_item((value, (MapDataset.kind, call, item.key, None, batch)))
+                return new_item((value, (_KIND, call, item.key, None, batch)))
 
     def state(self) -> State:
         running = self._running
@@ -182,7 +184,7 @@ class MapDataset(Wrapper[Any]):
         [0, 10, 20]
     """
 
-    kind = "Map"
+    kind = _KIND
     node_type = _MapNode
     option_names = ("fn",)
 

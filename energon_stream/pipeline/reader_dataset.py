@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 import numpy as np
@@ -95,8 +94,7 @@ class _ReaderNode:
         if state is not None:
             self._epoch, cursor = dataset.read_cursor(state, context, self._schedule, self._cursors)
         self._guard = FailureGuard("reading samples", context, dataset.failure_tolerance)
-        limit = self._guard.time_limit
-        self._make = dataset.make if limit is None else partial(limit.run, dataset.make)
+        self._make = self._guard.limited(dataset.make)
         self._reader = SampleReader(self._schedule, cursor, resources.locators, group)
 
     def next(self) -> Item | End:
