@@ -131,8 +131,9 @@ class TarLocator(Locator):
                 raise self._mismatch(error, path, begin + first) from error
             if key in excluded:
                 return None
-            views = {name: data[start:stop] for name, start, stop in zip(names, firsts, lasts, strict=True)}
-            return RawSample(self.leaf, sample, key, path, dict(views))
+            places = zip(names, firsts, lasts, strict=True)
+            parts: dict[str, bytes | memoryview] = {name: data[start:stop] for name, start, stop in places}
+            return RawSample(self.leaf, sample, key, path, parts)
 
         return cut
 
