@@ -42,7 +42,7 @@ from sybil import Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
-from energon_stream.index.jsonl import prepare_jsonl
+from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.testing.datasets import prepared_captioning_dataset, prepared_text_dataset
 from energon_stream.testing.media_files import VideoFile
 from energon_stream.testing.s3server import S3Server

@@ -27,12 +27,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from energon_stream.browse import serving
-from energon_stream.index.metadata import encode_info, encode_split
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.index.info_files import encode_info, encode_split
 from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 from energon_stream.testing.s3server import S3Control, S3Server
+from energon_stream.tools.browse import serving
 
 CONNECTIONS = 6  # of a browser to one host
 SIDE = 512  # pixels of an image
@@ -69,9 +69,6 @@ def measure(url: str, endpoint: str) -> dict[str, float]:
     import starlette.applications  # noqa: F401
     import uvicorn.protocols.http.h11_impl  # noqa: F401
     from uvicorn import Server  # noqa: F401
-
-    import energon_stream.browse.app
-    import energon_stream.read.at_once  # noqa: F401
 
     begin, cpu = time.perf_counter(), time.process_time()
     with serving(url, storage_options=S3Control(endpoint).storage_options) as served:

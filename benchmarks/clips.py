@@ -46,11 +46,11 @@ from energon_stream import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_stream.files.stores import WebdatasetFileStore
-from energon_stream.index.media import MediaFilter
-from energon_stream.index.media_tables import prepare_media
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.auxiliary.stores import WebdatasetFileStore
 from energon_stream.media.av import AVDecoder, Clips, fetch_clips
+from energon_stream.prepare.media_headers import MediaFilter
+from energon_stream.prepare.media_tables import prepare_media
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 from energon_stream.testing.media_files import VideoFile

@@ -21,8 +21,8 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.sample_sizes import SampleSizes
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset, random_bytes, write_shards
 
 BUCKET = "bench"

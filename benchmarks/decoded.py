@@ -30,7 +30,7 @@ from energon_stream import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CAPTIONING_YAML, write_shards
 
 SIDE, SHARDS, BATCH, GOAL = 512, 8, 32, 1.05

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from energon_stream.index.scan import scan_shard
 from energon_stream.storage import ListEntry, Store, StoreSpec
+from energon_stream.tar.scan import scan_shard
 from energon_stream.testing.datasets import random_bytes, write_shards
 from energon_stream.testing.s3server import S3Server
 

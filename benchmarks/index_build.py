@@ -16,10 +16,10 @@ from functools import partial
 
 from measured import MeasuredEngine
 
-from energon_stream.index import sharded_index
-from energon_stream.index.scan import ShardScan
-from energon_stream.index.sharded_index import ShardGroup, build_index
 from energon_stream.index.sqlite_index import SqliteWriter
+from energon_stream.prepare import sharded_index
+from energon_stream.prepare.sharded_index import ShardGroup, build_index
+from energon_stream.tar.scan import ShardScan
 
 SAMPLES_PER_SHARD = 10_000
 SAMPLES_PER_GROUP = 500_000

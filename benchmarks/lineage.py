@@ -94,7 +94,7 @@ def compare(steps, packs):
     """Train on three topologies, and compare each step."""
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        from energon_stream.index.prepare import prepare_dataset
+        from energon_stream.prepare.prepare import prepare_dataset
 
         data, run = Path(folder, "data"), Path(folder, "run")
         write_shards(data, shards=10, samples_per_shard=1000, parts=lambda i: {"txt": b"text"})

@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 
 from energon_stream import WorkerConfig, get_loader, get_val_dataset, lint_dataset
-from energon_stream.engine.local import LocalEngine
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.engine.processes import LocalEngine
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CAPTIONING_YAML, write_shards
 
 

@@ -6,7 +6,7 @@ import resource
 import time
 from functools import partial
 
-from energon_stream.engine.local import LocalEngine
+from energon_stream.engine.processes import LocalEngine
 
 
 def _run(function, task):

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from energon_stream import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.state import dumps, loads
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
 

@@ -120,7 +120,7 @@ def main() -> None:
     import peers
     from datasets import BUCKET
 
-    from energon_stream.index.prepare import prepare_dataset
+    from energon_stream.prepare.prepare import prepare_dataset
     from energon_stream.testing.datasets import CRUDE_YAML, write_shards
     from energon_stream.testing.proxy import Fault, FaultProxy
     from energon_stream.testing.s3server import S3Server

@@ -80,7 +80,7 @@ print(json.dumps([sum(m["size"] for m in tars), seconds]))
 PREWARM = """
 import numpy, obstore, torch
 import energon_stream as es
-import energon_stream.prewarming, energon_stream.recipe
+import energon_stream.prewarming, energon_stream.config
 done = es.prewarm(
     spec["path"], cache=es.CacheConfig(spec["folder"], min_free_bytes=0), epochs=1, isolated=False, progress=False,
     worker_config=es.WorkerConfig(0, 1, 0), storage_options=spec["options"], **spec["order"],

@@ -1,8 +1,8 @@
 """Measures twelve profiles, and predicts them: ``python benchmarks/simulated.py``.
 
 A pass from cold in this process, at 1, 50 and 200 ms, over samples of 40 kB and 4 kB in 8 and 64 shards,
-beside what ``energon_stream.simulate`` says. The costs are CPU times of runs at 1 ms; nothing is fitted to a
-figure that is predicted.
+beside what ``energon_stream.tools.simulate`` says. The costs are CPU times of runs at 1 ms; nothing is fitted
+to a figure that is predicted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from candidates import BATCH, WINDOW
 from rows.figures import cold, first
 
 from energon_stream import WorkerConfig
-from energon_stream.simulate import Costs, Prediction, StoreModel, simulate
+from energon_stream.tools.simulate import Costs, Prediction, StoreModel, simulate
 
 PROFILES = ("H1", "H50", "H200")
 DATASETS = ("d40x8", "d40x64", "size4k", "size4kx64")

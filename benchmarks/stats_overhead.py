@@ -30,8 +30,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from energon_stream import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset, stateless
 from energon_stream.integrations.prometheus import LoaderCollector
-from energon_stream.loader import meter
-from energon_stream.loader.profile import Profile
+from energon_stream.loader.observe import meter
+from energon_stream.loader.observe.profile import Profile
 from energon_stream.storage.counters import StorageCounters
 from energon_stream.testing.datasets import prepared_binary_dataset
 

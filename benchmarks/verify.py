@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from energon_stream import DefaultTaskEncoder, ReadOptions, WorkerConfig, get_train_dataset
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.sample_names import hash_names, other_names
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, random_bytes, write_shards
 
 MODES = ("never", "sampled", "always")

@@ -46,8 +46,8 @@ def write_rows(folder: Path, rows: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from energon_stream.index.metadata import encode_info, encode_split
-    from energon_stream.index.table_writing import add_table
+    from energon_stream.index.info_files import encode_info, encode_split
+    from energon_stream.tables.writing import add_table
 
     names = [f"data-{number:06d}.tar" for number in range(rows // PER_SHARD)]
     meta = folder / ".nv-meta"
@@ -74,9 +74,9 @@ def select(folder: str, view: dict[str, object]) -> dict[str, float]:
     import pyarrow.compute
     import pyarrow.parquet  # noqa: F401
 
+    from energon_stream.config.view import parse_view, with_view
     from energon_stream.index.dataset import open_webdataset
     from energon_stream.limits import Limits
-    from energon_stream.recipe.view import parse_view, with_view
     from energon_stream.storage import StoreSpec
 
     imported = memory("VmRSS")
@@ -134,7 +134,7 @@ def fetch(size: int, samples: int, waste: float, latency: float) -> dict[str, fl
         get_loader,
         get_train_dataset,
     )
-    from energon_stream.index.prepare import prepare_dataset
+    from energon_stream.prepare.prepare import prepare_dataset
     from energon_stream.testing.datasets import CRUDE_YAML, random_bytes, write_shards
     from energon_stream.testing.s3server import S3Server
 

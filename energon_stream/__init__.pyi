@@ -4,9 +4,9 @@
 """
 
 from .cache import CacheConfig as CacheConfig
-from .doctor import Diagnosis as Diagnosis, diagnose as diagnose
+from .tools.doctor import Diagnosis as Diagnosis, diagnose as diagnose
 from .engine.cluster import RayEngine as RayEngine
-from .engine.local import LocalEngine as LocalEngine
+from .engine.processes import LocalEngine as LocalEngine
 from .errors import (
     FatalSampleError as FatalSampleError,
     IgnoreSample as IgnoreSample,
@@ -27,8 +27,8 @@ from .lineage.answers import (
     StepSample as StepSample,
 )
 from .lineage.run import TrainingRun as TrainingRun, open_run as open_run
-from .index.costs import read_costs as read_costs
-from .lint.dataset import lint_dataset as lint_dataset
+from .tables.costs import read_costs as read_costs
+from .tools.lint.check_dataset import lint_dataset as lint_dataset
 from .loader import (
     BasicDataLoader as BasicDataLoader,
     JobStats as JobStats,
@@ -95,9 +95,9 @@ from .decode import (
     FileStoreDecoder as FileStoreDecoder,
     SampleDecoder as SampleDecoder,
 )
-from .files.stores import SystemFileStore as SystemFileStore
-from .read.options import ReadOptions as ReadOptions
-from .recipe import (
+from .auxiliary.stores import SystemFileStore as SystemFileStore
+from .read.read_options import ReadOptions as ReadOptions
+from .config import (
     DatasetLoader as DatasetLoader,
     DatasetLoaderInterface as DatasetLoaderInterface,
     LoadedDatasetList as LoadedDatasetList,
@@ -110,7 +110,7 @@ from .recipe import (
     prepare_metadataset as prepare_metadataset,
     traverse_metadataset as traverse_metadataset,
 )
-from .recipe.packing import PlannedPacking as PlannedPacking
+from .config.packing_options import PlannedPacking as PlannedPacking
 from .samples import (
     Batch as Batch,
     CrudeSample as CrudeSample,
@@ -149,21 +149,21 @@ from .task.packers import (
     pack_by_size as pack_by_size,
 )
 from .worker import WorkerConfig as WorkerConfig
-from .shaping.costs import CostReport as CostReport, compute_costs as compute_costs
-from .shaping.derive import (
+from .tools.curation.compute_costs import CostReport as CostReport, compute_costs as compute_costs
+from .tools.curation.derive import (
     merge_datasets as merge_datasets,
     sample_dataset as sample_dataset,
     split_dataset as split_dataset,
 )
-from .index.table_writing import (
+from .tables.writing import (
     TableReport as TableReport,
     add_media_table as add_media_table,
     add_table as add_table,
     list_tables as list_tables,
     remove_table as remove_table,
 )
-from .shaping.map_shards import map_shards as map_shards
-from .shaping.diff import diff_datasets as diff_datasets
+from .tools.curation.map_shards import map_shards as map_shards
+from .tools.curation.diff import diff_datasets as diff_datasets
 from .write.convert import ConvertReport as ConvertReport, convert_dataset as convert_dataset
 from .write.finish import finish_dataset as finish_dataset
 from .write.shard_writer import ShardWriter as ShardWriter

@@ -1,11 +1,30 @@
-"""Modules that are imported when they are first used, so that commands which need no tensors start fast."""
+"""Imports of optional packages, and of modules when they are first used, so that commands start fast."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from energon_stream.errors import MissingPackageError
+
+
+@contextmanager
+def of_extra(extra: str | None) -> Iterator[None]:
+    """Import the packages of an extra within this block.
+
+    Raises MissingPackageError if one cannot be imported; without an extra, the ImportError.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if extra is None:
+            raise
+        raise MissingPackageError(
+            f"{error.name or 'a package'} cannot be imported: {error}",
+            hint=f"run `pip install 'energon-stream[{extra}]'`",
+        ) from error
 
 
 class LazyModule:
@@ -28,12 +47,5 @@ class LazyModule:
         return value
 
     def _import(self) -> Any:
-        try:
+        with of_extra(self._extra):
             return importlib.import_module(self._name)
-        except ImportError as error:
-            if self._extra is None:
-                raise
-            raise MissingPackageError(
-                f"the package {self._name!r} cannot be imported: {error}",
-                hint=f"run `pip install 'energon-stream[{self._extra}]'`",
-            ) from error

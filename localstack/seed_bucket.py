@@ -11,7 +11,7 @@ import tempfile
 
 import fsspec
 
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CAPTIONING_YAML, captioning_dataset
 
 

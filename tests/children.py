@@ -56,7 +56,7 @@ PRELOADED = (
     "hypothesis",
     "energon_stream.loader",
     "energon_stream.prewarming",
-    "energon_stream.recipe.datasets",
+    "energon_stream.config.get_datasets",
     "energon_stream.cli.main",
     "energon_stream.testing.datasets",
     "energon_stream.testing.s3server",

@@ -19,8 +19,8 @@ import pytest
 import energon_stream
 from energon_stream import errors
 from energon_stream.cli.main import main
+from energon_stream.config.dataset_options import DatasetOptions
 from energon_stream.loader import get_loader, get_savable_loader
-from energon_stream.recipe.options import DatasetOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -75,11 +75,11 @@ def test_stubs_are_shipped():
 
 
 def test_importing_the_package_imports_nothing_heavy():
-    program = "import sys, energon_stream, energon_stream.recipe; print(*sys.modules)"
+    program = "import sys, energon_stream, energon_stream.config; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     modules = done.stdout.split()
     assert not {"torch", "numpy", "fsspec", "obstore", "yaml"} & set(modules)
-    assert [name for name in modules if name.startswith("energon_stream.")] == ["energon_stream.recipe"]
+    assert [name for name in modules if name.startswith("energon_stream.")] == ["energon_stream.config"]
 
 
 @pytest.mark.parametrize("name", CLIENTS)

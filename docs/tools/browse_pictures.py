@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from energon_stream.browse import serving
-from energon_stream.browse.run import Run
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 from energon_stream.testing.media_files import VideoFile
+from energon_stream.tools.browse import serving
+from energon_stream.tools.browse.training import Run
 
 FOLDER = Path(__file__).parents[1] / "guides" / "pictures"
 NAMES = ("rings", "stripes", "waves")

@@ -6,8 +6,8 @@ from pathlib import Path
 from PIL import Image
 
 from energon_stream import WorkerConfig
-from energon_stream.simulate import forecast
 from energon_stream.testing.datasets import prepared_binary_dataset
+from energon_stream.tools.simulate import forecast
 
 ORDERS = (
     {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "parallel_shard_iters": 1},

@@ -12,8 +12,8 @@ from pathlib import Path
 from energon_stream import ReadOptions, WorkerConfig, get_loader, get_train_dataset
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.testing.s3server import S3Server
-from energon_stream.top import read_board
-from energon_stream.top.screen import TopApp
+from energon_stream.tools.top import read_board
+from energon_stream.tools.top.screen import TopApp
 
 RANKS = 4
 

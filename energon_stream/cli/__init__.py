@@ -23,7 +23,8 @@ def run_energon() -> None:
 
 def _run(name: str) -> None:
     try:
-        from energon_stream.cli import main, signals
+        from energon_stream.cli import command_signals as signals
+        from energon_stream.cli import main
 
         signals.handle_sigterm()
         getattr(main, name)()

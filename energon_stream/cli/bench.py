@@ -15,9 +15,9 @@ from energon_stream.cli.options import (
     storage_option,
 )
 from energon_stream.cli.terminal import echo, emit
-from energon_stream.doctor.bench import BenchRun
-from energon_stream.doctor.bench import bench as measure
-from energon_stream.doctor.bench_report import page, picture
+from energon_stream.tools.doctor.bench_report import page, picture
+from energon_stream.tools.doctor.measure import BenchRun
+from energon_stream.tools.doctor.measure import bench as measure
 
 
 def _numbers(ctx: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:

@@ -44,8 +44,8 @@ def browse(
     The page is served on 127.0.0.1 until Ctrl-C, to those who know its URL. It reads, and writes nothing. The
     options of the training say which samples a step has.
     """
-    from energon_stream.browse import serving
-    from energon_stream.browse.run import Run
+    from energon_stream.tools.browse import serving
+    from energon_stream.tools.browse.training import Run
 
     if step is not None:
         batch_size = require_batch_size(batch_size)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon_stream.cache.config import parse_size
-from energon_stream.cli.dataset_yaml import CRUDE, dataset_yaml, find_sample_type, mapped_dataset_yaml
+from energon_stream.cli.dataset_yaml_wizard import CRUDE, dataset_yaml, find_sample_type, mapped_dataset_yaml
 from energon_stream.cli.options import (
     engine_options,
     find_engine,
@@ -26,10 +26,10 @@ from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.progress import Progress
 from energon_stream.write.convert import convert_dataset, plan_conversion_of
 from energon_stream.write.guess import guess_dataset_yaml
-from energon_stream.write.sources.open import KINDS
+from energon_stream.write.sources.detect import KINDS
 
 if TYPE_CHECKING:
-    from energon_stream.engine.parts import Part
+    from energon_stream.engine.shares import Part
     from energon_stream.write.convert import ConvertReport
     from energon_stream.write.convert_plan import ConvertPlan
 

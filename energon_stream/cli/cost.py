@@ -17,7 +17,7 @@ from energon_stream.cli.options import (
 )
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.progress import Progress
-from energon_stream.shaping.costs import compute_costs
+from energon_stream.tools.curation.compute_costs import compute_costs
 
 
 @click.command()

@@ -8,7 +8,7 @@ import click
 
 from energon_stream.cli.options import cache_option, find_cache, json_option, path_argument, storage_option
 from energon_stream.cli.terminal import echo, emit
-from energon_stream.doctor import Diagnosis, diagnose
+from energon_stream.tools.doctor import Diagnosis, diagnose
 
 
 @click.command()

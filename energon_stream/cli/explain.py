@@ -19,12 +19,12 @@ from energon_stream.cli.options import (
     storage_option,
     training_options,
 )
-from energon_stream.cli.packing import find_packing, packing_options
+from energon_stream.cli.packing_options import find_packing, packing_options
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import ConfigError
 from energon_stream.read.read_plan import Reason
-from energon_stream.simulate.explain import ExplainedRequest
-from energon_stream.simulate.explain import explain as explain_steps
+from energon_stream.tools.simulate.explain import ExplainedRequest
+from energon_stream.tools.simulate.explain import explain as explain_steps
 
 
 @click.command()

@@ -17,12 +17,12 @@ from energon_stream.cli.options import (
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind
-from energon_stream.index.jsonl import open_jsonl
+from energon_stream.index.jsonl_index import open_jsonl
 from energon_stream.index.kept_index import PlainTars
 from energon_stream.index.plain import read_metadata_or_tars
-from energon_stream.index.publish import read_skipped
-from energon_stream.index.scan import peek_parts
+from energon_stream.prepare.publish import read_skipped
 from energon_stream.storage import ListEntry, StoreSpec
+from energon_stream.tar.scan import peek_parts
 
 
 @click.command()
@@ -123,8 +123,8 @@ def _show_plain(found: dict[str, Any]) -> None:
 
 
 def _of_metadataset(path: str, storage_options: dict[str, Any] | None) -> dict[str, list[dict[str, Any]]]:
-    from energon_stream.recipe.metadataset_files import MetadatasetFiles
-    from energon_stream.recipe.tree import JoinRef
+    from energon_stream.config.metadataset_files import MetadatasetFiles
+    from energon_stream.config.references import JoinRef
 
     files = MetadatasetFiles(storage_options)
     splits: dict[str, list[dict[str, Any]]] = {}

@@ -26,12 +26,12 @@ from energon_stream.cli.terminal import echo, echo_text, emit
 from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError, DatasetError, FatalSampleError
 from energon_stream.index.dataset import dataset_kind
-from energon_stream.lint.dataset import lint_dataset
 from energon_stream.progress import Progress
+from energon_stream.tools.lint.check_dataset import lint_dataset
 
 if TYPE_CHECKING:
-    from energon_stream.lint.report import LintReport
-    from energon_stream.recipe.options import SharedOptions
+    from energon_stream.config.dataset_options import SharedOptions
+    from energon_stream.tools.lint.report import LintReport
 
 
 @click.command()
@@ -160,8 +160,8 @@ def _check_samples(
     """Make the samples of a split, and return how many were made, and how many failed. Too many failures in a
     row end the check.
     """
+    from energon_stream.config import get_val_dataset
     from energon_stream.loader import get_loader
-    from energon_stream.recipe import get_val_dataset
     from energon_stream.worker import WorkerConfig
 
     samples = 0

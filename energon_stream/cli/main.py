@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from energon_stream import conventions
-from energon_stream.cli.signals import INTERRUPTED, Terminated
+from energon_stream.cli.command_signals import INTERRUPTED, Terminated
 from energon_stream.cli.terminal import printable_messages
 from energon_stream.errors import EnergonStreamError
 from energon_stream.printable import printable

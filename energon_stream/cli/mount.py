@@ -20,7 +20,7 @@ from energon_stream.index.dataset import dataset_kind
 from energon_stream.storage import StoreSpec
 
 if TYPE_CHECKING:
-    from energon_stream.files.tree import FileTree
+    from energon_stream.tools.file_tree import FileTree
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def mount(
         raise ConfigError("only a prepared folder of tars can be mounted", where=path)
     fuse = _import_fuse()
     is_mounted = _in_background() if detach else _do_nothing
-    from energon_stream.files.tree import FileTree
+    from energon_stream.tools.file_tree import FileTree
 
     tree = FileTree(StoreSpec(path, storage_options), sample_folders=sample_folders, allow_slow=allow_slow)
     source = path
@@ -86,7 +86,7 @@ class FileOperations:
     """A tree of files as operations of a file system, whose errors are ``OSError`` with a number.
 
     Example:
-        >>> from energon_stream.files.tree import FileTree
+        >>> from energon_stream.tools.file_tree import FileTree
         >>> files = FileOperations(FileTree(StoreSpec("captions"), sample_folders=True))
         >>> files.readdir("/00000000", 0)
         ['.', '..', 'jpg', 'txt']

@@ -12,15 +12,15 @@ from click.shell_completion import CompletionItem
 
 from energon_stream.cache import CacheConfig
 from energon_stream.engine.cluster import RayEngine
-from energon_stream.engine.local import LocalEngine
-from energon_stream.engine.parts import Part
+from energon_stream.engine.processes import LocalEngine
+from energon_stream.engine.shares import Part
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind
-from energon_stream.index.metadata import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
-    from energon_stream.engine.base import TaskEngine
+    from energon_stream.engine.tasks import TaskEngine
 
 path_argument = click.argument(
     "path", shell_complete=lambda ctx, option, value: [CompletionItem(value, type="file")]
@@ -86,7 +86,7 @@ def find_split_parts(
     if metadata is not None:
         return [name for name, shards in metadata.split.split_parts.items() if shards]
     if dataset_kind(path) == "metadataset":
-        from energon_stream.recipe.metadataset_files import MetadatasetFiles
+        from energon_stream.config.metadataset_files import MetadatasetFiles
 
         return list(MetadatasetFiles(storage_options).document(path).splits)
     return ["train"]

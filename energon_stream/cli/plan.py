@@ -17,10 +17,10 @@ from energon_stream.cli.options import (
     storage_option,
     training_options,
 )
-from energon_stream.cli.packing import find_packing, packing_options
+from energon_stream.cli.packing_options import find_packing, packing_options
 from energon_stream.cli.terminal import echo, emit
-from energon_stream.simulate.forecast import Forecast, Prices
-from energon_stream.simulate.forecast import forecast as forecast_steps
+from energon_stream.tools.simulate.forecast import Forecast, Prices
+from energon_stream.tools.simulate.forecast import forecast as forecast_steps
 
 
 @click.command()

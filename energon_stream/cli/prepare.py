@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from energon_stream.cli.dataset_yaml import (
+from energon_stream.cli.dataset_yaml_wizard import (
     CRUDE,
     SAMPLE_LOADER,
     dataset_yaml,
@@ -33,22 +33,23 @@ from energon_stream.cli.wizard import Wizard, parse_ratio
 from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError, CorruptTarError
 from energon_stream.index.dataset import dataset_kind
-from energon_stream.index.jsonl import prepare_jsonl
-from energon_stream.index.media import MediaFilter
-from energon_stream.index.media_tables import MediaReport
-from energon_stream.index.media_tables import prepare_media as add_media
-from energon_stream.index.metadata import DATASET_CONFIG, INFO_JSON, INFO_YAML, META_FOLDER
-from energon_stream.index.prepare import find_shards, prepare_dataset
-from energon_stream.index.scan import peek_parts
+from energon_stream.index.info_files import DATASET_CONFIG, INFO_JSON, INFO_YAML, META_FOLDER
+from energon_stream.index.jsonl_index import prepare_jsonl
+from energon_stream.index.listing import find_shards
+from energon_stream.prepare.media_headers import MediaFilter
+from energon_stream.prepare.media_tables import MediaReport
+from energon_stream.prepare.media_tables import prepare_media as add_media
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.printable import printable_line
 from energon_stream.progress import Progress
 from energon_stream.storage import ListEntry, Store, StoreSpec
+from energon_stream.tar.scan import peek_parts
 
 if TYPE_CHECKING:
-    from energon_stream.engine.base import TaskEngine
-    from energon_stream.engine.parts import Part
+    from energon_stream.engine.shares import Part
+    from energon_stream.engine.tasks import TaskEngine
     from energon_stream.index.join_index import JoinReport
-    from energon_stream.index.preparation import PrepareReport
+    from energon_stream.prepare.preparation import PrepareReport
 
 _SHOWN = 2
 
@@ -323,7 +324,7 @@ def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None, as_json: b
 
 
 def _prepare_joins(path: str, storage_options: dict[str, Any] | None, as_json: bool) -> None:
-    from energon_stream.recipe import prepare_metadataset
+    from energon_stream.config import prepare_metadataset
 
     reports = prepare_metadataset(path, storage_options=storage_options)
     emit(as_json, {"joins": [asdict(report) for report in reports]}, lambda: _show_joins(reports), _show_done)

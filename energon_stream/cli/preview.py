@@ -118,7 +118,7 @@ def _samples(
     failures: list[Exception],
 ) -> Iterator[Any]:
     """Yield decoded samples; show and collect errors of those that fail."""
-    from energon_stream.recipe import get_val_dataset
+    from energon_stream.config import get_val_dataset
     from energon_stream.worker import WorkerConfig
 
     def note(error: Exception, sample: Any, sources: Any = None) -> None:

@@ -24,12 +24,12 @@ from energon_stream.cli.options import (
     storage_option,
     training_options,
 )
-from energon_stream.cli.packing import find_packing, packing_options
+from energon_stream.cli.packing_options import find_packing, packing_options
 from energon_stream.cli.terminal import emit
 from energon_stream.errors import ConfigError
 from energon_stream.prewarming import PrewarmResult
 from energon_stream.prewarming import prewarm as fill_cache
-from energon_stream.prewarming.report import PRICE_PER_1000_GET, PRICE_PER_GB
+from energon_stream.prewarming.results import PRICE_PER_1000_GET, PRICE_PER_GB
 
 
 @click.command()

@@ -18,8 +18,8 @@ from energon_stream.cli.options import (
 from energon_stream.cli.terminal import echo, echo_text, emit
 from energon_stream.errors import ConfigError
 from energon_stream.progress import Progress
-from energon_stream.shaping.derive import merge_datasets, sample_dataset, split_dataset
-from energon_stream.shaping.diff import DatasetDiff, diff_datasets
+from energon_stream.tools.curation.derive import merge_datasets, sample_dataset, split_dataset
+from energon_stream.tools.curation.diff import DatasetDiff, diff_datasets
 
 _parallel = click.option(
     "--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Number of processes."

@@ -16,8 +16,8 @@ from energon_stream.cli.options import (
     training_options,
 )
 from energon_stream.cli.terminal import emit
-from energon_stream.simulate import Costs, Prediction, StoreModel
-from energon_stream.simulate import simulate as predict
+from energon_stream.tools.simulate import Costs, Prediction, StoreModel
+from energon_stream.tools.simulate import simulate as predict
 
 
 def _megabytes(ctx: click.Context, option: click.Parameter, value: float) -> float:

@@ -11,7 +11,7 @@ import click
 
 from energon_stream.cli.terminal import echo
 from energon_stream.errors import ConfigError
-from energon_stream.top.board import find_folder, read_board
+from energon_stream.tools.top.board import find_folder, read_board
 
 
 @click.command()
@@ -33,16 +33,16 @@ def top(folder: str | None, once: bool, as_json: bool, web: bool, port: int) -> 
     elif once:
         click.echo(read_board(place).text())
     elif web:
-        _serve([sys.executable, "-m", "energon_stream.top", str(place)], port)
+        _serve([sys.executable, "-m", "energon_stream", "top", str(place)], port)
     else:
-        from energon_stream.top.screen import TopApp
+        from energon_stream.tools.top.screen import TopApp
 
         read_board(place)  # fails before the screen is cleared
         TopApp(partial(read_board, place), str(place)).run()
 
 
 def _serve(command: list[str], port: int) -> None:
-    from energon_stream.integrations.optional import of_extra
+    from energon_stream.imports import of_extra
 
     with of_extra("top"):
         from textual_serve.server import Server

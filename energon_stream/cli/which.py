@@ -62,9 +62,9 @@ def _print(found: list[RankStep], lines: list[list[list[str]]]) -> None:
 
 def _samples(step: RankStep, storage_options: dict[str, Any] | None) -> Iterator[Any]:
     """Yield the samples of a step, decoded."""
+    from energon_stream.config import get_val_dataset
     from energon_stream.pipeline.node import Context
     from energon_stream.pipeline.reader_dataset import find_readers
-    from energon_stream.recipe import get_val_dataset
     from energon_stream.urls import is_local
     from energon_stream.worker import WorkerConfig
 

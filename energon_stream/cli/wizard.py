@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.dataset_yaml import (
+from energon_stream.cli.dataset_yaml_wizard import (
     CRUDE,
     check_parts,
     dataset_yaml,

@@ -146,7 +146,7 @@ def home(address: str, name: str) -> tuple[str, str] | None:
         return None
     if name in _homes():
         return _homes()[name]
-    for module in ("energon_stream", "energon_stream.errors", "energon_stream.compat.factories"):
+    for module in ("energon_stream", "energon_stream.errors", "energon_stream.compat.dataset_classes"):
         if name in importlib.import_module(module).__all__:
             return module, name
     return None

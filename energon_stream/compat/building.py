@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+from energon_stream.config.dataset_options import DatasetOptions, DatasetRequest, Shuffling
+from energon_stream.config.joins import JoinLeaf
+from energon_stream.config.leaf_dataset import LeafDataset
+from energon_stream.config.leaves import open_leaf
+from energon_stream.config.opening import open_location
+from energon_stream.config.sample_factory import SampleFactory
 from energon_stream.decode import FileStoreDecoder
 from energon_stream.errors import ConfigError, MetadataError, SkipSample
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.join_index import read_join_index
 from energon_stream.pipeline.leaf import DatasetLeaf, Leaf
-from energon_stream.recipe.join import JoinLeaf
-from energon_stream.recipe.leaf_dataset import LeafDataset
-from energon_stream.recipe.leaves import open_leaf
-from energon_stream.recipe.opening import open_location
-from energon_stream.recipe.options import DatasetOptions, DatasetRequest, Shuffling
-from energon_stream.recipe.sample_factory import SampleFactory
 from energon_stream.samples import CrudeSample, Sample, SourceInfo
 from energon_stream.schedule import LeafPlan
 from energon_stream.storage import StoreSpec

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
-from energon_stream import recipe
-from energon_stream.compat import factories
+from energon_stream import config as recipe
+from energon_stream.compat import dataset_classes as factories
 from energon_stream.compat.epath import EPath
+from energon_stream.config.named_code import import_class, is_own_module, nearest, read_class
+from energon_stream.config.sample_types import resolve_sample_type
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index import yaml_io
-from energon_stream.index.metadata import DATASET_CONFIG, META_FOLDER
-from energon_stream.recipe.named_code import import_class, is_own_module, nearest, read_class
-from energon_stream.recipe.sample_types import resolve_sample_type
+from energon_stream.index.info_files import DATASET_CONFIG, META_FOLDER
 
 if TYPE_CHECKING:
     import os
@@ -71,7 +71,7 @@ def load_config(
 
     Example:
         >>> from energon_stream.compat.epath import EPath
-        >>> from energon_stream.compat.factories import StandardWebdatasetFactory
+        >>> from energon_stream.compat.dataset_classes import StandardWebdatasetFactory
         >>> found = load_config(
         ...     EPath("captions/.nv-meta/dataset.yaml"),
         ...     default_type=StandardWebdatasetFactory,

@@ -10,7 +10,7 @@ from typing import Any
 from energon_stream.compat.epath import EPath  # noqa: TC001 # for examples
 from energon_stream.errors import ConfigError, ObjectNotFoundError
 from energon_stream.index.dataset import DatasetKind, dataset_kind, read_metadata
-from energon_stream.index.metadata import INFO_JSON, INFO_YAML, SPLIT_CONFIG, load_document
+from energon_stream.index.info_files import INFO_JSON, INFO_YAML, SPLIT_CONFIG, load_document
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.storage import StoreSpec
 

@@ -29,7 +29,7 @@ from energon_stream.urls import (
 )
 
 if TYPE_CHECKING:
-    from energon_stream.storage.base import Store
+    from energon_stream.storage.store import Store
 
 DEFAULT_PROFILE_NAME = RESERVED_POSIX_PROFILE_NAME = "__filesystem__"
 """Profile of local paths, as in ``msc://__filesystem__/data``."""

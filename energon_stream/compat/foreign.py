@@ -1,4 +1,4 @@
-"""Reads dataset classes of other packages, which derive from :mod:`energon_stream.compat.factories`."""
+"""Reads dataset classes of other packages, which derive from :mod:`energon_stream.compat.dataset_classes`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.compat.building import CalledMethods, describe_object, foreign_bases
+from energon_stream.compat.dataset_classes import DefaultGenericWebdatasetFactory
 from energon_stream.compat.epath import EPath
-from energon_stream.compat.factories import DefaultGenericWebdatasetFactory
+from energon_stream.config.named_code import import_class
 from energon_stream.errors import MetadataError
-from energon_stream.recipe.named_code import import_class
 
 if TYPE_CHECKING:
     from energon_stream.decode import FileStoreDecoder

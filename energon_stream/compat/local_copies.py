@@ -9,10 +9,10 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from energon_stream.atomic_files import replacing
 from energon_stream.compat.epath import EPath
-from energon_stream.index.in_order import stream_object
 from energon_stream.storage import StoreSpec
-from energon_stream.whole_files import replacing
+from energon_stream.storage.in_order import stream_object
 
 LOCAL_COPY_TMP_DIR = Path(os.environ.get("ENERGON_LOCAL_COPY_TMP_DIR") or "/tmp/energon_local_copy")
 """Folder of the copies that :func:`ensure_local_copy` makes."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias, Union
 
 from energon_stream.compat.epath import EPath
 from energon_stream.errors import ConfigError
-from energon_stream.index.media import MediaFilter, read_image
-from energon_stream.index.media_tables import prepare_media
+from energon_stream.prepare.media_headers import MediaFilter, read_image
+from energon_stream.prepare.media_tables import prepare_media
 from energon_stream.progress import Progress
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def prepare_filesystem_dataset(
         index_sqlite_tmp_path: Local folder in which the index is built; None for the system's.
 
     Raises:
-        EnergonStreamError: What ``energon_stream.index.media_tables.prepare_media`` raises.
+        EnergonStreamError: What ``energon_stream.prepare.media_tables.prepare_media`` raises.
 
     Example:
         >>> from energon_stream.compat.epath import EPath

@@ -10,7 +10,7 @@ from dataclasses import make_dataclass
 from typing import Any, Literal, TypeAlias
 
 from energon_stream.decode import SampleDecoder
-from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER, SPLIT_CONFIG
+from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, SPLIT_CONFIG
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 
 MAIN_FOLDER_NAME = META_FOLDER

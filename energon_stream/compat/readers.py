@@ -17,11 +17,11 @@ from energon_stream.compat.file_indices import (
 )
 from energon_stream.compat.sqlite_indices import JoinIndexReader, SqliteIndexReader
 from energon_stream.index.sqlite_index import INDEX_SQLITE
-from energon_stream.index.tar_format import sample_parts, split_name
 from energon_stream.media import FileStore, open_once
 from energon_stream.media.file_store import unknown_name
 from energon_stream.samples import SourceInfo
 from energon_stream.storage import ByteRange, StoreSpec
+from energon_stream.tar.format import sample_parts, split_name
 
 T_index = TypeVar("T_index")
 Filter = Callable[[str], bool]

@@ -13,7 +13,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
 from energon_stream.media.file_store import add_source
 from energon_stream.samples import Batch, Sample, SourceInfo
-from energon_stream.samples.base import fields_of
+from energon_stream.samples.sample import fields_of
 from energon_stream.samples.tensors import map_tensors
 from energon_stream.task import Cooker
 

@@ -18,10 +18,10 @@ from energon_stream.compat.epath import EPath  # noqa: TC001 # for examples
 from energon_stream.compat.file_indices import ITarRawSamplePartPointer, ITarSamplePointer
 from energon_stream.errors import ConfigError, DuplicateKeyError, IndexMismatchError, MetadataError
 from energon_stream.imports import LazyModule
-from energon_stream.index.media_tables import MEDIA_TABLES
 from energon_stream.index.remote_sqlite import RemoteDatabase, RemoteFile, connect_local
 from energon_stream.index.sqlite_index import SAMPLE_INDICES, SAMPLE_TABLES
 from energon_stream.media.file_store import unknown_name
+from energon_stream.prepare.media_tables import MEDIA_TABLES
 from energon_stream.storage import StoreSpec
 
 torch: Any = LazyModule("torch")

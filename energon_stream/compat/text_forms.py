@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import ConfigError, FieldError
 from energon_stream.index import shard_names
-from energon_stream.index.metadata import load_document
+from energon_stream.index.info_files import load_document
 
 if TYPE_CHECKING:
     from energon_stream.compat.epath import EPath

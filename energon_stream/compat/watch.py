@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.compat.placeholders import PRINT_LOCAL_MAX_LENGTH
-from energon_stream.loader.watchdog import Watchdog
+from energon_stream.loader.observe.watchdog import Watchdog
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.node import Context, End, Item, State, WrapperNode, read_state
 

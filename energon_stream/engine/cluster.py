@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from energon_stream.engine.base import Outcome, TaskEngine
-from energon_stream.engine.local import picklable, run_task
+from energon_stream.engine.processes import picklable, run_task
+from energon_stream.engine.tasks import Outcome, TaskEngine
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.imports import LazyModule
 

@@ -24,10 +24,10 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     RangeError,
 )
-from energon_stream.index.in_order import stream_object
 from energon_stream.index.index_files import ENTRY_BYTES, RowFile
-from energon_stream.index.metadata import META_FOLDER
+from energon_stream.index.info_files import META_FOLDER
 from energon_stream.storage import ByteRange, ListEntry, Store, StoreSpec
+from energon_stream.storage.in_order import stream_object
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array, UInt64Array

@@ -25,7 +25,7 @@ from energon_stream.errors import (
 )
 from energon_stream.index.checksums import AllSamples, digest
 from energon_stream.index.index_files import read_offsets
-from energon_stream.index.metadata import (
+from energon_stream.index.info_files import (
     DATASET_CONFIG,
     INFO_JSON,
     INFO_YAML,

@@ -36,11 +36,11 @@ from energon_stream.errors import (
 )
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.index_files import RowFile
-from energon_stream.index.metadata import META_FOLDER, read_info
-from energon_stream.index.scan import check_names, scan_shard
+from energon_stream.index.info_files import META_FOLDER, read_info
 from energon_stream.index.sqlite_index import SqliteWriter, sqlite_file
 from energon_stream.index.yaml_io import read_document
 from energon_stream.storage import ByteRange, ListEntry, StoreSpec
+from energon_stream.tar.scan import check_names, scan_shard
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array

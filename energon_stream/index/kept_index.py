@@ -43,7 +43,7 @@ from energon_stream.errors import (
 )
 from energon_stream.fork import PerProcess
 from energon_stream.index.index_files import ENTRY_BYTES, decode_offsets, encode_offsets
-from energon_stream.index.scan import ShardScan, scan_shard
+from energon_stream.tar.scan import ShardScan, scan_shard
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array

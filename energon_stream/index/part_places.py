@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.index.tar_format import TAR_RECORD
+from energon_stream.tar.format import TAR_RECORD
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array

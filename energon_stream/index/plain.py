@@ -24,8 +24,8 @@ from energon_stream.index.dataset import (
     dataset_kind,
     read_metadata,
 )
+from energon_stream.index.info_files import META_FOLDER
 from energon_stream.index.kept_index import PlainTars, sample_counts
-from energon_stream.index.metadata import META_FOLDER
 from energon_stream.index.shard_names import SPLIT_PARTS, only_tars, parse_tar_paths
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from energon_stream.errors import CorruptTarError
-from energon_stream.index.tar_format import TAR_RECORD, sample_parts
+from energon_stream.tar.format import TAR_RECORD, sample_parts
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array

@@ -13,13 +13,13 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from energon_stream.errors import DuplicateKeyError, NotPreparedError, ObjectNotFoundError
-from energon_stream.index.in_order import stream_object
-from energon_stream.index.metadata import META_FOLDER
+from energon_stream.index.info_files import META_FOLDER
+from energon_stream.storage.in_order import stream_object
 from energon_stream.urls import local_path
 
 if TYPE_CHECKING:
-    from energon_stream.index.scan import ShardScan
     from energon_stream.storage import Store
+    from energon_stream.tar.scan import ShardScan
 
 INDEX_SQLITE = f"{META_FOLDER}/index.sqlite"
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.integrations.optional import of_extra
-from energon_stream.loader.metrics import METRICS, Metric
+from energon_stream.imports import of_extra
+from energon_stream.loader.observe.metrics import METRICS, Metric
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.integrations.optional import of_extra
-from energon_stream.loader.metrics import METRICS
+from energon_stream.imports import of_extra
+from energon_stream.loader.observe.metrics import METRICS
 
 if TYPE_CHECKING:
     from energon_stream.loader import BasicDataLoader

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_stream.errors import StateInUseError
-from energon_stream.integrations.optional import of_extra
+from energon_stream.imports import of_extra
 
 if TYPE_CHECKING:
     from energon_stream.loader import SavableDataLoader

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from energon_stream.lineage.description import reading_run
+from energon_stream.lineage.run_description import reading_run
 
 _MAGIC = b"energon_stream.log.1\n"
 _DIGEST = 16

@@ -15,7 +15,7 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.lineage.answers import StepSample
 
 if TYPE_CHECKING:
-    from energon_stream.lineage.pieces import Data
+    from energon_stream.lineage.segments import Data
 
 _KEY = "SELECT sample_key FROM samples WHERE tar_file_id = ? AND sample_index = ?"
 _PLACES = "SELECT tar_file_id, sample_index FROM samples WHERE sample_key = ?"

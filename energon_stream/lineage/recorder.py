@@ -13,21 +13,21 @@ from energon_stream.errors import (
     RunMismatchError,
 )
 from energon_stream.index.dataset import WebDatasetIndex, identity
-from energon_stream.index.jsonl import JsonlIndex
-from energon_stream.lineage.description import (
+from energon_stream.index.jsonl_index import JsonlIndex
+from energon_stream.lineage.log import Entry, Kind, LogFile
+from energon_stream.lineage.run_description import (
     FILE,
     DataDescription,
     LeafDescription,
     RunDescription,
     Segment,
 )
-from energon_stream.lineage.log import Entry, Kind, LogFile
 from energon_stream.lineage.tracker import is_in_order, operators, reader_state
 from energon_stream.pipeline import BatchDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.printable import strip_credentials
 from energon_stream.schedule import BlendPlan, damaged, describe_plan, is_count, reading
-from energon_stream.state.weights import write_changes
+from energon_stream.state.mixture_weights import write_changes
 from energon_stream.storage import StoreSpec
 from energon_stream.urls import is_local, local_path
 

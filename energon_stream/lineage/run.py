@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
+from energon_stream.config.opening import open_all
+from energon_stream.config.references import LeafRef
+from energon_stream.config.view import parse_view
 from energon_stream.errors import (
     NotInRunError,
     ObjectNotFoundError,
@@ -14,21 +17,18 @@ from energon_stream.errors import (
     RunNotFoundError,
 )
 from energon_stream.index.dataset import identity
-from energon_stream.index.metadata import SPLIT_CONFIG
+from energon_stream.index.info_files import SPLIT_CONFIG
 from energon_stream.lineage.answers import Occurrence, RankStep
-from energon_stream.lineage.description import (
+from energon_stream.lineage.log import LogFile
+from energon_stream.lineage.places import find_samples, locate
+from energon_stream.lineage.run_description import (
     FILE,
     RunDescription,
     Segment,
     make_plan,
     reading_run,
 )
-from energon_stream.lineage.log import LogFile
-from energon_stream.lineage.pieces import Data, RankLog, batches_with, refs_of_piece
-from energon_stream.lineage.places import find_samples, locate
-from energon_stream.recipe.opening import open_all
-from energon_stream.recipe.tree import LeafRef
-from energon_stream.recipe.view import parse_view
+from energon_stream.lineage.segments import Data, RankLog, batches_with, refs_of_piece
 from energon_stream.schedule import stream_shares
 from energon_stream.storage import StoreSpec
 from energon_stream.urls import is_local

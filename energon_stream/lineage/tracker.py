@@ -14,8 +14,8 @@ from energon_stream.pipeline import (
     MapDataset,
     RepeatDataset,
 )
+from energon_stream.pipeline.filters import PassThrough
 from energon_stream.pipeline.node import Context
-from energon_stream.pipeline.passing import PassThrough
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.schedule import Cursor, CursorCodec, Refs, Schedule
 

@@ -2,11 +2,11 @@
 
 from energon_stream.loader.factories import get_loader, get_savable_loader
 from energon_stream.loader.loader import BasicDataLoader
-from energon_stream.loader.mixture import MixtureReport, SourceCount
-from energon_stream.loader.options import LoaderOptions, OnWorkerDeath, OnWorkerHang
+from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, OnWorkerHang
+from energon_stream.loader.mixture_control import MixtureReport, SourceCount
+from energon_stream.loader.observe.stats import JobStats, LoaderStats, Verdict
+from energon_stream.loader.observe.trace import Trace
 from energon_stream.loader.savable import OnChange, SavableDataLoader
-from energon_stream.loader.stats import JobStats, LoaderStats, Verdict
-from energon_stream.loader.trace import Trace
 
 __all__ = [
     "BasicDataLoader",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from energon_stream.loader.options import OnWorkerDeath, OnWorkerHang
+    from energon_stream.loader.loader_options import OnWorkerDeath, OnWorkerHang
     from energon_stream.media import CachePool
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.worker import WorkerConfig

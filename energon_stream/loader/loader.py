@@ -13,15 +13,15 @@ import torch
 
 from energon_stream.drawing import Box
 from energon_stream.loader.debug_log import LoaderLog
-from energon_stream.loader.meter import Meter
-from energon_stream.loader.metrics import Recent, log_every, write_scalars
-from energon_stream.loader.mixture import MixtureReport, changed, mixture_of
-from energon_stream.loader.options import LoaderOptions, OnWorkerDeath, OnWorkerHang
+from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, OnWorkerHang
+from energon_stream.loader.mixture_control import MixtureReport, changed, mixture_of
+from energon_stream.loader.observe.meter import Meter
+from energon_stream.loader.observe.metrics import Recent, log_every, write_scalars
+from energon_stream.loader.observe.stats import LoaderStats, ProcessReport
+from energon_stream.loader.observe.stats_file import STATS_DIR, Publisher
+from energon_stream.loader.observe.trace import Trace
 from energon_stream.loader.position import Position
-from energon_stream.loader.publish import STATS_DIR, Publisher
 from energon_stream.loader.session import Session, open_session
-from energon_stream.loader.stats import LoaderStats, ProcessReport
-from energon_stream.loader.trace import Trace
 from energon_stream.pipeline.dataset import drawing_of
 from energon_stream.samples.tensors import map_tensors
 from energon_stream.storage import CounterSnapshot
@@ -317,7 +317,7 @@ class BasicDataLoader(Generic[T]):
             >>> sum(len(batch.caption) for batch in get_loader(dataset).progress())
             8
         """
-        from energon_stream.loader.bar import progress
+        from energon_stream.loader.observe.bar import progress
 
         length = len(self) if total is None else total
         return progress(self.stats, self if batches is None else batches, length, options)

@@ -15,7 +15,7 @@ from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.lineage.recorder import Recorder
 from energon_stream.lineage.tracker import Tracker
 from energon_stream.loader.loader import BasicDataLoader
-from energon_stream.loader.mixture import check_changes, is_live, steps_of
+from energon_stream.loader.mixture_control import check_changes, is_live, steps_of
 from energon_stream.loader.position import Position
 from energon_stream.loader.ranks import broadcast_states, gather_states
 from energon_stream.state import (

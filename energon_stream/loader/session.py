@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from energon_stream.loader.activity import Activity
-from energon_stream.loader.meter import Reporter
+from energon_stream.loader.observe.activity import Activity
+from energon_stream.loader.observe.meter import Reporter
+from energon_stream.loader.observe.watchdog import Watchdog
 from energon_stream.loader.resources import limit_error
-from energon_stream.loader.watchdog import Watchdog
 from energon_stream.loader.workers import Workers
 from energon_stream.media import use_pool
 from energon_stream.pipeline.engine import Engine, Rotation, Step
 
 if TYPE_CHECKING:
-    from energon_stream.loader.options import LoaderOptions
+    from energon_stream.loader.loader_options import LoaderOptions
+    from energon_stream.loader.observe.stats import ProcessReport
     from energon_stream.loader.position import Position
-    from energon_stream.loader.stats import ProcessReport
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
     from energon_stream.schedule import WeightChange

@@ -14,17 +14,17 @@ import torch
 
 from energon_stream.fork import begin_child
 from energon_stream.loader.channel import ParentGoneError, Sender, Wire, close_inherited_ends
-from energon_stream.loader.meter import Reporter
-from energon_stream.loader.monitor import answer_monitor
+from energon_stream.loader.observe.meter import Reporter
+from energon_stream.loader.observe.monitor import answer_monitor
 from energon_stream.loader.resources import keep_freed_memory, limit_error
-from energon_stream.loader.signals import leave_signals_to_main
+from energon_stream.loader.worker_signals import leave_signals_to_main
 from energon_stream.media import CachePool, use_pool
 from energon_stream.pipeline.engine import Engine, Rotation
 from energon_stream.samples.batch_memory import use_batch_memory
 from energon_stream.tracing import start_recording
 
 if TYPE_CHECKING:
-    from energon_stream.loader.options import MakeTracker
+    from energon_stream.loader.loader_options import MakeTracker
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
     from energon_stream.schedule import WeightChange

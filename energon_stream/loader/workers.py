@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.errors import WorkerError
 from energon_stream.fork import forking
 from energon_stream.loader.channel import Receiver, Wire
-from energon_stream.loader.monitor import Monitor
+from energon_stream.loader.observe.monitor import Monitor
+from energon_stream.loader.observe.stats import ProcessReport
 from energon_stream.loader.resources import limit_error
-from energon_stream.loader.signals import signals_held
 from energon_stream.loader.start import choose_start_method, start_process
-from energon_stream.loader.stats import ProcessReport
 from energon_stream.loader.worker_process import Failure, run_worker
+from energon_stream.loader.worker_signals import signals_held
 from energon_stream.pipeline.engine import Rotation, Step
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
 
-    from energon_stream.loader.options import LoaderOptions
+    from energon_stream.loader.loader_options import LoaderOptions
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
     from energon_stream.schedule import WeightChange

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import msgpack
 import xxhash
 
+from energon_stream.atomic_files import write_whole
 from energon_stream.cache.config import node_directory
 from energon_stream.fork import PerProcess
 from energon_stream.printable import strip_credentials
-from energon_stream.whole_files import write_whole
 
 _MARK = b"ES.av.1\n"
 _HASH_BYTES = 8

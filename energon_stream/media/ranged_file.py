@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from energon_stream.errors import MissingFileError, ObjectChangedError, ObjectNotFoundError, RangeError
 from energon_stream.fork import PerProcess
 from energon_stream.media.file_layout import FileLayout, header_range
+from energon_stream.media.file_ranges import Allowance, FileRanges, Piece, Pieces, request_ranges
 from energon_stream.media.openings import Opening, forget_opening, keep_opening, kept_opening
-from energon_stream.media.pieces import Allowance, FileRanges, Piece, Pieces, request_ranges
 from energon_stream.media.seekable import SeekableFile
 from energon_stream.storage import ByteRange, Store, StoreSpec, shared_fetcher
 

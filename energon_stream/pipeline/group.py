@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, SampleError
-from energon_stream.pipeline.batch import Batching
+from energon_stream.pipeline.batching import Batching
 from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, function_label, function_name
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode, read_state

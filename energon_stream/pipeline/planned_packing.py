@@ -13,8 +13,8 @@ from energon_stream.pipeline.dataset import SavableDataset, Wrapper, function_na
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.map import RunningGenerator, call_again
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
+from energon_stream.pipeline.pack_keys import piece_of
 from energon_stream.pipeline.packing import as_key, open_generator
-from energon_stream.pipeline.pieces import piece_of
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.schedule import PackedSchedule
 from energon_stream.schedule.saved import damaged

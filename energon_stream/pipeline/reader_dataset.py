@@ -33,12 +33,12 @@ from energon_stream.pipeline.node import (
     new_item,
     read_state,
 )
-from energon_stream.pipeline.pieces import PackPlan, piece_key, piece_of
+from energon_stream.pipeline.pack_keys import PackPlan, piece_key, piece_of
 from energon_stream.pipeline.plan_drawing import draw_plan
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
-from energon_stream.read.open import open_locator
-from energon_stream.read.options import ReadOptions
+from energon_stream.read.open_locator import open_locator
+from energon_stream.read.read_options import ReadOptions
 from energon_stream.rng import derive_key
 from energon_stream.samples import CrudeSample
 from energon_stream.schedule import (

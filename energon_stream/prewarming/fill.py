@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from energon_stream.cache import BlockCache
-from energon_stream.prewarming.planner import REQUEST_BYTES, PlannedFetch, store_of
+from energon_stream.prewarming.fetch_planner import REQUEST_BYTES, PlannedFetch, store_of
 from energon_stream.storage import ByteRange, Fetcher
 
 if TYPE_CHECKING:

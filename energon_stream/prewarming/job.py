@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.cache import BlockCache, CacheConfig, CachedStore, CacheLayer, shared_cache
+from energon_stream.config import get_train_dataset
+from energon_stream.config.dataset_options import CacheOption, cache_layer
 from energon_stream.errors import ConfigError
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.prewarming.amount import Amount, StreamAmount, amounts_of_streams, node_ranks
+from energon_stream.prewarming.fetch_planner import USUAL_BYTES, FetchPlanner, PlannedFetch
 from energon_stream.prewarming.fill import Filled, fill, read_back
-from energon_stream.prewarming.planner import USUAL_BYTES, FetchPlanner, PlannedFetch
-from energon_stream.prewarming.report import PrewarmResult
+from energon_stream.prewarming.results import PrewarmResult
 from energon_stream.prewarming.stream_steps import StreamSteps
 from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.progress import Progress
-from energon_stream.recipe import get_train_dataset
-from energon_stream.recipe.options import CacheOption, cache_layer
 from energon_stream.storage import Store, StoreSpec, default_counters, run_isolated, shared_fetcher
 from energon_stream.task import DefaultTaskEncoder, stateless
 from energon_stream.urls import is_local
@@ -30,7 +30,7 @@ from energon_stream.worker import WorkerConfig
 if TYPE_CHECKING:
     import os
 
-    from energon_stream.engine.base import TaskEngine
+    from energon_stream.engine.tasks import TaskEngine
 
 _log = logging.getLogger(__name__)
 

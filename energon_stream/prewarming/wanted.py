@@ -5,7 +5,7 @@ Each stream's samples are located and planned as a reader does it, by the same p
 Training may spread the streams of a rank over any number of processes. A stream that has a process for itself
 reads furthest ahead, so this follows its plan. Of several streams in a process, the first one that is read
 may read its first samples whole before it is known that parts are enough; see
-:mod:`energon_stream.read.parts`.
+:mod:`energon_stream.read.part_locator`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 
 from energon_stream.index.entries import OffsetCache
 from energon_stream.read.locating import Locating, iterate_plans
-from energon_stream.read.options import LOADING
-from energon_stream.read.plan import Planner, plan_limits
+from energon_stream.read.read_options import LOADING
+from energon_stream.read.request_planner import Planner, plan_limits
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from energon_stream.read.fetch import RangeFetch
 from energon_stream.read.located import Located
 from energon_stream.read.locating import load_entries
-from energon_stream.read.plan import PlanLimits, Planner
 from energon_stream.read.read_plan import LargeSample
+from energon_stream.read.request_planner import PlanLimits, Planner
 
 if TYPE_CHECKING:
     from energon_stream.read.locator import Locator, RawSample
-    from energon_stream.read.options import ReadOptions
+    from energon_stream.read.read_options import ReadOptions
     from energon_stream.schedule import Refs
     from energon_stream.storage import Fetcher
 

@@ -18,9 +18,9 @@ from energon_stream.read.budget import Budget, Lane
 from energon_stream.read.fetch import RangeFetch, wait_for_first
 from energon_stream.read.large import read_large_sample
 from energon_stream.read.locating import Locating
-from energon_stream.read.options import CHUNK, LOADING, ReadOptions
-from energon_stream.read.plan import Planner, plan_limits
+from energon_stream.read.read_options import CHUNK, LOADING, ReadOptions
 from energon_stream.read.read_plan import LargeSample, ReadySamples, Row
+from energon_stream.read.request_planner import Planner, plan_limits
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

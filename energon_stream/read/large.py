@@ -18,7 +18,7 @@ from energon_stream.storage import ByteRange, Fetcher
 
 if TYPE_CHECKING:
     from energon_stream.read.locator import Locator, RawSample
-    from energon_stream.read.options import ReadOptions
+    from energon_stream.read.read_options import ReadOptions
 
 _log = logging.getLogger(__name__)
 

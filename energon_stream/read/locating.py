@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from energon_stream.read.locator import Locator
-    from energon_stream.read.plan import Planner
     from energon_stream.read.read_plan import ReadPlan
+    from energon_stream.read.request_planner import Planner
     from energon_stream.schedule import Cursor, Refs, Schedule
     from energon_stream.storage import Fetcher
 

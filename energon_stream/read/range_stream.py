@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from energon_stream.index.in_order import in_order
-from energon_stream.read.options import CONNECTION_BYTES, ReadOptions
+from energon_stream.read.read_options import CONNECTION_BYTES, ReadOptions
 from energon_stream.storage import ByteRange, Fetcher
+from energon_stream.storage.in_order import in_order
 
 if TYPE_CHECKING:
     from energon_stream.index.objects import ShardObject

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
-from energon_stream.samples.base import SourceInfo, edataclass, fields_of
+from energon_stream.samples.sample import SourceInfo, edataclass, fields_of
 from energon_stream.samples.tensors import map_tensors, pad_stack
 
 if TYPE_CHECKING:

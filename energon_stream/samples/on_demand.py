@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from energon_stream.errors import EnergonStreamError, UntrustedPickleError
-from energon_stream.samples.base import CrudeSample
+from energon_stream.samples.sample import CrudeSample
 
 _MISSING: Any = object()
 

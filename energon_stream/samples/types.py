@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.imports import LazyModule
-from energon_stream.samples.base import Sample, edataclass
+from energon_stream.samples.sample import Sample, edataclass
 
 if TYPE_CHECKING:
     import torch

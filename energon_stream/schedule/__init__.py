@@ -1,19 +1,10 @@
 """The order of samples: integers only, no I/O, no torch."""
 
-from energon_stream.schedule.base import (
-    BlendCursor,
-    ConcatCursor,
-    Cursor,
-    LeafCursor,
-    Refs,
-    RepeatCursor,
-    Schedule,
-)
-from energon_stream.schedule.change import PassUnderWay, carry, earlier_plan, passes_under_way
 from energon_stream.schedule.check import check_cursor
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.counts import samples_by_leaf
-from energon_stream.schedule.leaf import LeafSchedule, OrderSpec
+from energon_stream.schedule.grown import PassUnderWay, carry, earlier_plan, passes_under_way
+from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
 from energon_stream.schedule.packed import CursorCodec, pack_columns, unpack_columns
 from energon_stream.schedule.plan import (
     BlendPlan,
@@ -29,6 +20,15 @@ from energon_stream.schedule.plan import (
 )
 from energon_stream.schedule.planned import JobPacks, PackCursor, PackedSchedule, PackSpec, Piece
 from energon_stream.schedule.saved import damaged, is_count, reading, shown
+from energon_stream.schedule.schedule import (
+    BlendCursor,
+    ConcatCursor,
+    Cursor,
+    LeafCursor,
+    Refs,
+    RepeatCursor,
+    Schedule,
+)
 from energon_stream.schedule.skip import skip
 from energon_stream.schedule.slices import SliceTable
 from energon_stream.schedule.weights import WeightChange, check_weights, first_batch

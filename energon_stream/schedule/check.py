@@ -6,12 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
-from energon_stream.schedule.leaf import LeafSchedule
+from energon_stream.schedule.leaf_order import LeafSchedule
 from energon_stream.schedule.planned import PackedSchedule
 from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
-    from energon_stream.schedule.base import (
+    from energon_stream.schedule.planned import PackCursor
+    from energon_stream.schedule.schedule import (
         BlendCursor,
         ConcatCursor,
         Cursor,
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         RepeatCursor,
         Schedule,
     )
-    from energon_stream.schedule.planned import PackCursor
 
 _MOST_SLOTS = 1 << 19
 """Slices that one check may look up, in about 0.05 s."""

@@ -13,7 +13,7 @@ import numpy as np
 from energon_stream.arrays import distinct
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.rng import derive_key, uniform
-from energon_stream.schedule.base import (
+from energon_stream.schedule.schedule import (
     BlendCursor,
     ConcatCursor,
     Cursor,

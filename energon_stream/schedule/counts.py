@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
-from energon_stream.schedule.leaf import LeafSchedule
+from energon_stream.schedule.leaf_order import LeafSchedule
 
 if TYPE_CHECKING:
-    from energon_stream.schedule.base import Cursor, Schedule
+    from energon_stream.schedule.schedule import Cursor, Schedule
 
 
 def samples_by_leaf(schedule: Schedule, cursor: Cursor, epochs: int = 0) -> Counter[int]:

@@ -22,7 +22,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from energon_stream.schedule.base import (
+from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
+from energon_stream.schedule.leaf_order import LeafSchedule
+from energon_stream.schedule.packed_v2 import is_packed_v2, places_v2, unpack_columns_v2
+from energon_stream.schedule.planned import PackCursor, PackedSchedule
+from energon_stream.schedule.saved import MOST_COUNT, is_count, reading, shown
+from energon_stream.schedule.schedule import (
     BlendCursor,
     ConcatCursor,
     Cursor,
@@ -30,11 +35,6 @@ from energon_stream.schedule.base import (
     RepeatCursor,
     Schedule,
 )
-from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
-from energon_stream.schedule.leaf import LeafSchedule
-from energon_stream.schedule.packed_v2 import is_packed_v2, places_v2, unpack_columns_v2
-from energon_stream.schedule.planned import PackCursor, PackedSchedule
-from energon_stream.schedule.saved import MOST_COUNT, is_count, reading, shown
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array

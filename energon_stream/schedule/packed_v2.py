@@ -15,7 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
-    from energon_stream.schedule.leaf import LeafSchedule
+    from energon_stream.schedule.leaf_order import LeafSchedule
 
 
 def is_packed_v2(data: bytes) -> bool:

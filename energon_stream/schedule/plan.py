@@ -11,13 +11,13 @@ import numpy as np
 
 from energon_stream.rng import derive_key
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
-from energon_stream.schedule.leaf import LeafSchedule, OrderSpec
+from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
 from energon_stream.schedule.slices import SliceTable
 from energon_stream.schedule.weights import changes_in_stream
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
-    from energon_stream.schedule.base import Schedule
+    from energon_stream.schedule.schedule import Schedule
     from energon_stream.schedule.weights import WeightChange
     from energon_stream.selection import Selection
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
-from energon_stream.schedule.base import Cursor, Refs, Schedule
-from energon_stream.schedule.packing import Load, deal_packs, pack_lengths, pack_loads
+from energon_stream.schedule.pack_planning import Load, deal_packs, pack_lengths, pack_loads
 from energon_stream.schedule.saved import damaged
+from energon_stream.schedule.schedule import Cursor, Refs, Schedule
 
 if TYPE_CHECKING:
     import numpy.typing as npt

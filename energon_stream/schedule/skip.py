@@ -6,7 +6,9 @@ from typing import cast
 
 import numpy as np
 
-from energon_stream.schedule.base import (
+from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
+from energon_stream.schedule.leaf_order import LeafSchedule
+from energon_stream.schedule.schedule import (
     BlendCursor,
     ConcatCursor,
     Cursor,
@@ -14,8 +16,6 @@ from energon_stream.schedule.base import (
     RepeatCursor,
     Schedule,
 )
-from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
-from energon_stream.schedule.leaf import LeafSchedule
 
 _NEAR = 256
 """References over which a leaf is advanced as a reader does it."""

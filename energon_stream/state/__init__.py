@@ -10,7 +10,7 @@ from energon_stream.state.rank import (
     world_sizes,
 )
 from energon_stream.state.redistribute import deal_state, redistribute
-from energon_stream.state.report import ChangeReport, LeafChange
+from energon_stream.state.restore_report import ChangeReport, LeafChange
 from energon_stream.state.rotation import read_rotation
 from energon_stream.state.streams import STREAMS_FORMAT, join_streams, ranks_of_streams, split_streams
 from energon_stream.state.summary import summarize

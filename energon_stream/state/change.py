@@ -31,9 +31,9 @@ from energon_stream.schedule import (
 )
 from energon_stream.state.description import Description, SavedLeaves, fingerprint, marks, read_leaves
 from energon_stream.state.digest import with_digest
+from energon_stream.state.mixture_weights import WEIGHTS, read_changes
 from energon_stream.state.rank import check_topology, read_rank_state
-from energon_stream.state.report import Change, ChangeReport, LeafChange
-from energon_stream.state.weights import WEIGHTS, read_changes
+from energon_stream.state.restore_report import Change, ChangeReport, LeafChange
 
 _MOST_NAMED = 3
 

@@ -16,9 +16,9 @@ import msgpack
 from energon_stream.errors import StateError, StateMismatchError
 from energon_stream.schedule import damaged, is_count, reading, shown
 from energon_stream.state.digest import not_plain, with_digest
+from energon_stream.state.mixture_weights import STEPS, WEIGHTS, read_changes, read_steps, write_changes
 from energon_stream.state.rotation import check_batches, read_rotation, write_rotation
 from energon_stream.state.versions import FORMAT, VERSION, migrate
-from energon_stream.state.weights import STEPS, WEIGHTS, read_changes, read_steps, write_changes
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.engine import Rotation

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import StateError, StateMismatchError
 from energon_stream.state.digest import with_digest
+from energon_stream.state.mixture_weights import read_changes
 from energon_stream.state.rank import read_rank_state, world_sizes
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
-from energon_stream.state.weights import read_changes
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.engine import Rotation

@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from energon_stream.errors import StateError, StateMismatchError, StateVersionError
-from energon_stream.pipeline.bound import share_of_stream
+from energon_stream.pipeline.epochs import share_of_stream
 from energon_stream.schedule import damaged, reading, shown
 from energon_stream.state.digest import with_digest
+from energon_stream.state.mixture_weights import WEIGHTS, read_changes
 from energon_stream.state.rank import dumps, read_rank_state
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
-from energon_stream.state.weights import WEIGHTS, read_changes
 
 STREAMS_FORMAT = "energon_stream.streams"
 _VERSION = 1

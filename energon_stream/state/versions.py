@@ -9,7 +9,7 @@ A rank's state, version 4::
      "leaves": number of shards of each leaf, see :mod:`energon_stream.state.description`,
      "topology": {"world_size": R, "rank": r, "num_streams": S, "seed_offset": n},
      "conventions": those of WorkerConfig, where they are not the library's own,
-     "weights": those that a program set, if it did, see :mod:`energon_stream.state.weights`,
+     "weights": those that a program set, if it did, see :mod:`energon_stream.state.mixture_weights`,
      "rotation": whose turn it is, see :mod:`energon_stream.state.rotation`,
      "streams": {"<stream>": {"batches": number, "node": state of the pipeline}, or None at the start}}
 

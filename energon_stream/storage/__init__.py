@@ -2,12 +2,12 @@
 
 from energon_stream.fork import run_isolated
 from energon_stream.storage._obstore_config import server_of
-from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
+from energon_stream.storage.coalesce import plan_fetches
 from energon_stream.storage.counters import CounterSnapshot, StorageCounters, default_counters
 from energon_stream.storage.fetcher import Fetcher, abandon, shared_fetcher
 from energon_stream.storage.local import LocalStore
-from energon_stream.storage.planner import plan_fetches
 from energon_stream.storage.retry import RetryPolicy, retry_deadline
+from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.transports import StoreLayer, StoreSpec, Transport, register_store
 
 __all__ = [

@@ -21,7 +21,7 @@ from energon_stream.storage.secrets import redact, secrets_in
 from energon_stream.urls import url_scheme
 
 if TYPE_CHECKING:
-    from energon_stream.storage.base import ByteRange
+    from energon_stream.storage.store import ByteRange
 
 T = TypeVar("T")
 ErrorT = TypeVar("ErrorT", bound=StorageError)

@@ -17,7 +17,7 @@ from energon_stream.errors import StorageError, UnsupportedStoreError
 from energon_stream.fork import PerProcess
 from energon_stream.storage._answers import RemoteStore, object_changed, short_body
 from energon_stream.storage._causes import cause_in_chain
-from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
+from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.urls import url_scheme
 
 T = TypeVar("T")

@@ -37,8 +37,8 @@ from energon_stream.storage._obstore_config import (
 )
 from energon_stream.storage._provider import FAILED, ProvidedCredentials
 from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore
-from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.storage.obstore_use import mark_obstore_used, obstore_usable, share_arenas
+from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
 
 if TYPE_CHECKING:
     from obstore import GetOptions

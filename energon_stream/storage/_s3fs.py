@@ -17,7 +17,7 @@ from energon_stream.fork import PerProcess
 from energon_stream.storage._answers import short_body
 from energon_stream.storage._fsspec import FsspecStore, file_systems
 from energon_stream.storage._provider import OPTION, ProvidedCredentials, use_in_session
-from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
+from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
 
 _CONNECTIONS = 64
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 5, 20  # seconds; botocore's are 60

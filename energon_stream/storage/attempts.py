@@ -10,7 +10,7 @@ import copy
 from typing import TYPE_CHECKING, Self, TypeVar
 
 if TYPE_CHECKING:
-    from energon_stream.storage.base import Body, ByteRange
+    from energon_stream.storage.store import Body, ByteRange
 
 StoreT = TypeVar("StoreT")
 

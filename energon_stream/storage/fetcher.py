@@ -14,7 +14,7 @@ from energon_stream.storage.attempts import ScheduledStore, with_listener
 from energon_stream.storage.request_pool import Answer, RequestPool
 
 if TYPE_CHECKING:
-    from energon_stream.storage.base import Body, ByteRange, Store
+    from energon_stream.storage.store import Body, ByteRange, Store
 
 _EXIT_GRACE = 5.0  # seconds that requests in flight get to finish when the interpreter exits
 _HEDGED_SHARE = 0.03

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
+from energon_stream.atomic_files import TEMPORARY_SUFFIX, replacing, write_whole
 from energon_stream.errors import (
     AccessDeniedError,
     ObjectChangedError,
@@ -19,9 +20,8 @@ from energon_stream.errors import (
     StorageError,
 )
 from energon_stream.storage._answers import object_changed, short_body
-from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta
+from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.urls import local_path
-from energon_stream.whole_files import TEMPORARY_SUFFIX, replacing, write_whole
 
 _MAX_MAPS = 64
 

@@ -12,9 +12,9 @@ from energon_stream.errors import RangeError, UnsupportedStoreError
 from energon_stream.fork import PerProcess
 from energon_stream.storage._answers import object_changed
 from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore, with_listener
-from energon_stream.storage.base import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.contact import contact_with
 from energon_stream.storage.counters import StorageCounters, default_counters
+from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.tracing import current_recorder
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from energon_stream.errors import ConfigError, UnsupportedStoreError
 from energon_stream.logs import log_once
 from energon_stream.printable import strip_credentials
-from energon_stream.storage.base import Store
 from energon_stream.storage.contact import known_stores
 from energon_stream.storage.local import LocalStore
 from energon_stream.storage.managed import ManagedStore
 from energon_stream.storage.obstore_use import obstore_usable
 from energon_stream.storage.retry import RetryPolicy, retry_deadline
+from energon_stream.storage.store import Store
 from energon_stream.urls import is_local, join_url, url_scheme
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
     Args:
         scheme: Scheme of the URLs, such as ``"nas"`` for ``nas://…``. Known schemes may be replaced.
         factory: Called with the URL and the storage options, once per store and process. The library adds
-            retries, counters and concurrency; see :mod:`energon_stream.storage.base`.
+            retries, counters and concurrency; see :mod:`energon_stream.storage.store`.
 
     Raises:
         ConfigError: The scheme is ``file`` or ``local``.

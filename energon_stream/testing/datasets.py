@@ -239,7 +239,7 @@ def dataset_with_media(
 
 
 def _prepare(folder: str | os.PathLike[str], split_ratio: tuple[int, int, int], yaml: dict[str, Any]) -> Path:
-    from energon_stream.index.prepare import prepare_dataset
+    from energon_stream.prepare.prepare import prepare_dataset
 
     prepare_dataset(os.fspath(folder), split_ratio=split_ratio, dataset_yaml=yaml)
     return Path(folder)

@@ -14,8 +14,8 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from energon_stream.index.tar_format import split_name
-from energon_stream.write.sources.base import KEY, Row
+from energon_stream.tar.format import split_name
+from energon_stream.write.sources.source import KEY, Row
 from energon_stream.write.values import Read, parts_of_value
 
 _HINTS = {

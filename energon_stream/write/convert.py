@@ -10,11 +10,11 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.engine.local import LocalEngine
+from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import ConfigError
 from energon_stream.index.checksums import digest, read_checksums
 from energon_stream.index.dataset import read_metadata
-from energon_stream.index.metadata import INFO_JSON, META_FOLDER
+from energon_stream.index.info_files import INFO_JSON, META_FOLDER
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import Store, StoreSpec
 from energon_stream.write.columns import parse_columns
@@ -22,11 +22,11 @@ from energon_stream.write.convert_part import ConvertJob, ConvertPart, PartDone,
 from energon_stream.write.convert_plan import ConvertPlan, plan_conversion
 from energon_stream.write.finish import finish_dataset
 from energon_stream.write.guess import guess_dataset_yaml
-from energon_stream.write.sources.open import open_source
+from energon_stream.write.sources.detect import open_source
 
 if TYPE_CHECKING:
-    from energon_stream.engine.base import TaskEngine
-    from energon_stream.engine.parts import Part
+    from energon_stream.engine.shares import Part
+    from energon_stream.engine.tasks import TaskEngine
 
 CONVERSION = f"{META_FOLDER}/convert.json"
 """Says what a dataset was converted from, and marks a conversion under way as such."""

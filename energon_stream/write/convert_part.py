@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from energon_stream.errors import SampleError, SourceError
 from energon_stream.index.checksums import checksum_error, digest_samples
-from energon_stream.index.metadata import META_FOLDER
+from energon_stream.index.info_files import META_FOLDER
 from energon_stream.storage import ListEntry, StoreSpec
 from energon_stream.write.convert_plan import row_key
 from energon_stream.write.journal import WRITING, load_shard, record_path
 from energon_stream.write.shard_writer import ShardWriter
 
 if TYPE_CHECKING:
-    from energon_stream.index.shard_record import ShardRecord
+    from energon_stream.prepare.shard_record import ShardRecord
     from energon_stream.storage import Store
     from energon_stream.write.columns import ColumnMap
-    from energon_stream.write.sources.base import Section, Source
+    from energon_stream.write.sources.source import Section, Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from energon_stream.write.sources.text import TextSource
 from energon_stream.write.tar_shard import SampleEncoder
 
 if TYPE_CHECKING:
-    from energon_stream.write.sources.base import Row, Section, Source
+    from energon_stream.write.sources.source import Row, Section, Source
 
 PREVIEW_ROWS = 8
 _FILL = 0.9

@@ -9,9 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError
-from energon_stream.index.builder import IndexBuilder
-from energon_stream.index.in_order import ordered_map
-from energon_stream.index.metadata import (
+from energon_stream.index.info_files import (
     DATASET_CONFIG,
     INFO_JSON,
     INFO_YAML,
@@ -20,19 +18,21 @@ from energon_stream.index.metadata import (
     encode_split,
     read_info,
 )
-from energon_stream.index.publish import NewFiles, publish
 from energon_stream.index.shard_names import split_by_patterns, split_by_ratio
-from energon_stream.index.shard_record import ShardSummary
 from energon_stream.index.sqlite_index import temporary_folder
 from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.prepare.builder import IndexBuilder
+from energon_stream.prepare.publish import NewFiles, publish
+from energon_stream.prepare.shard_record import ShardSummary
 from energon_stream.storage import StoreSpec
+from energon_stream.storage.in_order import ordered_map
 from energon_stream.urls import local_path
 from energon_stream.write.journal import WRITING, load_part, load_shard, part_files, record_files
 
 if TYPE_CHECKING:
-    from energon_stream.engine.base import TaskEngine
-    from energon_stream.index.scan import ShardScan
+    from energon_stream.engine.tasks import TaskEngine
     from energon_stream.storage import Store
+    from energon_stream.tar.scan import ShardScan
 
 CRUDE: Mapping[str, Any] = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 """Content of ``dataset.yaml`` for samples that are used as they are."""

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError, MetadataError
-from energon_stream.index.metadata import META_FOLDER
-from energon_stream.index.shard_record import ShardRecord, decode_record, encode_record
+from energon_stream.index.info_files import META_FOLDER
+from energon_stream.prepare.shard_record import ShardRecord, decode_record, encode_record
 
 if TYPE_CHECKING:
     from energon_stream.storage import Store

@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.index.builder import IndexBuilder
-from energon_stream.index.in_order import ordered_map
 from energon_stream.index.index_files import encode_offsets, index_path
-from energon_stream.index.metadata import INFO_JSON, INFO_YAML, META_FOLDER
-from energon_stream.index.shard_record import ShardRecord
+from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.sqlite_index import temporary_folder
+from energon_stream.prepare.builder import IndexBuilder
+from energon_stream.prepare.shard_record import ShardRecord
 from energon_stream.storage import StoreSpec
+from energon_stream.storage.in_order import ordered_map
 from energon_stream.storage.local import named_errors
 from energon_stream.urls import local_path
 from energon_stream.write.finish import CRUDE, find_split, publish_written, remove_records

@@ -10,9 +10,9 @@ from typing import Any
 import xxhash
 
 from energon_stream.errors import DuplicateKeyError, SampleError
-from energon_stream.index.scan import ShardScan
-from energon_stream.index.tar_format import TAR_RECORD, split_name
 from energon_stream.storage.local import named_errors
+from energon_stream.tar.format import TAR_RECORD, split_name
+from energon_stream.tar.scan import ShardScan
 from energon_stream.write.encode import encode_part
 
 _MOST_NAME = 100  # bytes; a longer name is in a PAX header
@@ -92,7 +92,7 @@ class TarShard:
     """A tar under way in a local file, and what an index must know of it.
 
     Attributes:
-        scan: The samples, as :func:`~energon_stream.index.scan.scan_shard` would find them.
+        scan: The samples, as :func:`~energon_stream.tar.scan.scan_shard` would find them.
         digests: Checksum of each sample.
         size: Bytes so far, without the end mark.
     """

@@ -26,7 +26,7 @@ from energon_stream import (
     get_train_dataset,
     stateless,
 )
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CAPTIONING_YAML, write_shards
 
 COLORS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 60, 220), "white": (240, 240, 240)}

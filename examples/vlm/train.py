@@ -39,7 +39,7 @@ from energon_stream import (
     pack_by_size,
     stateless,
 )
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 
 METADATASET = """\

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from energon_stream import WorkerConfig
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CAPTIONING_YAML, prepared_captioning_dataset, write_shards
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "pages"))

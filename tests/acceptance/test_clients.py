@@ -33,7 +33,7 @@ from energon_stream import (
     stateless,
 )
 from energon_stream.errors import StateInUseError
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, captioning_dataset
 from energon_stream.testing.operator_suite import assert_equal_values
 

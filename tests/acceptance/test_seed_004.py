@@ -21,7 +21,7 @@ from energon_stream import (
 )
 from energon_stream.cli.main import main
 from energon_stream.errors import UntrustedCodeError
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, captioning_dataset
 from energon_stream.testing.operator_suite import assert_equal_values
 

@@ -16,7 +16,7 @@ import xxhash
 import yaml
 
 from energon_stream import DefaultTaskEncoder, TextSample, WorkerConfig, get_train_dataset, stateless
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import TEXT_YAML
 
 REPEATS = 6

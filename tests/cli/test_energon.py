@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_stream.cli.main import energon, main
 from energon_stream.conventions import conventions
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.state import dumps
 from energon_stream.testing.datasets import (
     CRUDE_YAML,

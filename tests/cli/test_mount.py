@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from energon_stream.cli.main import energon, main
 from energon_stream.cli.mount import FileOperations
 from energon_stream.errors import NotPreparedError, ObjectNotFoundError
-from energon_stream.files.tree import FileTree
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import captioning_dataset, random_bytes, write_shards
+from energon_stream.tools.file_tree import FileTree
 
 LARGE = random_bytes(9 << 20, 1)
 RUN = "from energon_stream.cli import run; run()"

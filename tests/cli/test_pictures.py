@@ -11,7 +11,7 @@ from PIL import Image
 
 from energon_stream.cli.main import main
 from energon_stream.cli.pictures import draw_value, half_blocks
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, captioning_dataset, write_shards
 from energon_stream.testing.media_files import VideoFile
 

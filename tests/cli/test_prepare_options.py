@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from energon_stream import WorkerConfig, get_val_dataset
 from energon_stream.cli.main import main
-from energon_stream.compat.factories import BaseWebdatasetFactory
+from energon_stream.compat.dataset_classes import BaseWebdatasetFactory
 from energon_stream.errors import ConfigError, DuplicateKeyError
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.yaml_io import load_yaml
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import captioning_dataset
 
 TEXTS = ["--sample-type", "TextSample", "--field-map", '{"text": "txt"}']

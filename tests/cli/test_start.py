@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_stream.cli.main import in_flags, main
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.progress import Progress
 from energon_stream.state import dumps
 from energon_stream.storage import RetryPolicy

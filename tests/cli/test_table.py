@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from energon_stream.cli.main import main
-from energon_stream.index.media import MediaFilter
-from energon_stream.index.media_tables import prepare_media
+from energon_stream.prepare.media_headers import MediaFilter
+from energon_stream.prepare.media_tables import prepare_media
 from energon_stream.testing.datasets import prepared_captioning_dataset
 
 pa = pytest.importorskip("pyarrow")

@@ -8,15 +8,15 @@ import yaml
 from webdataset.autodecode import Decoder, imagehandler
 
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
-from energon_stream.compat import factories
-from energon_stream.compat.epath import EPath
-from energon_stream.compat.factories import (
+from energon_stream.compat import dataset_classes as factories
+from energon_stream.compat.dataset_classes import (
     BaseWebdatasetFactory,
     CrudeJsonlDatasetFactory,
     CrudeWebdataset,
     DefaultDecoderWebdatasetFactory,
     StandardWebdatasetFactory,
 )
+from energon_stream.compat.epath import EPath
 from energon_stream.compat.foreign import describe_foreign
 from energon_stream.errors import MetadataError, UntrustedCodeError
 from energon_stream.samples import CaptioningSample, CrudeSample, Sample, TextSample
@@ -135,9 +135,7 @@ def test_functions_of_a_class(folder):
 
 
 def test_classes_are_the_datasets_unless_the_program_has_imported_them(folder, tmp_path, monkeypatch):
-    source = (
-        "from energon_stream.compat.factories import CrudeWebdataset\nclass Mine(CrudeWebdataset): pass\n"
-    )
+    source = "from energon_stream.compat.dataset_classes import CrudeWebdataset\nclass Mine(CrudeWebdataset): pass\n"
     (tmp_path / "module_of_a_dataset.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     write_yaml(folder, "Mine", module="module_of_a_dataset")

@@ -25,7 +25,7 @@ from energon_stream import (
     load_dataset,
     reraise_exception,
 )
-from energon_stream.compat.factories import (
+from energon_stream.compat.dataset_classes import (
     BaseWebdatasetFactory,
     CrudeJsonlDatasetFactory,
     JoinedWebdatasetFactory,

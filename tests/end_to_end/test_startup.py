@@ -20,7 +20,7 @@ from energon_stream import (
     get_train_dataset,
     stateless,
 )
-from energon_stream.index.metadata import encode_info, encode_split
+from energon_stream.index.info_files import encode_info, encode_split
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.state import dumps, loads, with_digest
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from energon_stream import LocalEngine, RayEngine, convert_dataset, lint_dataset, merge_datasets
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -12,10 +12,10 @@ import engine_tasks
 import pytest
 
 from energon_stream.engine import cluster
-from energon_stream.engine.base import TaskEngine
 from energon_stream.engine.cluster import RayEngine
-from energon_stream.engine.local import LocalEngine
-from energon_stream.engine.parts import Part
+from energon_stream.engine.processes import LocalEngine
+from energon_stream.engine.shares import Part
+from energon_stream.engine.tasks import TaskEngine
 from energon_stream.errors import (
     ConfigError,
     CorruptTarError,
@@ -106,7 +106,7 @@ def test_the_end_of_the_program_ends_all_processes(tmp_path, to, sign):
     program = (
         "import sys; sys.path.insert(0, sys.argv[2]); import engine_tasks\n"
         "from functools import partial\n"
-        "from energon_stream.engine.local import LocalEngine\n"
+        "from energon_stream.engine.processes import LocalEngine\n"
         "list(LocalEngine(2).map(partial(engine_tasks.wait_for_ever, sys.argv[1]), range(9)))\n"
     )
     path = tmp_path / "program.py"
@@ -139,7 +139,7 @@ def test_an_iterator_that_is_left_ends_its_processes(tmp_path):
 def test_a_program_without_a_guard_is_told_so(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(
-        "from energon_stream.engine.local import LocalEngine\nlist(LocalEngine(1).map(len, ['a']))\n"
+        "from energon_stream.engine.processes import LocalEngine\nlist(LocalEngine(1).map(len, ['a']))\n"
     )
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from repetitions import examples
 
 from energon_stream import Limits, WorkerConfig, get_val_dataset
+from energon_stream.config.location import DatasetLocation
 from energon_stream.errors import EnergonStreamError
 from energon_stream.index.dataset import open_webdataset
-from energon_stream.index.jsonl import prepare_jsonl
-from energon_stream.index.metadata import encode_info, load_document, parse_info, parse_split
-from energon_stream.index.prepare import prepare_dataset
-from energon_stream.recipe.location import DatasetLocation
+from energon_stream.index.info_files import encode_info, load_document, parse_info, parse_split
+from energon_stream.index.jsonl_index import prepare_jsonl
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
 

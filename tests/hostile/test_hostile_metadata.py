@@ -8,8 +8,8 @@ import pytest
 from energon_stream import Limits, WorkerConfig, get_val_dataset, load_dataset, traverse_metadataset
 from energon_stream.errors import ConfigError, DatasetError, LimitError, MetadataError
 from energon_stream.index.braces import expand
-from energon_stream.index.metadata import load_document, parse_info, parse_split
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.index.info_files import load_document, parse_info, parse_split
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
 
 ALONE = WorkerConfig(0, 1, 0)

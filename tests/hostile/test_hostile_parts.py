@@ -14,7 +14,7 @@ from PIL import Image
 from energon_stream import Limits, SampleDecoder, WorkerConfig, get_loader, get_val_dataset
 from energon_stream.decode.unpacking import TooLargeError, gunzip
 from energon_stream.errors import DecodeError, PartLimitError, SampleError
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
 
 LIMITS = Limits(part_bytes=1 << 20, image_pixels=1 << 20)

@@ -4,8 +4,8 @@ import pytest
 
 from energon_stream import Limits, WorkerConfig, get_val_dataset
 from energon_stream.errors import DatasetError, LimitError
-from energon_stream.index.metadata import read_info
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.index.info_files import read_info
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
 

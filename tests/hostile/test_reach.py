@@ -11,9 +11,9 @@ from energon_stream import (
     prepare_metadataset,
     traverse_metadataset,
 )
+from energon_stream.config.reach import check_reach
 from energon_stream.errors import ConfigError, UntrustedUrlError
-from energon_stream.index.prepare import prepare_dataset
-from energon_stream.recipe.reach import check_reach
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
 from energon_stream.testing.s3server import S3Server
 

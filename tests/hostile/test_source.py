@@ -13,11 +13,11 @@ FILES = sorted(path for path in ROOT.rglob("*.py"))
 
 ALLOWED = {
     # Code that a dataset brings, after the user has said that it is trusted.
-    ("recipe/named_code.py", "exec"),
-    ("recipe/named_code.py", "compile"),
+    ("config/named_code.py", "exec"),
+    ("config/named_code.py", "compile"),
     # A process's own bytes, over a private pipe or in a private file.
     ("fork.py", "pickle.loads"),
-    ("engine/local.py", "pickle.loads"),
+    ("engine/processes.py", "pickle.loads"),
     ("loader/workers.py", "pickle.loads"),
     ("loader/worker_process.py", "pickle.loads"),
     ("media/file_pool.py", "pickle.loads"),
@@ -27,7 +27,7 @@ ALLOWED = {
     ("decode/sample_decoder.py", "pickle.loads"),
     # weights_only=True, or only with allow_pickle.
     ("decode/sample_decoder.py", "torch.load"),
-    ("integrations/megatron/checkpoint.py", "torch.load"),
+    ("integrations/megatron/checkpoint_folder.py", "torch.load"),
     ("integrations/huggingface/trainer.py", "torch.load"),
     ("cli/state_files.py", "torch.load"),
     # Servers that tests start, without a shell.

@@ -14,7 +14,7 @@ from energon_stream import WorkerConfig, get_val_dataset
 from energon_stream.cli.main import main
 from energon_stream.cli.terminal import echo, echo_text, printable_messages
 from energon_stream.errors import ConfigError, CorruptTarError, MetadataError
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.printable import printable, printable_line
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 

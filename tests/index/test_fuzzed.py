@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from repetitions import examples
 
 from energon_stream import DefaultTaskEncoder, ReadOptions, WorkerConfig, get_train_dataset
+from energon_stream.auxiliary.stores import WebdatasetFileStore
 from energon_stream.errors import EnergonStreamError, MetadataError
-from energon_stream.files.stores import WebdatasetFileStore
-from energon_stream.files.tree import FileTree
 from energon_stream.index.checksums import CHECKSUMS
-from energon_stream.index.jsonl import prepare_jsonl
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.media.metadata import deserialize_media_metadata
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
+from energon_stream.tools.file_tree import FileTree
 
 SAMPLES = 30
 TAR, IDX = "data-000000.tar", "data-000000.tar.idx"

@@ -21,9 +21,9 @@ OPEN = """
 import json
 import energon_stream.errors, energon_stream.media, energon_stream.samples
 from energon_stream.index.dataset import open_webdataset
-from energon_stream.index.jsonl import open_jsonl, prepare_jsonl
+from energon_stream.index.jsonl_index import open_jsonl, prepare_jsonl
 from energon_stream.index.plain import list_tars, open_plain
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.media import FolderFileStore
 from energon_stream.storage import StoreSpec
 folder = sys.argv[1]

@@ -17,7 +17,7 @@ from energon_stream.errors import (
     NotPreparedError,
     ObjectNotFoundError,
 )
-from energon_stream.index.jsonl import open_jsonl, prepare_jsonl
+from energon_stream.index.jsonl_index import open_jsonl, prepare_jsonl
 from energon_stream.storage import StoreSpec
 
 

@@ -26,7 +26,7 @@ from energon_stream.index.index_files import (
     index_path,
     read_offsets,
 )
-from energon_stream.index.metadata import encode_info, encode_split, parse_info, parse_split
+from energon_stream.index.info_files import encode_info, encode_split, parse_info, parse_split
 from energon_stream.index.shard_names import collapse, expand, split_by_patterns, split_by_ratio
 from energon_stream.index.yaml_io import load_yaml
 from energon_stream.storage import StoreSpec

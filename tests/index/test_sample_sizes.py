@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from energon_stream import WorkerConfig, get_train_dataset
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.dataset import open_webdataset
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.sample_names import hash_names
 from energon_stream.index.sample_sizes import (
     MOST_BYTES,
@@ -24,6 +23,7 @@ from energon_stream.index.sample_sizes import (
     decode_sizes,
 )
 from energon_stream.index.sqlite_index import INDEX_SQLITE
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import prepared_binary_dataset
 

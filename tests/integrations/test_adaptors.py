@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_stream.index.jsonl import prepare_jsonl
+from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.testing.operator_suite import NumbersDataset, assert_exact_resume
 
 pytestmark = pytest.mark.usefixtures("alias")

@@ -5,14 +5,14 @@ import importlib
 import pytest
 
 from energon_stream import CaptioningSample, WorkerConfig, get_train_dataset
-from energon_stream.compat.dataset_config import JsonParser, load_config, load_yaml
-from energon_stream.compat.epath import EPath
-from energon_stream.compat.factories import (
+from energon_stream.compat.dataset_classes import (
     CrudeWebdataset,
     DefaultDecoderWebdatasetFactory,
     DefaultGenericWebdatasetFactory,
     StandardWebdatasetFactory,
 )
+from energon_stream.compat.dataset_config import JsonParser, load_config, load_yaml
+from energon_stream.compat.epath import EPath
 from energon_stream.errors import ConfigError, MetadataError, UntrustedCodeError
 from energon_stream.testing.datasets import prepared_captioning_dataset
 

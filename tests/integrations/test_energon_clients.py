@@ -12,13 +12,13 @@ import pytest
 import torch
 import yaml
 
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.integrations.megatron import (
     EnergonDataloader,
     cyclic_iter,
     install_alias,
     uninstall_alias,
 )
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, captioning_dataset
 from energon_stream.testing.operator_suite import assert_equal_values
 

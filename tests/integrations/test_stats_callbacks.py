@@ -20,7 +20,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.integrations import huggingface, lightning
 from energon_stream.integrations.opentelemetry import observe_loader, send_spans
 from energon_stream.integrations.prometheus import LoaderCollector
-from energon_stream.loader.metrics import METRICS
+from energon_stream.loader.observe.metrics import METRICS
 from energon_stream.testing.datasets import prepared_text_dataset
 
 NAME = "energon_stream/samples_per_second"

@@ -109,7 +109,7 @@ def _accepted(function: Any) -> set[str] | None:
 
 def _unpacked(function: Any) -> set[str] | None:
     """Return the keys of ``**options: Unpack[SomeTypedDict]``."""
-    from energon_stream.recipe.options import DatasetOptions
+    from energon_stream.config.dataset_options import DatasetOptions
 
     text = str(getattr(function, "__annotations__", {}).get("options", ""))
     return set(DatasetOptions.__optional_keys__) if "Unpack[" in text else None

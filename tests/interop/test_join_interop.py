@@ -7,8 +7,8 @@ import pytest
 from test_megatron_energon import PYTHON, run
 
 from energon_stream import prepare_metadataset
-from energon_stream.index.jsonl import prepare_jsonl
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.index.jsonl_index import prepare_jsonl
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import write_shards
 
 pytestmark = [

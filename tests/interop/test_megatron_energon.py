@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_stream.files.stores import WebdatasetFileStore
+from energon_stream.auxiliary.stores import WebdatasetFileStore
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.index_files import read_offsets
-from energon_stream.index.prepare import prepare_dataset
-from energon_stream.index.tar_format import sample_parts
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import StoreSpec
+from energon_stream.tar.format import sample_parts
 from energon_stream.testing.datasets import (
     CAPTIONING_YAML,
     CRUDE_YAML,

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from energon_stream.engine.local import LocalEngine
-from energon_stream.index.prepare import find_shards, prepare_dataset
-from energon_stream.index.scan import scan_shard
-from energon_stream.index.sharded_index import ShardGroup, build_index
+from energon_stream.engine.processes import LocalEngine
+from energon_stream.index.listing import find_shards
+from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream.prepare.sharded_index import ShardGroup, build_index
 from energon_stream.storage import StoreSpec
+from energon_stream.tar.scan import scan_shard
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 
 ROOT = Path(__file__).resolve().parents[2]

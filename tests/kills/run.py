@@ -44,9 +44,9 @@ from energon_stream import (  # noqa: E402
     get_train_dataset,
 )
 from energon_stream.errors import NotPreparedError, ObjectNotFoundError  # noqa: E402
-from energon_stream.index import scanning  # noqa: E402
 from energon_stream.index.dataset import read_metadata  # noqa: E402
-from energon_stream.index.prepare import prepare_dataset  # noqa: E402
+from energon_stream.prepare import scanning  # noqa: E402
+from energon_stream.prepare.prepare import prepare_dataset  # noqa: E402
 from energon_stream.storage import StoreSpec  # noqa: E402
 from energon_stream.testing.datasets import random_bytes, write_shards  # noqa: E402
 

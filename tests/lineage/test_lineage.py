@@ -33,9 +33,9 @@ from energon_stream.errors import (
     RunMismatchError,
     RunNotFoundError,
 )
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.lineage.log import pack_refs, unpack_refs
 from energon_stream.lineage.turns import Turns
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.schedule import BlendPlan, LeafPlan, OrderSpec, RepeatPlan, build_schedule, skip
 from energon_stream.state import redistribute
 from energon_stream.testing.datasets import (

@@ -21,7 +21,7 @@ from energon_stream.pipeline import (
     MapDataset,
     RepeatDataset,
 )
-from energon_stream.pipeline.bound import share_of_stream
+from energon_stream.pipeline.epochs import share_of_stream
 from energon_stream.state import dumps, loads
 from energon_stream.testing.operator_suite import NumbersDataset
 

@@ -20,8 +20,8 @@ from energon_stream.errors import (
     WorkerError,
 )
 from energon_stream.loader import get_loader, get_savable_loader
-from energon_stream.pipeline.batch import BatchDataset
-from energon_stream.pipeline.bound import EpochizeDataset
+from energon_stream.pipeline.batching import BatchDataset
+from energon_stream.pipeline.epochs import EpochizeDataset
 from energon_stream.pipeline.map import MapDataset
 from energon_stream.pipeline.node import Context
 from energon_stream.state import dumps, loads

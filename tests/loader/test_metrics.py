@@ -9,7 +9,7 @@ import pytest
 
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.errors import ConfigError
-from energon_stream.loader.metrics import METRICS, Recent
+from energon_stream.loader.observe.metrics import METRICS, Recent
 from energon_stream.testing.datasets import prepared_binary_dataset
 
 SAMPLES, BATCH = 60, 10
@@ -147,7 +147,7 @@ def test_seconds_must_be_positive(folder):
 
 
 def test_a_bar_yields_the_batches_and_says_rate_and_waiting(folder, monkeypatch):
-    monkeypatch.setattr("energon_stream.loader.bar._SECONDS", 0.0)
+    monkeypatch.setattr("energon_stream.loader.observe.bar._SECONDS", 0.0)
     file, loader = io.StringIO(), open_loader(folder)
     shown = loader.progress(file=file, disable=False, mininterval=0)
     assert sum(len(batch["__key__"]) for batch in shown) == SAMPLES

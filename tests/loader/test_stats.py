@@ -19,9 +19,9 @@ from energon_stream import (
     get_train_dataset,
 )
 from energon_stream.cache import CacheSnapshot
-from energon_stream.loader import profile
-from energon_stream.loader.meter import percentile, samples_in
-from energon_stream.loader.profile import CAUSES, Profile, Profiler, describe
+from energon_stream.loader.observe import profile
+from energon_stream.loader.observe.meter import percentile, samples_in
+from energon_stream.loader.observe.profile import CAUSES, Profile, Profiler, describe
 from energon_stream.storage import CounterSnapshot, default_counters
 from energon_stream.testing.datasets import prepared_binary_dataset
 

@@ -9,7 +9,7 @@ import pytest
 
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.errors import ConfigError, StorageError
-from energon_stream.loader import monitor
+from energon_stream.loader.observe import monitor
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.tracing import Recorder, current_recorder, start_recording, stop_recording
 

@@ -18,10 +18,10 @@ from energon_stream import (
     get_train_dataset,
 )
 from energon_stream.errors import ConfigError, DecodeError, SampleTimeoutError
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.media.av import AVDecoder
 from energon_stream.media.file_layout import full_size
 from energon_stream.pipeline.time_limit import TimeLimit
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 from energon_stream.testing.media_files import VideoFile
 

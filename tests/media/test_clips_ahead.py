@@ -23,10 +23,10 @@ from energon_stream import (
     get_train_dataset,
     stateless,
 )
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.media import openings, use_pool
 from energon_stream.media.av import AVDecoder, Clips, fetch_clips
-from energon_stream.media.pieces import shared_allowance
+from energon_stream.media.file_ranges import shared_allowance
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 from energon_stream.testing.media_files import VideoFile
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key

@@ -19,13 +19,13 @@ from energon_stream import (
     SampleDecoder,
     SystemFileStore,
 )
+from energon_stream.auxiliary.stores import WebdatasetFileStore
 from energon_stream.errors import DecodeError, MissingFileError
-from energon_stream.files.stores import WebdatasetFileStore
-from energon_stream.index.media import MediaFilter
-from energon_stream.index.media_tables import prepare_media
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.media import RangedFile, openings
 from energon_stream.media.av import AVDecoder, get_single_frames_uniform
+from energon_stream.prepare.media_headers import MediaFilter
+from energon_stream.prepare.media_tables import prepare_media
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 from energon_stream.testing.media_files import VideoFile

@@ -18,6 +18,7 @@ from energon_stream import (
     SampleDecoder,
     SystemFileStore,
 )
+from energon_stream.auxiliary.stores import WebdatasetFileStore
 from energon_stream.errors import (
     DecodeError,
     FieldError,
@@ -28,14 +29,13 @@ from energon_stream.errors import (
     SampleError,
     UnsupportedStoreError,
 )
-from energon_stream.files.stores import WebdatasetFileStore
-from energon_stream.files.tree import FileTree
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.remote_sqlite import RemoteFile
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.samples import SourceInfo, TextSample
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CRUDE_YAML, random_bytes, write_shards
 from energon_stream.testing.s3server import S3Server
+from energon_stream.tools.file_tree import FileTree
 
 SAMPLES, PAYLOAD = 60, 20_000
 

@@ -28,8 +28,8 @@ from energon_stream import (
     stateless,
 )
 from energon_stream.errors import DecodeError, FatalSampleError, PartLimitError
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.media import use_pool
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CAPTIONING_YAML, CRUDE_YAML, write_shards
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
 

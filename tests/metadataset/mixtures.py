@@ -4,8 +4,8 @@ import json
 from itertools import islice
 
 from energon_stream import ReadOptions, WorkerConfig, get_train_dataset, get_val_dataset
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import write_shards
 
 ALONE = WorkerConfig(0, 1, 0)

@@ -28,10 +28,10 @@ from energon_stream import (
     get_val_dataset,
     stateless,
 )
+from energon_stream.config.join_indices import prepare_metadataset
 from energon_stream.errors import ConfigError, StateError, StateMismatchError
-from energon_stream.index.jsonl import prepare_jsonl
-from energon_stream.index.prepare import prepare_dataset
-from energon_stream.recipe.prepare import prepare_metadataset
+from energon_stream.index.jsonl_index import prepare_jsonl
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.schedule import stream_shares
 from energon_stream.state import ChangeReport, dumps, loads, with_digest
 

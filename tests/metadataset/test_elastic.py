@@ -21,8 +21,8 @@ from energon_stream import (
     get_train_dataset,
     stateless,
 )
+from energon_stream.config.join_indices import prepare_metadataset
 from energon_stream.errors import StateMismatchError
-from energon_stream.recipe.prepare import prepare_metadataset
 from energon_stream.state import dumps, loads
 
 STREAMS, BATCHES = 24, 260

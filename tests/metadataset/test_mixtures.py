@@ -22,7 +22,7 @@ from energon_stream import (
     traverse_metadataset,
 )
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
-from energon_stream.index.jsonl import prepare_jsonl
+from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.state import dumps
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key, run_steps
 

@@ -21,15 +21,15 @@ from energon_stream import (
 )
 from energon_stream.cli.main import main
 from energon_stream.errors import ConfigError, CostsError, IndexMismatchError
-from energon_stream.index.formulas import parse_formula
-from energon_stream.index.jsonl import prepare_jsonl
-from energon_stream.index.media import MediaFilter
-from energon_stream.index.media_tables import prepare_media
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.prepare.media_headers import MediaFilter
+from energon_stream.prepare.media_tables import prepare_media
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.prewarming.job import open_reader_dataset
-from energon_stream.simulate.steps import samples_of_step
+from energon_stream.tables.formulas import parse_formula
 from energon_stream.testing.datasets import write_shards
+from energon_stream.tools.simulate.steps import samples_of_step
 
 V2 = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
 

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_stream.schedule.packing import balance, deal_packs, deal_to_streams, pack_lengths, pack_loads
+from energon_stream.schedule.pack_planning import (
+    balance,
+    deal_packs,
+    deal_to_streams,
+    pack_lengths,
+    pack_loads,
+)
 from energon_stream.schedule.planned import cut_pieces
 
 lengths = st.lists(st.integers(1, 50), min_size=1, max_size=120).map(lambda v: np.array(v, dtype=np.int64))

@@ -24,7 +24,7 @@ from energon_stream.pipeline.leaf import DatasetLeaf
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.read.read_plan import PlannedSamples, ReadPlan, Reason, Request
 from energon_stream.schedule import BlendPlan, LeafPlan
-from energon_stream.schedule.leaf import OrderSpec
+from energon_stream.schedule.leaf_order import OrderSpec
 from energon_stream.testing.operator_suite import NumbersDataset
 
 

@@ -7,10 +7,10 @@ from contextlib import closing
 import pytest
 
 from energon_stream import CacheConfig, prepare_metadataset
-from energon_stream.index.jsonl import prepare_jsonl
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, random_bytes, write_shards
 from energon_stream.testing.s3server import S3Server
 

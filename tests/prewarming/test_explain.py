@@ -11,7 +11,7 @@ from energon_stream import CacheConfig, get_loader, get_train_dataset, prewarm
 from energon_stream.cli.main import main
 from energon_stream.errors import ConfigError
 from energon_stream.read.read_plan import Reason
-from energon_stream.simulate.explain import explain
+from energon_stream.tools.simulate.explain import explain
 
 URL = "s3://bucket/whole"
 

@@ -9,7 +9,7 @@ import pytest
 from warming import config, reads, train, warm
 
 from energon_stream import ReadOptions
-from energon_stream.prewarming.planner import REQUEST_BYTES
+from energon_stream.prewarming.fetch_planner import REQUEST_BYTES
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.testing.s3server import Rule, S3Server
 

@@ -19,7 +19,7 @@ from energon_stream.errors import (
     UntrustedCodeError,
 )
 from energon_stream.index import index_files
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import write_shards
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
 

@@ -6,7 +6,7 @@ import pytest
 from energon_stream import ReadOptions, WorkerConfig, get_train_dataset
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index import index_files
-from energon_stream.index.jsonl import prepare_jsonl
+from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
 
 RECORDS = 3000

@@ -14,9 +14,9 @@ from energon_stream.arrays import as_bytes
 from energon_stream.errors import IndexMismatchError, ObjectChangedError
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.read.large import read_large_sample
-from energon_stream.read.options import ReadOptions
 from energon_stream.read.range_stream import piece_sizes
-from energon_stream.read.tar import TarLocator
+from energon_stream.read.read_options import ReadOptions
+from energon_stream.read.tar_locator import TarLocator
 from energon_stream.storage import Fetcher, StoreSpec
 from energon_stream.testing.datasets import random_bytes, write_shards
 from energon_stream.testing.s3server import S3Server

@@ -15,14 +15,14 @@ from reference_writer import write_reference_dataset
 from webdataset import tenbin
 
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
+from energon_stream.config.sample_factory import SampleFactory
 from energon_stream.decode import SampleDecoder
 from energon_stream.index.dataset import open_webdataset
-from energon_stream.index.jsonl import open_jsonl, prepare_jsonl
+from energon_stream.index.jsonl_index import open_jsonl, prepare_jsonl
 from energon_stream.read.consume import ReaderGroup, SampleReader
-from energon_stream.read.jsonl import JsonlLocator
-from energon_stream.read.options import ReadOptions
-from energon_stream.read.tar import TarLocator
-from energon_stream.recipe.sample_factory import SampleFactory
+from energon_stream.read.jsonl_locator import JsonlLocator
+from energon_stream.read.read_options import ReadOptions
+from energon_stream.read.tar_locator import TarLocator
 from energon_stream.rng import derive_key
 from energon_stream.samples import SourceInfo
 from energon_stream.schedule import LeafPlan, OrderSpec, RepeatPlan, build_schedule
@@ -146,7 +146,7 @@ import numpy as np
 from energon_stream import *
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.read.large import read_large_sample
-from energon_stream.read.tar import TarLocator
+from energon_stream.read.tar_locator import TarLocator
 from energon_stream.storage import Fetcher, StoreSpec
 from energon_stream.arrays import as_bytes
 

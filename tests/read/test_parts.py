@@ -30,10 +30,10 @@ from energon_stream.index.database import _SLOTS
 from energon_stream.index.index_files import index_path
 from energon_stream.index.part_places import PartPlaces
 from energon_stream.index.sample_sizes import SampleSizes
-from energon_stream.index.tar_format import TAR_RECORD
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.read.part_ranges import find_part_ranges
 from energon_stream.storage import default_counters
+from energon_stream.tar.format import TAR_RECORD
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset, random_bytes, write_shards
 from energon_stream.testing.s3server import S3Server
 
@@ -275,7 +275,7 @@ DAMAGE = {
 @pytest.mark.parametrize("has_sizes", [True, False])
 def test_a_damaged_index_loses_no_part(folder, server, monkeypatch, damage, page, has_sizes):
     """The samples are right, or an error names the file and what to do."""
-    monkeypatch.setattr("energon_stream.read.parts._PAGE_SAMPLES", page)
+    monkeypatch.setattr("energon_stream.read.part_locator._PAGE_SAMPLES", page)
     name = f"{damage.replace(' ', '-')}-{page}-{has_sizes}"
     damaged = shutil.copytree(folder, folder.parent / name, dirs_exist_ok=True)
     index = damaged / ".nv-meta" / "index.sqlite"
@@ -326,7 +326,7 @@ def test_a_state_goes_on_the_other_way(server, ways, workers):
 
 
 def test_shards_of_many_samples_are_looked_up_page_by_page(folder, server, monkeypatch):
-    monkeypatch.setattr("energon_stream.read.parts._PAGE_SAMPLES", 7)
+    monkeypatch.setattr("energon_stream.read.part_locator._PAGE_SAMPLES", 7)
     assert read_all(URL, server, parts=["json"]) == read_all(folder, parts=["json"])
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from repetitions import examples
 
 from energon_stream.read.located import Located
-from energon_stream.read.plan import PlanLimits, Planner
 from energon_stream.read.read_plan import LargeSample, Reason
+from energon_stream.read.request_planner import PlanLimits, Planner
 
 
 def located(rows):

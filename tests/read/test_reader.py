@@ -26,8 +26,8 @@ from energon_stream.read import budget as budgets
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.generation import cut_generation
-from energon_stream.read.options import ReadOptions
-from energon_stream.read.tar import TarLocator
+from energon_stream.read.read_options import ReadOptions
+from energon_stream.read.tar_locator import TarLocator
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, Refs, RepeatPlan, build_schedule
 from energon_stream.storage import Fetcher, RetryPolicy, StoreSpec, default_counters
@@ -210,7 +210,7 @@ def test_a_late_index_is_not_planned_for_in_vain_and_holds_up_no_other(remote, m
     for module in ("consume", "options"):
         monkeypatch.setattr(f"energon_stream.read.{module}.CHUNK", PER_SHARD)
     monkeypatch.setattr(
-        "energon_stream.read.plan.cut_generation", lambda *a: plans.append(1) or cut_generation(*a)
+        "energon_stream.read.request_planner.cut_generation", lambda *a: plans.append(1) or cut_generation(*a)
     )
     source = GatedSource(0, open_sources("s3://bucket/data", remote.storage_options)[0].index)
     schedule = schedule_of(source, OrderSpec(None, 0, 1, None), repeat=1)

@@ -7,7 +7,7 @@ Tested with the part in question, not again here:
 - Cache directories, the second ``get()`` of a lazy file: with the cache pools.
 - Overriding hooks with lambdas and assigned methods: ``tests/task/test_encoder.py``.
 - The checkpoint tool: ``tests/cli/test_checkpoint.py``.
-- Media metadata by glob, and what a run that fails leaves: ``tests/index/test_media.py``.
+- Media metadata by glob, and what a run that fails leaves: ``tests/prepare/test_media.py``.
 - Workers started with ``spawn``, pinned memory, the watchdog: ``tests/loader/test_loader.py``.
 
 Without a counterpart here:
@@ -43,7 +43,7 @@ from energon_stream import (
 )
 from energon_stream.cli.main import main
 from energon_stream.errors import ConfigError, FatalSampleError, MetadataError
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.samples import TextSample
 from energon_stream.testing.datasets import (
     CAPTIONING_YAML,

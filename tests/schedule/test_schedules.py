@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from repetitions import examples
 
 from energon_stream.errors import ConfigError
-from energon_stream.schedule.base import LeafCursor
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
-from energon_stream.schedule.leaf import LeafSchedule, OrderSpec
+from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
 from energon_stream.schedule.packed import CursorCodec
+from energon_stream.schedule.schedule import LeafCursor
 from energon_stream.schedule.slices import SliceTable
 
 

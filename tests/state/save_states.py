@@ -40,7 +40,7 @@ BATCHES = 12
 
 def write_datasets(folder: Path, datasets: dict[str, tuple[int, int]] = DATASETS) -> None:
     """Write and prepare the datasets; texts are the dataset's letter and the sample's number."""
-    from energon_stream.recipe.prepare import prepare_metadataset
+    from energon_stream.config.join_indices import prepare_metadataset
     from energon_stream.testing.datasets import prepared_text_dataset
 
     for name, (shards, per_shard) in datasets.items():

@@ -12,7 +12,7 @@ import pytest
 
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.errors import ConfigError, StorageError, TransientStorageError
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import RetryPolicy, StoreSpec
 from energon_stream.storage._obstore import ObstoreStore
 from energon_stream.storage._s3fs import S3fsStore

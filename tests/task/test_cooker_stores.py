@@ -23,9 +23,9 @@ from energon_stream import (
     stateless,
 )
 from energon_stream.errors import ConfigError, FieldError
-from energon_stream.index.jsonl import prepare_jsonl
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, random_bytes, write_shards
 from energon_stream.testing.s3server import S3Server
 

@@ -20,8 +20,8 @@ from energon_stream import (
     stateless,
 )
 from energon_stream.errors import DecodeError, UntrustedPickleError
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.samples import CrudeSample, OnDemandSample
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 

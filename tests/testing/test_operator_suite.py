@@ -6,10 +6,10 @@ from itertools import islice
 import pytest
 
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_stream.index.prepare import prepare_dataset
 from energon_stream.pipeline import ConcatDataset, MapDataset
 from energon_stream.pipeline.dataset import Wrapper
 from energon_stream.pipeline.node import WrapperNode
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import write_shards
 from energon_stream.testing.operator_suite import NumbersDataset, assert_exact_resume
 

@@ -18,7 +18,7 @@ from energon_stream import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_stream.engine.local import LocalEngine
+from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import (
     AccessDeniedError,
     ConfigError,
@@ -30,7 +30,7 @@ from energon_stream.errors import (
     StorageError,
 )
 from energon_stream.index.dataset import read_metadata
-from energon_stream.index.prepare import prepare_dataset
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import LocalStore, StoreSpec
 from energon_stream.testing.datasets import random_bytes
 from energon_stream.write.journal import WRITING

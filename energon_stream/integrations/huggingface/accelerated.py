@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from energon_stream.errors import ConfigError
+from energon_stream.imports import of_extra
 from energon_stream.integrations.batch_puller import of_all_ranks
 from energon_stream.integrations.device import DevicePrefetcher
-from energon_stream.integrations.optional import of_extra
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_stream.imports import of_extra
 from energon_stream.integrations.batch_puller import loader_of
-from energon_stream.integrations.optional import of_extra
-from energon_stream.loader.metrics import Recent
+from energon_stream.loader.observe.metrics import Recent
 
 with of_extra("transformers"):
     from transformers import TrainerCallback

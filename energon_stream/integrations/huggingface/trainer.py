@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from energon_stream.atomic_files import replacing
 from energon_stream.errors import ConfigError, StateError
+from energon_stream.imports import of_extra
 from energon_stream.integrations.huggingface.accelerated import AcceleratedLoader
 from energon_stream.integrations.huggingface.stats_callback import StatsCallback
-from energon_stream.integrations.optional import of_extra
 from energon_stream.loader import get_savable_loader
 from energon_stream.pipeline import SavableDataset
-from energon_stream.whole_files import replacing
 
 with of_extra("transformers"):
     from transformers import Trainer, TrainerCallback

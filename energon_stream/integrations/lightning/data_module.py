@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from energon_stream.config import get_train_dataset, get_val_dataset
 from energon_stream.errors import ConfigError
-from energon_stream.integrations.lightning.copies import of_lightning
 from energon_stream.integrations.lightning.loaders import EvaluationLoader, TrainLoader
+from energon_stream.integrations.lightning.packages import of_lightning
 from energon_stream.loader import SavableDataLoader, get_savable_loader
 from energon_stream.pipeline import SavableDataset
-from energon_stream.recipe import get_train_dataset, get_val_dataset
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:

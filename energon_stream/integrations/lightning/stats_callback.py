@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.integrations.batch_puller import loader_of
-from energon_stream.integrations.lightning.copies import of_lightning
-from energon_stream.loader.metrics import Recent
+from energon_stream.integrations.lightning.packages import of_lightning
+from energon_stream.loader.observe.metrics import Recent
 
 if TYPE_CHECKING:
     _Base = object

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
+from energon_stream.config import get_train_dataset
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.loader import SavableDataLoader, get_savable_loader
-from energon_stream.recipe import get_train_dataset
 from energon_stream.task import DefaultTaskEncoder
 from energon_stream.worker import DataParallelGroup, WorkerConfig
 

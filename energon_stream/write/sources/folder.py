@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import xxhash
 
 from energon_stream.errors import SampleError, SourceError
-from energon_stream.index.in_order import ordered_map
-from energon_stream.index.tar_format import split_name
 from energon_stream.media.ranged_file import open_once
-from energon_stream.write.sources.base import KEY, Row, Section, Source
+from energon_stream.storage.in_order import ordered_map
+from energon_stream.tar.format import split_name
+from energon_stream.write.sources.source import KEY, Row, Section, Source
 
 if TYPE_CHECKING:
     from energon_stream.storage import ListEntry, Store

@@ -15,11 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from energon_stream.errors import SourceError
-from energon_stream.index.in_order import stream_object
 from energon_stream.index.sqlite_index import temporary_folder
 from energon_stream.media.ranged_file import open_once
+from energon_stream.storage.in_order import stream_object
 from energon_stream.urls import local_path
-from energon_stream.write.sources.base import (
+from energon_stream.write.sources.mds import INDEX, untrusted
+from energon_stream.write.sources.source import (
     Row,
     Section,
     Source,
@@ -27,7 +28,6 @@ from energon_stream.write.sources.base import (
     named_source_errors,
     package,
 )
-from energon_stream.write.sources.mds import INDEX, untrusted
 
 _KEPT = ("jpeg", "image", "video", "audio", "tifffile", "file", "bytes", "pdf", "nifti", "mesh")
 """Formats whose bytes are taken as they are."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from energon_stream.errors import SourceError, UntrustedPickleError
-from energon_stream.index.in_order import stream_object
 from energon_stream.index.sqlite_index import temporary_folder
 from energon_stream.media.ranged_file import open_once
+from energon_stream.storage.in_order import stream_object
 from energon_stream.urls import local_path
-from energon_stream.write.sources.base import (
+from energon_stream.write.sources.source import (
     Row,
     Section,
     Source,

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from energon_stream.errors import SourceError
-from energon_stream.index.in_order import stream_object
 from energon_stream.media.ranged_file import open_once
 from energon_stream.storage import ByteRange, ListEntry, Store, StoreSpec
-from energon_stream.write.sources.base import Row, Section, Source, folder_of, named_source_errors
+from energon_stream.storage.in_order import stream_object
+from energon_stream.write.sources.source import Row, Section, Source, folder_of, named_source_errors
 
 _ROWS = 500
 _BYTES = 4 << 20

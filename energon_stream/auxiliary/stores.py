@@ -1,0 +1,194 @@
+"""File stores of prepared datasets, with one range request per part, and of folders with media metadata."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+import apsw
+
+from energon_stream.auxiliary.opened import OpenedDataset
+from energon_stream.errors import (
+    CorruptTarError,
+    IndexMismatchError,
+    MetadataError,
+    ObjectNotFoundError,
+    StorageError,
+    UnsupportedStoreError,
+)
+from energon_stream.fork import PerProcess
+from energon_stream.index.database import IndexDatabase, index_database
+from energon_stream.media import FilePlace, FileStore, FolderFileStore, RangedFile
+from energon_stream.media.file_layout import FileLayout
+from energon_stream.media.file_store import missing_file
+from energon_stream.media.metadata import MediaMetadataBase, deserialize_media_metadata
+from energon_stream.printable import strip_credentials
+from energon_stream.samples import SourceInfo
+from energon_stream.storage import ByteRange, StoreSpec
+from energon_stream.tar.format import TAR_RECORD, check_header, split_name
+
+if TYPE_CHECKING:
+    from energon_stream.index.objects import ShardObject
+
+_FIND = """
+SELECT sample_index, tar_file_id, content_byte_offset, content_byte_size
+FROM samples JOIN sample_parts USING (tar_file_id, sample_index) WHERE sample_key = ? AND part_name = ?
+"""
+_FIND_MEDIA = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
+_FIND_LAYOUT = "SELECT layout_json FROM media_layouts WHERE entry_key = ?"
+
+
+_datasets: PerProcess[OpenedDataset] = PerProcess()
+_folders: PerProcess[IndexDatabase] = PerProcess()
+_layouts: PerProcess[IndexDatabase | None] = PerProcess()  # None for a folder without an index
+
+
+def _dataset(spec: StoreSpec) -> OpenedDataset:
+    purpose, hint = "auxiliary data needs a prepared dataset", ", or write filesystem://… for a plain folder"
+    return _datasets.map(spec, lambda: OpenedDataset(spec, purpose, hint))
+
+
+def _media(database: IndexDatabase, key: str, store: FileStore[bytes]) -> MediaMetadataBase:
+    """Return the metadata of a media file; ``store`` is for messages."""
+    try:
+        found = database.rows(_FIND_MEDIA, (key,))
+    except apsw.SQLError as error:
+        raise _no_media(database.store.url) from error
+    except apsw.Error as error:
+        raise database.damaged(str(error)) from error
+    if not found:
+        raise missing_file(key, store)
+    try:
+        return deserialize_media_metadata(*found[0])
+    except MetadataError as error:
+        raise MetadataError(error.what, where=f"{database.url}: {key}", hint=error.hint) from error
+
+
+def _layout(database: IndexDatabase, key: str) -> FileLayout | None:
+    """Return where the bytes are that opening a video or audio needs; None if the index does not say."""
+    try:
+        found = database.rows(_FIND_LAYOUT, (key,))
+    except (apsw.Error, StorageError):  # an index without layouts, as others and older versions write
+        return None
+    return FileLayout.from_json(found[0][0]) if found else None
+
+
+def _database_if_any(spec: StoreSpec) -> IndexDatabase | None:
+    try:
+        return index_database(spec)
+    except StorageError:  # there is none, or it may not be read
+        return None
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class WebdatasetFileStore(FileStore[bytes]):
+    """Parts of a prepared dataset, by sample key and part name: ``store["folder/000012.jpg"]``.
+
+    Args:
+        dataset_path: Path or URL of the dataset. It must have ``index.sqlite``.
+    """
+
+    spec: StoreSpec
+
+    def __init__(self, dataset_path: str | os.PathLike[str] | StoreSpec) -> None:
+        if not isinstance(dataset_path, StoreSpec):
+            dataset_path = StoreSpec(os.fspath(dataset_path))
+        object.__setattr__(self, "spec", dataset_path)
+
+    def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
+        """Read one part and its tar header with one request; see ``FileStore``.
+
+        Raises NotPreparedError if the dataset has no index, ObjectChangedError if a shard was replaced since
+        it was first read, and IndexMismatchError if the header has another name or size than the index.
+        """
+        shard, part, source = self._find(key)
+        with_header = ByteRange(part.start - TAR_RECORD, part.stop)
+        data = shard.get_range(with_header).data
+        try:
+            check_header(data, key, len(part))
+        except CorruptTarError as error:
+            raise IndexMismatchError(
+                f"the index and the tar disagree about {key!r}: {error.what}",
+                where=f"{shard.url} from byte {with_header.start}",
+                hint="the shard was changed or damaged after it was indexed, or the answer was wrong; "
+                "run `energon-stream prepare` again",
+            ) from error
+        return data[TAR_RECORD:].tobytes(), source
+
+    def open(self, key: str) -> tuple[BinaryIO, SourceInfo]:
+        """Return a part as a file that is read by range; see ``FileStore``."""
+        shard, part, source = self._find(key)
+        place = FilePlace(self.spec, shard.path, part.start, len(part))
+        file = RangedFile(place, partial(_layout, _dataset(self.spec).database, key))
+        return cast("BinaryIO", file), source
+
+    def _find(self, key: str) -> tuple[ShardObject, ByteRange, SourceInfo]:
+        """Return the place of a part, and its source."""
+        opened, name = _dataset(self.spec), split_name(key)
+        found = [] if name is None else opened.database.checked_rows(_FIND, name)
+        if not found:
+            raise missing_file(key, self)
+        sample, *place = found[0]
+        shard, part = opened.place(place)
+        if part.start < TAR_RECORD or type(sample) is not int:
+            raise opened.database.damaged(f"{key!r} is sample {sample!r:.40}, from byte {part.start} on")
+        return shard, part, SourceInfo(self.get_path(), sample, shard.path, (key,))
+
+    def get_media_metadata(self, key: str) -> MediaMetadataBase:
+        """Return the indexed size and format of an image, or length and format of video and audio.
+
+        Raises UnsupportedStoreError if the dataset was prepared without media metadata, and FieldError if the
+        index has no such name.
+        """
+        return _media(_dataset(self.spec).database, key, self)
+
+    def get_path(self) -> str:
+        """Return the path or URL of the dataset."""
+        return strip_credentials(self.spec.url)
+
+
+class SystemFileStore(FolderFileStore):
+    """A folder of files, looked up by relative path, with the metadata that ``prepare-media`` has indexed.
+
+    Each lookup is one request.
+
+    Args:
+        base_dir: Path or URL of the folder; None for the whole local file system, with absolute paths.
+        storage_options: Credentials and the like, for URLs.
+        transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
+
+    Example:
+        >>> from energon_stream import SystemFileStore
+        >>> SystemFileStore("s3://data")["mix.yaml"][0][:10]
+        b'__module__'
+    """
+
+    __slots__ = ()
+
+    def open(self, key: str) -> tuple[BinaryIO, SourceInfo]:
+        """Return a file that is read by range; see ``FileStore``."""
+        place, source = self.place(key)
+        return cast("BinaryIO", RangedFile(place, partial(self._layout, key))), source
+
+    def _layout(self, key: str) -> FileLayout | None:
+        database = _layouts.map(self.spec, lambda: _database_if_any(self.spec))
+        return None if database is None else _layout(database, key)
+
+    def get_media_metadata(self, key: str) -> MediaMetadataBase:
+        """Return the indexed size and format of an image, or length and format of video and audio.
+
+        Raises UnsupportedStoreError if the folder has no media metadata, and FieldError if the index has no
+        image of this name.
+        """
+        try:
+            database = _folders.map(self.spec, lambda: index_database(self.spec))
+        except ObjectNotFoundError as error:
+            raise _no_media(self.get_path()) from error
+        return _media(database, key, self)
+
+
+def _no_media(where: str) -> UnsupportedStoreError:
+    hint = "run `energon-stream prepare-media`"
+    return UnsupportedStoreError("media metadata was not indexed", where=where, hint=hint)

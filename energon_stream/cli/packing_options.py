@@ -1,0 +1,50 @@
+"""Options of planned packing, for the commands that follow the order of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import click
+
+from energon_stream.config.packing_options import PlannedPacking
+from energon_stream.errors import ConfigError
+from energon_stream.schedule.planned import Overlong
+
+_OPTIONS = (
+    click.option(
+        "--pack-cost", metavar="NAME", help="Costs by which training packs; --batch-size counts packs then."
+    ),
+    click.option("--pack-capacity", type=int, help="As in training: the largest sum of a pack's costs."),
+    click.option("--pack-window", type=int, help="As in training. [default: 8]"),
+    click.option(
+        "--pack-load", type=click.Choice(["quadratic", "linear"]), help="As in training. [default: quadratic]"
+    ),
+    click.option(
+        "--pack-overlong", type=click.Choice(get_args(Overlong)), help="As in training. [default: error]"
+    ),
+    click.option("--global-batch-size", type=int, help="As in training: packs of a global step."),
+)
+
+
+def packing_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of planned packing; give their values to :func:`find_packing`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def find_packing(options: dict[str, Any]) -> None:
+    """Replace the options of planned packing by ``packing``, if they were given.
+
+    Raises ConfigError if one is missing or impossible.
+    """
+    names = ("cost", "capacity", "window", "load", "overlong")
+    given = {name: options.pop(f"pack_{name}") for name in names}
+    given["global_batch_size"] = options.pop("global_batch_size")
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return
+    if not {"cost", "capacity"} <= set(given):
+        raise ConfigError("--pack-cost and --pack-capacity go together", hint="Give both, as in training.")
+    options["packing"] = PlannedPacking(**given)

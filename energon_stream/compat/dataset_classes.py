@@ -1,0 +1,416 @@
+"""Dataset classes under Megatron-Energon's names, to derive classes from.
+
+A ``dataset.yaml`` may name a derived class. The keys of the file are its arguments. Its attributes
+(``__sample_type__``, ``field_map``, ``sample_loader``, ``part_filter``, ``_decoder``) are used as if the file
+had named them. Of its methods, ``sample_filter`` and ``load_sample`` are called, where it overrides them.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from energon_stream.compat.building import open_joined, open_object
+from energon_stream.compat.epath import EPath
+from energon_stream.config.sample_types import DATASET_CLASSES
+from energon_stream.decode import FileStoreDecoder, SampleDecoder
+from energon_stream.errors import ConfigError
+from energon_stream.index.info_files import SPLIT_CONFIG
+from energon_stream.index.jsonl_index import prepare_jsonl
+from energon_stream.prepare.media_tables import prepare_media
+from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream.samples import CrudeSample, Sample
+from energon_stream.tar.format import split_name
+
+if TYPE_CHECKING:
+    from energon_stream.config.leaf_dataset import LeafDataset
+    from energon_stream.media import FileStore
+    from energon_stream.prepare.media_headers import MediaFilter
+    from energon_stream.worker import WorkerConfig
+
+__all__ = [
+    "BaseCoreDatasetFactory",
+    "BaseWebdatasetFactory",
+    "CrudeJsonlDatasetFactory",
+    "CrudeWebdataset",
+    "DefaultCrudeJsonlDatasetFactory",
+    "DefaultDecoderWebdatasetFactory",
+    "DefaultGenericWebdatasetFactory",
+    "JoinedWebdatasetFactory",
+    "StandardWebdatasetFactory",
+]
+
+T_sample = TypeVar("T_sample", covariant=True)
+_DECODER = SampleDecoder()
+ProgressFn = Callable[[Iterator[Any], int], Iterator[Any]]
+
+
+class BaseCoreDatasetFactory(Generic[T_sample]):
+    """Base of all dataset classes.
+
+    Example:
+        >>> issubclass(CrudeWebdataset, BaseCoreDatasetFactory)
+        True
+    """
+
+    __sample_type__: ClassVar[Any] = None
+    """Type of the samples; derived classes set it."""
+
+    paths: list[EPath]
+    """Paths of the dataset, or of the joined datasets."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        training: bool = True,
+        worker_config: WorkerConfig | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+        part_filter: Any = None,
+        **options: Any,
+    ) -> None:
+        self.path = EPath(path)
+        self.paths: list[EPath] = [self.path]
+        self.training = training
+        self.worker_config = worker_config
+        self.subflavors = subflavors
+        self.part_filter = part_filter
+        self.options = options
+
+    def build(self, worker_rotation_offset: int = 0) -> LeafDataset:
+        """Open the dataset: one pass over its samples, shuffled in training.
+
+        Args:
+            worker_rotation_offset: Any number; the plan deals samples to workers evenly by itself.
+        """
+        return open_object(self).dataset
+
+    def as_file_store(self) -> FileStore[Any]:
+        """Open the dataset as a file store, in which cookers look up parts by name."""
+        return self.build().as_file_store()
+
+    def config(self) -> dict[str, Any]:
+        """Describe the dataset in plain values."""
+        return {
+            "type": type(self).__name__,
+            "training": self.training,
+            "_path": str(self.path),
+            "subflavors": dict(self.subflavors or {}),
+            **{name: value if value is None else str(value) for name, value in self.options.items()},
+        }
+
+
+class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
+    """A folder of tars.
+
+    Args:
+        path: The folder.
+        training: Whether samples are shuffled, and the split part is ``train`` by default.
+        worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
+        subflavors: Put on each sample.
+        part_filter: Parts that are used: names, or a function of a name; None for all.
+        **options: Other options: ``split_part``, ``split_config``, ``subset``, ``max_samples_per_sequence``,
+            ``shuffle_over_epochs``, ``parallel_shard_iters``.
+
+    Example:
+        >>> ratio = [("train", 0.8), ("val", 0.2)]
+        >>> sorted(BaseWebdatasetFactory.prepare_dataset("tars", ["*.tar"], split_parts_ratio=ratio))
+        ['jpg', 'txt']
+    """
+
+    build_sample: Callable[..., Any] | None = None
+    """Makes a sample of its parts, while the dataset is read."""
+
+    def sample_filter(self, key: str) -> bool:
+        """Return False to leave a sample out; ``key`` has its shard. Derived classes may override this."""
+        return True
+
+    def load_sample(self, raw_data: dict[str, Any]) -> Any:
+        """Make a sample of a dict with ``__key__``, ``__shard__``, ``__restore_key__``, ``__sources__`` and
+        the bytes of all parts. Derived classes may override this, and call it.
+
+        Raises:
+            ConfigError: No dataset of this class is being read.
+        """
+        if self.build_sample is None:
+            raise ConfigError(
+                "load_sample works while a dataset is read", hint="call it from an override of load_sample"
+            )
+        parts = {name: data for name, data in raw_data.items() if not name.startswith("__")}
+        source, restore_key = raw_data["__sources__"][0], raw_data["__restore_key__"]
+        key = raw_data["__key__"]
+        return self.build_sample(key, parts, restore_key=restore_key, subflavors=None, source=source)
+
+    @staticmethod
+    def iter_dataset_content(
+        path: str | os.PathLike[str], extract_keys: Container[str] = ()
+    ) -> Iterator[dict[str, bytes | None]]:
+        """Yield a dict of the parts of each sample of a tar, in their order.
+
+        Args:
+            path: The tar.
+            extract_keys: Parts whose bytes are read; None stands for the bytes of others.
+        """
+        with EPath(path).open("rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
+            parts: dict[str, bytes | None] = {}
+            last = None
+            for member in tar:
+                split = split_name(member.name) if member.isfile() else None
+                if split is None:
+                    continue
+                key, part = split
+                if parts and key != last:
+                    yield parts
+                    parts = {}
+                last = key
+                stream = tar.extractfile(member) if part in extract_keys else None
+                parts[part] = None if stream is None else stream.read()
+            if parts:
+                yield parts
+
+    @classmethod
+    def add_media_metadata(
+        cls,
+        parent_path: str | os.PathLike[str],
+        *,
+        media_filter: MediaFilter,
+        workers: int = 32,
+        progress_fn: ProgressFn | None = None,
+        index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+    ) -> int:
+        """Add the metadata of media to the index of a prepared dataset, and return their number.
+
+        Args:
+            parent_path: The folder, local or remote.
+            media_filter: The parts that are media.
+            workers: Batches of parts that are read at the same time.
+            progress_fn: Wraps an iterator over the media files that were found.
+            index_sqlite_tmp_path: Local folder in which the index is built; None for the system's.
+        """
+        report = prepare_media(
+            os.fspath(parent_path), media_filter, workers=workers, tmp_path=index_sqlite_tmp_path
+        )
+        if progress_fn is not None:
+            for _ in progress_fn(iter(range(report.stored)), report.stored):
+                pass
+        return report.stored
+
+    @classmethod
+    def prepare_dataset(
+        cls,
+        parent_path: str | os.PathLike[str],
+        paths: Sequence[str],
+        *,
+        split_parts_ratio: Sequence[tuple[str, float]] | None = None,
+        split_parts_patterns: Sequence[tuple[str, str]] | None = None,
+        split_config: str = SPLIT_CONFIG,
+        shuffle_seed: int | None = 42,
+        progress_fn: ProgressFn | None = None,
+        workers: int = 32,
+        tar_index_only: bool = False,
+        media_filter: MediaFilter | None = None,
+        fix_duplicates: bool = False,
+        index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+    ) -> set[str]:
+        """Index a folder of tars, and replace an earlier index. Writes no ``dataset.yaml``.
+
+        Args:
+            parent_path: The folder, local or remote.
+            paths: Names, globs or brace patterns of the tars, relative to the folder.
+            split_parts_ratio: Pairs of a split part and its share.
+            split_parts_patterns: Pairs of a split part and a pattern of its tars.
+            split_config: Name of the file in ``.nv-meta`` that has the split parts.
+            shuffle_seed: Seed for shuffling the tars before they are split; None keeps their order.
+            progress_fn: Wraps an iterator over the tars; it gets the iterator and the number of tars.
+            workers: Tars that are read at the same time.
+            tar_index_only: Whether only the ``.tar.idx`` files are written.
+            media_filter: Parts that are images whose size is indexed.
+            fix_duplicates: Whether the members of all tars are renamed if tars share sample keys: ``x.jpg``
+                of ``a.tar`` becomes ``a.tar/x.jpg``.
+            index_sqlite_tmp_path: Local folder in which the index is built; None for the system's.
+
+        Returns:
+            Names of all parts in the dataset.
+
+        Raises:
+            ConfigError: An option cannot be honoured.
+            EnergonStreamError: What ``energon_stream.prepare.prepare.prepare_dataset`` raises.
+        """
+        report = prepare_dataset(
+            os.fspath(parent_path),
+            shards=paths,
+            split_ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
+            split_patterns=[f"{name}:{pattern}" for name, pattern in split_parts_patterns or ()] or None,
+            split_config=split_config,
+            shuffle_tars=shuffle_seed is not None,
+            shuffle_seed=shuffle_seed or 0,
+            tar_index_only=tar_index_only,
+            fix_duplicates=fix_duplicates,
+            tmp_path=index_sqlite_tmp_path,
+            media_filter=media_filter,
+            workers=workers,
+            progress=None if progress_fn is None else _Progress(progress_fn),
+            force=True,
+        )
+        return set(report.parts)
+
+
+class _Progress:
+    """Advances a wrapped iterator as work gets done."""
+
+    def __init__(self, wrap: ProgressFn) -> None:
+        self._wrap = wrap
+        self._steps: Iterator[Any] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._steps is None:
+            self._steps = iter(self._wrap(iter(range(total)), total))
+        next(self._steps, None)
+        if done == total:
+            next(self._steps, None)  # a progress bar ends when its iterator does
+
+
+class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
+    """A folder of tars whose samples are made by a field map or a sample loader.
+
+    Args:
+        path: The folder.
+        subflavors: Put on each sample.
+        field_map: Part for each field.
+        sample_loader: Makes the fields from a dict of parts: a function, or ``file.py:function`` in
+            ``.nv-meta``.
+        part_filter: Parts that are used: names, a function, or ``file.py:function``.
+        **kwargs: As for :class:`BaseWebdatasetFactory`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        subflavors: Mapping[str, Any] | None = None,
+        field_map: Mapping[str, str] | None = None,
+        sample_loader: str | Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        part_filter: str | Sequence[str] | Callable[[str], bool] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(path, subflavors=subflavors, part_filter=part_filter, **kwargs)
+        self.field_map = field_map
+        self.sample_loader = sample_loader
+
+
+class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T_sample]):
+    """A folder of tars with decoded parts. Derived classes may set ``_decoder``.
+
+    Args:
+        path: The folder.
+        decoder: Decodes parts; None leaves them as bytes.
+        **kwargs: As for :class:`DefaultGenericWebdatasetFactory`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        decoder: FileStoreDecoder | None = _DECODER,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(path, **kwargs)
+        self._decoder: Any = decoder
+
+
+class StandardWebdatasetFactory(DefaultDecoderWebdatasetFactory[T_sample]):
+    """A folder of tars with samples of any type.
+
+    Args:
+        path: The folder.
+        sample_type: The type.
+        **kwargs: As for :class:`DefaultDecoderWebdatasetFactory`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, sample_type: type[Any], **kwargs: Any) -> None:
+        super().__init__(path, **kwargs)
+        self.__sample_type__ = sample_type  # type: ignore[misc] # of this object alone
+
+
+class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
+    """A folder of tars with crude samples, for cookers."""
+
+    __sample_type__ = CrudeSample
+
+
+class JoinedWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
+    """A join of folders of tars by sample keys, through an index that ``prepare_metadataset`` wrote.
+
+    Args:
+        inner_datasets: Objects of dataset classes, by name where the joiner takes keywords.
+        join_index: The index.
+        joiner: A class with ``from_joined``, or a function that makes one sample of a row.
+        **options: As for :class:`BaseWebdatasetFactory`.
+    """
+
+    def __init__(
+        self,
+        inner_datasets: Sequence[BaseWebdatasetFactory[Any]] | Mapping[str, BaseWebdatasetFactory[Any]],
+        *,
+        join_index: str | os.PathLike[str],
+        joiner: type[T_sample] | Callable[..., T_sample],
+        **options: Any,
+    ) -> None:
+        by_name = dict(inner_datasets) if isinstance(inner_datasets, Mapping) else None
+        self.inner_datasets: list[BaseWebdatasetFactory[Any]] = [
+            *(inner_datasets if by_name is None else by_name.values())
+        ]
+        self.names = None if by_name is None else tuple(by_name)
+        super().__init__(self.inner_datasets[0].path, **options)
+        self.paths = [inner.path for inner in self.inner_datasets]
+        self.join_index = EPath(join_index)
+        self.joiner = joiner
+
+    def build(self, worker_rotation_offset: int = 0) -> LeafDataset:
+        """Open the join: one pass over its rows."""
+        return open_joined(self).dataset
+
+
+class CrudeJsonlDatasetFactory(BaseCoreDatasetFactory[CrudeSample]):
+    """A file of JSON lines.
+
+    The arguments are those of :class:`BaseWebdatasetFactory`.
+    """
+
+    __sample_type__ = CrudeSample
+
+    @classmethod
+    def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:
+        """Write the index beside the file, and return the number of samples."""
+        return prepare_jsonl(os.fspath(path))
+
+    @staticmethod
+    def iter_dataset_content(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+        """Yield each line of a file as the bytes of the part ``json``."""
+        with EPath(path).open("rb") as lines:
+            for line in lines:
+                yield {"json": line}
+
+
+class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
+    """A file of JSON lines; the same as :class:`CrudeJsonlDatasetFactory`."""
+
+
+_TYPED = {
+    name: type(
+        name,
+        (DefaultDecoderWebdatasetFactory,),
+        {
+            "__sample_type__": sample_type,
+            "__module__": __name__,
+            "__doc__": f"A folder of tars with samples of the type ``{sample_type.__name__}``.",
+        },
+    )
+    for name, sample_type in DATASET_CLASSES.items()
+    if sample_type is not None and issubclass(sample_type, Sample)
+}
+# The older dataset classes, one for each sample type: CaptioningWebdataset and so on.
+globals().update(_TYPED)
+__all__ += _TYPED

@@ -1,0 +1,15 @@
+from .get_datasets import (
+    get_train_dataset as get_train_dataset,
+    get_val_dataset as get_val_dataset,
+    get_val_datasets as get_val_datasets,
+)
+from .interface import (
+    DatasetLoader as DatasetLoader,
+    DatasetLoaderInterface as DatasetLoaderInterface,
+    LoadedDatasetList as LoadedDatasetList,
+    Metadataset as Metadataset,
+    MetadatasetV2 as MetadatasetV2,
+    load_dataset as load_dataset,
+    traverse_metadataset as traverse_metadataset,
+)
+from .join_indices import prepare_metadataset as prepare_metadataset

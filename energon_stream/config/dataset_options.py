@@ -1,0 +1,295 @@
+"""Options of all functions that open datasets, described once, and what follows from them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from energon_stream.cache import CacheConfig, CacheLayer
+from energon_stream.config.fields import parse_parts
+from energon_stream.config.location import DatasetLocation, PathOption, root_of
+from energon_stream.config.sample_types import CRUDE, DeclaredSamples, SampleType, declare
+from energon_stream.config.subset import parse_subset
+from energon_stream.config.view import parse_view
+from energon_stream.decode import FileStoreDecoder, SampleDecoder
+from energon_stream.errors import ConfigError, MetadataError
+from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.limits import Limits
+from energon_stream.read.read_options import ReadOptions
+from energon_stream.samples import CrudeSample
+from energon_stream.schedule import OrderSpec
+from energon_stream.storage import StoreSpec
+from energon_stream.task import Cooker, DefaultTaskEncoder, TaskEncoder
+from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.storage import Transport
+
+CacheOption = CacheConfig | str | os.PathLike[str] | bool | None
+SubsetOption = Mapping[str, Any] | Sequence[Any] | None
+
+_FIRST_SAMPLES = 8
+_PARALLEL_SLICES = 16
+
+
+class DecodingOptions(TypedDict, total=False):
+    """Options that programs for older versions pass.
+
+    ``handler`` is called with the error and the key of a sample that fails. ``auto_decode=False`` leaves
+    bytes. The others are arguments of ``SampleDecoder``.
+    """
+
+    handler: Callable[[Exception, Any], Any] | None
+    auto_decode: bool
+    image_decode: str | None
+    av_decode: str | None
+    video_decode_audio: bool
+    guess_content: bool
+    allow_pickle: bool | None
+
+
+class SharedOptions(DecodingOptions, total=False):
+    """Options that all functions share which open datasets.
+
+    ``path`` is a folder with ``.nv-meta``, or a metadataset: its ``.yaml`` file or parsed content. Also a
+    ``.jsonl`` file, and datasets that are not prepared: a ``.tar``, tars by braces
+    (``train-{000..999}.tar``), or a folder of tars (see ``sample_type``). Local paths and all URLs that
+    fsspec knows.
+
+    ``split_part`` is a part of the dataset's split, or a split of the metadataset. In a dataset that is not
+    prepared, ``train``, ``val`` and ``test`` all have all samples.
+
+    Attributes:
+        subset: Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a
+            metadataset the percentages apply to each dataset. Default: all samples.
+        where: Filter over the columns of the dataset's tables, such as ``"clip > 0.28 and not
+            duplicate"``; see
+            :func:`add_table`. In a metadataset, set it and the next three where the dataset is named.
+        exclude: Column of truth values, or file of keys (``keys.txt``, one a line): these samples are left
+            out.
+        share: Share of the samples, such as 0.1, chosen by a hash of shard and number. Samples that are
+            appended
+            later do not change it.
+        weight_by: Column of weights: a sample of twice the weight occurs twice as often in a pass.
+        subflavors: Labels that are put on each sample; they override those of the metadata.
+        parts: Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that
+            saves bytes. Default: all parts that ``dataset.yaml`` names.
+        sample_type: Type of the samples of a dataset without ``dataset.yaml``: a class derived from
+            ``Sample``, the name of one of the library's, or ``CrudeSample`` for parts by name, which cookers
+            take. It is required for a folder that is not prepared; tars that the path names are crude by
+            default.
+        field_map: Part for each field, as in ``dataset.yaml``: ``{"image": "jpg"}``.
+        split_config: File in ``.nv-meta`` that defines the split parts. Default ``split.yaml``.
+        dataset_config: File in ``.nv-meta`` that describes the samples. Default ``dataset.yaml``.
+        storage_options: Credentials, endpoint and the like, in fsspec's names. Default: from the environment.
+        transport: Client for remote data: ``"obstore"``, ``"fsspec"``, or ``"auto"`` (default) for the faster
+            of the two that can read the URL.
+        read_options: Limits of the look-ahead. Default ``ReadOptions()``.
+        cache: Disk cache of this node for remote data: a :class:`CacheConfig` or a directory; False for none.
+            Default: as ``ENERGON_STREAM_CACHE_DIR`` and ``ENERGON_STREAM_CACHE_SIZE`` say.
+        trust_dataset_code: Whether classes and files that the dataset names may be imported and run. Default:
+            whether ``ENERGON_STREAM_TRUST_DATASET_CODE`` is 1.
+        limits: Bounds on what the dataset may cost: :class:`Limits`. A decoder with limits of its own keeps
+            them. Default: as ``ENERGON_STREAM_LIMITS`` says.
+        allow_urls: Prefixes of URLs and paths, such as ``["https://data.example.org/"]``, that a metadataset
+            in a store may name beside its own store. Default: those of ``ENERGON_STREAM_ALLOW_URLS``,
+            separated by spaces.
+    """
+
+    subset: SubsetOption
+    where: str | None
+    exclude: str | None
+    share: float | None
+    weight_by: str | None
+    subflavors: Mapping[str, Any] | None
+    parts: Sequence[str] | None
+    sample_type: SampleType | None
+    field_map: Mapping[str, str] | None
+    split_config: str
+    dataset_config: str
+    storage_options: Mapping[str, Any] | None
+    transport: Transport
+    read_options: ReadOptions | None
+    cache: CacheOption
+    trust_dataset_code: bool | None
+    limits: Limits | None
+    allow_urls: Sequence[str] | None
+
+
+class DatasetOptions(SharedOptions, total=False):
+    """The shared options, and those that every signature lists.
+
+    Attributes:
+        worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
+        task_encoder: Makes batches of samples. Default: a new ``DefaultTaskEncoder()``.
+    """
+
+    worker_config: WorkerConfig | None
+    task_encoder: TaskEncoder[Any, Any, Any, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffling:
+    """Options of shuffling; :func:`get_train_dataset` describes them."""
+
+    shuffle_buffer_size: int | None
+    max_samples_per_sequence: int | None
+    parallel_shard_iters: int | None
+
+    def order(self, multiplier: int | None) -> OrderSpec:
+        """Return the order of a dataset, given the product of the multipliers that apply to it."""
+        parallel = self.parallel_shard_iters
+        if parallel is None:
+            parallel = 1 if multiplier is None else _PARALLEL_SLICES
+        return OrderSpec(self.max_samples_per_sequence, self.shuffle_buffer_size or 0, parallel, multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRequest:
+    """A request to open a dataset: its options, checked and with their defaults."""
+
+    location: DatasetLocation
+    config: WorkerConfig
+    encoder: TaskEncoder[Any, Any, Any, Any]
+    decoder: FileStoreDecoder | None  # decodes parts; None leaves bytes
+    # Whether classes and files that a dataset names may be imported and run; None asks the environment.
+    trust_dataset_code: bool | None
+    parts: frozenset[str] | None  # parts that are used; None for all
+    cookers: Sequence[Cooker[Any]]  # they get the crude samples, and limit which parts are read
+    limits: ReadOptions
+    batch_size: int | None
+    packing_buffer_size: int | None
+
+    @classmethod
+    def of(
+        cls,
+        path: PathOption,
+        split_part: str,
+        options: DatasetOptions,
+        *,
+        batch_size: int | None = None,
+        packing_buffer_size: int | None = None,
+        multiplier: int | None = 1,
+        with_cookers: bool = True,
+    ) -> DatasetRequest:
+        """Check options, and raise ConfigError if one is unknown or cannot work. ``with_cookers``: the
+        encoder's cookers decide which parts are read.
+        """
+        decoding = {name: value for name, value in options.items() if name not in _NOT_DECODING}
+        config = options.get("worker_config") or WorkerConfig.default_worker_config()
+        handler = options.get("handler")
+        encoder = options.get("task_encoder") or DefaultTaskEncoder()
+        bounds = options.get("limits") or Limits.from_environment()
+        if not isinstance(bounds, Limits):
+            raise ConfigError(f"limits is {bounds!r:.80}", hint="pass Limits(…)")
+        location = DatasetLocation(
+            root_of(path),
+            split_part,
+            options.get("storage_options"),
+            options.get("transport", "auto"),
+            options.get("split_config", SPLIT_CONFIG),
+            options.get("dataset_config", DATASET_CONFIG),
+            parse_subset(options.get("subset"), str(path)),
+            multiplier,
+            cache_layer(options.get("cache")),
+            _declared(options.get("sample_type"), options.get("field_map"), config),
+            dict(options.get("subflavors") or {}),
+            (options.get("read_options") or ReadOptions()).retry_deadline,
+            bounds,
+            options.get("allow_urls"),
+            parse_view(options, str(path)[:200], lambda url: StoreSpec(url, options.get("storage_options"))),
+        )
+        return cls(
+            location,
+            config if handler is None else _with_handler(config, handler),
+            encoder,
+            limited(_decoder(encoder.decoder, decoding), bounds),
+            options.get("trust_dataset_code"),
+            parse_parts(options.get("parts"), "parts="),
+            encoder.cookers if with_cookers else (),
+            _limits(options.get("read_options"), batch_size, packing_buffer_size),
+            batch_size,
+            packing_buffer_size,
+        )
+
+
+_NOT_DECODING = {"handler", *DatasetOptions.__optional_keys__ - DecodingOptions.__optional_keys__}
+
+
+def limited(decoder: FileStoreDecoder | None, limits: Limits) -> FileStoreDecoder | None:
+    """Return a decoder with the limits of a dataset; decoders of users have none to set."""
+    return decoder.within(limits) if isinstance(decoder, SampleDecoder) else decoder
+
+
+def _with_handler(config: WorkerConfig, handler: Callable[[Exception, Any], Any]) -> WorkerConfig:
+    def call(error: Exception, sample: Any, sources: Any = None) -> None:
+        key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
+        handler(error, key)
+
+    warnings.warn(
+        "handler= is deprecated: use WorkerConfig(global_error_handler=…)",
+        FutureWarning,
+        stacklevel=4,  # the caller of the function that opens the dataset
+    )
+    return replace(config, global_error_handler=call)
+
+
+def _limits(
+    given: ReadOptions | None, batch_size: int | None, packing_buffer_size: int | None
+) -> ReadOptions:
+    for name, value in (("batch_size", batch_size), ("packing_buffer_size", packing_buffer_size)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}", hint="use 1 or more, or None")
+    limits = given or ReadOptions()
+    if limits.first_samples is not None:
+        return limits
+    # The first batch is fetched in small requests, so that it arrives early. Packing needs a full buffer
+    # before it.
+    return replace(limits, first_samples=packing_buffer_size or batch_size or _FIRST_SAMPLES)
+
+
+def cache_layer(cache: CacheOption) -> CacheLayer | None:
+    """Return the disk cache that an option means; None for no cache.
+
+    Raises ConfigError if the option is neither a configuration nor a directory.
+    """
+    if cache is None:
+        cache = CacheConfig.from_environment()
+    if cache is None or cache is False:
+        return None
+    if isinstance(cache, (str, os.PathLike)):
+        cache = CacheConfig(os.fspath(cache))
+    if not isinstance(cache, CacheConfig):
+        raise ConfigError(f"cache is {cache!r}", hint="pass a CacheConfig, its directory, or False for none")
+    return CacheLayer(cache)
+
+
+def _declared(
+    sample_type: SampleType | None, field_map: Mapping[str, str] | None, config: WorkerConfig
+) -> DeclaredSamples | None:
+    if config.conventions == "energon" and field_map is None and isinstance(sample_type, type):
+        # In Megatron-Energon the argument is for type checkers. Plain tars, which it does not read, are
+        # crude.
+        return replace(CRUDE, typing_only=True) if issubclass(sample_type, CrudeSample) else None
+    try:
+        return declare(sample_type, field_map, "sample_type= and field_map=")
+    except MetadataError as error:  # the user's argument is wrong, and no file
+        raise ConfigError(error.what, where=error.where, hint=error.hint) from error
+
+
+def _decoder(own: FileStoreDecoder | None, decoding: dict[str, Any]) -> FileStoreDecoder | None:
+    """Return the encoder's decoder, or a new one made of the arguments. The encoder keeps its own."""
+    unknown = sorted(decoding.keys() - DecodingOptions.__optional_keys__)
+    if unknown:
+        known = list(DecodingOptions.__annotations__)
+        raise ConfigError(
+            f"unknown arguments {unknown}", hint=f"beside the documented ones, {known} are known"
+        )
+    if decoding.pop("auto_decode", None) is False:
+        if decoding:
+            raise ConfigError(f"auto_decode=False leaves bytes, so {sorted(decoding)} cannot be honoured")
+        return None
+    return SampleDecoder(**decoding) if decoding else own

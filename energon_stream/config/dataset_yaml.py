@@ -1,0 +1,255 @@
+"""``dataset.yaml``: the type of a dataset's samples, how they are made, and options for all who read them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.config.fields import parse_field_map, parse_parts
+from energon_stream.config.named_code import UserFunction, is_own_module, nearest, read_class
+from energon_stream.config.sample_factory import CustomBuild, SampleFactory
+from energon_stream.config.sample_types import (
+    CRUDE,
+    DATASET_CLASSES,
+    DeclaredSamples,
+    check_fields,
+    resolve_sample_type,
+)
+from energon_stream.config.subset import Subset, parse_subset
+from energon_stream.errors import ConfigError, MetadataError, NotPreparedError
+from energon_stream.index.info_files import DATASET_CONFIG, META_FOLDER
+from energon_stream.index.yaml_io import check_keys, read_document
+from energon_stream.samples import CrudeSample, Sample
+from energon_stream.storage.obstore_use import run_forkable
+from energon_stream.urls import is_local, parent_url
+
+if TYPE_CHECKING:
+    from energon_stream.decode import FileStoreDecoder
+    from energon_stream.index.dataset import WebDatasetIndex
+    from energon_stream.limits import Limits
+    from energon_stream.storage import StoreSpec
+
+_FOREIGN_CLASSES = "energon_stream.compat.foreign"
+# Dataset classes of other packages derive from classes that build on this package. Their reader is therefore
+# imported by name, and only for a file that names such a class.
+
+_SAMPLE_KEYS = ("sample_type", "field_map", "sample_loader", "part_filter", "parts")
+_OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
+    "split_config": (str,),
+    "split_part": (str,),
+    "parallel_shard_iters": (int,),
+    "max_samples_per_sequence": (int, type(None)),
+    "shuffle_over_epochs": (int, type(None)),
+    "subset": (Mapping, list),
+}
+_ORDER_FIELDS = {
+    "parallel_shard_iters": "parallel_slices",
+    "max_samples_per_sequence": "max_samples_per_sequence",
+    "shuffle_over_epochs": "shuffle_over_epochs",
+}
+_CLASS_KEYS = ("__module__", "__class__")
+_KEYS = (*_CLASS_KEYS, *_SAMPLE_KEYS, "subflavors", "decoder", *_OPTION_TYPES)
+_DECODER_OPTIONS = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetYamlOptions:
+    """Options in a ``dataset.yaml`` for all who read the dataset."""
+
+    # Put on each sample; those of a metadataset override them.
+    subflavors: Mapping[str, Any] = field(default_factory=dict)
+    order: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # fields of ``OrderSpec`` that replace the caller's
+    subset: Subset | None = None  # replaces the caller's
+
+
+def make_sample_factory(
+    index: WebDatasetIndex,
+    *,
+    decoder: FileStoreDecoder | None,
+    trust: bool | None = None,
+    dataset_config: str = DATASET_CONFIG,
+    declared: DeclaredSamples | None = None,
+    limits: Limits | None = None,
+) -> tuple[SampleFactory, DatasetYamlOptions]:
+    """Find out how the samples of an opened dataset are made: by its ``dataset.yaml``, or as the user
+    declares.
+
+    Raises NotPreparedError if there is neither, ConfigError if there are both, and what
+    :func:`read_dataset_config` raises.
+    """
+    where = f"{index.spec.url}/{META_FOLDER}/{dataset_config}"
+    document = index.dataset_yaml
+    if document is None:
+        declared = declared or (None if index.plain is None else CRUDE)
+        if declared is None:
+            raise NotPreparedError(
+                "the type of the samples is not known: there is no such file",
+                where=where,
+                hint="run `energon-stream prepare` on the dataset, or pass sample_type= and field_map=",
+            )
+        document, where = declared.document, declared.where
+    elif declared is not None and not declared.typing_only:
+        raise ConfigError(
+            f"the type of the samples is declared twice: by this file, and by {declared.where}",
+            where=where,
+            hint="leave out sample_type and field_map, or name another file by dataset_config",
+        )
+    read_text = partial(_read_beside, index.spec)
+    return read_dataset_config(
+        document, where=where, decoder=decoder, read_text=read_text, trust=trust, limits=limits
+    )
+
+
+def _read_beside(spec: StoreSpec, name: str) -> str:
+    """Read a file of the metadata folder; in a child process where that needs a client, because this process
+    may fork workers later.
+    """
+
+    def read() -> str:
+        return bytes(read_document(f"{META_FOLDER}/{name}", spec.open()).data).decode()
+
+    return read() if is_local(spec.url) else run_forkable(read)
+
+
+def read_dataset_config(
+    document: Mapping[str, Any],
+    *,
+    where: str,
+    decoder: FileStoreDecoder | None,
+    read_text: Callable[[str], str],
+    trust: bool | None = None,
+    limits: Limits | None = None,
+) -> tuple[SampleFactory, DatasetYamlOptions]:
+    """Understand a ``dataset.yaml``. Nothing in it is imported or run, unless the dataset is trusted.
+
+    ``decoder`` decodes parts, unless the file names a decoder; None leaves them as bytes. ``read_text`` reads
+    a file beside it, by name. ``trust`` True allows it to name code that is imported and run, False refuses
+    it, None asks the environment. ``limits`` are those of a decoder that the file names; None for those of
+    the environment.
+
+    Raises:
+        MetadataError: A key, class or type is wrong, or a required field has no part.
+        UntrustedCodeError: It names code, and is not trusted.
+    """
+    if "decoder" in document:
+        decoder = _decoder(document["decoder"], where, limits)
+    module, custom = document.get("__module__"), None
+    if isinstance(module, str) and not is_own_module(module):
+        document, decoder, sample_type, custom = _describe_foreign(document, decoder, trust, where)
+        check_keys(document, _KEYS, where)
+    else:
+        check_keys(document, _KEYS, where)
+        sample_type = _sample_type(document, where, trust)
+
+    user_function = partial(UserFunction, read_text=read_text, trust=trust, where=where)
+    part_filter = _part_filter(document.get("part_filter"), where, user_function)
+    if sample_type is None:
+        _refuse(document, ("field_map", "sample_loader"), "crude samples have no fields", where)
+        factory = SampleFactory(decoder, part_filter=part_filter)
+    elif "sample_loader" in document:
+        _refuse(document, ("field_map",), "sample_loader makes the fields", where)
+        given = document["sample_loader"]
+        loader = given if callable(given) else user_function(str(given))
+        factory = SampleFactory(decoder, sample_type, loader=loader, part_filter=part_filter)
+    else:
+        _refuse(document, ("part_filter",), "field_map selects the parts", where)
+        fields = parse_field_map(document.get("field_map"), where)
+        check_fields(sample_type, document["field_map"], where)
+        factory = SampleFactory(decoder, sample_type, fields, part_filter=part_filter)
+    factory = replace(factory, custom=custom)
+    parts = parse_parts(document.get("parts"), where)
+    return factory if parts is None else factory.within(parts, where), _options(document, where)
+
+
+def _describe_foreign(
+    document: Mapping[str, Any], decoder: FileStoreDecoder | None, trust: bool | None, where: str
+) -> tuple[Mapping[str, Any], FileStoreDecoder | None, type[Sample] | None, CustomBuild | None]:
+    """Return the keys of ``dataset.yaml``, decoder, sample type and overridden methods of a dataset class of
+    another package.
+    """
+    keys = {key: value for key, value in document.items() if key not in (*_CLASS_KEYS, "decoder")}
+    return importlib.import_module(_FOREIGN_CLASSES).describe_foreign(  # type: ignore[no-any-return]
+        str(document["__module__"]),
+        str(document["__class__"]),
+        keys,
+        path=parent_url(parent_url(where)),
+        decoder=decoder,
+        trust=trust,
+        where=where,
+    )
+
+
+def _sample_type(document: Mapping[str, Any], where: str, trust: bool | None) -> type[Sample] | None:
+    """The sample type; None for crude samples."""
+    found: type[Sample] | type[CrudeSample] | None = None
+    if "__class__" in document or "__module__" in document:
+        module, name = read_class({key: document[key] for key in _CLASS_KEYS if key in document}, where)
+        if name not in DATASET_CLASSES:
+            hint = nearest(name, DATASET_CLASSES)
+            raise MetadataError(f"there is no dataset class {module}.{name}", where=where, hint=hint)
+        found = DATASET_CLASSES[name]
+        if found is not None:
+            _refuse(document, ("sample_type",), f"{name} has a type of its own", where)
+        elif "sample_type" not in document:
+            raise MetadataError(f"{name} needs a sample_type", where=where)
+    elif "sample_type" not in document:
+        raise MetadataError("there is neither a sample_type nor a __class__", where=where)
+    found = found or resolve_sample_type(document["sample_type"], trust=trust, where=where)
+    return None if issubclass(found, CrudeSample) else found
+
+
+def _refuse(document: Mapping[str, Any], keys: tuple[str, ...], reason: str, where: str) -> None:
+    for key in keys:
+        if key in document:
+            raise MetadataError(f"{key!r} is not allowed here: {reason}", where=where, hint=f"remove {key!r}")
+
+
+def _part_filter(
+    value: Any, where: str, user_function: Callable[[str], UserFunction]
+) -> frozenset[str] | Callable[[str], bool] | None:
+    if value is None:
+        return None
+    if callable(value):  # of a dataset class; YAML has no functions
+        function: Callable[[str], bool] = value
+        return function
+    if isinstance(value, str):
+        return user_function(value)
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return frozenset(value)
+    raise MetadataError(
+        f"'part_filter' is {value!r:.80}", where=where, hint="use a list of parts, or file.py:function"
+    )
+
+
+def _decoder(value: Any, where: str, limits: Limits | None) -> FileStoreDecoder | None:
+    """Make the ``SampleDecoder`` that a file names. It never unpickles: that is for the user to allow."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise MetadataError(f"'decoder' is {value!r:.80}", where=where, hint="name SampleDecoder and options")
+    module, name = read_class({key: value[key] for key in _CLASS_KEYS if key in value}, where)
+    if not is_own_module(module) or name != "SampleDecoder":
+        raise MetadataError(f"there is no decoder {module}.{name}", where=where, hint="use SampleDecoder")
+    check_keys(value, (*_CLASS_KEYS, *_DECODER_OPTIONS), where)
+    from energon_stream.decode import SampleDecoder  # imports PyTorch; metadata is read without it
+
+    given = {key: option for key, option in value.items() if key in _DECODER_OPTIONS}
+    return SampleDecoder(**given, limits=limits)
+
+
+def _options(document: Mapping[str, Any], where: str) -> DatasetYamlOptions:
+    subflavors = document.get("subflavors") or {}
+    if not isinstance(subflavors, Mapping):
+        raise MetadataError("'subflavors' must map names to values", where=where)
+    for key, types in _OPTION_TYPES.items():
+        value = document.get(key)
+        if key in document and (not isinstance(value, types) or isinstance(value, bool)):
+            raise MetadataError(f"{key!r} is {value!r:.80}", where=where)
+    order = {field: document[key] for key, field in _ORDER_FIELDS.items() if key in document}
+    subset = parse_subset(document["subset"], where) if "subset" in document else None
+    return DatasetYamlOptions(dict(subflavors), order, subset)

@@ -1,0 +1,249 @@
+"""``get_train_dataset`` and its kin: from a path and options to a dataset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Unpack
+
+from energon_stream.config.dataset_options import DatasetRequest, SharedOptions, Shuffling
+from energon_stream.config.mixture import open_mixture
+from energon_stream.config.packing_options import PlannedPacking, pack_mixture
+from energon_stream.errors import ConfigError
+from energon_stream.pipeline import Ends, SavableDataset, with_ends
+from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
+
+if TYPE_CHECKING:
+    from energon_stream.config.location import PathOption
+    from energon_stream.config.references import AnyLeafRef, Draws
+    from energon_stream.worker import WorkerConfig
+
+
+def get_train_dataset(
+    path: PathOption,
+    *,
+    batch_size: int | None,
+    shuffle_buffer_size: int | None,
+    max_samples_per_sequence: int | None,
+    worker_config: WorkerConfig | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
+    split_part: str = "train",
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    packing: PlannedPacking | None = None,
+    virtual_epoch_length: int = 0,
+    shuffle_over_epochs_multiplier: int | None = 1,
+    parallel_shard_iters: int | None = None,
+    repeat: bool = True,
+    ends: Ends = "uneven",
+    draws: Draws | None = None,
+    **options: Unpack[SharedOptions],
+) -> SavableDataset[Any]:
+    """Open a dataset for training: shuffled, and endless unless ``repeat=False``.
+
+    Args:
+        path: A dataset or metadataset; see :class:`~energon_stream.config.dataset_options.SharedOptions`.
+        worker_config: Ranks, workers and seed; None for the ranks of ``torch.distributed``, with 4 workers.
+        task_encoder: Makes batches of samples; None for a new ``DefaultTaskEncoder()``.
+        split_part: See ``SharedOptions``.
+        batch_size: Samples of a batch; None yields single samples.
+        shuffle_buffer_size: Samples among which each is shuffled; None or 1 for none. A large buffer costs no
+            memory, because it holds references and no samples.
+        max_samples_per_sequence: Samples that are read in sequence before another place is read. Smaller is
+            more random, and costs more requests. None reads the shards whole.
+        batch_drop_last: Whether a last batch that is not full is dropped.
+        packing_buffer_size: Samples to select packs from; None for no packing.
+        packing: Packs that are planned for the whole job; see :class:`PlannedPacking`. ``batch_size`` counts
+            packs.
+        virtual_epoch_length: Batches of one epoch of one rank; 0 for none. Its product with the number of
+            ranks must stay the same when a run is resumed.
+        shuffle_over_epochs_multiplier: k permutes the slices of k passes together; -1 draws slices with
+            replacement; None keeps the order of the dataset. In a metadataset it multiplies the datasets'
+            own.
+        parallel_shard_iters: Slices that are read side by side; None for 16, or 1 where order is kept.
+        repeat: Whether passes follow each other without end. A blend by weights has no passes.
+        ends: The end of a pass, if passes end and ranks have unequal numbers of batches. ``"uneven"``: each
+            rank yields its own. ``"drop"``, ``"pad"``: all ranks yield the same number, see
+            :class:`EvenDataset`. Virtual epochs have the same length on all ranks anyway.
+        draws: How a blend by weights chooses the dataset of each sample. ``"random"``: by independent draws.
+            ``"even"``: in each stream, the samples of each dataset are within one of its share of all, at
+            every point since the weights changed last. None: as ``draws:`` of the metadataset says, or
+            ``"random"``.
+        **options: Those that all functions share which open datasets, such as ``cache``; see
+            ``SharedOptions``.
+
+    Returns:
+        A dataset of batches, for :func:`get_savable_loader`.
+
+    Raises:
+        ConfigError: An option is unknown, or cannot work.
+        StorageError: The dataset cannot be reached.
+        DatasetError: The dataset is not prepared, or its metadata is wrong.
+
+    Example:
+        >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
+        >>> dataset = get_train_dataset(
+        ...     "captions",
+        ...     batch_size=4,
+        ...     shuffle_buffer_size=100,
+        ...     max_samples_per_sequence=100,
+        ...     worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        ... )
+        >>> batch = next(iter(get_savable_loader(dataset)))
+        >>> batch.image.shape
+        torch.Size([4, 3, 8, 8])
+    """
+    shuffling = Shuffling(shuffle_buffer_size, max_samples_per_sequence, parallel_shard_iters)
+    request = DatasetRequest.of(
+        path,
+        split_part,
+        {**options, "worker_config": worker_config, "task_encoder": task_encoder},
+        batch_size=batch_size,
+        packing_buffer_size=packing_buffer_size,
+        multiplier=shuffle_over_epochs_multiplier,
+    )
+    mixture = open_mixture(request, shuffling)
+    if packing is not None:
+        mixture = pack_mixture(packing, mixture, request, options.get("read_options"))
+    blends_itself = _takes_each_dataset(request, "build_train_datasets")
+    if blends_itself and draws not in (None, "random"):
+        raise ConfigError(
+            f"draws={draws!r}, but the task encoder gets each dataset on its own",
+            hint="leave draws out, or override neither build_train_datasets nor build_cook_crude_sample",
+        )
+    dataset: SavableDataset[Any] = call_with_accepted(
+        request.encoder.build_train_datasets,
+        datasets=mixture.train_datasets(repeat) if blends_itself else [mixture.train_dataset(repeat, draws)],
+        worker_config=request.config,
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        virtual_epoch_length=virtual_epoch_length,
+        shuffle_buffer_size=shuffle_buffer_size,
+        blend_mode=mixture.blend_mode,
+        repeat=repeat,
+    )
+    return with_ends(dataset, ends, even=bool(virtual_epoch_length))
+
+
+def get_val_dataset(
+    path: PathOption,
+    *,
+    batch_size: int | None,
+    worker_config: WorkerConfig | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
+    split_part: str = "val",
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    limit: int | None = None,
+    ends: Ends = "uneven",
+    **options: Unpack[SharedOptions],
+) -> SavableDataset[Any]:
+    """Open a dataset for validation: one pass in order; the datasets of a metadataset follow each other.
+
+    Args:
+        path: A dataset or metadataset; see :class:`~energon_stream.config.dataset_options.SharedOptions`.
+        worker_config: Ranks, workers and seed; None for the ranks of ``torch.distributed``, with 4 workers.
+        task_encoder: Makes batches of samples; None for a new ``DefaultTaskEncoder()``.
+        split_part: See ``SharedOptions``.
+        batch_size: Samples of a batch; None yields single samples.
+        batch_drop_last: Whether a last batch that is not full is dropped.
+        packing_buffer_size: Samples to select packs from; None for no packing.
+        limit: Batches of a pass of one rank; None for all.
+        ends: The end of a pass if ranks have unequal numbers of batches. ``"uneven"``: each rank yields its
+            own. ``"drop"``, ``"pad"``: all ranks yield the same number, see :class:`EvenDataset`.
+        **options: Those that all functions share which open datasets, such as ``cache``; see
+            ``SharedOptions``.
+
+    Raises:
+        ConfigError: An option is unknown, or cannot work.
+        StorageError: The dataset cannot be reached.
+        DatasetError: The dataset is not prepared, or its metadata is wrong.
+
+    Example:
+        >>> from energon_stream import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> [len(batch.caption) for batch in get_val_dataset("captions", batch_size=3, worker_config=config)]
+        [3, 3, 2]
+    """
+    request = DatasetRequest.of(
+        path,
+        split_part,
+        {**options, "worker_config": worker_config, "task_encoder": task_encoder},
+        batch_size=batch_size,
+        packing_buffer_size=packing_buffer_size,
+    )
+    mixture = open_mixture(request)
+    concatenates_itself = _takes_each_dataset(request, "build_val_datasets")
+    datasets = mixture.val_datasets() if concatenates_itself else [mixture.val_dataset()]
+    return _batched(request, datasets, batch_drop_last, limit, ends)
+
+
+def get_val_datasets(
+    path: PathOption,
+    *,
+    batch_size: int | None,
+    worker_config: WorkerConfig | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
+    split_part: str = "val",
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    limit: int | None = None,
+    ends: Ends = "uneven",
+    **options: Unpack[SharedOptions],
+) -> list[tuple[SavableDataset[Any], AnyLeafRef]]:
+    """Open each dataset of a validation split on its own.
+
+    The arguments and errors are those of :func:`get_val_dataset`; ``limit`` applies to each dataset.
+
+    Returns:
+        Pairs of an opened dataset and its reference, which has ``path``, ``split_part`` and ``subflavors``.
+
+    Example:
+        >>> from energon_stream import WorkerConfig, get_val_datasets
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> for dataset, ref in get_val_datasets("mix.yaml", batch_size=4, worker_config=config):
+        ...     print(len(list(dataset)), ref.path)
+        2 .../captions
+    """
+    request = DatasetRequest.of(
+        path,
+        split_part,
+        {**options, "worker_config": worker_config, "task_encoder": task_encoder},
+        batch_size=batch_size,
+        packing_buffer_size=packing_buffer_size,
+    )
+    mixture = open_mixture(request)
+    return [
+        (_batched(request, [dataset], batch_drop_last, limit, ends), item.ref)
+        for dataset, item in zip(mixture.val_datasets(), mixture.items, strict=True)
+    ]
+
+
+def _takes_each_dataset(request: DatasetRequest, hook: str) -> bool:
+    """Return True if the encoder gets the datasets of a mixture one by one."""
+    return any(request.encoder._hook_overridden(name) for name in (hook, "build_cook_crude_sample"))
+
+
+def _batched(
+    request: DatasetRequest,
+    datasets: list[LoadedDataset],
+    batch_drop_last: bool,
+    limit: int | None,
+    ends: Ends,
+) -> SavableDataset[Any]:
+    """Apply the task encoder's operators for validation to datasets of samples."""
+    if limit is not None and ends != "uneven":
+        raise ConfigError(
+            f"limit={limit} and ends={ends!r} exclude each other",
+            hint="leave out ends: a limit is the same for all ranks, if each of them has so many batches",
+        )
+    dataset: SavableDataset[Any] = call_with_accepted(
+        request.encoder.build_val_datasets,
+        datasets=datasets,
+        worker_config=request.config,
+        batch_size=request.batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=request.packing_buffer_size,
+        limit=limit,
+    )
+    dataset.training = False
+    return with_ends(dataset, ends, even=False)

@@ -1,0 +1,141 @@
+"""Reads metadataset files: each once, and all files of a level of nesting at the same time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.config.metadataset import MetadatasetDocument, parse_metadataset
+from energon_stream.config.reach import allowed_urls, check_reach
+from energon_stream.config.references import (
+    LeafRef,
+    MetadatasetRef,
+    MixtureItem,
+    Reference,
+    check_references,
+    inherit,
+    mixture_items,
+    references,
+)
+from energon_stream.errors import ConfigError, LimitError
+from energon_stream.index.info_files import load_document
+from energon_stream.index.yaml_io import read_document
+from energon_stream.limits import Limits
+from energon_stream.storage import StoreLayer, StoreSpec, Transport, shared_fetcher
+from energon_stream.urls import is_local, join_url, parent_url, plain_or_dataset
+
+if TYPE_CHECKING:
+    from energon_stream.config.subset import Subset
+
+
+@dataclass
+class MetadatasetFiles:
+    """The metadataset files that one root names, directly or through other files.
+
+    Remote stores are read with the options and through the layer given, such as the disk cache.
+    """
+
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    transport: Transport = "auto"
+    through: StoreLayer | None = None
+    retry_deadline: float | None = None
+    limits: Limits = field(default_factory=Limits.from_environment)
+    allow_urls: tuple[str, ...] = field(default_factory=partial(allowed_urls, None))
+    _documents: dict[str, MetadatasetDocument] = field(default_factory=dict, init=False)
+
+    def spec(self, url: str) -> StoreSpec:
+        """Return the location of a URL. Local paths become absolute, and have no storage options."""
+        if is_local(url):
+            return StoreSpec(plain_or_dataset(url), None, self.transport, self.through)
+        return StoreSpec(url, self.storage_options, self.transport, self.through, self.retry_deadline)
+
+    def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:
+        """Read a file, or take its parsed content, in which paths are relative to the working directory.
+
+        Raises StorageError if the file cannot be reached, LimitError if the file is too large, MetadataError
+        if the file is wrong, see :func:`parse_metadataset`, and UntrustedUrlError if it names a place outside
+        its store.
+        """
+        if isinstance(root, Mapping):
+            return parse_metadataset(
+                root, where="the given dict", spec_of=partial(self._beside, os.getcwd(), None), file=None
+            )
+        spec = self.spec(root)
+        self._read([spec])
+        return self._documents[spec.url]
+
+    def items(self, root: Reference) -> list[MixtureItem]:
+        """Read all files that a reference names, and return its datasets with their shares.
+
+        References are counted before they are followed.
+
+        Raises what :meth:`document` raises, ConfigError if a file lacks a split, or ranges of samples of one
+        dataset overlap, and LimitError if there are too many references.
+        """
+        seen: set[tuple[str, str]] = set()
+        level = [root]
+        while level:
+            named = [ref for node in level for ref in references(node) if isinstance(ref, MetadatasetRef)]
+            new = list({_name(ref): ref for ref in named if _name(ref) not in seen}.values())
+            seen.update(map(_name, new))
+            if len(seen) > self.limits.references:
+                problem = f"a metadataset names {len(seen):,} others"
+                raise LimitError(**self.limits.exceeded("references", problem), where=new[0].spec.url)
+            self._read([ref.spec for ref in new])
+            level = [self._documents[ref.spec.url].split(ref.split) for ref in new]
+        check_references(root, self._raw_content, self.limits)
+        items = mixture_items(root, self._content)
+        _check_overlaps(items)
+        return items
+
+    def _raw_content(self, ref: MetadatasetRef) -> Reference:
+        return self._documents[ref.spec.url].split(ref.split)
+
+    def _content(self, ref: MetadatasetRef) -> Reference:
+        content = self._raw_content(ref)
+        return inherit(content, ref.subflavors, ref.subset, ref.multiplier)
+
+    def _read(self, specs: list[StoreSpec]) -> None:
+        stores = {spec.url: spec.open() for spec in specs if spec.url not in self._documents}
+        bodies = {
+            url: shared_fetcher().ask(store, partial(read_document, "", limits=self.limits), deadline=-1)
+            for url, store in stores.items()
+        }
+        for url, body in bodies.items():
+            self._documents[url] = parse_metadataset(
+                load_document(body.result().data, url, self.limits),
+                where=url,
+                spec_of=partial(self._beside, parent_url(url), url),
+                file=self.spec(url),
+            )
+
+    def _beside(self, folder: str, file: str | None, path: str) -> StoreSpec:
+        url = join_url(folder, path)
+        if file is not None:
+            check_reach(url, named_by=file, allowed=self.allow_urls)
+        return self.spec(url)
+
+
+def _name(ref: MetadatasetRef) -> tuple[str, str]:
+    return ref.spec.url, ref.split
+
+
+def _check_overlaps(items: list[MixtureItem]) -> None:
+    """Refuse ranges of sample numbers of one dataset that share samples: nobody means that."""
+    numbered: dict[tuple[str, str, str], list[Subset]] = {}
+    for item in items:
+        ref = item.ref
+        if not isinstance(ref, LeafRef) or not ref.subset.in_samples:
+            continue
+        others = numbered.setdefault((ref.spec.url, ref.split_part, ref.split_config), [])
+        for other in others:
+            if ref.subset.overlaps(other):
+                raise ConfigError(
+                    f"the subsets {other} and {ref.subset} overlap",
+                    where=f"{ref.spec.url} [{ref.split_part}]",
+                    hint="use ranges without common samples, or weights to read samples more often",
+                )
+        others.append(ref.subset)

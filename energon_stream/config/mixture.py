@@ -1,0 +1,164 @@
+"""Opens a dataset or metadataset as one order of all samples."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, get_args
+
+from energon_stream.config.leaf_dataset import LeafDataset
+from energon_stream.config.leaves import open_leaf
+from energon_stream.config.opening import open_location
+from energon_stream.config.references import Draws
+from energon_stream.errors import ConfigError
+from energon_stream.pipeline.reader_dataset import ReaderDataset
+from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, Plan, RepeatPlan, WeightChange
+from energon_stream.task import DatasetBlendMode, LoadedDataset
+
+if TYPE_CHECKING:
+    from energon_stream.config.dataset_options import DatasetRequest, Shuffling
+    from energon_stream.config.references import MixtureItem
+    from energon_stream.pipeline.leaf import Leaf
+    from energon_stream.pipeline.pack_keys import PackPlan
+    from energon_stream.read.read_options import ReadOptions
+    from energon_stream.worker import WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Opened datasets and their shares. A single dataset is a mixture of one."""
+
+    items: tuple[MixtureItem, ...]  # references and shares
+    leaves: tuple[Leaf, ...]  # the datasets, in the order of ``items``
+    plans: tuple[LeafPlan, ...]  # the order of each dataset's samples, numbered by its place
+    config: WorkerConfig
+    limits: ReadOptions  # of the look-ahead
+    per_batch: int = 1  # samples of a batch, by which steps of weights are counted
+    packing: PackPlan | None = None  # planned packing of all datasets together
+
+    @property
+    def blend_mode(self) -> DatasetBlendMode:
+        """Meaning of the shares."""
+        if self.items[0].repetitions is not None:
+            return DatasetBlendMode.SAMPLE_REPETITIONS
+        return DatasetBlendMode.NONE if len(self.items) == 1 else DatasetBlendMode.DATASET_WEIGHT
+
+    def train_dataset(self, repeat: bool, draws: Draws | None = None) -> LoadedDataset:
+        """Return all datasets as one, blended sample by sample; None draws as the metadataset says.
+
+        Raises ConfigError if ``repeat`` is False for a blend by weights, which has no end, or draws cannot be
+        even, and EmptyStreamError if there are more streams than samples.
+        """
+        if draws not in (None, *get_args(Draws)):
+            raise ConfigError(f"draws is {draws!r}", hint=f"use one of {', '.join(get_args(Draws))}")
+        if draws == "even" and self.blend_mode is not DatasetBlendMode.DATASET_WEIGHT:
+            raise ConfigError(
+                'draws="even", but this is no blend by weights',
+                hint="leave draws out: repetitions, and a single dataset, leave nothing to draw",
+            )
+        if not repeat and self.blend_mode is DatasetBlendMode.DATASET_WEIGHT:
+            raise ConfigError(
+                "repeat=False, but a blend by weights has no last sample",
+                hint="use blend_epochized, or repeat=True with virtual_epoch_length",
+            )
+        plan = self._train_plan(repeat)
+        if isinstance(plan, BlendPlan):
+            plan = replace(plan, per_batch=self.per_batch, even=(draws or self.items[0].draws) == "even")
+        dataset = self._dataset(self.leaves, plan)
+        dataset.require_samples_in_every_stream()
+        return self._loaded(dataset)
+
+    def _train_plan(self, repeat: bool) -> Plan:
+        if self.blend_mode is not DatasetBlendMode.SAMPLE_REPETITIONS:
+            endless = tuple(_repeated(plan, None if repeat else 1) for plan in self.plans)
+            weights = tuple(1.0 if item.weight is None else item.weight for item in self.items)
+            later = zip(*(item.later for item in self.items), strict=True)
+            changes = tuple(
+                WeightChange(of_items[0][0], tuple(weight for _, weight in of_items)) for of_items in later
+            )
+            return endless[0] if len(endless) == 1 else BlendPlan(endless, weights, changes)
+        passes = tuple(
+            _repeated(plan, item.repetitions) for item, plan in zip(self.items, self.plans, strict=True)
+        )
+        shares = tuple(self._samples(number) for number in range(len(self.items)))
+        epoch = passes[0] if len(passes) == 1 else BlendPlan(passes, shares)
+        return _repeated(epoch, None if repeat else 1)
+
+    def val_dataset(self) -> LoadedDataset:
+        """Return all datasets as one, in which they follow each other."""
+        plan = self.plans[0] if len(self.plans) == 1 else ConcatPlan(self.plans)
+        return self._loaded(self._dataset(self.leaves, plan))
+
+    def train_datasets(self, repeat: bool = True) -> list[LoadedDataset]:
+        """Return the datasets one by one, for task encoders that blend them.
+
+        Datasets with weights repeat. Those with repetitions end after them, and weigh as many samples.
+
+        Raises ConfigError if weights change or are 0, or draws are even, which is impossible then.
+        """
+        if any(item.later or item.weight == 0 or item.draws == "even" for item in self.items):
+            raise ConfigError(
+                "weights that change or are 0, and even draws, need one order of all datasets, and here each is read on its own",
+                hint="use a task encoder that overrides neither build_train_datasets nor "
+                "build_cook_crude_sample, with get_train_dataset",
+            )
+        return [
+            self._single(number, item.repetitions if item.repetitions is not None else None if repeat else 1)
+            for number, item in enumerate(self.items)
+        ]
+
+    def val_datasets(self) -> list[LoadedDataset]:
+        """Return the datasets one by one, with one pass each."""
+        return [self._single(number, 1) for number in range(len(self.items))]
+
+    def _single(self, number: int, repeats: float | None) -> LoadedDataset:
+        item, leaf = self.items[number], self.leaves[number]
+        plan = replace(self.plans[number], leaf=0)
+        dataset = LeafDataset(
+            (leaf,), _repeated(plan, repeats), worker_config=self.config, options=self.limits
+        )
+        weight = self._samples(number) if item.weight is None else item.weight
+        return LoadedDataset(dataset, weight, item.repetitions, leaf.subflavors, leaf.stores.aux or None)
+
+    def _samples(self, number: int) -> float:
+        """Return the number of samples that a dataset contributes to one epoch."""
+        plan = self.plans[number]
+        copies = max(1, plan.order.shuffle_over_epochs or 1)
+        return plan.num_samples * copies * (self.items[number].repetitions or 1.0)
+
+    def _dataset(self, leaves: tuple[Leaf, ...], plan: Plan) -> ReaderDataset:
+        if self.packing is not None and isinstance(plan, BlendPlan) and (plan.changes or plan.even):
+            raise ConfigError(
+                "planned packing mixes with one weight for each dataset, and without even draws",
+                hint="leave out packing=, or give no steps in weight: and leave out draws",
+            )
+        return ReaderDataset(
+            leaves, plan, worker_config=self.config, options=self.limits, packing=self.packing
+        )
+
+    def _loaded(self, dataset: ReaderDataset) -> LoadedDataset:
+        return LoadedDataset(dataset, subflavors=self.leaves[0].subflavors if len(self.leaves) == 1 else None)
+
+
+def _repeated(plan: Plan, repeats: float | None) -> Plan:
+    return plan if repeats == 1 else RepeatPlan(plan, repeats)
+
+
+def open_mixture(request: DatasetRequest, shuffling: Shuffling | None = None) -> Mixture:
+    """Open a dataset, or all datasets of a metadataset; without ``shuffling``, samples keep their order."""
+    found = open_location(request.location, request.config.num_workers)
+    items = tuple(item for item, _ in found)
+    if any("__subflavor__" in item.ref.subflavors for item in items):
+        warnings.warn(
+            "subflavor: is deprecated in metadatasets; use subflavors:, whose values may be anything",
+            FutureWarning,
+            stacklevel=3,
+        )
+    leaves, plans = [], []
+    for number, (item, index) in enumerate(found):
+        order = None if shuffling is None else shuffling.order(item.ref.multiplier)
+        leaf, plan = open_leaf(number, item.ref, index, order, request)
+        leaves.append(leaf)
+        plans.append(plan)
+    per_batch = request.batch_size or 1
+    return Mixture(items, tuple(leaves), tuple(plans), request.config, request.limits, per_batch)

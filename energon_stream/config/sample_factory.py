@@ -1,0 +1,195 @@
+"""Makes samples of their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from energon_stream.arrays import as_bytes
+from energon_stream.config.fields import FieldAccess, parts_of
+from energon_stream.errors import (
+    ConfigError,
+    EnergonStreamError,
+    FieldError,
+    SampleError,
+    UntrustedPickleError,
+)
+from energon_stream.read.part_ranges import PartSelection
+from energon_stream.samples import METADATA_FIELDS, CrudeSample, OnDemandSample, Sample, SourceInfo
+
+if TYPE_CHECKING:
+    from energon_stream.decode import FileStoreDecoder
+
+
+def _pass_both(parts: frozenset[str], part_filter: Callable[[str], bool], part: str) -> bool:
+    return part in parts and part_filter(part)
+
+
+class CustomBuild(Protocol):
+    """Makes samples in place of a factory: a dataset class of another package that overrides methods."""
+
+    def __call__(
+        self,
+        build: Callable[..., Any],
+        key: str,
+        parts: Mapping[str, bytes | memoryview],
+        *,
+        restore_key: tuple[Any, ...],
+        subflavors: dict[str, Any] | None,
+        source: SourceInfo,
+    ) -> Any:
+        """Make one sample; ``build`` makes it as the factory would, of the same arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFactory:
+    """Makes the samples of one dataset. It is a value, and travels to other processes."""
+
+    decoder: FileStoreDecoder | None  # decodes parts; None leaves them as bytes
+    sample_type: type[Sample] | None = None  # type of the samples; None for crude samples
+    # Places of the fields; empty for crude samples, and if ``loader`` makes the fields.
+    fields: tuple[FieldAccess, ...] = ()
+    # Makes the fields of ``sample_type`` from a dict of decoded parts.
+    loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
+    part_filter: frozenset[str] | Callable[[str], bool] | None = None  # parts that are used; None for all
+    declared: bool = False  # True if the user named the parts that are used
+    on_demand: bool = False  # True if parts of crude samples are decoded where someone looks at them
+    custom: CustomBuild | None = None  # makes the samples, and may look at all parts; None for this factory
+    selection: PartSelection | None = field(init=False)  # parts that are read; None for all
+    _plain: SampleFactory = field(init=False, repr=False, compare=False)  # the factory without ``custom``
+
+    def __post_init__(self) -> None:
+        wanted = parts_of(self.fields) if self.fields and self.custom is None else self.part_filter
+        declared = self.declared or not self.fields
+        selection = None if wanted is None else PartSelection(wanted, declared)
+        object.__setattr__(self, "selection", selection)
+        object.__setattr__(self, "_plain", self if self.custom is None else replace(self, custom=None))
+
+    @property
+    def is_crude(self) -> bool:
+        """True for crude samples."""
+        return self.sample_type is None
+
+    def within(self, parts: frozenset[str], where: str) -> SampleFactory:
+        """Return a factory that uses only these parts; ``where`` is for messages.
+
+        Raises ConfigError if a field comes from other parts.
+        """
+        if self.fields:
+            fields = tuple(access.within(parts, where) for access in self.fields)
+            return replace(self, fields=fields, declared=True)
+        known = self.part_filter
+        if known is None or isinstance(known, frozenset):
+            return replace(self, part_filter=parts if known is None else known & parts)
+        return replace(self, part_filter=partial(_pass_both, parts, known))
+
+    def build(
+        self,
+        key: str,
+        parts: Mapping[str, bytes | memoryview],
+        *,
+        restore_key: tuple[Any, ...],
+        subflavors: dict[str, Any] | None,
+        source: SourceInfo,
+    ) -> Sample | CrudeSample:
+        """Decode and assemble one sample, which keeps no reference to ``parts`` or ``subflavors``.
+
+        Raises DecodeError if a part is damaged, and FieldError if a part or a field is missing.
+        """
+        if self.custom is not None:
+            made: Sample | CrudeSample = self.custom(
+                self._plain.build, key, parts, restore_key=restore_key, subflavors=subflavors, source=source
+            )
+            return made
+        own = None if subflavors is None else dict(subflavors)
+        sample_type = self.sample_type
+        try:
+            if sample_type is not None and self.loader is None:
+                return sample_type(
+                    __key__=key,
+                    __restore_key__=restore_key,
+                    __subflavors__=own,
+                    __sources__=(source,),
+                    **self._mapped(parts),
+                )
+            crude = self._crude(key, parts, source)
+            crude["__key__"] = key
+            crude["__restore_key__"] = restore_key
+            crude["__subflavors__"] = own
+            crude["__sources__"] = (source,)
+            crude["__shard__"] = source.shard_name
+            if sample_type is None or self.loader is None:
+                return crude
+            return _loaded(sample_type, self.loader, crude)
+        except SampleError as error:
+            raise _of_sample(error, key, source) from error.__cause__
+
+    def _mapped(self, parts: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
+        decoded: dict[str, Any] = {}
+
+        def decode(part: str) -> Any:
+            if part not in decoded:
+                data = parts[part]
+                decoded[part] = as_bytes(data) if self.decoder is None else self.decoder.decode(part, data)
+            return decoded[part]
+
+        return {access.field: access.read(parts.keys(), decode) for access in self.fields}
+
+    def _crude(self, key: str, parts: Mapping[str, bytes | memoryview], source: SourceInfo) -> CrudeSample:
+        """Make a crude sample of its parts. Pickles that are not trusted fail where they are looked up."""
+        wanted = self.part_filter
+        if wanted is not None:
+            accepts = wanted.__contains__ if isinstance(wanted, frozenset) else wanted
+            parts = {part: data for part, data in parts.items() if accepts(part)}
+        crude, refused = CrudeSample(), {}
+        decoder = self.decoder
+        if decoder is None:
+            for part, data in parts.items():  # without a call of as_bytes: this runs for each part
+                crude[part] = data if isinstance(data, bytes) else data.tobytes()
+            return crude
+        if self.on_demand:
+            undecoded = {}
+            for part, data in parts.items():
+                refusal = decoder.refusal(part)
+                if refusal is None:
+                    undecoded[part] = as_bytes(data)
+                else:
+                    refused[part] = _of_sample(refusal, key, source)
+            crude = OnDemandSample(undecoded, partial(_decode_part, decoder, key, source))
+        else:
+            for part, data in parts.items():
+                try:
+                    crude[part] = decoder.decode(part, data)
+                except UntrustedPickleError as error:
+                    refused[part] = _of_sample(error, key, source)
+        if refused:
+            crude.refused = refused
+        return crude
+
+
+def _decode_part(decoder: FileStoreDecoder, key: str, source: SourceInfo, part: str, data: bytes) -> Any:
+    try:
+        return decoder.decode(part, data)
+    except (SampleError, ConfigError) as error:
+        raise _of_sample(error, key, source) from error.__cause__
+
+
+def _of_sample(error: EnergonStreamError, key: str, source: SourceInfo) -> EnergonStreamError:
+    """Return an error that names the sample as well."""
+    return type(error)(error.what, where=f"{source.dataset_path}: sample {key}", hint=error.hint)
+
+
+def _loaded(
+    sample_type: type[Sample], loader: Callable[[dict[str, Any]], Mapping[str, Any]], crude: CrudeSample
+) -> Sample:
+    metadata = {name: crude[name] for name in METADATA_FIELDS}
+    fields = loader(crude)
+    try:
+        return sample_type(**{**metadata, **fields})
+    except TypeError as error:
+        raise FieldError(
+            f"sample_loader did not return the fields of {sample_type.__name__}: {error}",
+            hint="return a dict with exactly the fields of the sample type",
+        ) from error

@@ -1,0 +1,280 @@
+"""Views: ``where``, ``exclude``, ``share`` and ``weight_by`` of a dataset, and the samples that they
+select."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from energon_stream.atomic_files import write_whole
+from energon_stream.errors import ConfigError, EmptyDatasetError
+from energon_stream.index.database import index_database
+from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.kept_index import index_directory
+from energon_stream.index.yaml_io import read_document
+from energon_stream.rng import derive_key, uniform
+from energon_stream.selection import Selection
+from energon_stream.storage import StoreSpec
+from energon_stream.tables.expressions import Filter, parse_filter
+from energon_stream.tables.reading import open_tables
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Float64Array, Int64Array
+    from energon_stream.index.dataset import DatasetIndex
+    from energon_stream.limits import Limits
+    from energon_stream.selection import Bits, Mask
+    from energon_stream.tables.reading import Tables
+
+_log = logging.getLogger(__name__)
+
+VIEW_KEYS = ("where", "exclude", "share", "weight_by")
+_LEAST_KEPT = 1 << 20
+"""Samples from which a selection is kept on the node. Fewer are selected in milliseconds."""
+_ROWS = 1 << 18
+_KEYS_AT_A_TIME = 500
+_KEY_PLACES = "SELECT tar_file_id, sample_index FROM samples WHERE sample_key IN ({})"
+_SHARE_KEY = derive_key("share of a view")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Choice of samples of a dataset. Each part narrows the others."""
+
+    where: Filter | None = None  # condition on columns of the dataset's tables
+    exclude: str | StoreSpec | None = None  # column of truth values, or file of keys, one a line
+    share: float | None = None  # share of the samples, by a hash of the sample's shard and number in it
+    weight_by: str | None = None  # column of weights
+
+    @property
+    def needs_tables(self) -> bool:
+        """True if columns of tables decide."""
+        return bool(self.where or self.weight_by or isinstance(self.exclude, str))
+
+    def plain(self) -> dict[str, Any]:
+        """Return the keys and values of which :func:`parse_view` makes the view."""
+        exclude = self.exclude.url if isinstance(self.exclude, StoreSpec) else self.exclude
+        parts = {
+            "where": self.where and self.where.text,
+            "exclude": exclude,
+            "share": self.share,
+            "weight_by": self.weight_by,
+        }
+        return {name: value for name, value in parts.items() if value is not None}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {value}" for name, value in self.plain().items())
+
+
+def parse_view(value: Mapping[str, Any], where: str, spec_of: Callable[[str], StoreSpec]) -> View | None:
+    """Parse the keys of a view; None if there are none.
+
+    Args:
+        value: Mapping that may have the keys ``VIEW_KEYS``; None counts as absent.
+        where: Place of the mapping, for messages.
+        spec_of: Returns the location of a file of keys.
+
+    Raises:
+        ConfigError: A key has a value that it cannot have.
+    """
+    given = {key: value[key] for key in VIEW_KEYS if value.get(key) is not None}
+    if not given:
+        return None
+    try:
+        condition = parse_filter(given["where"]) if "where" in given else None
+    except ConfigError as error:
+        raise ConfigError(error.what, where=where, hint=error.hint) from None
+    for key in ("exclude", "weight_by"):
+        if key in given and (not isinstance(given[key], str) or not given[key]):
+            raise ConfigError(f"{key!r} is {given[key]!r:.80}", where=where, hint="name a column")
+    exclude, share = given.get("exclude"), given.get("share")
+    number = isinstance(share, (int, float)) and not isinstance(share, bool)
+    if share is not None and not (number and 0 < share <= 1):
+        raise ConfigError(f"'share' is {share!r:.80}", where=where, hint="use a number above 0, up to 1")
+    if exclude is not None and exclude.endswith(".txt"):
+        exclude = spec_of(exclude)
+    return View(condition, exclude, None if share is None else float(share), given.get("weight_by"))
+
+
+def with_view(index: DatasetIndex, view: View, limits: Limits) -> DatasetIndex:
+    """Return an opened dataset with the samples that a view selects.
+
+    Raises:
+        ConfigError: The view cannot be applied to such a dataset, or a column or weight is wrong.
+        EmptyDatasetError: The view selects nothing.
+        IndexMismatchError: A table does not fit the index.
+    """
+    where = f"{index.spec.url} [{index.split_part}]"
+    if not isinstance(index, WebDatasetIndex) or index.every is None or index.shard_ids is None:
+        raise ConfigError(
+            f"the view ({view}) needs a prepared folder of tars", where=where, hint="prepare the dataset"
+        )
+    selection = _Selecting(index, view, limits).selection()
+    if not selection.num_samples or (selection.weights is not None and not selection.weights[-1] > 0):
+        raise EmptyDatasetError(
+            f"the view ({view}) selects none of {index.num_samples:,} samples"
+            + (", or all weights are 0" if view.weight_by else ""),
+            where=where,
+            hint="widen the view, or leave the dataset out",
+        )
+    return replace(index, selection=selection, view=view.plain())
+
+
+class _Selecting:
+    """Evaluates a view on one split part."""
+
+    def __init__(self, index: WebDatasetIndex, view: View, limits: Limits) -> None:
+        assert index.every is not None
+        self._index, self._view, self._every = index, view, index.every
+        self._keys = b""
+        if isinstance(view.exclude, StoreSpec):
+            self._keys = bytes(read_document("", view.exclude.open(), limits).data)
+
+    def selection(self) -> Selection:
+        tables = None
+        if self._view.needs_tables:
+            tables = open_tables(self._index.spec, self._every.samples, self._every.info_digest)
+        path = self._kept_path(tables)
+        found = None if path is None else _read(path, self._index.num_samples)
+        if found is None:
+            found = self._select(tables)
+            if path is not None:
+                _keep(path, found)
+        return found
+
+    def _kept_path(self, tables: Tables | None) -> str | None:
+        """Return where the selection is kept on this node; None if it is not kept."""
+        index, versions = self._index, () if tables is None else tables.versions
+        if versions is None or index.num_samples < _LEAST_KEPT:
+            return None
+        hasher = hashlib.blake2b(digest_size=16)
+        for part in (index.spec.url, str(self._view), str(self._every.info_digest), *versions):
+            hasher.update(part.encode("utf-8", "surrogateescape") + b"\0")
+        hasher.update(self._keys)
+        hasher.update("\0".join(index.shard_paths).encode("utf-8", "surrogateescape"))
+        return os.path.join(index_directory(index.spec), "v1", "views", f"{hasher.hexdigest()}.bits")
+
+    def _select(self, tables: Tables | None) -> Selection:
+        view = self._view
+        every = None if tables is None else self._of_tables(tables)
+        weights = list[Any]()
+        excluded = self._excluded()
+        if every is not None and view.share is None and not len(excluded) and self._is_whole():
+            return every if view.weight_by is None else replace(every, weights=_sums(self._all_weights))
+
+        def masks() -> Iterator[Mask]:
+            for first, last, number in self._runs():
+                chosen = (
+                    np.ones(last - first, np.bool_)
+                    if every is None
+                    else every.mask(number, number + last - first)
+                )
+                if view.share is not None:
+                    chosen = chosen & (self._draws(first, last) < view.share)
+                begin, end = np.searchsorted(excluded, [first, last])
+                chosen[excluded[begin:end] - first] = False
+                if every is not None and self._all_weights is not None:
+                    ranks = every.rank(number + np.flatnonzero(chosen))
+                    weights.append(self._all_weights[ranks])
+                yield chosen
+
+        found = Selection.of(masks())
+        return found if view.weight_by is None else replace(found, weights=_sums(np.concatenate(weights)))
+
+    def _of_tables(self, tables: Tables) -> Selection:
+        """Return the samples of the whole dataset that the tables select; keep their weights."""
+        view, weights = self._view, list[Any]()
+        without = view.exclude if isinstance(view.exclude, str) else None
+        parts: list[Bits] = []
+        for bits, found in tables.groups(view.where, without, view.weight_by):
+            parts.append(bits)
+            weights.append(found)
+        size = sum(map(len, parts))
+        self._all_weights = np.concatenate(weights) if view.weight_by else None
+        return Selection(np.concatenate([*parts, np.zeros(-size % 64, dtype=np.uint8)]), tables.samples)
+
+    _all_weights: Any = None
+
+    def _is_whole(self) -> bool:
+        """Return whether the split part has the samples of the whole dataset, in the same order."""
+        index, every = self._index, self._every
+        return index.num_samples == every.samples and np.array_equal(index.shard_starts[:-1], every.first)
+
+    def _runs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield runs of the split part's samples that follow each other in the whole dataset.
+
+        Each is the first sample, one past the last, and the first one's number in the whole dataset.
+        """
+        starts, first = self._index.shard_starts, self._every.first
+        breaks = np.flatnonzero(first[1:] != first[:-1] + self._index.shard_counts[:-1]) + 1
+        for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(first)], strict=True):
+            for at in range(int(starts[begin]), int(starts[end]), _ROWS):
+                yield at, min(at + _ROWS, int(starts[end])), int(first[begin]) + at - int(starts[begin])
+
+    def _draws(self, first: int, last: int) -> Any:
+        """Draw a number for each sample, by the name of its shard and its number in it."""
+        starts = self._index.shard_starts
+        shards = range(
+            int(np.searchsorted(starts, first, side="right")) - 1, int(np.searchsorted(starts, last))
+        )
+        names = np.array(
+            [xxhash.xxh3_64_intdigest(self._index.shard_paths[shard].encode()) for shard in shards],
+            dtype=np.uint64,
+        )
+        bounds = np.clip(starts[shards.start : shards.stop + 1], first, last)
+        counts = np.diff(bounds)
+        numbers = np.arange(first, last, dtype=np.int64) - np.repeat(
+            starts[shards.start : shards.stop], counts
+        )
+        return uniform(_SHARE_KEY, np.repeat(names, counts) + numbers.astype(np.uint64))
+
+    def _excluded(self) -> Int64Array:
+        """Return the numbers of the samples that the file of keys names, ascending."""
+        keys = [key for key in self._keys.decode().splitlines() if key]
+        if not keys:
+            return np.zeros(0, dtype=np.int64)
+        database, index = index_database(self._index.spec), self._index
+        assert index.shard_ids is not None
+        places = {shard: place for place, shard in enumerate(index.shard_ids.tolist())}
+        found = set[int]()
+        for at in range(0, len(keys), _KEYS_AT_A_TIME):
+            part = keys[at : at + _KEYS_AT_A_TIME]
+            query = _KEY_PLACES.format(",".join("?" * len(part)))
+            for shard, number in database.checked_rows(query, tuple(part)):
+                place = places.get(shard)
+                if place is not None and 0 <= number < index.shard_counts[place]:
+                    found.add(int(index.shard_starts[place]) + number)
+        if not found:
+            _log.warning("%s: none of the %d keys of %s is in it", index.spec.url, len(keys), self._view)
+        return np.array(sorted(found), dtype=np.int64)
+
+
+def _sums(weights: Float64Array) -> Float64Array:
+    """Return the sums up to each weight, in the memory of the weights, which may be large."""
+    return np.cumsum(weights, out=weights)
+
+
+def _read(path: str, rows: int) -> Selection | None:
+    """Read a kept selection; None if there is none, or it is damaged."""
+    with suppress(OSError):
+        with open(path, "rb") as file:
+            head, data = file.read(16), file.read()
+        size = -(-rows // 512) * 64
+        if head[:8] == b"ES.view1" and int.from_bytes(head[8:], "little") == xxhash.xxh3_64_intdigest(data):
+            weights = np.frombuffer(data, "<f8", offset=size) if len(data) > size else None
+            return Selection(np.frombuffer(data, np.uint8, size), rows, weights)
+    return None
+
+
+def _keep(path: str, found: Selection) -> None:
+    """Keep a selection on this node, for the next process. It is not needed, so a full disk is no error."""
+    data = found.bits.tobytes() + (b"" if found.weights is None else found.weights.astype("<f8").tobytes())
+    with suppress(OSError):
+        write_whole(path, b"ES.view1" + xxhash.xxh3_64_intdigest(data).to_bytes(8, "little") + data)

@@ -1,0 +1,92 @@
+"""Writes and reads loader states in checkpoint folders, by Megatron's convention.
+
+``<root>/iter_0000010/train_dataloader_dprank000.pt`` holds ``{"dataloader_state_dict": state}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from energon_stream.atomic_files import replacing
+from energon_stream.errors import StateError
+
+if TYPE_CHECKING:
+    import os
+
+_KEY = "dataloader_state_dict"
+
+
+def dataloader_state_path(root: str | os.PathLike[str], iteration: int, dp_rank: int) -> Path:
+    """Return the file of a data-parallel rank.
+
+    Example:
+        >>> print(dataloader_state_path("run", 10, dp_rank=0))
+        run/iter_0000010/train_dataloader_dprank000.pt
+    """
+    return Path(root, f"iter_{iteration:07d}", f"train_dataloader_dprank{dp_rank:03d}.pt")
+
+
+def save_dataloader_state(loader: Any, root: str | os.PathLike[str], iteration: int, *, dp_rank: int) -> Path:
+    """Write the state of a rank. The file is complete or absent, even if several ranks write it at the same
+    time.
+
+    Args:
+        loader: An ``EnergonDataloader``, or another loader with ``save_state``.
+        root: Folder of the checkpoints.
+        iteration: Training step.
+        dp_rank: The pure data-parallel rank.
+
+    Returns:
+        The file.
+
+    Example:
+        >>> from energon_stream.integrations.megatron import EnergonMultiModalDataModule
+        >>> module = EnergonMultiModalDataModule("captions", tokenizer=None, num_workers=0)
+        >>> loader = module.train_dataloader()
+        >>> batch = next(loader)
+        >>> print(save_dataloader_state(loader, "run", 1, dp_rank=0).name)
+        train_dataloader_dprank000.pt
+    """
+    path = dataloader_state_path(root, iteration, dp_rank)
+    with replacing(path) as temporary:
+        torch.save({_KEY: loader.save_state()}, temporary)
+    return path
+
+
+def restore_dataloader_state(
+    loader: Any, root: str | os.PathLike[str], iteration: int, *, dp_rank: int
+) -> None:
+    """Restore the state of a rank. Call it before the first batch.
+
+    Args:
+        loader: An ``EnergonDataloader``, or another loader with ``restore_state``.
+        root: Folder of the checkpoints.
+        iteration: Training step.
+        dp_rank: The pure data-parallel rank.
+
+    Raises:
+        StateError: The file does not exist, or its state does not fit the loader.
+
+    Example:
+        >>> from energon_stream.integrations.megatron import EnergonMultiModalDataModule
+        >>> module = EnergonMultiModalDataModule("captions", tokenizer=None, num_workers=0)
+        >>> saved = save_dataloader_state(module.train_dataloader(), "run", 2, dp_rank=0)
+        >>> again = EnergonMultiModalDataModule("captions", tokenizer=None, num_workers=0).train_dataloader()
+        >>> restore_dataloader_state(again, "run", 2, dp_rank=0)
+    """
+    path = dataloader_state_path(root, iteration, dp_rank)
+    if not path.exists():
+        found = sorted(other.name for other in path.parent.glob("train_dataloader_dprank*.pt"))
+        raise StateError(
+            f"rank {dp_rank} has no saved loader state",
+            where=str(path),
+            hint=f"the folder has {found}" if found else "was the checkpoint saved without the loader?",
+        )
+    content = torch.load(path, weights_only=True)
+    if not isinstance(content, Mapping) or _KEY not in content:
+        raise StateError(f"the file has no {_KEY!r}", where=str(path))
+    loader.restore_state(content[_KEY])

@@ -1,0 +1,227 @@
+"""The description of a run: what determines its order, in kilobytes.
+
+``run.json`` in the run's folder, version 2::
+
+    {"format": "energon_stream.run", "version": 2, "digest": hash of the other fields,
+     "datasets": [{"plan": as of ``describe_plan``, "path": place of the reader in the pipeline,
+                   "batch_size": samples of a batch, "in_order": whether batches follow the plan,
+                   "leaves": [{"url", "split_config", "split", "samples", "shards", "hash",
+                               "view": {"keys": as in a metadataset, "hash"}}, ...],
+                   "per_batch": references of a batch, if not batch_size, "packing": options}, ...],
+     "segments": [{"step": first step, "dataset": number of its dataset, "world_size", "num_streams",
+                   "seed_offset", "pass_length", "weights": as in saved states}, ...],
+     "changes": []}
+
+A segment begins with the run, and with each restore. Its ``weights`` are those that the program had set, the
+last time that it did: they begin later than the steps before, so they hold for all of its steps. Fields that
+say nothing are left out; without any that version 1 has not, the file is one of version 1. ``changes`` is
+empty; a reader that does not know one refuses the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.errors import EnergonStreamError, RunDamagedError, StateError
+from energon_stream.schedule import (
+    BlendPlan,
+    ConcatPlan,
+    LeafPlan,
+    OrderSpec,
+    Plan,
+    RepeatPlan,
+    WeightChange,
+)
+from energon_stream.state.mixture_weights import WEIGHTS, read_changes, write_changes
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.selection import Selection
+
+FORMAT = "energon_stream.run"
+VERSION = 2
+_LATER: Mapping[str, Any] = {"view": None, "per_batch": 0, "packing": None, "weights": ()}
+"""Fields that version 1 has not, with the values that say nothing."""
+FILE = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LeafDescription:
+    """One dataset of a run: its place, and what tells that it did not change."""
+
+    url: str
+    split_config: str  # file of the split parts
+    split: str
+    samples: int
+    shards: int
+    hash: str
+    view: Mapping[str, Any] | None = None  # keys of the view, and its hash; None for all samples
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The part that :func:`energon_stream.index.dataset.identity` makes."""
+        found = {"split": self.split, "samples": self.samples, "shards": self.shards, "hash": self.hash}
+        return found if self.view is None else {**found, "view": self.view["hash"]}
+
+
+@dataclass(frozen=True, slots=True)
+class DataDescription:
+    """The order of samples and batches."""
+
+    plan: Mapping[str, Any]  # as of ``describe_plan``
+    path: str  # place of the reader in the pipeline, a part of random keys
+    batch_size: int  # samples of a batch, as far as nothing is skipped
+    in_order: bool  # whether the samples of batches follow each other in the plan
+    leaves: tuple[LeafDescription, ...]
+    per_batch: int = 0  # references of a batch, by which weights change; 0 for ``batch_size``
+    packing: Mapping[str, Any] | None = None  # options of planned packs; None if there are none
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The steps from a start or restore on, up to the next segment."""
+
+    step: int  # first step
+    dataset: int  # number of the description of its data
+    world_size: int
+    num_streams: int
+    seed_offset: int
+    pass_length: int  # elements of a virtual epoch of all ranks; 0 for none
+    weights: tuple[tuple[float, ...], ...] = ()  # that were set under way, as in saved states
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescription:
+    """The order of a run, by its data and segments."""
+
+    datasets: tuple[DataDescription, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    changes: tuple[Any, ...] = ()
+
+    def with_segment(self, segment: Segment, data: DataDescription) -> RunDescription:
+        """Return the description of a run that goes on from a step; what came after it is left out."""
+        kept = [each for each in self.segments if each.step < segment.step]
+        datasets: list[DataDescription] = []
+        found: list[Segment] = []
+        for each in [*kept, segment]:
+            of = data if each is segment else self.datasets[each.dataset]
+            if of not in datasets:
+                datasets.append(of)
+            found.append(Segment(**{**asdict(each), "dataset": datasets.index(of)}))
+        return RunDescription(tuple(datasets), tuple(found), self.changes)
+
+    def with_weights(self, weights: tuple[tuple[float, ...], ...]) -> RunDescription:
+        """Return the description with other weights in its last segment."""
+        *earlier, last = self.segments
+        return replace(self, segments=(*earlier, replace(last, weights=weights)))
+
+    def dumps(self) -> bytes:
+        """Return the content of ``run.json``."""
+        described = asdict(self)
+        parts = [*described["datasets"], *described["segments"]]
+        parts += [leaf for each in described["datasets"] for leaf in each["leaves"]]
+        is_later = False
+        for part in parts:
+            for name in _LATER.keys() & part.keys():
+                if part[name] == _LATER[name]:
+                    del part[name]
+                else:
+                    is_later = True
+        fields = {"format": FORMAT, "version": VERSION if is_later else 1, **described}
+        return json.dumps({**fields, "digest": _digest(fields)}, indent=1).encode()
+
+    @classmethod
+    def loads(cls, data: bytes, where: str) -> RunDescription:
+        """Read the content of ``run.json``.
+
+        Raises RunDamagedError if it is damaged, or of another version.
+        """
+        with reading_run(where):
+            fields = json.loads(data)
+            found, version = fields.pop("digest", None), fields.get("version")
+            if fields.get("format") != FORMAT:
+                raise ValueError("it is no description of a run")
+            if version not in range(1, VERSION + 1) or fields["changes"]:
+                hint = "read it with the version of energon_stream that wrote it, or a newer one"
+                raise RunDamagedError(f"the run has format version {version!r:.20}", where=where, hint=hint)
+            if found != _digest(fields):
+                raise ValueError("its digest does not match its content")
+            datasets = tuple(
+                DataDescription(
+                    **{**each, "leaves": tuple(LeafDescription(**leaf) for leaf in each["leaves"])}
+                )
+                for each in fields["datasets"]
+            )
+            segments = tuple(
+                Segment(**{**each, "weights": _checked(each.get("weights", ()))})
+                for each in fields["segments"]
+            )
+            steps = [each.step for each in segments]
+            if not segments or steps != sorted(set(steps)) or min(steps) < 0:
+                raise ValueError(f"segments begin at steps {steps!r:.80}")
+            for each in segments:
+                if not 0 < each.world_size <= each.num_streams or each.num_streams % each.world_size:
+                    raise ValueError(f"{each.num_streams} streams on {each.world_size} ranks")
+                datasets[each.dataset]
+            return cls(datasets, segments)
+
+
+def _checked(weights: Any) -> tuple[tuple[float, ...], ...]:
+    try:
+        return tuple(map(tuple, write_changes(read_changes({WEIGHTS: weights}))))
+    except StateError as error:
+        raise ValueError(error.what) from error
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    text = json.dumps(json.loads(json.dumps(fields)), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@contextmanager
+def reading_run(where: str) -> Iterator[None]:
+    """Turn errors of reading a file of a run into a RunDamagedError that says where."""
+    try:
+        yield
+    except (EnergonStreamError, OSError):
+        raise
+    except Exception as error:
+        raise RunDamagedError(
+            f"the file is damaged: {error!s:.200}",
+            where=where,
+            hint="go on from a checkpoint with this run folder, which writes it again, or use a copy",
+        ) from error
+
+
+def make_plan(
+    described: Mapping[str, Any],
+    starts: Sequence[Int64Array],
+    selections: Sequence[Selection | None],
+    per_batch: int = 1,
+) -> Plan:
+    """Return the plan of a description; the inverse of ``describe_plan``.
+
+    Args:
+        described: What ``describe_plan`` returned.
+        starts: ``int64``, first sample of each shard and the total, for each leaf.
+        selections: Samples of the view of each leaf; None for all.
+        per_batch: References of a batch.
+    """
+    rest = starts, selections, per_batch
+    if "leaf" in described:
+        first, last = described["samples"]
+        leaf = described["leaf"]
+        return LeafPlan(leaf, starts[leaf], OrderSpec(**described["order"]), first, last, selections[leaf])
+    if "repeat" in described:
+        return RepeatPlan(make_plan(described["repeat"], *rest), described["repeats"])
+    if "concat" in described:
+        return ConcatPlan(tuple(make_plan(child, *rest) for child in described["concat"]))
+    children = tuple(make_plan(child, *rest) for child in described["blend"])
+    weights, later = described["weights"][: len(children)], described["weights"][len(children) :]
+    changes = tuple(WeightChange(begin, tuple(each)) for begin, *each in later)
+    return BlendPlan(children, tuple(weights), changes, per_batch, described.get("draws") == "even")

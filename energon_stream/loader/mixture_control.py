@@ -1,0 +1,364 @@
+"""The mixture of a loader: what each source has given so far, and other weights from a step on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.errors import ConfigError, StateError, StepPassedError, WeightsError
+from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.sample_sizes import block_bytes
+from energon_stream.loader.ranks import gather_to_all
+from energon_stream.pipeline import IterMapDataset
+from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
+from energon_stream.schedule import (
+    BlendPlan,
+    CursorCodec,
+    WeightChange,
+    check_weights,
+    first_batch,
+    is_count,
+    samples_by_leaf,
+)
+from energon_stream.state.mixture_weights import digest_of_changes
+from energon_stream.storage.obstore_use import run_forkable
+from energon_stream.tables.costs import mean_costs
+from energon_stream.urls import is_local, shown_url
+
+if TYPE_CHECKING:
+    from energon_stream.loader.position import Position
+    from energon_stream.pipeline.dataset import SavableDataset
+    from energon_stream.pipeline.node import State
+    from energon_stream.worker import WorkerConfig
+
+
+_SIZED_SHARDS = 4
+"""Shards whose sizes tell the mean size of samples, where the metadata does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCount:
+    """Count of the samples that one source of a mixture has given to a rank.
+
+    Attributes:
+        name: The source's name for ``set_weights``: the end of its URL that no other source has.
+        url: Its URL and split part.
+        weight: Its weight at the loader's next step; None in mixtures without weights.
+        samples: Samples that were drawn from it since the start of the training, restores included. Skipped
+            samples count, and those that operators hold.
+        bytes: The same in bytes, by the mean size of its samples, which indices of some shards tell; None for
+            joins and JSONL.
+        share: Its share of the samples of all sources.
+        costs: The same as ``bytes`` in each of the source's costs, by name: samples times the mean cost of
+            its samples. Empty if it has none.
+
+    Example:
+        >>> from energon_stream import SourceCount
+        >>> source = SourceCount("captions", "s3://data/captions [train]", 0.75, 6, None, 0.6)
+        >>> source.name, source.samples
+        ('captions', 6)
+    """
+
+    name: str
+    url: str
+    weight: float | None
+    samples: int
+    bytes: int | None
+    share: float
+    costs: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureReport:
+    """Counts of all sources of a rank's mixture so far.
+
+    Attributes:
+        step: The loader's next step: the number of its next batch, counted from the start of the training.
+        sources: The sources, in the order of the mixture.
+
+    Example:
+        >>> from energon_stream import WorkerConfig, get_loader, get_train_dataset
+        >>> options = {"shuffle_buffer_size": 16, "max_samples_per_sequence": 8, "draws": "even"}
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_train_dataset("mix.yaml", batch_size=None, worker_config=config, **options)
+        >>> loader = get_loader(dataset)
+        >>> for step, sample in zip(range(8), loader):
+        ...     pass
+        >>> print(loader.mixture())
+        step 8
+          captions: 6 samples (75.0 %, weight 75.0 %), ... kB
+          texts: 2 samples (25.0 %, weight 25.0 %), ... kB
+    """
+
+    step: int
+    sources: tuple[SourceCount, ...]
+
+    def __str__(self) -> str:
+        total = sum(source.weight or 0.0 for source in self.sources)
+        lines = [f"step {self.step}"]
+        for source in self.sources:
+            weight = "" if source.weight is None else f", weight {source.weight / (total or 1.0):.1%}"
+            size = "" if source.bytes is None else f", {source.bytes / 1000:,.1f} kB"
+            size += "".join(f", {cost:,.0f} {name}" for name, cost in source.costs.items())
+            shares = f"{source.share:.1%}{weight}".replace("%", " %")
+            lines.append(f"  {source.name}: {source.samples} samples ({shares}){size}")
+        return "\n".join(lines)
+
+
+def mixture_of(dataset: SavableDataset[Any], position: Position) -> MixtureReport:
+    """Count what each source has given to a rank. Raises WeightsError if the pipeline reads no dataset."""
+    readers = list(find_readers(dataset))
+    if not readers:
+        raise WeightsError(
+            "this pipeline reads no dataset of samples", hint="use a dataset of get_train_dataset"
+        )
+    if any(reader.packing is not None for _, reader in readers):
+        raise WeightsError("sources are not counted with planned packing", hint="leave out packing=")
+    step, batch = steps_of(dataset, position)
+    found: list[tuple[ReaderDataset, int, float | None, int]] = []
+    for path, reader in readers:
+        samples: Counter[int] = Counter()
+        for stream, state in position.states.items():
+            for place, at in _reader_states(dataset, state and state["node"], ""):
+                if place == path:
+                    schedule = reader.schedule(stream, path, changes=position.changes)
+                    cursor = CursorCodec(schedule).unpack(at["at"])
+                    samples.update(samples_by_leaf(schedule, cursor, at["epoch"]))
+        plan = reader.plan
+        weights: tuple[float | None, ...] = (None,) * len(reader.leaves)
+        if isinstance(plan, BlendPlan) and plan.is_live:
+            weights = plan.with_changes(position.changes).weights_at(batch)
+        found += [(reader, leaf, weights[leaf], samples[leaf]) for leaf in range(len(reader.leaves))]
+    total = sum(count for *_, count in found) or 1
+    names = _names([shown_url(reader.leaves[leaf].index.spec.url) for reader, leaf, *_ in found])
+    return MixtureReport(
+        step,
+        tuple(
+            SourceCount(name, _url(reader, leaf), weight, count, *_means(reader, leaf, count, total))
+            for name, (reader, leaf, weight, count) in zip(names, found, strict=True)
+        ),
+    )
+
+
+def changed(
+    dataset: SavableDataset[Any], position: Position, weights: Mapping[str, float], step: int | None
+) -> tuple[WeightChange, ...]:
+    """Return the weights that were set, with others from a step on; the same on all ranks.
+
+    All ranks must call this, with equal arguments: their answers are compared where ``torch.distributed`` has
+    a group of them.
+
+    Raises:
+        WeightsError: The weights are wrong, or other ranks have others.
+        StepPassedError: The step is over, or its samples are chosen already.
+    """
+    config = dataset.worker_config
+    problem: ConfigError | None = None
+    mine, first = "", 0
+    made: tuple[WeightChange, ...] = ()
+    try:
+        path, reader, plan = _live_reader(dataset)
+        first = _first_step(dataset, position, path, plan.per_batch)
+        named = _in_order(reader, weights)
+        if step is not None and not is_count(step):
+            raise WeightsError(f"at_step is {step!r:.80}", hint=f"use a number of steps, {first} or more")
+        begin = _batch_of(first if step is None else step, config, position)
+        made = _with_change(position.changes, WeightChange(begin, named))
+        for stream in config.streams:
+            reader.schedule(stream, path, changes=made)  # raises if a stream has no sample of these sources
+        mine = digest_of_changes(made)
+    except ConfigError as error:  # the other ranks wait for this one
+        problem, mine = error, f"an error: {error.what}"
+    answers = gather_to_all((mine, first), config)
+    if problem is not None:
+        raise problem
+    first = max(possible for _, possible in answers)
+    differing = [rank for rank, (other, _) in enumerate(answers) if other != mine]
+    if differing:
+        raise WeightsError(
+            f"ranks {differing} have other weights of the mixture than this one: {answers[differing[0]][0]}",
+            where=f"rank {config.rank}, with {mine}",
+            hint="call set_weights on all ranks, each time with the same weights and the same at_step",
+        )
+    if step is not None and step < first:
+        now, _ = steps_of(dataset, position)
+        why = f"is over: the next one is {now}" if step < now else "has samples that are chosen already"
+        raise StepPassedError(f"step {step} {why}", hint=f"the first step possible is {first}")
+    return made
+
+
+def is_live(dataset: SavableDataset[Any]) -> bool:
+    """Return True if a pipeline is a blend by weights, which may change."""
+    return any(isinstance(each.plan, BlendPlan) and each.plan.is_live for _, each in find_readers(dataset))
+
+
+def steps_of(dataset: SavableDataset[Any], position: Position) -> tuple[int, int]:
+    """Return a loader's next step, and the batches of the job before it; the same on all ranks."""
+    config = dataset.worker_config
+    batches = {stream: state["batches"] if state else 0 for stream, state in position.states.items()}
+    last = max((count - 1) * config.num_streams + stream for stream, count in batches.items())
+    step = _step_from(last + 1, config, position)
+    return step, _batch_of(step, config, position)
+
+
+def check_changes(dataset: SavableDataset[Any], changes: tuple[WeightChange, ...]) -> None:
+    """Check that a saved state's weights are some for this dataset. Raises StateError if they are not."""
+    if not changes:
+        return
+    try:
+        reader = _live_reader(dataset)[1]
+    except ConfigError as error:
+        raise StateError(f"the state has weights, but {error.what}", hint=error.hint) from error
+    if len(changes[0].weights) != len(reader.leaves):
+        raise StateError(
+            f"the state has weights of {len(changes[0].weights)} datasets, and there are {len(reader.leaves)}",
+            hint="restore an earlier checkpoint",
+        )
+
+
+def _step_from(batch: int, config: WorkerConfig, position: Position) -> int:
+    """Return the first step without a batch of the job before a given one."""
+    step, begin = position.begun
+    return step + max(0, -(-(batch - begin) // config.world_size))
+
+
+def _batch_of(step: int, config: WorkerConfig, position: Position) -> int:
+    """Return the first batch of the job of a step: each step since the loader began has one of each rank."""
+    first, begin = position.begun
+    return begin + max(0, step - first) * config.world_size
+
+
+def _first_step(dataset: SavableDataset[Any], position: Position, path: str, per_batch: int) -> int:
+    """Return the first step of which no sample is chosen yet."""
+    config = dataset.worker_config
+    possible = [
+        first_batch(at["at"][1], config.num_streams, stream, per_batch)
+        for stream, state in position.states.items()
+        for place, at in _reader_states(dataset, state and state["node"], "")
+        if place == path
+    ]
+    return max(steps_of(dataset, position)[0], _step_from(max([0, *possible]), config, position))
+
+
+def _live_reader(dataset: SavableDataset[Any]) -> tuple[str, ReaderDataset, BlendPlan]:
+    """Return the one reader of a pipeline, with its place, if it is a blend by weights."""
+    readers = list(find_readers(dataset))
+    plan = readers[0][1].plan if len(readers) == 1 else None
+    if any(reader.packing is not None for _, reader in readers):
+        raise WeightsError(
+            "weights cannot change with planned packing, whose packs are formed ahead",
+            hint="leave out packing=",
+        )
+    if not isinstance(plan, BlendPlan) or not plan.is_live:
+        raise WeightsError(
+            "this pipeline is no blend by weights whose datasets share one order",
+            hint="open a metadataset with blend: of two or more datasets by get_train_dataset, with a task "
+            "encoder that overrides neither build_train_datasets nor build_cook_crude_sample",
+        )
+    if _replays(dataset):
+        raise WeightsError(
+            "IterMapDataset makes a pass again from its start, which other weights would change",
+            hint="use MapDataset in its place",
+        )
+    return *readers[0], plan
+
+
+def _replays(dataset: SavableDataset[Any]) -> bool:
+    return isinstance(dataset, IterMapDataset) or any(map(_replays, dataset.inputs))
+
+
+def _in_order(reader: ReaderDataset, weights: Mapping[str, float]) -> tuple[float, ...]:
+    """Return weights by name in the order of the sources."""
+    urls = [shown_url(leaf.index.spec.url) for leaf in reader.leaves]
+    names = _names(urls)
+    known = {name: number for number, name in enumerate(names)}
+    known.update({url: number for number, url in enumerate(urls) if urls.count(url) == 1})
+    found: dict[int, float] = {}
+    shown = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
+    if not isinstance(weights, Mapping):
+        raise WeightsError(f"weights is a {type(weights).__name__}", hint=f"pass a dict of {shown}")
+    for name, weight in weights.items():
+        if name not in known:
+            raise WeightsError(f"{name!r:.80} is no source of the mixture", hint=f"the sources are {shown}")
+        if known[name] in found:
+            raise WeightsError(f"{name!r:.80} has two weights", hint="name each source once")
+        if not isinstance(weight, (int, float)) or isinstance(weight, bool):
+            raise WeightsError(f"the weight of {name!r:.80} is {weight!r:.80}", hint="use a number from 0 on")
+        found[known[name]] = float(weight)
+    missing = [name for number, name in enumerate(names) if number not in found]
+    if missing:
+        raise WeightsError(
+            f"the weights have no {', '.join(missing[:5])}",
+            hint="pass a weight for every source: 0 leaves one out",
+        )
+    in_order = tuple(found[number] for number in range(len(names)))
+    try:
+        check_weights(in_order)
+    except ConfigError as error:
+        raise WeightsError(error.what, hint=error.hint) from error
+    return in_order
+
+
+def _with_change(changes: tuple[WeightChange, ...], new: WeightChange) -> tuple[WeightChange, ...]:
+    """Return changes with a new one, which replaces all from its beginning on."""
+    return (*(change for change in changes if change.begin < new.begin), new)
+
+
+def _names(urls: list[str]) -> list[str]:
+    """Return the shortest end of each URL that no other has; equal URLs are numbered."""
+    parts = [url.rstrip("/").split("/") for url in urls]
+    ends: Counter[str] = Counter(
+        "/".join(path[-size:]) for path in {tuple(path) for path in parts} for size in range(1, len(path) + 1)
+    )
+    seen: Counter[str] = Counter()
+    names = []
+    for path in parts:
+        tails = ["/".join(path[-size:]) for size in range(1, len(path) + 1)]
+        name = next((tail for tail in tails if ends[tail] == 1), tails[-1])
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names
+
+
+def _url(reader: ReaderDataset, leaf: int) -> str:
+    index = reader.leaves[leaf].index
+    return f"{shown_url(index.spec.url)} [{index.split_part}]"
+
+
+def _means(
+    reader: ReaderDataset, leaf: int, samples: int, total: int
+) -> tuple[int | None, float, dict[str, float]]:
+    """Return bytes, share and costs of some samples of a source."""
+    index = reader.leaves[leaf].index
+    if not isinstance(index, WebDatasetIndex):
+        return None, samples / total, {}
+    size, costs = _mean(index) if is_local(index.spec.url) else run_forkable(_mean, index)
+    return round(size * samples), samples / total, {name: mean * samples for name, mean in costs.items()}
+
+
+def _mean(index: WebDatasetIndex) -> tuple[float, dict[str, float]]:
+    """Return the mean size and the mean costs of a dataset's samples."""
+    return _mean_bytes(index), {} if index.plain is not None else mean_costs(index.spec.open())
+
+
+def _mean_bytes(index: WebDatasetIndex) -> float:
+    """Return the mean size of a dataset's samples: of all, or of those in some shards."""
+    if index.sizes is not None:
+        return block_bytes(index.sizes) / max(1, len(index.sizes))
+    counts, store = index.shard_counts, index.spec.open()
+    shards = range(0, len(counts), -(-len(counts) // _SIZED_SHARDS))
+    ends = [int(index.read_offsets(store, n, int(counts[n]), int(counts[n]))[-1]) for n in shards]
+    return sum(ends) / max(1, sum(int(counts[shard]) for shard in shards))
+
+
+def _reader_states(dataset: SavableDataset[Any], state: State, path: str) -> Iterator[tuple[str, State]]:
+    """Yield the place of each reader that has begun, and the state of its node."""
+    if state is None:
+        return
+    if isinstance(dataset, ReaderDataset):
+        yield path, state
+        return
+    for number, (inner, at) in enumerate(zip(dataset.inputs, dataset.inner_states(state), strict=True)):
+        yield from _reader_states(inner, at, dataset.input_path(path, number))

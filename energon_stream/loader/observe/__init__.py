@@ -1,0 +1,1 @@
+"""Observes a loader: counters, statistics, profiles, traces and a watchdog."""

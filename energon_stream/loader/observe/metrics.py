@@ -1,0 +1,134 @@
+"""Statistics as metrics: for exporters, as scalars of a step, and as lines of a log.
+
+Everything here looks at ``loader.stats()`` from outside, when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from energon_stream.errors import ConfigError
+from energon_stream.threads import Repeater
+
+if TYPE_CHECKING:
+    from energon_stream.loader.observe.stats import LoaderStats
+
+log = logging.getLogger("energon_stream.stats")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric of a loader, for exporters.
+
+    Attributes:
+        name: Its name, without the prefix.
+        kind: A counter grows; a gauge may take any value.
+        unit: Unit in UCUM, as OpenTelemetry has it.
+        text: What it is.
+        read: Returns its values by the value of ``label``; by ``""`` if it has no label.
+        label: Name of what tells the values apart.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    unit: str
+    text: str
+    read: Callable[[LoaderStats], Mapping[str, float]]
+    label: str = ""
+
+
+def _one(read: Callable[[LoaderStats], float]) -> Callable[[LoaderStats], Mapping[str, float]]:
+    return lambda stats: {"": read(stats)}
+
+
+METRICS = (
+    Metric("batches", "counter", "{batch}", "Batches that the loop received.", _one(lambda s: s.batches)),
+    Metric("samples", "counter", "{sample}", "Samples in these batches.", _one(lambda s: s.samples)),
+    Metric("time", "counter", "s", "Time from the first batch to the last.", _one(lambda s: s.seconds)),
+    Metric("wait", "counter", "s", "Time in which the loop waited.", _one(lambda s: s.wait_seconds)),
+    Metric("first_batch", "gauge", "s", "Time until the first batch.", _one(lambda s: s.first_batch_seconds)),
+    Metric("looks", "counter", "{look}", "Looks at stacks.", lambda s: s.profile.causes, "cause"),
+    Metric("requests", "counter", "{request}", "Requests to stores.", lambda s: s.io.requests, "kind"),
+    Metric("errors", "counter", "{request}", "Requests that failed.", lambda s: s.io.errors, "error"),
+    Metric("retries", "counter", "{request}", "Requests after a fault.", _one(lambda s: s.io.retries)),
+    Metric("hedges", "counter", "{request}", "Requests beside late ones.", _one(lambda s: s.io.hedges)),
+    Metric("received", "counter", "By", "Bytes from stores.", _one(lambda s: s.io.bytes_received)),
+    Metric("cache_hit", "counter", "By", "Bytes that the cache had.", _one(lambda s: s.cache.hit_bytes)),
+    Metric("cache_miss", "counter", "By", "Bytes that it had not.", _one(lambda s: s.cache.missed_bytes)),
+    Metric("restarts", "counter", "{worker}", "Workers that were replaced.", _one(lambda s: s.restarts)),
+)
+"""What exporters tell, each with the prefix ``energon_stream``."""
+
+
+class Recent:
+    """Statistics since they were taken last.
+
+    Args:
+        before: Statistics with which the time begins; None for the beginning of the iteration.
+    """
+
+    def __init__(self, before: LoaderStats | None = None) -> None:
+        self._before = before
+
+    def take(self, now: LoaderStats) -> LoaderStats:
+        """Return what happened since the last call."""
+        before, self._before = self._before, now
+        return now if before is None else now.since(before)
+
+
+def write_scalars(writer: Any, values: Mapping[str, float], step: int) -> None:
+    """Write scalars of a step with a writer of TensorBoard, Weights & Biases, or one that is like it.
+
+    Raises ConfigError if the writer has neither ``add_scalar``, ``log_metrics`` nor ``log``.
+    """
+    if hasattr(writer, "add_scalar"):
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+        return
+    write = getattr(writer, "log_metrics", None) or getattr(writer, "log", None)
+    if write is None or isinstance(writer, logging.Logger):
+        raise ConfigError(
+            f"a {type(writer).__name__} takes no scalars",
+            hint="pass a SummaryWriter, a run of wandb, or an object with log_metrics(values, step=)",
+        )
+    write(dict(values), step=step)
+
+
+@contextmanager
+def log_every(read: Callable[[], LoaderStats], seconds: float) -> Iterator[None]:
+    """Log a line every so many seconds; see :meth:`BasicDataLoader.log_every`."""
+    if not seconds > 0:
+        raise ConfigError(f"seconds is {seconds}", hint="use a positive number")
+    tell = partial(_log_line, read, Recent(read()))
+    repeater = Repeater(tell, seconds, "log of the loader's statistics")
+    try:
+        yield
+    finally:
+        repeater.close()
+        tell()
+
+
+def _log_line(read: Callable[[], LoaderStats], recent: Recent) -> None:
+    stats = recent.take(read())
+    if not stats.batches:  # the watchdog says what is late
+        return
+    verdict = stats.verdict
+    log.info(
+        "rank %d: %.0f samples/s, waiting %.0f%% of the time; %s",
+        stats.rank,
+        stats.samples_per_second,
+        100 * stats.waiting,
+        verdict,
+        extra={
+            "rank": stats.rank,
+            "samples_per_second": stats.samples_per_second,
+            "waiting": stats.waiting,
+            "verdict": verdict.cause,
+            "stats": stats.as_json(),
+        },
+    )

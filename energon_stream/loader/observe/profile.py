@@ -1,0 +1,152 @@
+"""The causes that the thread which makes batches spends its time on, found by looks at its stack.
+
+The thread itself does nothing for it. A cause is that of the innermost function that is known: a wait for a
+store within a user's function counts for the store, and an image that a cooker decodes counts for decoding.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from concurrent import futures
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING
+
+from energon_stream.decode import FileStoreDecoder
+from energon_stream.loader.channel import Sender
+from energon_stream.pipeline.batching import Batching
+from energon_stream.pipeline.engine import Engine
+from energon_stream.pipeline.failures import FailureGuard
+from energon_stream.threads import Repeater, steady_stacks
+from energon_stream.tracing import current_recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STORE, DECODE, ENCODE, COLLATE = "store", "decode", "encode", "collate"
+CHANNEL, CONSUMER, LOADER = "channel", "consumer", "loader"
+CAUSES = (STORE, DECODE, ENCODE, COLLATE, CHANNEL, CONSUMER, LOADER)
+"""What time goes to: waiting for bytes; decoding; the user's functions; batching; sending a batch to the main
+process; waiting for the training loop; and the loader's own work."""
+
+_SECONDS = 0.05
+"""Between two looks."""
+
+_CODES: Mapping[CodeType, str] = {
+    futures.Future.result.__code__: STORE,
+    futures.wait.__code__: STORE,
+    FailureGuard.call.__code__: ENCODE,
+    Batching.make.__code__: COLLATE,
+    Sender._take_acknowledgement.__code__: CONSUMER,
+    Sender.send.__code__: CHANNEL,
+    Engine.step_any.__code__: LOADER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Looks at the threads that make batches. Add those of several processes.
+
+    Attributes:
+        causes: Number of looks by cause, of ``CAUSES``.
+        functions: Number of looks that found a user's function, by its name.
+    """
+
+    causes: Mapping[str, int] = field(default_factory=dict)
+    functions: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: Profile) -> Profile:
+        causes, functions = Counter(self.causes), Counter(self.functions)
+        causes.update(other.causes)
+        functions.update(other.functions)
+        return Profile(dict(causes), dict(functions))
+
+    def __sub__(self, earlier: Profile) -> Profile:
+        causes, functions = Counter(self.causes), Counter(self.functions)
+        return Profile(dict(causes - Counter(earlier.causes)), dict(functions - Counter(earlier.functions)))
+
+    @property
+    def looks(self) -> int:
+        """Number of looks while batches were made, or waited for the training loop."""
+        return sum(self.causes.values())
+
+    @property
+    def idle(self) -> float:
+        """Share of the looks at which a worker waited for the training loop."""
+        return self.causes.get(CONSUMER, 0) / self.looks if self.looks else 0.0
+
+    def share(self, cause: str) -> float:
+        """Return the share of the time in which batches were made, without waiting for the training loop."""
+        busy = self.looks - self.causes.get(CONSUMER, 0)
+        return self.causes.get(cause, 0) / busy if busy else 0.0
+
+
+class Profiler:
+    """Looks at one thread until it is closed.
+
+    Attributes:
+        ident: The thread's identifier. It may be changed.
+        looks: Number of looks that found a cause.
+    """
+
+    def __init__(self, ident: int) -> None:
+        self.ident = ident
+        self.looks = 0
+        self._causes: Counter[str] = Counter()
+        self._functions: Counter[str] = Counter()
+        self._repeater = Repeater(self._look, _SECONDS, "profile of the loader")
+
+    def snapshot(self) -> Profile:
+        """Return the looks so far."""
+        return Profile(dict(self._causes), dict(self._functions))
+
+    def close(self) -> None:
+        """End the thread. The collector may free a loader, and so close it, in that thread itself."""
+        self._repeater.close()
+
+    def _look(self) -> None:
+        with steady_stacks():
+            cause, function = describe(sys._current_frames().get(self.ident))
+        if cause is not None:
+            self.looks += 1
+            self._causes[cause] += 1
+            if (record := current_recorder()) is not None:
+                record.look(cause, function, self.ident)
+        if function is not None:
+            self._functions[function] += 1
+
+
+def describe(frame: FrameType | None) -> tuple[str | None, str | None]:
+    """Return the cause of a stack, and the user's function in it. ``frame`` is the innermost one.
+
+    Both are None where no batch is made.
+    """
+    cause = None
+    for each in _outwards(frame):
+        found = _cause_of(each)
+        cause = cause or found
+        if found == ENCODE:
+            return cause, each.f_locals["self"].name
+        if found is not None and found not in (STORE, DECODE, COLLATE):
+            break
+    return cause, None
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _cause_of(frame: FrameType) -> str | None:
+    code = frame.f_code
+    cause = _CODES.get(code)
+    if cause == STORE:  # a user's function may wait for threads of its own
+        caller = frame.f_back
+        is_ours = caller is not None and str(caller.f_globals.get("__name__")).startswith("energon_stream.")
+        return STORE if is_ours else None
+    if cause is None and code.co_name in ("decode", "decode_file"):
+        return DECODE if isinstance(frame.f_locals.get("self"), FileStoreDecoder) else None
+    return cause

@@ -1,0 +1,1 @@
+"""Prepares datasets: scans tars, builds the index, and publishes the metadata."""

@@ -1,0 +1,263 @@
+"""Reads what a prepared dataset knows of its shards, so that others can be added without reading them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from energon_stream.errors import (
+    ConfigError,
+    CorruptTarError,
+    IndexMismatchError,
+    NotPreparedError,
+    ObjectNotFoundError,
+)
+from energon_stream.index.checksums import digest, read_checksums
+from energon_stream.index.index_files import index_path
+from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info, parse_split
+from energon_stream.prepare.media_headers import MediaFilter
+from energon_stream.prepare.shard_record import ShardRecord, encode_record
+from energon_stream.prepare.staging import Publishing
+from energon_stream.storage.in_order import ordered_map
+from energon_stream.tar.format import TAR_RECORD
+from energon_stream.tar.scan import ShardScan, scan_shard
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import UInt64Array
+    from energon_stream.prepare.staging import Staging
+    from energon_stream.storage import ListEntry, Store
+
+_SAMPLES = """
+SELECT tar_file_id, sample_key, byte_offset, byte_size FROM samples
+WHERE tar_file_id < ? ORDER BY tar_file_id, sample_index
+"""
+_PARTS = """
+SELECT tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts
+WHERE tar_file_id < ? ORDER BY tar_file_id, sample_index, content_byte_offset
+"""
+_CHECKSUMS = "checksums"
+_AGAIN = "prepare the whole dataset again with force=True"
+_NAMED = 3
+
+
+class OldDataset:
+    """A prepared dataset that shards are added to.
+
+    Args:
+        store: Store of the dataset's root.
+        staging: What an earlier run has kept.
+        split_config: Name of the split file.
+
+    Attributes:
+        present: Number of samples by path of the shards that ``.info.json`` has, in order.
+        counts: The same of the old shards: without those that an earlier run was adding when it was stopped.
+        checksums: Checksums of the samples of the old shards, ``uint64``; None if the dataset has none.
+
+    Raises:
+        NotPreparedError: The dataset is not prepared.
+        ConfigError: An earlier preparation of the whole dataset was stopped while it published.
+        IndexMismatchError: The checksums are damaged, or of another preparation.
+    """
+
+    def __init__(self, store: Store, staging: Staging, split_config: str) -> None:
+        note, split_path = staging.publishing, f"{META_FOLDER}/{split_config}"
+        if note is not None and note.first is None:
+            raise ConfigError(
+                "a preparation of the whole dataset was stopped before its end",
+                where=store.url,
+                hint=f"first complete it: {_AGAIN}; what was scanned is kept",
+            )
+        try:
+            info, data = _info(store)
+            split = store.get(split_path).data
+        except ObjectNotFoundError as error:
+            raise NotPreparedError(
+                "there is no prepared dataset that tars could be added to",
+                where=store.url,
+                hint="leave out append=True",
+            ) from error
+        self._store = store
+        self.present: Mapping[str, int] = parse_info(data, f"{store.url}/{info}")
+        first = len(self.present) if note is None or note.first is None else note.first
+        self.counts = dict(islice(self.present.items(), first))
+        self._split = parse_split(split, f"{store.url}/{split_path}")
+        self.note = Publishing(first)
+        kept = staging.kept(_CHECKSUMS)
+        self.checksums: UInt64Array | None = (
+            read_checksums(store, sum(self.present.values()), digest(data))
+            if kept is None
+            else np.frombuffer(kept, dtype="<u8")
+        )
+
+    @property
+    def exclude(self) -> tuple[str, ...]:
+        """Entries of the split file that are not to be used."""
+        return self._split.exclude
+
+    def keep(self, staging: Staging) -> None:
+        """Keep what publishing would lose if it was stopped, and note that it begins."""
+        if self.checksums is not None:
+            staging.keep(_CHECKSUMS, self.checksums.tobytes())
+        staging.begin_publishing(self.note)
+
+    def joined_split(self, new: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+        """Return the shards of each split part: the old ones, then the new ones."""
+        added = {shard for shards in new.values() for shard in shards}
+        parts = {
+            name: tuple(shard for shard in shards if shard not in added)
+            for name, shards in self._split.split_parts.items()
+        }
+        for name, shards in new.items():
+            parts[name] = (*parts.get(name, ()), *shards)
+        return parts
+
+    def records(self, database: str) -> Iterator[ShardRecord]:
+        """Yield the records of the old shards, given the local path of the index.
+
+        Raises:
+            IndexMismatchError: The index does not fit ``.info.json``, or is damaged.
+        """
+        begin, tars = 0, len(self.counts)
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as samples:
+            try:
+                rows = _of_each(samples.execute(_SAMPLES, (tars,)), tars)
+                parts = _of_each(samples.execute(_PARTS, (tars,)), tars)
+                for (path, count), of_tar, of_parts in zip(self.counts.items(), rows, parts, strict=True):
+                    if len(of_tar) != count:
+                        raise self._mismatch(f"it has {len(of_tar)} samples of {path}, not {count}")
+                    offsets = [offset for _, _, offset, _ in of_tar]
+                    offsets.append(sum(of_tar[-1][2:]) if of_tar else 0)
+                    scan = ShardScan(path, [row[1] for row in of_tar], offsets, [row[1:] for row in of_parts])
+                    digests = [] if self.checksums is None else self.checksums[begin : begin + count].tolist()
+                    yield ShardRecord(scan, digests)
+                    begin += count
+            except sqlite3.DatabaseError as error:
+                raise self._mismatch(str(error)) from error
+
+    def media_filter(self, database: str) -> MediaFilter | None:
+        """Return the media filter of the index at a local path; None if it has no media.
+
+        Raises:
+            ConfigError: There are several.
+        """
+        found = _rows(database, "SELECT strategy, patterns FROM media_filters")
+        if len(found) > 1:
+            raise ConfigError(
+                f"the index has the media of {len(found)} filters, so it is not clear which is for new tars",
+                where=self._store.url,
+                hint=_AGAIN,
+            )
+        for strategy, patterns in found:
+            return MediaFilter(strategy, tuple(filter(None, (patterns or "").split(","))))
+        return None
+
+    def _mismatch(self, problem: str) -> IndexMismatchError:
+        return IndexMismatchError(
+            f"the index does not fit .info.json: {problem}", where=self._store.url, hint=_AGAIN
+        )
+
+
+def copy_media(old: str, new: sqlite3.Connection) -> None:
+    """Copy the media metadata of the index at a local path into an open one that has the tables."""
+    present = {name for (name,) in _rows(old, "SELECT name FROM sqlite_master")}
+    tables = {"media_metadata": "?, ?, ?", "media_filters": "?, ?, ?, ?", "media_layouts": "?, ?"}
+    for table in present & tables.keys():  # other programs write no layouts
+        rows = _rows(old, f"SELECT * FROM {table}")
+        new.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({tables[table]})", rows)
+
+
+class OldShards:
+    """Checks that the old shards are as they were when they were indexed, without reading them.
+
+    A tar must be listed, be as long as the index says, and not be newer than its ``.tar.idx``. The headers of
+    one that may be newer, such as after copying, are compared with the index.
+
+    Args:
+        store: Store of the dataset's root.
+        listed: The files of the dataset.
+    """
+
+    def __init__(self, store: Store, listed: Sequence[ListEntry]) -> None:
+        self._store = store
+        self._listed = {entry.path: entry for entry in listed}
+        self._changed: dict[str, str] = {}
+        self._doubtful: dict[str, int] = {}  # hash of the record by path
+
+    def see(self, record: ShardRecord) -> None:
+        """Look at the next shard."""
+        scan = record.scan
+        tar, index = self._listed.get(scan.path), self._listed.get(index_path(scan.path))
+        if tar is None:
+            self._changed[scan.path] = "is gone"
+        elif tar.meta.size < scan.offsets[-1] + TAR_RECORD:
+            self._changed[scan.path] = "is shorter"
+        elif index is None or not _is_older(tar, index):
+            self._doubtful[scan.path] = _hash(scan)
+
+    def check(self, workers: int) -> None:
+        """Read the headers of the doubtful shards, so many at a time.
+
+        Raises:
+            IndexMismatchError: A shard has changed, or is gone.
+        """
+
+        def compare(path: str) -> tuple[str, bool]:
+            with suppress(CorruptTarError):
+                return path, _hash(scan_shard(self._store, self._listed[path])) == self._doubtful[path]
+            return path, False
+
+        for path, is_same in ordered_map(compare, self._doubtful, workers):
+            if not is_same:
+                self._changed[path] = "has other content"
+        if self._changed:
+            named = [f"{path} {problem}" for path, problem in self._changed.items()]
+            raise IndexMismatchError(
+                f"{len(named)} old shards changed: {', '.join(named[:_NAMED])}{', …' * (len(named) > _NAMED)}",
+                where=self._store.url,
+                hint=f"tars can be added while the old ones stay as they are: restore them, or {_AGAIN}",
+            )
+
+
+def _is_older(tar: ListEntry, index: ListEntry) -> bool:
+    """Return True if a tar was surely written before its index."""
+    written, indexed = tar.meta.last_modified, index.meta.last_modified
+    return written is not None and indexed is not None and written < indexed
+
+
+def _hash(scan: ShardScan) -> int:
+    return xxhash.xxh3_64_intdigest(encode_record(ShardRecord(scan)))
+
+
+def _info(store: Store) -> tuple[str, memoryview]:
+    try:
+        return INFO_JSON, store.get(INFO_JSON).data
+    except ObjectNotFoundError:
+        return INFO_YAML, store.get(INFO_YAML).data
+
+
+def _of_each(rows: Iterable[tuple[Any, ...]], tars: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows of each tar; a row begins with the number of its tar, and rows are in its order."""
+    groups = groupby(rows, itemgetter(0))
+    number, group = next(groups, (tars, iter(())))
+    for tar in range(tars):
+        if tar == number:
+            yield list(group)
+            number, group = next(groups, (tars, iter(())))
+        else:
+            yield []
+
+
+def _rows(database: str, query: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a query; none if there is no such table."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        try:
+            return connection.execute(query).fetchall()
+        except sqlite3.OperationalError:
+            return []

@@ -1,0 +1,278 @@
+"""Prepares a folder of tars: writes indices and metadata, locally or on object storage."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.errors import ConfigError, DatasetError, ObjectNotFoundError
+from energon_stream.index.index_files import encode_offsets, index_path
+from energon_stream.index.info_files import (
+    DATASET_CONFIG,
+    INFO_JSON,
+    INFO_YAML,
+    META_FOLDER,
+    SPLIT_CONFIG,
+    read_info,
+)
+from energon_stream.index.listing import find_shards, select_shards
+from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_bytes
+from energon_stream.index.shard_names import split_by_patterns, split_by_ratio
+from energon_stream.index.sqlite_index import INDEX_SQLITE, temporary_folder
+from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.prepare.builder import IndexBuilder
+from energon_stream.prepare.preparation import Preparation, PrepareReport
+from energon_stream.prepare.publish import write_offsets
+from energon_stream.prepare.scanning import EngineAt, Scanner, ScanOptions
+from energon_stream.prepare.staging import Staging
+from energon_stream.storage import ListEntry, Store, StoreSpec
+
+if TYPE_CHECKING:
+    import os
+
+    from energon_stream.engine.shares import Part
+    from energon_stream.engine.tasks import TaskEngine
+    from energon_stream.prepare.media_headers import MediaFilter
+
+
+def prepare_dataset(
+    url_or_path: str,
+    *,
+    shards: str | Sequence[str] | None = None,
+    split_ratio: Sequence[float] | Mapping[str, float] | None = None,
+    split_patterns: Sequence[str] | None = None,
+    exclude: str | None = None,
+    split_config: str = SPLIT_CONFIG,
+    dataset_yaml: Mapping[str, Any] | None = None,
+    dataset_config: str = DATASET_CONFIG,
+    shuffle_tars: bool = False,
+    shuffle_seed: int = 42,
+    tar_index_only: bool = False,
+    fix_duplicates: bool = False,
+    checksums: bool = False,
+    media_filter: MediaFilter | None = None,
+    tmp_path: str | os.PathLike[str] | None = None,
+    workers: int = 16,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    force: bool = False,
+    skip_bad: bool = False,
+    append: bool = False,
+    engine: TaskEngine | None = None,
+    part: Part | None = None,
+    max_gap: int | None = None,
+) -> PrepareReport:
+    """Index the tars of a folder and write its ``.nv-meta``.
+
+    The files are those of Megatron-Energon 7.4.1. If the samples are not very many, their sizes are behind
+    the last page of ``index.sqlite``, which saves a round trip when the dataset is opened.
+
+    An existing preparation stays as it is until all tars are scanned and checked. Then the new one is
+    published, one whole file after another, so that readers see the old dataset or the new one; the first
+    preparation is seen when ``.info.json`` is written, last. What was scanned is kept in ``.nv-staging``: a
+    run that was stopped goes on when it is called again.
+
+    Args:
+        url_or_path: Local folder or any fsspec URL.
+        shards: Names, globs or brace patterns of the tars, relative to the folder; None for all tars below
+            it.
+        split_ratio: Shares of train, val and test, or of split parts by name. Give this or
+            ``split_patterns``.
+        split_patterns: ``NAME:PATTERN`` with a regular expression, glob or brace pattern.
+        exclude: Regular expression; tars with a match anywhere in their path are left out.
+        split_config: Name of the file in ``.nv-meta`` that has the split parts.
+        dataset_yaml: Content of ``dataset.yaml``; None to write no such file.
+        dataset_config: Name of the file in ``.nv-meta`` that ``dataset_yaml`` is written to.
+        shuffle_tars: Shuffle the shards before they are split.
+        shuffle_seed: Seed of the shuffle. Megatron-Energon has the same default.
+        tar_index_only: Write the ``.tar.idx`` files only.
+        fix_duplicates: If tars share sample keys, rename the members of all tars first, which writes the tars
+            anew: ``x.jpg`` of ``a.tar`` becomes ``a.tar/x.jpg``.
+        checksums: Also read all bytes, and write a checksum for each sample, which ``ReadOptions(verify=…)``
+            compares. Without this, checksums of an earlier preparation are removed.
+        media_filter: Images whose size is written to the index; None for none.
+        tmp_path: Local folder for a temporary folder, made if missing, in which files are built before they
+            are uploaded; None for the system's. It takes the index, and with ``fix_duplicates`` a tar for
+            each worker.
+        workers: Number of shards that are read at the same time.
+        storage_options: Credentials and the like for the URL's file system.
+        progress: Called with the number of shards that are done, and of all shards.
+        force: Replace an existing preparation.
+        skip_bad: Leave out tars that are damaged or have no samples, and name them in
+            ``.nv-meta/skipped.json``.
+        append: Add tars that the prepared dataset does not have. Old entries stay as they are, and the split
+            options are for the new tars alone.
+        engine: Reads the tars in processes of this machine or of a cluster; None for ``workers`` threads of
+            this process.
+        part: Share of the tars that is read by this call, and kept in ``.nv-staging``. When all shares are
+            done, a call without ``part`` publishes the dataset. None for everything at once.
+        max_gap: Bytes of a payload that are read on a store rather than jumped over by one more request; None
+            for 256 KiB. With 0, hardly more than headers is read, which takes a request for each payload.
+
+    Raises:
+        ObjectNotFoundError: The folder has no tars, or none that the options select.
+        ConfigError: The options contradict each other, all tars are compressed, or the dataset is prepared
+            already.
+        BadShardsError: Tars are damaged or cut off, have no samples, or names that are not UTF-8; names all.
+        DuplicateKeyError: Two samples have the same key.
+        ObjectChangedError: A tar was changed meanwhile.
+        IndexMismatchError: ``append``, and an old shard was changed or is gone.
+        NotPreparedError: ``append``, and there is no dataset.
+        StorageError: The store or the local disk cannot be written to. In all these cases readers see what
+            they saw before.
+
+    Example:
+        >>> report = prepare_dataset("tars", split_ratio=(3, 1, 0))
+        >>> report.num_samples, report.parts, report.split["val"]
+        (64, ('jpg', 'txt'), ('data-000003.tar',))
+    """
+    _check_options(
+        workers=workers,
+        max_gap=max_gap,
+        append=append,
+        whole={
+            "append": append,
+            "checksums": checksums,
+            "fix_duplicates": fix_duplicates,
+            "skip_bad": skip_bad,
+            "engine": engine is not None,
+            "part": part is not None,
+        },
+        tar_index_only=tar_index_only,
+        media_filter=media_filter,
+    )
+    check_file_names(split_config=split_config, dataset_config=dataset_config)
+    if not tar_index_only and (split_ratio is None) == (split_patterns is None):
+        raise ConfigError("give either split_ratio or split_patterns")
+    store = StoreSpec(url_or_path, storage_options).open()
+    listed = list(store.list())
+    entries = select_shards(listed, store.url, shards=shards, exclude=exclude)
+    deal = partial(_deal, split_ratio, split_patterns, shuffle_seed if shuffle_tars else None)
+    if tar_index_only:
+        return _index_tars(store, entries, listed, deal, workers, progress, ScanOptions(max_gap=max_gap))
+    existing = {entry.path for entry in listed}
+    staging = Staging(store, existing)
+    if existing & {INFO_JSON, INFO_YAML} and not (force or append or staging.publishing):
+        raise ConfigError(
+            "the dataset is prepared already",
+            where=store.url,
+            hint="pass force=True to replace the preparation, or append=True to add tars that it does not have",
+        )
+    at = None if engine is None else EngineAt(engine, StoreSpec(url_or_path, storage_options))
+    job = Preparation(store, staging, workers, progress, skip_bad, deal, split_config, at, part)
+    others = (
+        {} if dataset_yaml is None else {f"{META_FOLDER}/{dataset_config}": dump_yaml(dict(dataset_yaml))}
+    )
+    options = ScanOptions(checksums, media_filter, max_gap)
+    with temporary_folder(tmp_path) as folder:
+        if append:
+            return job.append(folder, entries, listed, options, others)
+        scanner = job.scanner(options)
+        if part is not None:
+            return job.scan_part(scanner, entries, part)
+        deal([entry.path for entry in entries])  # what cannot be dealt is said before the tars are read
+        if fix_duplicates and job.separate(scanner, folder, entries):
+            entries = find_shards(store, shards=shards, exclude=exclude)
+        with IndexBuilder(folder, media_filter=media_filter, checksums=checksums) as builder:
+            good = job.scan(scanner, entries, builder)
+            return job.publish(builder, scanner.bad, good, others, _present(store, existing))
+
+
+def _index_tars(
+    store: Store,
+    entries: Sequence[ListEntry],
+    listed: Sequence[ListEntry],
+    deal: Callable[[Sequence[str]], Mapping[str, tuple[str, ...]]],
+    workers: int,
+    progress: Callable[[int, int], None] | None,
+    options: ScanOptions,
+) -> PrepareReport:
+    """Write the ``.tar.idx`` files alone."""
+    scanner, files = Scanner(store, None, options, workers), {e.path: e.meta.size for e in listed}
+    counts: dict[str, int] = {}
+    parts: set[str] = set()
+    sizes = SampleSizes()
+
+    def offsets() -> Iterator[tuple[str, bytes]]:
+        for done, record in enumerate(scanner.run(entries), 1):
+            if record is not None:
+                scan = record.scan
+                counts[scan.path] = len(scan.keys)
+                parts.update(part for _, part, _, _ in scan.parts)
+                sizes.add(scan.offsets, scan.first_names())
+                yield scan.path, encode_offsets(scan.offsets)
+            if progress is not None:
+                progress(done, len(entries))
+
+    write_offsets(store, offsets(), files, workers)
+    scanner.raise_bad(len(entries))
+    if {INDEX_SQLITE, INFO_JSON} <= files.keys():
+        _remove_other_sizes(store, sizes.encode(bytes(store.get(INFO_JSON).data)))
+    return PrepareReport(counts, deal([*counts]), tuple(sorted(parts)), tuple(map(index_path, counts)))
+
+
+def _present(store: Store, existing: Collection[str]) -> Mapping[str, int] | None:
+    """Return the number of samples of the present shards; None if there is no dataset that can be read."""
+    if {INFO_JSON, INFO_YAML}.isdisjoint(existing):
+        return None
+    with suppress(DatasetError, ObjectNotFoundError):
+        return read_info(store)
+    return None
+
+
+def _deal(
+    ratio: Sequence[float] | Mapping[str, float] | None,
+    patterns: Sequence[str] | None,
+    seed: int | None,
+    paths: Sequence[str],
+) -> dict[str, tuple[str, ...]]:
+    """Return the shards of each split part; ``seed`` None keeps their order."""
+    order = list(paths)
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    if patterns:
+        return split_by_patterns(order, patterns)
+    return split_by_ratio(order, ratio) if ratio is not None else {}
+
+
+def _check_options(
+    *,
+    workers: int,
+    max_gap: int | None,
+    append: bool,
+    whole: Mapping[str, bool],
+    tar_index_only: bool,
+    media_filter: MediaFilter | None,
+) -> None:
+    for name, number, least in (("workers", workers, 1), ("max_gap", max_gap or 0, 0)):
+        if number < least:
+            raise ConfigError(f"{name} is {number}", hint=f"use {least} or more")
+    if tar_index_only and media_filter is not None:
+        raise ConfigError(
+            "tar_index_only excludes media_filter, because media metadata is written to index.sqlite"
+        )
+    for name, is_given in whole.items():
+        if tar_index_only and is_given:
+            raise ConfigError(f"tar_index_only excludes {name}, which belongs to the whole preparation")
+    if whole["part"] and whole["fix_duplicates"]:
+        raise ConfigError("part excludes fix_duplicates, which needs the keys of all tars")
+    if append and whole["fix_duplicates"]:
+        raise ConfigError("append excludes fix_duplicates, which changes the old tars too")
+
+
+def _remove_other_sizes(store: Store, expected: bytes | None) -> None:
+    """Remove the sizes behind the database if they are not those of the tars."""
+    tail = store.get_suffix(INDEX_SQLITE, MOST_BYTES).data
+    length = appended_bytes(tail)
+    if length and not (expected or b"").endswith(tail[-length:]):
+        store.put(INDEX_SQLITE, bytes(store.get(INDEX_SQLITE).data[:-length]))
+
+
+def check_file_names(**names: str) -> None:
+    """Raise ConfigError if a name of a file in ``.nv-meta`` is not one; ``names`` is by argument."""
+    for argument, name in names.items():
+        if not name.endswith((".yaml", ".yml")) or "/" in name:
+            raise ConfigError(f"{argument} is {name!r}", hint="give a file name such as other.yaml")

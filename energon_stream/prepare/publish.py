@@ -1,0 +1,180 @@
+"""Publishes the metadata of a dataset: one whole file after another, so that readers see the old dataset or
+the new one, also in stores that cannot rename.
+
+A reader takes the shards of a split part from ``split.yaml``, their numbers of samples from ``.info.json``,
+where they begin from ``.tar.idx``, and looks keys up in ``index.sqlite``, which has numbers of shards in
+``.info.json``. Overwriting ``split.yaml`` is the switch. So ``.info.json`` has the shards of both datasets
+meanwhile, and ``index.sqlite`` fits both files or is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from energon_stream.errors import MetadataError, ObjectNotFoundError
+from energon_stream.index.checksums import CHECKSUMS
+from energon_stream.index.index_files import index_path
+from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, encode_info, load_document
+from energon_stream.index.sqlite_index import INDEX_SQLITE
+from energon_stream.storage.in_order import ordered_map
+
+if TYPE_CHECKING:
+    from energon_stream.prepare.builder import BuiltIndex
+    from energon_stream.storage import Store
+
+INDEX_UUID = f"{META_FOLDER}/index.uuid"
+SKIPPED = f"{META_FOLDER}/skipped.json"
+_SAME_FOR_LARGE = 1 << 26  # a larger file is written without comparing it with the one that is there
+
+
+class LocalFile(NamedTuple):
+    """Content that is in a local file."""
+
+    path: str
+
+
+class Write(NamedTuple):
+    """One write to the store: of a whole file, or its removal if the content is None."""
+
+    path: str
+    content: bytes | LocalFile | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewFiles:
+    """The metadata to publish, each content by path."""
+
+    counts: Mapping[str, int]  # number of samples by shard path, in order
+    split: tuple[str, bytes]  # path and content of the split file
+    index: str  # local path of ``index.sqlite``
+    identity: str  # content of ``index.uuid``
+    checksums: bytes | None = None  # None: the dataset has none from now on
+    # Files that do not say which samples there are, such as ``dataset.yaml``. None removes one.
+    others: Mapping[str, bytes | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, built: BuiltIndex, split: tuple[str, bytes], others: Mapping[str, bytes | None]) -> NewFiles:
+        """Return the files of an index."""
+        return cls(built.counts, split, built.database, built.identity, built.checksums, others)
+
+
+def plan_writes(old: Mapping[str, int] | None, new: NewFiles, existing: Iterable[str]) -> list[Write]:
+    """Return the writes that publish a dataset, in order. ``.tar.idx`` files go before all of them.
+
+    Args:
+        old: Number of samples by shard path of the present dataset, in order; None if there is none.
+        new: What is published.
+        existing: Paths of the files in ``.nv-meta``.
+
+    Example:
+        >>> new = NewFiles({"a.tar": 1, "b.tar": 2}, (".nv-meta/split.yaml", b""), "/tmp/i", "1")
+        >>> [write.path for write in plan_writes({"a.tar": 1}, new, ())]
+        ['.nv-meta/index.uuid', '.nv-meta/index.sqlite', '.nv-meta/.info.json', '.nv-meta/split.yaml']
+        >>> [write.path for write in plan_writes(None, new, ())][-1]
+        '.nv-meta/.info.json'
+    """
+    names = set(existing)
+    split, index = Write(*new.split), Write(INDEX_SQLITE, LocalFile(new.index))
+    identity, info = Write(INDEX_UUID, new.identity.encode()), Write(INFO_JSON, encode_info(new.counts))
+    as_yaml = [Write(INFO_YAML, encode_info(new.counts, as_yaml=True))] if INFO_YAML in names else []
+    others = [
+        Write(path, content) for path, content in new.others.items() if content is not None or path in names
+    ]
+    checksums = [] if new.checksums is None else [Write(CHECKSUMS, new.checksums)]
+    # Those of another .info.json are an error to who compares; without any, nothing is compared.
+    stale = [Write(CHECKSUMS, None)] if CHECKSUMS in names else []
+    if old is None:
+        return [*stale, split, identity, *others, *checksums, index, *as_yaml, info]
+    if list(old.items()) == list(new.counts.items())[: len(old)]:
+        # The numbers of the old shards are those in the new index as well.
+        return [*stale, identity, index, info, *as_yaml, split, *checksums, *others]
+    both = Write(INFO_JSON, encode_info({**old, **new.counts}))
+    absent = Write(INDEX_SQLITE, None)
+    return [*stale, identity, both, absent, split, info, *as_yaml, index, *checksums, *others]
+
+
+def publish(
+    store: Store, old: Mapping[str, int] | None, new: NewFiles, sizes: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Write the metadata of a dataset, file after file; see :func:`plan_writes`.
+
+    A file that has the content already is not written. After a stop between two writes, publishing anew
+    completes the dataset. ``sizes`` has the size of each file in the dataset by path. Returns the paths of
+    the files that the dataset has then.
+
+    Raises:
+        StorageError: The store refuses a write. Readers see the old dataset or the new one.
+    """
+    known = dict(sizes)
+
+    def run(write: Write) -> None:
+        path, content = write
+        if content is None:
+            store.delete(path)
+        elif isinstance(content, LocalFile):
+            store.put_file(path, content.path)
+        elif not has_content(store, path, content, known.get(path)):
+            store.put(path, content)
+        known.pop(path, None)  # a second write of the path compares nothing
+
+    pool = ThreadPoolExecutor(1, thread_name_prefix="energon-publish")
+    writes = plan_writes(old, new, known)
+    try:
+        for write in writes:
+            pool.submit(run, write).result()  # in a thread, so that Ctrl-C is noticed during a long upload
+    finally:
+        pool.shutdown(wait=False)
+    files = {write.path: write.content is not None for write in writes}
+    return tuple(path for path, is_there in files.items() if is_there)
+
+
+def write_offsets(
+    store: Store, files: Iterable[tuple[str, bytes]], sizes: Mapping[str, int], workers: int
+) -> None:
+    """Write the ``.tar.idx`` of each shard, unless it is there with the same content.
+
+    Args:
+        store: Store of the dataset's root.
+        files: Path of each shard and the content.
+        sizes: Size of each file in the dataset by path.
+        workers: Number of requests at a time.
+
+    Raises:
+        StorageError: The store refuses one.
+    """
+
+    def run(file: tuple[str, bytes]) -> None:
+        path, content = index_path(file[0]), file[1]
+        if not has_content(store, path, content, sizes.get(path)):
+            store.put(path, content)
+
+    for _ in ordered_map(run, files, workers):
+        pass
+
+
+def read_skipped(store: Store) -> Mapping[str, str]:
+    """Return what is wrong with the tars that the preparation of a dataset left out, by path.
+
+    Raises MetadataError if the file that says so is damaged.
+    """
+    try:
+        data = store.get(SKIPPED).data
+    except ObjectNotFoundError:
+        return {}
+    found = load_document(data, f"{store.url}/{SKIPPED}").get("skipped")
+    if not isinstance(found, dict):
+        raise MetadataError("'skipped' must map paths to problems", where=f"{store.url}/{SKIPPED}")
+    return {str(path): str(problem) for path, problem in found.items()}
+
+
+def has_content(store: Store, path: str, content: bytes, size: int | None) -> bool:
+    """Return True if an object, which a listing gives a size or None, has the content."""
+    if size != len(content) or size > _SAME_FOR_LARGE:
+        return False
+    with suppress(ObjectNotFoundError):
+        return bytes(store.get(path).data) == content
+    return False

@@ -1,0 +1,169 @@
+"""Scans the tars of a dataset, keeps what was found, and collects the tars that cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from energon_stream.errors import BadShardsError, CorruptTarError, EmptyDatasetError, ObjectChangedError
+from energon_stream.index.checksums import digest_samples
+from energon_stream.prepare.media_headers import MediaFile
+from energon_stream.prepare.media_tables import find_media
+from energon_stream.prepare.shard_record import ShardRecord, decode_record, encode_record
+from energon_stream.prepare.staging import Staging, record_path
+from energon_stream.storage.in_order import ordered_map
+from energon_stream.tar.scan import check_names, scan_shard
+
+if TYPE_CHECKING:
+    from energon_stream.engine.tasks import TaskEngine
+    from energon_stream.prepare.media_headers import MediaFilter
+    from energon_stream.storage import ListEntry, Store, StoreSpec
+
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ScanOptions:
+    """Says what the tars are scanned for, besides their samples."""
+
+    checksums: bool = False  # checksums of the samples, which reads all bytes
+    media_filter: MediaFilter | None = None  # media files whose metadata is read
+    # Bytes between two headers that are read rather than jumped over; None for the usual number. What is
+    # found does not depend on it.
+    max_gap: int | None = field(default=None, repr=False)
+
+    @property
+    def purpose(self) -> str:
+        """Text that differs between options whose records differ."""
+        return repr(self)
+
+
+class Scanner:
+    """Scans tars, several at a time.
+
+    Args:
+        store: Store of the dataset's root.
+        staging: Where the result for each tar is kept, and taken from if it is there; None to keep nothing.
+        options: What is found.
+        workers: Number of tars that are read at the same time.
+        engine: Runs the scans in other processes; None for threads of this one.
+
+    Attributes:
+        bad: What is wrong with the tars that cannot be used, by path, so far.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        staging: Staging | None,
+        options: ScanOptions,
+        workers: int,
+        engine: EngineAt | None = None,
+    ) -> None:
+        self.bad: dict[str, str] = {}
+        self._store, self._staging, self._options, self._workers = store, staging, options, workers
+        self._engine = engine
+
+    def run(self, entries: Sequence[ListEntry]) -> Iterator[ShardRecord | None]:
+        """Yield the record of each tar, in order; None for one that cannot be used, which is in ``bad`` then.
+
+        Raises:
+            ObjectChangedError: A tar was replaced after it was listed.
+            StorageError: The store does not deliver, or refuses a record.
+        """
+        for entry, found in zip(entries, self._results(entries), strict=True):
+            if isinstance(found, str):
+                self.bad[entry.path] = found
+                yield None
+            else:
+                yield found
+
+    def _results(self, entries: Sequence[ListEntry]) -> Iterator[ShardRecord | str]:
+        if self._engine is None:
+            return ordered_map(self.attempt, entries, self._workers)
+        staging = self._staging
+        tasks = [(entry, staging is not None and staging.has(entry)) for entry in entries]
+        scan = partial(_scan_task, self._engine.spec, self._options, staging is not None)
+        found = self._engine.engine.map(scan, tasks, in_order=True)
+        return (one if isinstance(one, str) else decode_record(one) for one in found)
+
+    def raise_bad(self, total: int) -> None:
+        """Raise BadShardsError if some of ``total`` tars cannot be used."""
+        if self.bad:
+            raise BadShardsError.of(self.bad, total, self._store.url)
+
+    def scan(self, entry: ListEntry) -> ShardRecord:
+        """Return the record of a tar.
+
+        Raises:
+            CorruptTarError: The tar is damaged or cut off, or a name is not UTF-8.
+            EmptyDatasetError: It has no samples.
+            StorageError: As :meth:`run`.
+        """
+        known = None if self._staging is None else self._staging.load(entry, self._options.purpose)
+        if known is not None:
+            return known
+        scan = scan_shard(self._store, entry, max_gap=self._options.max_gap)
+        if not scan.keys:
+            raise EmptyDatasetError("the tar has no samples", where=f"{self._store.url}/{entry.path}")
+        check_names(scan, self._store)
+        digests = digest_samples(self._store, entry, scan.offsets) if self._options.checksums else []
+        media_filter, media = self._options.media_filter, None
+        if media_filter is not None:
+            files = (
+                MediaFile(f"{scan.keys[sample]}.{part}", entry.path, start, size, entry.meta.etag)
+                for sample, part, start, size in scan.parts
+            )
+            media = find_media(self._store, media_filter, files)
+        record = ShardRecord(scan, digests, media)
+        if self._staging is not None:
+            self._staging.save(entry, self._options.purpose, record)
+        return record
+
+    def attempt(self, entry: ListEntry) -> ShardRecord | str:
+        """Return the record of a tar, or what is wrong with it."""
+        try:
+            return self.scan(entry)
+        except (CorruptTarError, EmptyDatasetError) as error:
+            return error.what
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAt:
+    """An engine, and where its processes find the dataset."""
+
+    engine: TaskEngine
+    spec: StoreSpec
+
+
+def _scan_task(
+    spec: StoreSpec, options: ScanOptions, keeps: bool, task: tuple[ListEntry, bool]
+) -> bytes | str:
+    """Scan a tar in another process; return the bytes of its record, or what is wrong with it.
+
+    ``keeps`` says whether the record is kept, and the task whether there may be one already.
+    """
+    entry, is_known = task
+    store = spec.open()
+    staging = Staging(store, [record_path(entry)] if is_known else []) if keeps else None
+    found = Scanner(store, staging, options, 1).attempt(entry)
+    return found if isinstance(found, str) else encode_record(found)
+
+
+def check_unchanged(store: Store, entries: Sequence[ListEntry], listed: Sequence[ListEntry]) -> None:
+    """Check that tars are in a new listing as they were in the listing before.
+
+    Raises:
+        ObjectChangedError: One was replaced or removed.
+    """
+    now = {entry.path: entry.meta for entry in listed}
+    changed = [entry.path for entry in entries if now.get(entry.path) != entry.meta]
+    if changed:
+        named = ", ".join(changed[:_NAMED]) + (", …" if len(changed) > _NAMED else "")
+        raise ObjectChangedError(
+            f"{len(changed)} tars changed while the dataset was prepared: {named}",
+            where=store.url,
+            hint="run this again when nobody writes to the folder; what has not changed is not read again",
+        )

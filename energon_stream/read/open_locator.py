@@ -1,0 +1,64 @@
+"""Opens the locator of a dataset in this process."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
+from energon_stream.index.join_index import JoinIndex
+from energon_stream.index.jsonl_index import JsonlIndex
+from energon_stream.index.verify import open_verifier
+from energon_stream.logs import log_once
+from energon_stream.read.join_locator import JoinLocator
+from energon_stream.read.jsonl_locator import JsonlLocator
+from energon_stream.read.part_locator import PartLocator
+from energon_stream.read.tar_locator import TarLocator
+
+if TYPE_CHECKING:
+    from energon_stream.index.entries import OffsetCache
+    from energon_stream.index.verify import Verify
+    from energon_stream.read.locator import Locator
+    from energon_stream.read.part_ranges import PartSelection
+
+_log = logging.getLogger(__name__)
+
+
+def open_locator(
+    leaf: int,
+    index: DatasetIndex,
+    offsets: OffsetCache,
+    selection: PartSelection | None,
+    max_gap: int,
+    verify: Verify = "never",
+) -> Locator:
+    """Open the locator of a dataset.
+
+    Args:
+        leaf: Number of the leaf in references.
+        index: The opened dataset.
+        offsets: Cache of index entries, shared by the locators of a pipeline.
+        selection: Parts that are needed; None for all. It is ignored for local files, which are mapped, for
+            joins and for JSONL files.
+        max_gap: Bytes that are read rather than skipped.
+        verify: Samples whose bytes are compared with checksums. If all are, samples are read whole.
+
+    Raises:
+        TypeError: The kind of index is unknown.
+        EnergonStreamError: As :func:`open_verifier`.
+    """
+    if isinstance(index, WebDatasetIndex):
+        whole = TarLocator(leaf, index, offsets)
+        whole.verifier = open_verifier(index, whole.store, verify)
+        if verify == "always" or selection is None or whole.index_is_local or index.shard_ids is None:
+            return whole
+        return PartLocator(whole, selection, max_gap)
+    if verify == "always":
+        log_once(
+            _log, "%s: samples of joins and JSONL files have no checksums to be compared", index.spec.url
+        )
+    if isinstance(index, JsonlIndex):
+        return JsonlLocator(leaf, index, offsets)
+    if isinstance(index, JoinIndex):
+        return JoinLocator(leaf, index, offsets)
+    raise TypeError(f"no locator reads a {type(index).__name__}")

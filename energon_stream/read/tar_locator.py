@@ -1,0 +1,188 @@
+"""The locator of prepared WebDatasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from energon_stream.errors import CorruptTarError, IndexMismatchError
+from energon_stream.index.checksums import new_digest
+from energon_stream.index.entries import EntryPages, Load, OffsetCache
+from energon_stream.index.index_files import PAGE_SAMPLES
+from energon_stream.index.objects import ShardObject, VersionGuard
+from energon_stream.index.sample_sizes import bounds_of
+from energon_stream.index.verify import check_name, wrong_names
+from energon_stream.read.locator import Cut, Locator, RawSample
+from energon_stream.tar.format import sample_parts, walk_sample
+from energon_stream.tar.headers import AlikeSamples, split_samples
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.errors import ChecksumError
+    from energon_stream.index.dataset import WebDatasetIndex
+    from energon_stream.index.verify import Verifier
+    from energon_stream.read.range_stream import RangeStream
+    from energon_stream.read.read_plan import Request
+    from energon_stream.storage.store import Store
+
+_NONE: frozenset[str] = frozenset()
+
+
+def _cut_alike(leaf: int, path: str, data: memoryview, found: AlikeSamples, excluded: frozenset[str]) -> Cut:
+    """Cut an answer whose samples all have the same parts. This is the inner loop of training."""
+    keys, names, starts, stops = found.keys, found.names, found.starts, found.stops
+    width = len(names)
+
+    def cut(sample: int, number: int) -> RawSample | None:
+        key = keys[number]
+        if key in excluded:
+            return None
+        place = number * width
+        parts: dict[str, bytes | memoryview] = {}
+        for name in names:  # a plain loop: it takes a third of the time of zip, map and slice
+            parts[name] = data[starts[place] : stops[place]]
+            place += 1
+        return RawSample(leaf, sample, key, path, parts)
+
+    return cut
+
+
+@dataclass(slots=True)
+class TarLocator(Locator):
+    """Locator of one prepared WebDataset; see :class:`Locator`."""
+
+    leaf: int
+    index: WebDatasetIndex
+    offsets: OffsetCache = field(default_factory=OffsetCache)
+    verifier: Verifier | None = None  # compares samples with checksums; None if none are compared
+    store: Store = field(init=False)
+    _versions: VersionGuard = field(init=False)
+    _pages: EntryPages = field(init=False)
+    # Where each sample begins, as if all were in one object, and the end; None if the sizes are unknown.
+    _bounds: Int64Array | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = self.index.spec.open()
+        plain = self.index.plain
+        if plain is not None:
+            plain.tell_versions(self.store)
+        self._versions = VersionGuard(self.index.spec.url, None if plain is None else plain.versions())
+        self._bounds = None if self.index.sizes is None else bounds_of(self.index.sizes)
+        starts, read = self.index.shard_starts, self.index.read_offsets
+        self._pages = EntryPages(self.store, self.offsets, starts, PAGE_SAMPLES, read)
+
+    @property
+    def index_is_local(self) -> bool:
+        """True if index files are read at memory speed."""
+        return self.store.is_local
+
+    @property
+    def is_sparse(self) -> bool:
+        """True if a view has only some of the samples."""
+        return self.index.selection is not None
+
+    def claim_loads(self, samples: Int64Array) -> list[Load]:
+        """Return loads of checksums, and one for each shard whose entries are needed and missing."""
+        checks = [] if self.verifier is None else self.verifier.claim_loads(samples)
+        if self._bounds is not None:
+            return checks
+        return checks + self._pages.claim_loads(samples)
+
+    def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Return shard number, first byte, and one past the last byte: ``int64 [len(samples), 1]`` arrays."""
+        shards = self.index.shard_of(samples)
+        if self._bounds is not None:
+            base = self._bounds[self.index.shard_starts[shards]]
+            starts, stops = self._bounds[samples] - base, self._bounds[samples + 1] - base
+        else:
+            starts, stops = np.empty((2, len(samples)), dtype=np.int64)
+            for mine, rows, entries in self._pages.find(samples):
+                starts[mine], stops[mine] = entries[rows], entries[rows + 1]
+        return shards[:, None], starts[:, None], stops[:, None]
+
+    def known_bounds(self, samples: Int64Array) -> tuple[Int64Array, Int64Array] | None:
+        """Return first byte, and one past the last byte, of samples; None if index entries are needed."""
+        if self._bounds is None:
+            return None
+        _, starts, stops = self.locate(samples)
+        return starts[:, 0], stops[:, 0]
+
+    def object(self, shard: int) -> ShardObject:
+        """Return a shard."""
+        return ShardObject(self.store, self.index.shard_paths[shard], self._versions)
+
+    def split(self, request: Request, data: memoryview) -> Cut:
+        """Read the headers of all samples of an answer if they are alike; see :meth:`Locator.split`."""
+        path, begin = self.index.shard_paths[request.object], request.start
+        excluded = self.index.excluded.get(path, _NONE)
+        starts, stops = request.starts - begin, request.stops - begin
+        found = split_samples(data, starts, stops)
+        if found is not None:
+            return _cut_alike(self.leaf, path, data, found, excluded)
+
+        def cut(sample: int, number: int) -> RawSample | None:
+            first, last = int(starts[number]), int(stops[number])
+            try:
+                key, names, firsts, lasts = sample_parts(data, first, last)
+            except CorruptTarError as error:
+                raise self._mismatch(error, path, begin + first) from error
+            if key in excluded:
+                return None
+            places = zip(names, firsts, lasts, strict=True)
+            parts: dict[str, bytes | memoryview] = {name: data[start:stop] for name, start, stop in places}
+            return RawSample(self.leaf, sample, key, path, parts)
+
+        return cut
+
+    def wrong_ranges(self, request: Request, data: memoryview) -> dict[int, ChecksumError]:
+        """Compare samples of an answer with their names and checksums; see :meth:`Locator.wrong_ranges`."""
+        starts, stops = request.starts - request.start, request.stops - request.start
+        wrong = wrong_names(self.index, request.samples, data, starts, stops)
+        if self.verifier is not None:
+            wrong |= self.verifier.wrong(request.samples, data, starts, stops)
+        return wrong
+
+    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
+        """Cut a stream into parts as its bytes arrive; see :meth:`Locator.cut_streams`."""
+        shard, stream = streams[0]
+        path = self.index.shard_paths[shard]
+        verifier, samples = self.verifier, np.array([sample])
+        hasher = None
+        if verifier is not None and len(verifier.chooses(samples)):
+            hasher = new_digest()
+            stream.watch = hasher.update
+
+        def read(offset: int, length: int) -> bytes:
+            stream.seek(offset)
+            return stream.read(length)
+
+        try:
+            key, parts = walk_sample(
+                lambda offset, length: memoryview(read(offset, length)),
+                stream.start,
+                stream.stop,
+                lambda member: read(member.data_offset, member.size),
+            )
+        except CorruptTarError as error:
+            raise self._mismatch(error, path, stream.start) from error
+        check_name(self.index, sample, key, parts)
+        if verifier is not None and hasher is not None:
+            stream.seek(stream.stop)
+            if [hasher.intdigest()] != verifier.expected(samples):
+                raise verifier.error(sample)
+        if key in self.index.excluded.get(path, _NONE):
+            return None
+        return RawSample(self.leaf, sample, key, path, dict(parts))
+
+    def _mismatch(self, error: CorruptTarError, path: str, offset: int) -> IndexMismatchError:
+        """Return the error for an index entry that does not lead to a sample."""
+        plain = self.index.plain
+        again = "run `energon-stream prepare` again" if plain is None else f"remove {plain.folder}"
+        return IndexMismatchError(
+            f"the index and the tar disagree: {error.what}",
+            where=f"{self.index.spec.url}/{path} from byte {offset}",
+            hint=f"the shard was changed or damaged after it was indexed; {again}",
+        )

@@ -1,0 +1,249 @@
+"""The order of one leaf in one stream."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from energon_stream.errors import ConfigError
+from energon_stream.rng import derive_key, hash_uint64, permute_indices, uniform
+from energon_stream.schedule.saved import damaged
+from energon_stream.schedule.schedule import LeafCursor, Refs
+
+if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.schedule.slices import SliceTable
+    from energon_stream.selection import Selection
+
+_JITTER_SPREAD = 1.5
+"""Half-width of the shuffle window, in window sizes. A buffer of n samples moves a sample by n places on
+average with an exponential tail; a uniform jitter of +-1.5 n moves most samples as far."""
+
+_LEAST_GROUPS, _MOST_SAMPLES = 3, 16384
+"""Merged groups that are kept: as a rule all groups between a reader and its consumer, in 128 KiB a leaf."""
+_COUNTED = 1 << 16
+"""Slices that are counted at a time, in a few megabytes."""
+_PERMUTED = 256
+"""Slices that are permuted at a time: as many take hardly longer than a few."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderSpec:
+    """Options of a leaf's order."""
+
+    # Wanted length of a slice; None takes each shard's share whole.
+    max_samples_per_sequence: int | None = None
+    # Number of samples among which a sample is moved (``shuffle_buffer_size``); 0 or 1 for none.
+    shuffle_window: int = 0
+    parallel_slices: int = 1  # number of slices that are read side by side (``parallel_shard_iters``)
+    # k permutes the slices of k passes together, -1 draws slices with replacement, None keeps the order of
+    # the dataset.
+    shuffle_over_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_samples_per_sequence is not None and self.max_samples_per_sequence < 1:
+            raise ConfigError(
+                f"max_samples_per_sequence is {self.max_samples_per_sequence}",
+                hint="use a positive number, or None to keep the shards whole",
+            )
+        if self.shuffle_window < 0:
+            raise ConfigError(f"shuffle_buffer_size is {self.shuffle_window}", hint="use None for no shuffle")
+        if self.parallel_slices < 1:
+            raise ConfigError(f"parallel_shard_iters is {self.parallel_slices}", hint="use 1 or more")
+        if self.shuffle_over_epochs is not None and not (
+            self.shuffle_over_epochs == -1 or self.shuffle_over_epochs > 0
+        ):
+            raise ConfigError(
+                f"shuffle_over_epochs_multiplier is {self.shuffle_over_epochs}",
+                hint="use None, -1, or a positive number of passes",
+            )
+        if self.shuffle_over_epochs is None and self.parallel_slices > 1:
+            raise ConfigError(
+                f"parallel_shard_iters is {self.parallel_slices} but shuffle_over_epochs_multiplier is None",
+                hint="slices that keep their order are read one by one: use parallel_shard_iters=1",
+            )
+
+
+@dataclass(slots=True)
+class LeafSchedule:
+    """One leaf in one stream: permuted slices, merged a group at a time.
+
+    A bijection, evaluated where it is needed, permutes the slices. A group is as many consecutive slices as
+    are read side by side, or as the shuffle window needs. Inside a group, the samples of each slice change
+    places among themselves, as far as the shuffle window reaches. Then rounds merge the slices; each round
+    takes one share of every slice, in an order of its own. So:
+
+    * A batch has samples of as many slices as possible.
+    * The order is a function of (key, epoch, group, offset): the cursor is all there is to save.
+    * Neighbours of a slice are consumed at about the same time, so the reader can fetch them together.
+    """
+
+    leaf: int
+    table: SliceTable
+    order: OrderSpec
+    key: int
+    selection: Selection | None = None  # samples of a view, which the table numbers; None for all
+    # References in one pass. With replacement, the draws decide which samples these are.
+    length: int = field(init=False)
+    slots: int = field(init=False)  # slices in one pass, with repetitions
+    slots_per_group: int = field(init=False)  # slices of one group; the last group may have fewer
+    _groups: OrderedDict[tuple[int, int], Int64Array] = field(init=False, default_factory=OrderedDict)
+    _kept: int = field(init=False, default=0)
+    # Epoch, number of the first slot, and the slices of the slots from it on.
+    _permuted: tuple[int, int, Int64Array] = field(init=False, default=(-1, 0, np.zeros(0, dtype=np.int64)))
+    _earlier: LeafSchedule | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        mean = max(1.0, self.table.num_samples / max(1, len(self.table)))
+        window = self.order.shuffle_window if self.order.shuffle_window > 1 else 0
+        copies = max(1, self.order.shuffle_over_epochs or 1)
+        self.length = self.table.num_samples * copies
+        self.slots = len(self.table) * copies
+        self.slots_per_group = max(self.order.parallel_slices, int(np.ceil(window / mean)))
+
+    def begin(self, epoch: int = 0) -> LeafCursor:
+        """Return the cursor at the start of a pass."""
+        return LeafCursor(epoch, 0, 0, 0)
+
+    @property
+    def facts(self) -> tuple[int, int, int]:
+        """``(length, slots, slots_per_group)``: what tells the size of groups."""
+        return self.length, self.slots, self.slots_per_group
+
+    def in_share(self, share: tuple[int, int] | None) -> LeafSchedule:
+        """Return the schedule of a pass in another share of the leaf; see :attr:`LeafCursor.share`.
+
+        Raises StateError if the leaf has no such share.
+        """
+        if share is None:
+            return self
+        found = self._earlier  # of at most one share: a stream has one pass under way
+        if found is None or (found.table.start, found.table.stop) != tuple(share):
+            if not 0 <= share[0] <= share[1] <= self.table.shard_starts[-1]:
+                raise damaged(f"samples {share[0]} to {share[1]} of dataset {self.leaf} of the mixture")
+            self._earlier = found = LeafSchedule(
+                self.leaf, self.table.of(*share), self.order, self.key, self.selection
+            )
+        return found
+
+    def count(self, epoch: int, slots: int) -> tuple[int, int]:
+        """Count the samples of the first slices of a pass, and those of the group after them."""
+        before, size, last = 0, 0, slots + self.slots_per_group
+        for begin in range(0, last, _COUNTED):
+            starts, stops = self.table.bounds(self._slices(epoch, begin, min(last, begin + _COUNTED)))
+            lengths, cut = stops - starts, max(0, slots - begin)
+            before += int(lengths[:cut].sum())
+            size += int(lengths[cut:].sum())
+        return before, size
+
+    def find(self, epoch: int, group: int, samples: int) -> tuple[int, int]:
+        """Find the sample that comes so many samples after the first one of a group.
+
+        Returns:
+            Its group, and its place there; at the end of the pass, the group after the last one.
+        """
+        per_group, repeats = self.slots_per_group, self.order.shuffle_over_epochs == -1
+        shortest, longest = self.table.slice_lengths
+        if shortest == longest:
+            passed, offset = divmod(samples, per_group * longest)
+            is_end = not repeats and (group * per_group) * longest + samples == self.length
+            return (-(-self.slots // per_group), 0) if is_end else (group + passed, offset)
+        step = max(1, _COUNTED // per_group)
+        while True:
+            slots = self._slices(epoch, group * per_group, (group + step) * per_group)
+            if not len(slots):
+                return group, samples
+            starts, stops = self.table.bounds(slots)
+            ends = np.cumsum(np.add.reduceat(stops - starts, np.arange(0, len(slots), per_group)))
+            passed = int(np.searchsorted(ends, samples, side="right"))
+            if passed < len(ends):
+                return group + passed, samples - (int(ends[passed - 1]) if passed else 0)
+            group, samples = group + len(ends), samples - int(ends[-1])
+
+    def _slices(self, epoch: int, first: int, last: int) -> Int64Array:
+        if self.order.shuffle_over_epochs == -1:
+            drawn = hash_uint64(derive_key(self.key, "draw", epoch), np.arange(first, last, dtype=np.int64))
+            return (drawn % np.uint64(len(self.table))).astype(np.int64)
+        last = max(first, min(last, self.slots))
+        if self.order.shuffle_over_epochs is None:
+            return np.arange(first, last, dtype=np.int64)
+        of, begin, slices = self._permuted
+        if epoch != of or not begin <= first <= last <= begin + len(slices):
+            begin, end = first, max(last, min(first + _PERMUTED, self.slots))
+            slots = np.arange(begin, end, dtype=np.int64)
+            key = derive_key(self.key, "slices", epoch)
+            slices = permute_indices(key, self.slots, slots) % max(1, len(self.table))
+            if len(slices) <= _PERMUTED:
+                self._permuted = epoch, begin, slices
+        return slices[first - begin : last - begin]
+
+    def _group(self, epoch: int, number: int) -> Int64Array:
+        """Samples of a group in their order. The reader's cursor and the consumer's use the same ones."""
+        samples = self._groups.get((epoch, number))
+        if samples is None:
+            self._groups[epoch, number] = samples = self._merge(epoch, number)
+            self._kept += len(samples)
+            while len(self._groups) > _LEAST_GROUPS and self._kept > _MOST_SAMPLES:
+                self._kept -= len(self._groups.popitem(last=False)[1])
+        return samples
+
+    def _merge(self, epoch: int, number: int) -> Int64Array:
+        first = number * self.slots_per_group
+        starts, stops = self.table.bounds(self._slices(epoch, first, first + self.slots_per_group))
+        lengths = stops - starts
+        total = int(lengths.sum())
+        slot = np.repeat(np.arange(len(lengths)), lengths)
+        place = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        samples: Int64Array = starts[slot] + place
+        draw_key = derive_key(self.key, "merge", epoch, number)
+        numbers = np.arange(total, dtype=np.int64)
+        merged = self.order.shuffle_over_epochs is not None
+        if self.order.shuffle_window > 1:
+            # Each slice has its share of the samples that are consumed within a window.
+            share = lengths[slot] / total if merged else 1.0
+            jitter = uniform(derive_key(draw_key, "jitter"), numbers) - 0.5
+            moved = place + jitter * (2 * _JITTER_SPREAD * self.order.shuffle_window) * share
+            samples = samples[np.lexsort((moved, slot)) if merged else np.argsort(numbers + moved - place)]
+        if merged:
+            order_key = (place + uniform(draw_key, numbers)) / lengths[slot]
+            samples = samples[np.argsort(order_key, kind="stable")]
+        return samples if self.selection is None else self.selection.samples(samples, epoch)
+
+    def _step(self, cursor: LeafCursor, count: int) -> tuple[list[Int64Array], LeafCursor]:
+        epoch, position, number, offset, share = cursor
+        schedule = self.in_share(share)
+        left = min(count, schedule.length - position)
+        position += left
+        parts: list[Int64Array] = []
+        while left > 0:
+            samples = schedule._group(epoch, number)
+            part = samples[offset : offset + left]
+            if not len(part):
+                raise damaged(f"{tuple(cursor)} is no place in dataset {self.leaf} of the mixture")
+            parts.append(part)
+            left -= len(part)
+            offset += len(part)
+            if offset == len(samples):
+                number, offset = number + 1, 0
+        return parts, LeafCursor(epoch, position, number, offset, share)
+
+    def take(self, cursor: LeafCursor, count: int) -> tuple[Refs, LeafCursor]:
+        """Return the next references and the cursor after them."""
+        parts, after = self._step(cursor, count)
+        index = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        return Refs(np.full(len(index), self.leaf, dtype=np.int32), index), after
+
+    def advance(self, cursor: LeafCursor, count: int) -> LeafCursor:
+        """Return the cursor after some more references."""
+        return self._step(cursor, count)[1]
+
+    def remaining(self, cursor: LeafCursor) -> int:
+        """Count the references left in this pass."""
+        return self.length_at(cursor) - cursor.position
+
+    def length_at(self, cursor: LeafCursor) -> int:
+        """Count all references of the pass that the cursor is in."""
+        return self.in_share(cursor.share).length

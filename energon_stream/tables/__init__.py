@@ -1,0 +1,1 @@
+"""Tables beside the index: columns, filters over them, and costs of samples."""

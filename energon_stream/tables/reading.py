@@ -1,0 +1,288 @@
+"""Tables beside the index: ``.nv-meta/tables/NAME.parquet``, a row for each sample in the order of
+``.info.json``.
+
+``index/table_writing.py`` checks rows against the index and writes them in that order, with the hash of
+``.info.json``, so that a table of an earlier preparation is not used. :func:`open_tables` reads a few
+columns by row groups.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon_stream.errors import ConfigError, EnergonStreamError, IndexMismatchError, MetadataError
+from energon_stream.imports import LazyModule
+from energon_stream.index.checksums import digest
+from energon_stream.index.info_files import INFO_JSON, META_FOLDER, parse_info
+from energon_stream.index.yaml_io import read_document
+from energon_stream.media.store_file import StoreFile
+from energon_stream.storage import ListEntry
+from energon_stream.storage.in_order import ordered_map
+from energon_stream.urls import is_local, local_path
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from energon_stream.arrays import Float64Array
+    from energon_stream.selection import Bits
+    from energon_stream.storage import Store, StoreSpec
+    from energon_stream.tables.expressions import Filter
+
+pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
+pc: ModuleType | Any = LazyModule("pyarrow.compute", "parquet")
+pq: ModuleType | Any = LazyModule("pyarrow.parquet", "parquet")
+
+KEY = "__key__"
+"""Column of a table that names the samples of its rows."""
+TABLES_FOLDER = f"{META_FOLDER}/tables"
+TABLE_MARK = b"energon_stream.table"
+"""Key of the file's metadata that says of which index the rows are."""
+GROUP_ROWS = 1 << 18
+"""Rows of a group: a column of it is about a megabyte, and one request. A multiple of 8."""
+_READERS = 4  # row groups at a time: they bound the memory
+_ADD = "call add_table with a file that has a row for each sample"
+
+
+def list_files(store: Store) -> list[ListEntry]:
+    """List the tables of a dataset."""
+    return [entry for entry in store.list(TABLES_FOLDER) if entry.path.endswith(".parquet")]
+
+
+def open_file(spec: StoreSpec, store: Store, entry: ListEntry, metadata: Any = None) -> Any:
+    """Open a Parquet file of a store, as pyarrow has it."""
+    if is_local(spec.url):
+        path = os.path.join(local_path(store.url), entry.path) if entry.path else local_path(store.url)
+        return pq.ParquetFile(path, metadata=metadata, memory_map=True, pre_buffer=False)
+    file = StoreFile(store, entry.path, entry.meta.size, entry.meta.etag)
+    return pq.ParquetFile(file, metadata=metadata, pre_buffer=False)
+
+
+@contextmanager
+def table_errors(where: str) -> Iterator[None]:
+    """Give Arrow's errors a name."""
+    try:
+        yield
+    except EnergonStreamError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise MetadataError(
+            f"the table cannot be read: {' '.join(str(error).split()):.200}",
+            where=where,
+            hint="a table is a Parquet file; write it again",
+        ) from error
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a dataset. Use :func:`open_tables`.
+
+    Attributes:
+        spec: Location of the dataset.
+        store: Its store.
+        samples: Number of samples of the whole dataset.
+        info: Hash of ``.info.json``.
+        entries: The tables.
+    """
+
+    spec: StoreSpec
+    store: Store
+    samples: int
+    info: int
+    entries: tuple[ListEntry, ...]
+    _files: dict[str, Any] = field(default_factory=dict, init=False)
+
+    @property
+    def versions(self) -> tuple[str, ...] | None:
+        """Path, size and version of each table; None if the store reports no versions."""
+        if any(entry.meta.etag is None for entry in self.entries):
+            return None
+        return tuple(f"{entry.path} {entry.meta.size} {entry.meta.etag}" for entry in self.entries)
+
+    def groups(
+        self, condition: Filter | None, without: str | None, weight: str | None
+    ) -> Iterator[tuple[Bits, Float64Array | None]]:
+        """Yield for each group of 2¹⁸ rows which of them pass, packed, and the weights of those.
+
+        Args:
+            condition: Rows that pass it are selected; None for all.
+            without: Column of truth values; rows that are true are left out.
+            weight: Column of the weights; None for none.
+
+        Raises:
+            ConfigError: A column does not exist, or has a type that does not fit; a weight is NaN or
+            negative. IndexMismatchError: A table has other rows than the index has samples.
+        """
+        columns = [*(condition.columns if condition else ()), *(name for name in (without, weight) if name)]
+        places = {column: self._place(column) for column in dict.fromkeys(columns)}
+        self._evaluate(
+            {c: pa.array([], self._type(c, e)) for c, e in places.items()}, condition, without, weight, 0
+        )
+        by_table: dict[ListEntry, list[str]] = {}
+        for column, entry in places.items():
+            by_table.setdefault(entry, []).append(column)
+        metadata = {entry: self._file(entry).metadata for entry in by_table}
+
+        def read(group: int) -> tuple[Bits, Float64Array | None]:
+            values = {}
+            for entry, names in by_table.items():
+                with table_errors(f"{self.store.url}/{entry.path}"):
+                    file = open_file(self.spec, self.store, entry, metadata[entry])
+                    found = file.read_row_group(group, columns=names, use_threads=False)
+                    values.update({name: found.column(name).combine_chunks() for name in names})
+            return self._evaluate(values, condition, without, weight, group * GROUP_ROWS)
+
+        yield from ordered_map(read, range(-(-self.samples // GROUP_ROWS)), _READERS)
+
+    def column(self, name: str) -> Any:
+        """Read a column as an array, one value for each sample. Raises what :meth:`groups` does."""
+        entry = self._place(name)
+        with table_errors(f"{self.store.url}/{entry.path}"):
+            return self._file(entry).read(columns=[name], use_threads=False).column(name).to_numpy()
+
+    def _evaluate(
+        self,
+        values: Mapping[str, Any],
+        condition: Filter | None,
+        without: str | None,
+        weight: str | None,
+        first: int,
+    ) -> tuple[Bits, Float64Array | None]:
+        length = len(next(iter(values.values())))
+        passing: Any = None
+        if condition is not None:
+            passing = condition.evaluate({name: values[name] for name in condition.columns}).fill_null(False)
+        if without is not None:
+            if not pa.types.is_boolean(values[without].type):
+                raise self._unfit(without, values, "exclude", "true and false")
+            others = pc.invert(values[without].fill_null(False))
+            passing = others if passing is None else pc.and_(passing, others)
+        bits = _packed(passing, length)
+        weights = None
+        if weight is not None:
+            kind = values[weight].type
+            if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
+                raise self._unfit(weight, values, "weight_by", "numbers")
+            found = np.unpackbits(bits, count=length, bitorder="little").astype(np.bool_)
+            weights = values[weight].cast(pa.float64()).to_numpy(zero_copy_only=False)  # null becomes NaN
+            wrong = np.flatnonzero(found & ~((weights >= 0) & np.isfinite(weights)))
+            if len(wrong):
+                raise ConfigError(
+                    f"the weight of sample {first + int(wrong[0])} is {weights[wrong[0]]} in weight_by: {weight}",
+                    where=self._where(weight),
+                    hint=f"weights are numbers ≥ 0; leave such samples out by where: {weight} >= 0, or correct them",
+                )
+            weights = weights[found]
+        return bits, weights
+
+    def _unfit(self, column: str, values: Mapping[str, Any], option: str, wanted: str) -> ConfigError:
+        what = f"{option} names the column {column!r}, which is {values[column].type}"
+        return ConfigError(what, where=self._where(column), hint=f"name a column of {wanted}")
+
+    def _where(self, column: str) -> str:
+        return f"{self.store.url}/{self._place(column).path}"
+
+    def _type(self, column: str, entry: ListEntry) -> Any:
+        return self._file(entry).schema_arrow.field(column).type
+
+    def _place(self, column: str) -> ListEntry:
+        """Return the table that has a column."""
+        found = [entry for entry in self.entries if column in self._file(entry).schema_arrow.names]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise MetadataError(
+                f"the column {column!r} is in two tables",
+                where=f"{self.store.url}/{TABLES_FOLDER}",
+                hint=f"remove {found[0].path} or {found[1].path}, or add one of them again with another column",
+            )
+        known = [name for entry in self.entries for name in self._file(entry).schema_arrow.names]
+        raise ConfigError(
+            f"no table of the dataset has a column {column!r}",
+            where=f"{self.store.url}/{TABLES_FOLDER}",
+            hint=f"the tables have {', '.join(known)}" if known else "add a table with add_table",
+        )
+
+    def _file(self, entry: ListEntry) -> Any:
+        """Open a table, and check that it is of this index."""
+        if entry.path not in self._files:
+            where = f"{self.store.url}/{entry.path}"
+            with table_errors(where):
+                file = open_file(self.spec, self.store, entry)
+                mark = (file.schema_arrow.metadata or {}).get(TABLE_MARK)
+                about = json.loads(mark) if mark else {}
+            rows = file.metadata.num_rows
+            if not mark:
+                raise IndexMismatchError(
+                    "nobody checked the rows of this table against the index",
+                    where=where,
+                    hint="put the file elsewhere, and add it with add_table",
+                )
+            if about.get("info") != f"{self.info:016x}":
+                raise IndexMismatchError(
+                    f"the table is older than the index: it has {rows:,} rows of another .info.json, and the index has "
+                    f"{self.samples:,} samples",
+                    where=where,
+                    hint=f"the dataset was prepared again, or grew; {_ADD}",
+                )
+            groups = [
+                file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)
+            ]
+            if rows != self.samples or any(size != GROUP_ROWS for size in groups[:-1]):
+                raise IndexMismatchError(
+                    f"the table has {rows:,} rows, and the index has {self.samples:,} samples",
+                    where=where,
+                    hint=_ADD,
+                )
+            self._files[entry.path] = file
+        return self._files[entry.path]
+
+
+def _packed(passing: Any, length: int) -> Bits:
+    """Return truth values as bits, the lowest of a byte first; None stands for true ones."""
+    if passing is None or passing.offset or not length:
+        values = np.ones(length, np.bool_) if passing is None else passing.to_numpy(zero_copy_only=False)
+        return np.packbits(values, bitorder="little")
+    bits = np.frombuffer(passing.buffers()[1], np.uint8, -(-length // 8)).copy()  # as Arrow has them
+    if length % 8:
+        bits[-1] &= (1 << length % 8) - 1
+    return bits
+
+
+def read_column(spec: StoreSpec, name: str) -> Any:
+    """Read a column of the tables of a dataset. Raises what :meth:`Tables.groups` does."""
+    store = spec.open()
+    info = read_document(INFO_JSON, store).data
+    samples = sum(parse_info(info, f"{store.url}/{INFO_JSON}").values())
+    return open_tables(spec, samples, digest(info)).column(name)
+
+
+def read_file_column(table: StoreSpec, name: str) -> Any:
+    """Read a column of a Parquet file whose rows are in the order of the samples.
+
+    Raises ConfigError if there is no such column, or the rows may be in another order.
+    """
+    store = table.open()
+    with table_errors(store.url):
+        file = open_file(table, store, ListEntry("", store.head("")))
+        names = file.schema_arrow.names
+        if name not in names:
+            what = f"the table has no column {name!r}"
+            raise ConfigError(what, where=store.url, hint=f"it has {', '.join(names)}")
+        if KEY in names:
+            what = f"rows of a table with a column {KEY} may be in any order"
+            raise ConfigError(what, where=store.url, hint="use add_table, then its column without the file")
+        return file.read(columns=[name], use_threads=False).column(name).to_numpy()
+
+
+def open_tables(spec: StoreSpec, samples: int, info: int) -> Tables:
+    """List the tables of a dataset of so many samples; ``info`` is the hash of ``.info.json``. One
+    request."""
+    store = spec.open()
+    return Tables(spec, store, samples, info, tuple(list_files(store)))

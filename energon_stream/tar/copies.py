@@ -1,0 +1,149 @@
+"""Bytes of other datasets: whole shards as they are, or some samples by range."""
+
+from __future__ import annotations
+
+import mmap
+import posixpath
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from energon_stream.errors import ConfigError, CorruptTarError, IndexMismatchError
+from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store, shared_fetcher
+from energon_stream.storage.in_order import stream_object
+from energon_stream.storage.local import named_errors
+from energon_stream.tar.format import sample_parts
+from energon_stream.urls import local_path
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_AHEAD = 16  # requests
+_MOST_BYTES = 8 << 20  # of one request, unless a sample is larger
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """An object of a store, on the local disk, for functions that read one object of a local store."""
+
+    url: str
+    data: memoryview
+    is_local: bool = True
+
+    def get(self, path: str, *, etag: str | None = None) -> Body:
+        return Body(self.data, etag, len(self.data))
+
+    def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
+        return Body(self.data[byte_range.start : byte_range.stop], etag, len(self.data))
+
+    def head(self, path: str) -> ObjectMeta:
+        return ObjectMeta(len(self.data), None)
+
+
+class LocalCopy(NamedTuple):
+    """A shard on the local disk.
+
+    Attributes:
+        store: A store that has the shard under its path.
+        path: Local path of the shard; empty if it was not needed.
+    """
+
+    store: Store
+    path: str
+
+
+@contextmanager
+def local_copy(store: Store, entry: ListEntry, is_needed: bool = True) -> Iterator[LocalCopy]:
+    """Have a shard on the local disk within this block: as it is, if the store is local.
+
+    Otherwise the shard is fetched to a temporary file: each byte comes once, and takes no memory. Nothing is
+    fetched unless ``is_needed``.
+    """
+    if store.is_local or not is_needed:
+        yield LocalCopy(store, posixpath.join(local_path(store.url), entry.path) if store.is_local else "")
+        return
+    with tempfile.NamedTemporaryFile(prefix="energon-shard-") as file:
+        for piece in stream_object(store, entry.path, etag=entry.meta.etag):
+            with named_errors(file.name):
+                file.write(piece)
+        with named_errors(file.name):
+            file.flush()
+        # The map lives as long as views of it do.
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if entry.meta.size else b""
+        yield LocalCopy(cast("Store", _Copy(store.url, memoryview(data))), file.name)
+
+
+class Place(NamedTuple):
+    """Place of a sample."""
+
+    shard: str  # path of the tar
+    start: int  # first byte
+    stop: int  # one past the last byte
+
+
+def read_samples(store: Store, places: Iterable[Place]) -> Iterator[dict[str, str | memoryview]]:
+    """Yield samples as ``ShardWriter`` takes them, in order. Only their bytes are fetched.
+
+    Samples that follow each other share a request. Up to 16 requests run ahead.
+
+    Raises:
+        IndexMismatchError: A range does not hold one sample.
+        ObjectChangedError: A tar was replaced meanwhile.
+    """
+    fetcher, etags = shared_fetcher(), dict[str, str | None]()
+    waiting: deque[tuple[list[Place], Future[Body]]] = deque()
+    for group in _groups(places):
+        shard = group[0].shard
+        if shard not in etags:
+            etags.clear()
+            etags[shard] = store.head(shard).etag
+        whole = ByteRange(group[0].start, group[-1].stop)
+        waiting.append((group, fetcher.submit(store, shard, whole, etag=etags[shard])))
+        if len(waiting) > (0 if store.is_local else _AHEAD):
+            yield from _cut(store, *waiting.popleft())
+    while waiting:
+        yield from _cut(store, *waiting.popleft())
+
+
+def _groups(places: Iterable[Place]) -> Iterator[list[Place]]:
+    group: list[Place] = []
+    for place in places:
+        if group and (
+            place.shard != group[-1].shard
+            or place.start != group[-1].stop
+            or place.stop - group[0].start > _MOST_BYTES
+        ):
+            yield group
+            group = []
+        group.append(place)
+    if group:
+        yield group
+
+
+def _cut(store: Store, group: list[Place], answer: Future[Body]) -> Iterator[dict[str, str | memoryview]]:
+    data, first = answer.result().data, group[0].start
+    for place in group:
+        try:
+            found = sample_parts(data, place.start - first, place.stop - first)
+        except CorruptTarError as error:
+            raise IndexMismatchError(
+                f"the index and the tar disagree: {error.what}",
+                where=f"{store.url}/{place.shard} from byte {place.start}",
+                hint="run `energon-stream lint` on the dataset",
+            ) from error
+        sample: dict[str, str | memoryview] = {"__key__": found.key}
+        for name, start, stop in zip(found.names, found.starts, found.stops, strict=True):
+            sample[name] = data[start:stop]
+        yield sample
+
+
+def check_outside(sources: Iterable[str], target: str) -> None:
+    """Raise ConfigError if a new dataset would be written into one that is read."""
+    for source in sources:
+        if f"{target.rstrip('/')}/".startswith(f"{source.rstrip('/')}/"):
+            raise ConfigError(
+                "the new dataset lies inside one that is read", where=target, hint="choose another folder"
+            )

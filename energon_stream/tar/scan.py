@@ -1,0 +1,225 @@
+"""Finds the samples of a tar without reading large payloads."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from energon_stream.errors import CorruptTarError
+from energon_stream.storage import Body, ByteRange, ListEntry, Store, shared_fetcher
+from energon_stream.tar.format import TAR_RECORD, Read, split_name, walk_members
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_WINDOW = 8 << 10  # bytes of the smallest window; all others are multiples of it
+_FIRST = 32
+_LARGE = 128  # windows of this size and more are read ahead
+_LARGEST = 256
+_MAX_GAP = 32  # a larger payload is jumped over: one more request costs no more than its bytes
+_GROWTH = 4
+_TAIL_PIECE = 1 << 20
+
+
+@dataclass(slots=True)
+class ShardScan:
+    """The samples of one tar, in order."""
+
+    path: str  # path of the tar, relative to the dataset
+    keys: list[str] = field(default_factory=list)  # sample keys
+    # First header of each sample, and the end of the last member.
+    offsets: list[int] = field(default_factory=list)
+    # Number of the sample, part name, first byte of the payload, its size in bytes; in tar order.
+    parts: list[tuple[int, str, int, int]] = field(default_factory=list)
+
+    def first_names(self) -> list[str]:
+        """Return the name of each sample's first member."""
+        first = {sample: part for sample, part, _, _ in reversed(self.parts)}
+        return [f"{key}.{first[sample]}" for sample, key in enumerate(self.keys)]
+
+
+class _Window(NamedTuple):
+    """A range of an object that was requested."""
+
+    start: int
+    stop: int
+    body: Future[Body]
+
+
+def scan_shard(
+    store: Store,
+    entry: ListEntry,
+    *,
+    ahead: int = 2,
+    check: Callable[[], object] = lambda: None,
+    window: int = _WINDOW,
+    max_gap: int | None = None,
+    most: int | None = None,
+) -> ShardScan:
+    """Read the headers of a tar: through a memory map of a local file, else by range requests, all of the
+    version that was listed.
+
+    Args:
+        store: Store of the dataset's root.
+        entry: The tar as listed.
+        ahead: Largest number of windows to read ahead while payloads are small.
+        check: Called before each request of a remote tar; may raise to stop the scan.
+        window: Size of the smallest range request in bytes. The largest one is 256 times as large.
+        max_gap: Bytes between two headers that are read rather than jumped over by another request. None for
+            32 times the smallest request, which is 256 KiB.
+        most: Number of samples after which to stop; None to read the whole tar and check its end.
+
+    Raises:
+        CorruptTarError: The tar is damaged or cut off; the message names shard and offset.
+        ObjectChangedError: The tar was replaced during the scan.
+    """
+    scan, end, size = ShardScan(entry.path), 0, entry.meta.size
+    read = _reader(store, entry, ahead, check, window, max_gap)
+    try:
+        for member in walk_members(read, 0, size):
+            found = split_name(member.name) if member.is_file else None
+            if found is not None and (not scan.keys or scan.keys[-1] != found[0]):
+                if len(scan.keys) == most:
+                    break
+                scan.keys.append(found[0])
+                scan.offsets.append(member.header_offset)
+            if found is not None:
+                scan.parts.append((len(scan.keys) - 1, found[1], member.data_offset, member.size))
+            end = member.end
+        if most is None:
+            _check_end(read, end, size)
+    except CorruptTarError as error:
+        raise CorruptTarError(
+            error.what,
+            where=f"{store.url}/{entry.path}",
+            hint="write the tar again, or leave it out of the dataset",
+        ) from error
+    scan.offsets.append(end)
+    return scan
+
+
+def check_names(scan: ShardScan, store: Store) -> None:
+    """Check that the names of a tar's members are UTF-8, because ``index.sqlite`` can hold no others.
+
+    Raises:
+        CorruptTarError: One is not.
+    """
+    names = (*scan.keys, *(part for _, part, _, _ in scan.parts))
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        wrong = next(name for name in names if not name.isascii() and _is_not_utf8(name))
+        raise CorruptTarError(
+            f"the member name {wrong!r:.80} is not UTF-8",
+            where=f"{store.url}/{scan.path}",
+            hint="rename the member, and write the tar again",
+        ) from None
+
+
+def _is_not_utf8(name: str) -> bool:
+    return any("\ud800" <= sign <= "\udfff" for sign in name)
+
+
+def peek_parts(store: Store, entry: ListEntry, samples: int = 8) -> tuple[str, ...]:
+    """Return the sorted part names of the first samples of a tar. Raises the errors of :func:`scan_shard`."""
+    scan = scan_shard(store, entry, ahead=0, most=samples)
+    return tuple(sorted({part for _, part, _, _ in scan.parts}))
+
+
+def _reader(
+    store: Store,
+    entry: ListEntry,
+    ahead: int,
+    check: Callable[[], object],
+    window: int,
+    max_gap: int | None,
+) -> Read:
+    if not store.is_local:
+        gap = _MAX_GAP * window if max_gap is None else max_gap
+        return _WindowReader(store, entry, ahead, check, window, gap).read
+    view = store.get(entry.path, etag=entry.meta.etag).data
+    return lambda offset, length: view[offset : offset + length]
+
+
+def _check_end(read: Read, end: int, size: int) -> None:
+    """Check that zeros follow the last member. Anything else is damage that would hide samples."""
+    if end + TAR_RECORD > size:
+        raise CorruptTarError(f"the archive is cut off at byte {size}: its end mark is missing")
+    while end < size:
+        piece = bytes(read(end, min(_TAIL_PIECE, size - end)))
+        if piece.strip(b"\0"):
+            raise CorruptTarError(f"there is data after the end mark at byte {end}")
+        end += len(piece)
+
+
+class _WindowReader:
+    """Serves small reads at increasing offsets from windows of the object.
+
+    While headers are close together, windows grow: few large requests fetch small payloads too, and the next
+    large windows are requested ahead. After a jump over a payload that is worth a request of its own, windows
+    are small again, and nothing is read ahead.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        entry: ListEntry,
+        ahead: int,
+        check: Callable[[], object],
+        window: int,
+        max_gap: int,
+    ) -> None:
+        self._max_gap, self._read_to = max_gap, 0  # end of the last bytes that were asked for
+        self._store, self._entry, self._most_ahead, self._check = store, entry, ahead, check
+        self._window, self._length, self._ahead = window, window * _FIRST // _GROWTH, 0
+        self._start, self._data = 0, memoryview(b"")
+        self._waiting: deque[_Window] = deque()  # adjacent windows, in order
+
+    def read(self, offset: int, length: int) -> memoryview:
+        """Return ``length`` bytes from ``offset``, fewer at the end of the object."""
+        stop = min(offset + length, self._entry.meta.size)
+        if not self._start <= offset <= stop <= self._start + len(self._data):
+            self._move(offset, stop)
+        self._read_to = stop
+        return self._data[offset - self._start : stop - self._start]
+
+    def _move(self, offset: int, stop: int) -> None:
+        """Make the window begin at ``offset`` and reach at least to ``stop``."""
+        self._check()
+        end = self._start + len(self._data)
+        if offset > end and offset - self._read_to > self._max_gap:
+            self._length, self._ahead = self._window, 0
+        else:
+            self._length = min(_GROWTH * self._length, _LARGEST * self._window)
+            is_large = self._length >= _LARGE * self._window
+            self._ahead = min(2 * self._ahead + 1, self._most_ahead) if is_large else 0
+        pieces = [self._data[offset - self._start :]] if offset < end else []
+        position = max(offset, end) if pieces else offset
+        while position < stop:
+            pieces.append(self._from(position, stop))
+            position += len(pieces[-1])
+        self._start = offset
+        self._data = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+    def _from(self, position: int, stop: int) -> memoryview:
+        """Return the rest of the window that has ``position``; request one that reaches to ``stop`` if none
+        has.
+        """
+        while self._waiting and self._waiting[0].stop <= position:
+            self._waiting.popleft().body.cancel()
+        if not self._waiting:
+            self._request(position, max(stop, position + self._length))
+        while len(self._waiting) <= self._ahead and self._waiting[-1].stop < self._entry.meta.size:
+            self._request(self._waiting[-1].stop, self._waiting[-1].stop + self._length)
+        window = self._waiting.popleft()
+        while len(self._waiting) > self._ahead:
+            self._waiting.pop().body.cancel()
+        return window.body.result().data[position - window.start :]
+
+    def _request(self, start: int, stop: int) -> None:
+        stop = min(stop, self._entry.meta.size)
+        etag = self._entry.meta.etag
+        body = shared_fetcher().submit(self._store, self._entry.path, ByteRange(start, stop), etag=etag)
+        self._waiting.append(_Window(start, stop, body))

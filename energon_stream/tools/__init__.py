@@ -1,0 +1,1 @@
+"""Tools that read, check, compare and shape datasets; training imports none of them."""

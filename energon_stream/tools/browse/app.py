@@ -1,0 +1,115 @@
+"""The HTTP side: which path answers what. All of it reads only, and no request names a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.errors import ConfigError, EnergonStreamError, ObjectNotFoundError, RangeError
+from energon_stream.imports import LazyModule
+from energon_stream.printable import printable
+from energon_stream.storage import ByteRange
+from energon_stream.tools.browse.guard import Guard
+from energon_stream.tools.browse.kinds import DOWNLOAD, media_type
+from energon_stream.tools.browse.ranges import requested_range
+
+if TYPE_CHECKING:
+    import starlette.applications as applications
+    import starlette.responses as responses
+    import starlette.routing as routing
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from energon_stream.tools.browse.pages import Pages
+else:
+    applications = LazyModule("starlette.applications", "browse")
+    responses = LazyModule("starlette.responses", "browse")
+    routing = LazyModule("starlette.routing", "browse")
+
+_FILES: Mapping[str, tuple[str, str]] = {
+    "": ("index.html", "text/html; charset=utf-8"),
+    "browse.js": ("browse.js", "text/javascript; charset=utf-8"),
+    "browse.css": ("browse.css", "text/css; charset=utf-8"),
+}
+"""The page itself: file and media type by path."""
+
+
+def make_app(pages: Pages, token: str) -> Guard:
+    """Return the ASGI application of a page.
+
+    Args:
+        pages: Answers the page's questions.
+        token: What paths must begin with.
+
+    Raises MissingPackageError if starlette is not installed.
+    """
+    asked: dict[str, Callable[[Mapping[str, str]], dict[str, Any]]] = {
+        "samples": pages.samples,
+        "step": pages.step,
+        "search": pages.search,
+        "sample": pages.sample,
+        "catalog": lambda _: pages.catalog(),
+    }
+    folder = resources.files("energon_stream.tools.browse") / "static"
+    routes = [
+        routing.Route(f"/{path}", _constant((folder / name).read_bytes(), kind))
+        for path, (name, kind) in _FILES.items()
+    ]
+    routes += [routing.Route(f"/api/{name}", _json(function)) for name, function in asked.items()]
+    routes += [
+        routing.Route("/picture", lambda request: _picture(pages, request)),
+        routing.Route("/part", lambda request: _part(pages, request)),
+    ]
+    app = applications.Starlette(routes=routes, exception_handlers={EnergonStreamError: _error})
+    return Guard(app, token, frozenset(_FILES))
+
+
+def _constant(content: bytes, kind: str) -> Callable[[Request], Response]:
+    return lambda request: responses.Response(content, headers={"content-type": kind})
+
+
+def _json(function: Callable[[Mapping[str, str]], dict[str, Any]]) -> Callable[[Request], Response]:
+    return lambda request: responses.JSONResponse(function(request.query_params))
+
+
+def _picture(pages: Pages, request: Request) -> Response:
+    return responses.Response(pages.picture(request.query_params), media_type="image/jpeg")
+
+
+def _part(pages: Pages, request: Request) -> Response:
+    """Send a part's bytes: to be played if its name says so, else as a download."""
+    _, part = pages.part(request.query_params)
+    wanted = requested_range(request.headers.get("range"), part.size)
+    kind = media_type(part.name)
+    headers = {"accept-ranges": "bytes"}
+    if kind == DOWNLOAD or "download" in request.query_params:
+        kind, headers["content-disposition"] = DOWNLOAD, f'attachment; filename="{_file_name(part.name)}"'
+    sent = ByteRange(0, part.size) if wanted is None else wanted
+    if wanted is not None:
+        headers["content-range"] = f"bytes {sent.start}-{sent.stop - 1}/{part.size}"
+    headers |= {"content-length": str(len(sent)), "content-type": kind}
+    status = 200 if wanted is None else 206
+    if request.method == "HEAD":
+        return responses.Response(None, status, headers)
+    return responses.StreamingResponse(part.stream(sent), status, headers)
+
+
+def _file_name(part: str) -> str:
+    """Return a name for a download, of plain letters only.
+
+    Example:
+        >>> _file_name('a"/../b.html')
+        'part.a__.._b.html'
+    """
+    return "part." + "".join(
+        sign if sign.isascii() and (sign.isalnum() or sign in ".-") else "_" for sign in part
+    )
+
+
+def _error(request: Request, error: Exception) -> Response:
+    status = 502
+    for kind, number in ((ConfigError, 400), (ObjectNotFoundError, 404), (RangeError, 416)):
+        if isinstance(error, kind):
+            status = number
+    return responses.JSONResponse({"error": printable(str(error))}, status)

@@ -1,0 +1,95 @@
+"""Small pictures of videos: the first frame that can be decoded alone, read by range."""
+
+from __future__ import annotations
+
+import io
+import threading
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from energon_stream.errors import DecodeError, PartLimitError
+from energon_stream.media.av.container import only_stream, open_container
+from energon_stream.media.seekable import SeekableFile
+from energon_stream.storage import ByteRange
+
+if TYPE_CHECKING:
+    from energon_stream.limits import Limits
+    from energon_stream.tools.browse.shown_parts import Part
+
+_AT_ONCE = threading.BoundedSemaphore(4)
+_BLOCK = 256 << 10
+_MOST = 32 << 20
+"""Bytes of a video that are read: those of an index of hours, and of a frame."""
+_FORMATS = "mov,matroska,ogg"
+"""Demuxers of the videos that browsers play. Others, such as playlists, might name files of this machine."""
+_QUALITY = 85
+
+
+def draw_first_frame(part: Part, side: int, limits: Limits, where: str) -> bytes:
+    """Return the first key frame of a video as a JPEG file that fits a square of ``side`` pixels.
+
+    Args:
+        part: The video.
+        side: Pixels of the square.
+        limits: Bound on the pixels of a frame.
+        where: Place of the video, for messages.
+
+    Raises:
+        PartLimitError: A frame has more pixels than the limits allow.
+        DecodeError: The video is damaged, or its first frame lies behind 32 MiB that must be read.
+        MissingPackageError: PyAV is not installed.
+        StorageError: The store did not deliver.
+    """
+    file = cast("BinaryIO", _PartFile(part, where))
+    with _AT_ONCE, open_container(file, formats=_FORMATS) as container:
+        stream = only_stream(container, "video")
+        _check_pixels(stream, limits, where)
+        stream.codec_context.skip_frame = "NONKEY"
+        frame = next(container.decode(stream), None)
+        if frame is None:
+            raise DecodeError("the video has no frame that can be decoded alone", where=where)
+        _check_pixels(frame, limits, where)
+        scale = min(1.0, side / max(frame.width, frame.height))
+        image = frame.to_image(
+            width=max(1, round(frame.width * scale)), height=max(1, round(frame.height * scale))
+        )
+    drawn = io.BytesIO()
+    image.save(drawn, "JPEG", quality=_QUALITY)
+    return drawn.getvalue()
+
+
+def _check_pixels(found: object, limits: Limits, where: str) -> None:
+    width, height = getattr(found, "width", 0), getattr(found, "height", 0)
+    if width * height > limits.image_pixels:
+        problem = f"the video has frames of {width:,} x {height:,} pixels"
+        raise PartLimitError(**limits.exceeded("image_pixels", problem), where=where)
+
+
+class _PartFile(SeekableFile):
+    """A part as a file, which reads it by blocks and keeps them."""
+
+    def __init__(self, part: Part, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self._part = part
+        self._blocks: dict[int, memoryview] = {}
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return self._part.size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return bytes from the position on, to the end of a block at most."""
+        if size is None or size < 0:
+            return self.readall()
+        number, begin = divmod(self._position, _BLOCK)
+        if self._position >= self.size or not size:
+            return b""
+        if number not in self._blocks:
+            if len(self._blocks) >= _MOST // _BLOCK:
+                raise DecodeError(f"no frame was found in {_MOST:,} bytes of the video", where=self.name)
+            first = number * _BLOCK
+            self._blocks[number] = self._part.read(ByteRange(first, min(first + _BLOCK, self.size)))
+        found = bytes(self._blocks[number][begin : begin + size])
+        self._position += len(found)
+        return found

@@ -1,0 +1,112 @@
+"""The training whose steps can be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Self
+
+from energon_stream.errors import ConfigError
+from energon_stream.prewarming.job import open_reader_dataset
+from energon_stream.tools.simulate.steps import samples_of_step
+from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.index.dataset import DatasetIndex
+    from energon_stream.pipeline.reader_dataset import ReaderDataset
+
+_KEPT = 4
+_MOST = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A step of a training, and the options that determine its samples.
+
+    Attributes:
+        step: Step of the rank, counted from 0; None to begin with the first samples of the dataset.
+        batch_size: Samples of a step.
+        rank: Rank of the job.
+        world_size: Number of ranks.
+        num_workers: Workers of a rank.
+        num_streams: Streams of the job; 0 for ranks times workers.
+        seed_offset: The seed.
+        options: Other arguments of :func:`get_train_dataset`, as in training.
+    """
+
+    step: int | None = None
+    batch_size: int = 32
+    rank: int = 0
+    world_size: int = 1
+    num_workers: int = 4
+    num_streams: int = 0
+    seed_offset: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def changed(self, given: Mapping[str, str]) -> Self:
+        """Return the run with the numbers that a form gives, by name; others stay.
+
+        Raises ConfigError if a value is no number.
+
+        Example:
+            >>> run = Run().changed({"step": "7", "rank": "1", "other": "x"})
+            >>> run.step, run.rank, run.batch_size
+            (7, 1, 32)
+        """
+        changes: dict[str, Any] = {name: number(given, name, 0) for name in NUMBERS if given.get(name)}
+        return replace(self, **changes)
+
+    def numbers(self) -> dict[str, int | None]:
+        """Return what a form shows, by name."""
+        return {name: getattr(self, name) for name in NUMBERS}
+
+
+NUMBERS = ("step", "batch_size", "rank", "world_size", "num_workers", "num_streams", "seed_offset")
+"""Fields that the page can change."""
+
+
+def number(given: Mapping[str, str], name: str, default: int) -> int:
+    """Return a number from 0 on that a form or query gives. Raises ConfigError if it is none.
+
+    Example:
+        >>> number({"first": "50"}, "first", 0)
+        50
+    """
+    text = given.get(name) or str(default)
+    if not (text.isascii() and text.isdecimal() and len(text) < 14 and int(text) < _MOST):
+        raise ConfigError(f"{name} is {text!r:.80}", hint="give a number from 0 on")
+    return int(text)
+
+
+class StepFinder:
+    """Finds the samples of steps of a path, by the plan of the training. Reads metadata, no samples.
+
+    Args:
+        path: Path or URL of the dataset or metadataset.
+        options: Arguments of :func:`get_train_dataset`, as in training, without batch size and configuration.
+    """
+
+    def __init__(self, path: str, options: Mapping[str, Any]) -> None:
+        self._path, self._options = path, options
+        self._opened = lru_cache(_KEPT)(self._open)
+
+    def find(self, run: Run) -> list[tuple[DatasetIndex, int]]:
+        """Return the samples of a step: the dataset of each, and its number there.
+
+        Raises ConfigError if the numbers do not fit each other, and what :func:`get_train_dataset` raises.
+        """
+        config = WorkerConfig(
+            run.rank,
+            run.world_size,
+            run.num_workers,
+            seed_offset=run.seed_offset,
+            num_streams=run.num_streams,
+        )
+        dataset = self._opened(config, run.batch_size)
+        refs = samples_of_step(dataset, run.step or 0, run.batch_size)
+        pairs = zip(refs.leaf.tolist(), refs.index.tolist(), strict=True)
+        return [(dataset.leaves[leaf].index, sample) for leaf, sample in pairs]
+
+    def _open(self, config: WorkerConfig, batch_size: int) -> ReaderDataset:
+        return open_reader_dataset(self._path, config, None, {"batch_size": batch_size, **self._options})

@@ -1,0 +1,224 @@
+"""The diagnosis of a dataset's place: can it be read, how fast, and with which settings."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.cache import CacheConfig
+from energon_stream.errors import ConfigError, DatasetError, EnergonStreamError, NotPreparedError
+from energon_stream.index.dataset import DatasetMetadata, dataset_kind
+from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.index.plain import read_metadata_or_tars
+from energon_stream.storage import ListEntry, StoreSpec, default_counters
+from energon_stream.tools.doctor.findings import Finding, SpeedOf
+from energon_stream.tools.doctor.machine import check_machine
+from energon_stream.tools.doctor.mixture_findings import check_servers, datasets_of, look_at_all
+from energon_stream.tools.doctor.server_findings import check_server
+from energon_stream.tools.doctor.speed import best_of, latency_of, sweep
+
+if TYPE_CHECKING:
+    from energon_stream.index.dataset import DatasetIndex
+    from energon_stream.storage import Store
+
+_SHARDS = 8
+"""Shards that the speed is measured with."""
+_THROTTLED = 0.02
+"""Share of repeated requests from which on a store is called throttling."""
+_BUDGET = 256 << 20
+_REQUEST_BYTES = 6 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Findings about a dataset's place.
+
+    Attributes:
+        url: Where the dataset is.
+        findings: What was found, in the order of the checks.
+        latency: Median time of a request for one byte, in seconds; None if nothing could be read.
+        speeds: Rates by number of requests at one time.
+        settings: Arguments of ``ReadOptions`` that suit the store.
+
+    Example:
+        >>> from energon_stream import Diagnosis, diagnose
+        >>> found = diagnose("captions", seconds=0.01)
+        >>> isinstance(found, Diagnosis), found.is_healthy, found.verdict.partition(",")[0]
+        (True, True, 'Training works')
+    """
+
+    url: str
+    findings: tuple[Finding, ...]
+    latency: float | None
+    speeds: tuple[SpeedOf, ...]
+    settings: Mapping[str, int]
+
+    @property
+    def is_healthy(self) -> bool:
+        """True if no finding is an error."""
+        return all(finding.level != "error" for finding in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        worst = [f for level in ("error", "warning") for f in self.findings if f.level == level]
+        if worst and worst[0].level == "error":
+            return f"Training cannot work: {worst[0].text}."
+        best = best_of(list(self.speeds)) if self.speeds else None
+        speed = "" if best is None else f", at {best.bytes_per_second / 1e6:,.0f} MB/s"
+        return f"Training works{speed}" + (f", but {worst[0].text}." if worst else ".")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for ``json.dumps``."""
+        return {
+            "url": self.url,
+            "healthy": self.is_healthy,
+            "verdict": self.verdict,
+            "findings": [asdict(finding) for finding in self.findings],
+            "latency": self.latency,
+            "speeds": [asdict(speed) for speed in self.speeds],
+            "settings": dict(self.settings),
+        }
+
+
+def diagnose(
+    url: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    cache: CacheConfig | None = None,
+    seconds: float = 2.0,
+    on_finding: Callable[[Finding], None] | None = None,
+) -> Diagnosis:
+    """Find out whether a dataset can be read, how fast, and with which settings.
+
+    Args:
+        url: A dataset, metadataset, tars, or a folder of them; local, or any URL. Each dataset of a
+            metadataset has a finding, and the speed is that of the first one with shards.
+        storage_options: Credentials and the like.
+        cache: The node's cache; None for the one of the environment.
+        seconds: Time of each of the four measurements of speed.
+        on_finding: Called with each finding as soon as it is made.
+
+    Raises:
+        ConfigError: The environment names a cache that cannot be.
+
+    Example:
+        >>> from energon_stream import diagnose
+        >>> found = diagnose("s3://data/captions", seconds=0.1)
+        >>> found.is_healthy, [speed.in_flight for speed in found.speeds]
+        (True, [1, 4, 16, 64])
+    """
+    findings: list[Finding] = []
+
+    def note(finding: Finding) -> None:
+        findings.append(finding)
+        if on_finding is not None:
+            on_finding(finding)
+
+    spec = StoreSpec(url, storage_options)
+    for finding in check_server(url, storage_options or {}):
+        note(finding)
+    latency, speeds, settings = None, [], {}
+    before = default_counters().snapshot()
+    try:
+        look = _look_at_mixture if dataset_kind(url) == "metadataset" else _look_at
+        store, entries = look(spec, note)
+        if entries:
+            latency, speeds = latency_of(store, entries[0]), list(sweep(store, entries, seconds))
+    except EnergonStreamError as error:
+        note(Finding("store", "error", error.what, error.hint or ""))
+    if speeds and latency is not None:
+        settings = _settings(best_of(speeds), latency)
+        note(_speed(speeds, latency))
+        counted = default_counters().snapshot() - before
+        note(_throttling(counted.retries, counted.total_requests))
+    for finding in check_machine(cache or CacheConfig.from_environment()):
+        note(finding)
+    return Diagnosis(url, tuple(findings), latency, tuple(speeds), settings)
+
+
+def _look_at(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, list[ListEntry]]:
+    """Return the store, and some objects to measure with."""
+    begin = time.monotonic()
+    try:
+        found = read_metadata_or_tars(spec, split_config=SPLIT_CONFIG, dataset_config=DATASET_CONFIG)
+    except NotPreparedError as error:
+        store = spec.open()
+        entries = list(itertools.islice((each for each in store.list() if each.meta.size), _SHARDS))
+        note(Finding("store", "ok", _answered(begin)))
+        note(Finding("dataset", "error", error.what, error.hint or ""))
+        return store, entries
+    except DatasetError as error:
+        note(Finding("store", "ok", _answered(begin)))
+        note(Finding("dataset", "error", error.what, error.hint or ""))
+        return spec.open(), []
+    note(Finding("store", "ok", _answered(begin)))
+    if not isinstance(found, DatasetMetadata):
+        spec, tars = found
+        note(Finding("dataset", "ok", f"{len(tars):,} tars, not prepared", "They are indexed by each node."))
+        return spec.open(), tars[:_SHARDS]
+    counts, store = found.shard_counts, spec.open()
+    note(Finding("dataset", "ok", f"{sum(counts.values()):,} samples in {len(counts):,} shards"))
+    entries = [ListEntry(path, store.head(path)) for path in itertools.islice(counts, _SHARDS)]
+    return store, [entry for entry in entries if entry.meta.size]
+
+
+def _look_at_mixture(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, list[ListEntry]]:
+    """Look at each dataset of a metadataset; return the first store with shards, and some of these."""
+    begin = time.monotonic()
+    try:
+        datasets = datasets_of(spec)
+    except (DatasetError, ConfigError) as error:
+        note(Finding("metadataset", "error", error.what, error.hint or ""))
+        return spec.open(), []
+    note(Finding("store", "ok", _answered(begin)))
+    for finding in check_servers(spec, datasets):
+        note(finding)
+    measured: DatasetIndex | None = None
+    for finding, index in look_at_all(datasets):
+        note(finding)
+        if measured is None and index is not None and index.shard_paths:
+            measured = index
+    if measured is None:
+        return spec.open(), []
+    store = measured.spec.open()
+    entries = [ListEntry(path, store.head(path)) for path in measured.shard_paths[:_SHARDS]]
+    return store, [entry for entry in entries if entry.meta.size]
+
+
+def _answered(begin: float) -> str:
+    return f"it answers; the metadata took {time.monotonic() - begin:.2f} s"
+
+
+def _speed(speeds: list[SpeedOf], latency: float) -> Finding:
+    best = best_of(speeds)
+    return Finding(
+        "speed",
+        "ok",
+        f"{latency * 1000:.1f} ms a request, {best.bytes_per_second / 1e6:,.0f} MB/s with {best.in_flight} requests at "
+        "one time",
+    )
+
+
+def _throttling(retries: int, requests: int) -> Finding:
+    share = retries / requests if requests else 0.0
+    if share < _THROTTLED:
+        return Finding("throttling", "ok", f"{retries:,} of {requests:,} requests were repeated")
+    return Finding(
+        "throttling",
+        "warning",
+        f"{share:.0%} of the requests were refused or failed, and repeated",
+        "Spread the data over more prefixes, use larger samples, or fill a cache.",
+    )
+
+
+def _settings(best: SpeedOf, latency: float) -> dict[str, int]:
+    """Return settings: enough requests at one time, and memory for them and as many that wait."""
+    ahead = 2 * best.in_flight * min(_REQUEST_BYTES, max(1 << 20, int(best.bytes_per_second * latency)))
+    budget = _BUDGET
+    while budget < ahead:
+        budget *= 2
+    return {"max_in_flight": best.in_flight, "byte_budget": budget}

@@ -1,0 +1,233 @@
+"""A measurement of training's reading on the user's own data, with several settings."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.config import get_train_dataset
+from energon_stream.engine.processes import cpus
+from energon_stream.errors import ConfigError
+from energon_stream.loader.factories import get_loader
+from energon_stream.printable import strip_credentials
+from energon_stream.read.read_options import ReadOptions
+from energon_stream.storage import run_isolated
+from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_stream.loader.observe.stats import LoaderStats
+
+_BETTER = 1.03
+"""A setting must be so many times as fast as the default one to be recommended."""
+_LEAST_BATCHES = 3
+_LONGEST = 5.0
+"""A run ends after so many times its seconds, even without enough batches."""
+_DEFAULTS = ReadOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Settings of one run.
+
+    Attributes:
+        num_workers: Worker processes.
+        max_in_flight: Requests of a process at one time.
+        max_request: Largest request, in bytes.
+    """
+
+    num_workers: int = 0
+    max_in_flight: int = _DEFAULTS.max_in_flight
+    max_request: int = _DEFAULTS.max_request
+
+    def __str__(self) -> str:
+        return f"{self.num_workers} workers, {self.max_in_flight} in flight, {self.max_request / 2**20:g} MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRun:
+    """One run.
+
+    Attributes:
+        setting: Its settings.
+        batches: Batches that were read.
+        samples_per_second: Samples a second after the first batch.
+        bytes_per_second: Received bytes a second, the first batch included.
+        first_batch_seconds: Seconds until the first batch.
+        requests: Requests, metadata included.
+        verdict: What limits this run.
+    """
+
+    setting: Setting
+    batches: int
+    samples_per_second: float
+    bytes_per_second: float
+    first_batch_seconds: float
+    requests: int
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """The runs of a measurement.
+
+    Attributes:
+        url: The dataset, without credentials.
+        runs: All runs, in their order; the first one has the defaults.
+    """
+
+    url: str
+    runs: tuple[BenchRun, ...]
+
+    @property
+    def best(self) -> BenchRun:
+        """The recommended run: the fastest, or that of the defaults if no other is clearly faster."""
+        return best_of(self.runs)
+
+    @property
+    def code(self) -> str:
+        """The recommended settings, as arguments of ``get_train_dataset``."""
+        setting = self.best.setting
+        given = {name: getattr(setting, name) for name in ("max_in_flight", "max_request")}
+        changed = ", ".join(f"{k}={v}" for k, v in given.items() if v != getattr(_DEFAULTS, k))
+        options = f", read_options=ReadOptions({changed})" if changed else ""
+        return f"worker_config=WorkerConfig(rank, world_size, num_workers={setting.num_workers}){options}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for ``json.dumps``."""
+        best = self.runs.index(self.best)
+        return {"url": self.url, "runs": [asdict(run) for run in self.runs], "best": best, "code": self.code}
+
+
+def best_of(runs: Sequence[BenchRun]) -> BenchRun:
+    """Return the fastest run; the first one if no other is clearly faster."""
+    fastest = max(runs, key=lambda run: run.samples_per_second)
+    return fastest if fastest.samples_per_second > _BETTER * runs[0].samples_per_second else runs[0]
+
+
+def bench(
+    url: str,
+    *,
+    batch_size: int,
+    seconds: float = 60.0,
+    num_workers: Sequence[int] | None = None,
+    max_in_flight: Sequence[int] = (16, 64, 128),
+    max_request: Sequence[int] = (1 << 20, 6 << 20, 16 << 20),
+    on_run: Callable[[BenchRun], None] | None = None,
+    **options: Any,
+) -> BenchReport:
+    """Measure how fast training reads its data, with several settings, and recommend some.
+
+    One setting is changed at a time: first the workers, then the requests at one time, then their size, each
+    with the best values of those before. A run is a process of its own, reads without a cache, and ends with
+    its share of the seconds or with one pass over the data.
+
+    Args:
+        url: The dataset or metadataset; see :func:`get_train_dataset`.
+        batch_size: Samples of a batch.
+        seconds: Time of all runs together, without that until their first batches.
+        num_workers: Numbers of workers to try. None: 0, 1, 2, 4, … up to the processors.
+        max_in_flight: Numbers of requests at one time to try.
+        max_request: Largest requests to try, in bytes.
+        on_run: Called after each run.
+        **options: Other arguments of :func:`get_train_dataset`, as in training; with a ``task_encoder``, its
+            work is measured, too.
+
+    Raises:
+        ConfigError: There is nothing to try, or an option cannot work.
+        DatasetError: The dataset is not prepared, or its metadata is wrong.
+        StorageError: Something could not be read.
+
+    Example:
+        >>> order = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+        >>> found = bench("s3://data/captions", batch_size=4, seconds=0.3, num_workers=[0],
+        ...     max_in_flight=[64], max_request=[6 << 20], **order)
+        >>> len(found.runs), found.code
+        (1, 'worker_config=WorkerConfig(rank, world_size, num_workers=0)')
+    """
+    workers = tuple(processors() if num_workers is None else num_workers)
+    values = {
+        "num_workers": workers,
+        "max_in_flight": tuple(max_in_flight),
+        "max_request": tuple(max_request),
+    }
+    if not all(values.values()) or not seconds > 0:
+        raise ConfigError(f"nothing to try: {values} in {seconds} s", hint="give one value of each or more")
+    each = seconds / sum(1 for _ in _sweep(values, lambda setting: 0.0))
+    runs: list[BenchRun] = []
+
+    def measure(setting: Setting) -> float:
+        run = run_isolated(lambda: _run(url, setting, each, batch_size, options))
+        runs.append(run)
+        if on_run is not None:
+            on_run(run)
+        return run.samples_per_second
+
+    for _ in _sweep(values, measure):
+        pass
+    return BenchReport(strip_credentials(url), tuple(runs))
+
+
+def processors() -> list[int]:
+    """Return 0, 1, 2, 4, … up to the number of processors of this process."""
+    most = cpus()
+    return [0, *itertools.takewhile(lambda count: count <= most, (1 << power for power in range(10)))]
+
+
+def _sweep(values: Mapping[str, tuple[int, ...]], measure: Callable[[Setting], float]) -> Iterator[Setting]:
+    """Measure settings, one value changed at a time; yield each that was measured."""
+    start = {name: _usual(name, tried) for name, tried in values.items()}
+    best = Setting(**start)
+    speeds = {best: measure(best)}
+    yield best
+    for name, tried in values.items():
+        base = best
+        for value in tried:
+            setting = replace(base, **{name: value})
+            if setting in speeds:
+                continue
+            speeds[setting] = measure(setting)
+            yield setting
+            if speeds[setting] > _BETTER * speeds[best]:
+                best = setting
+
+
+def _usual(name: str, tried: tuple[int, ...]) -> int:
+    """Return the default of a setting, or the first value to try if that has no default or is not tried."""
+    usual = getattr(_DEFAULTS, name, min(2, max(tried)))
+    return usual if usual in tried else tried[0]
+
+
+def _run(url: str, setting: Setting, seconds: float, batch_size: int, options: Mapping[str, Any]) -> BenchRun:
+    reading = ReadOptions(max_in_flight=setting.max_in_flight, max_request=setting.max_request)
+    dataset = get_train_dataset(
+        url,
+        **{"cache": False, **options},
+        batch_size=batch_size,
+        worker_config=WorkerConfig(0, 1, setting.num_workers),
+        read_options=reading,
+    )
+    begin, first = time.monotonic(), 0.0
+    with get_loader(dataset) as loader:
+        most = len(loader)
+        for number, _ in enumerate(loader, 1):
+            now = time.monotonic()
+            first = first or now
+            is_enough = now - first >= seconds and number >= _LEAST_BATCHES
+            if is_enough or number >= most or now - first > _LONGEST * seconds:
+                return _result(setting, loader.stats(), now - begin)
+    raise ConfigError("the dataset has no batch", hint="use a smaller batch_size, or another split part")
+
+
+def _result(setting: Setting, stats: LoaderStats, seconds: float) -> BenchRun:
+    return BenchRun(
+        setting,
+        stats.batches,
+        stats.samples_per_second,
+        stats.io.bytes_received / seconds,
+        stats.first_batch_seconds,
+        stats.io.total_requests,
+        stats.verdict.text,
+    )

@@ -1,0 +1,233 @@
+"""Checks a whole dataset, or tars that nobody prepared, shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon_stream.arrays import distinct
+from energon_stream.engine.processes import LocalEngine
+from energon_stream.errors import (
+    ChecksumError,
+    ConfigError,
+    DatasetError,
+    DuplicateKeyError,
+)
+from energon_stream.index.checksums import read_checksums
+from energon_stream.index.dataset import DatasetMetadata, dataset_kind, select_split_part
+from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.index.plain import read_metadata_or_tars
+from energon_stream.storage import StoreSpec
+from energon_stream.tools.lint.check_shard import ShardCheck, ShardTask
+from energon_stream.tools.lint.report import LintReport, Problem, ShardReport
+
+if TYPE_CHECKING:
+    from energon_stream.config.sample_factory import SampleFactory
+    from energon_stream.engine.shares import Part
+    from energon_stream.engine.tasks import TaskEngine
+    from energon_stream.storage import Store
+
+_PLAIN = "all tars"
+"""Stands for a split part where there are none."""
+
+
+def lint_dataset(
+    url_or_path: str,
+    *,
+    split_parts: Sequence[str] | None = None,
+    split_config: str = SPLIT_CONFIG,
+    dataset_config: str = DATASET_CONFIG,
+    decode: bool = True,
+    sample_rate: float = 1.0,
+    seed: int = 0,
+    part: Part | None = None,
+    engine: TaskEngine | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    on_done: Callable[[int, int], None] | None = None,
+    on_problem: Callable[[Problem], None] | None = None,
+) -> LintReport:
+    """Check a dataset: tars, indices, checksums, and all parts of all samples.
+
+    Each shard is read once. Nothing that is wrong ends the check: all problems are in the report. A folder of
+    tars that nobody prepared, or a brace pattern of tars, is checked as well.
+
+    Args:
+        url_or_path: Folder of a dataset or of tars, or tars such as ``a/{0..9}.tar``.
+        split_parts: Split parts whose samples are decoded; None for all. The tars of others are compared with
+            their indices.
+        split_config: File of the split parts in ``.nv-meta``.
+        dataset_config: File of the sample type in ``.nv-meta``.
+        decode: Whether all parts are decoded, and samples made, as ``dataset.yaml`` says.
+        sample_rate: Share of the samples that are looked at, 0 to 1. Below 1, only these are fetched, and
+            headers of prepared tars are not compared with their indices.
+        seed: Which samples a ``sample_rate`` below 1 takes.
+        part: Share of the shards, for jobs side by side; None for all.
+        engine: Where shards are checked; None for this process.
+        storage_options: Credentials and the like for the URL's file system.
+        on_done: Called with the number of shards that are done, and of all shards.
+        on_problem: Called with each problem as soon as it is found.
+
+    Raises:
+        ConfigError: An option cannot work.
+        StorageError: The dataset cannot be reached.
+        DatasetError: The metadata of the dataset is wrong.
+
+    Example:
+        >>> from energon_stream import lint_dataset
+        >>> report = lint_dataset("captions")
+        >>> report.is_clean, report.shards, report.made
+        (True, 8, {'train': 48, 'val': 8, 'test': 8})
+        >>> lint_dataset("tars", sample_rate=0.5).samples
+        64
+    """
+    if not 0 < sample_rate <= 1:
+        raise ConfigError(f"sample_rate is {sample_rate}", hint="use a share above 0, and 1 at most")
+    found = _find(url_or_path, storage_options, split_config, dataset_config, split_parts)
+    tasks = found.tasks if decode else [replace(task, decodes=False) for task in found.tasks]
+    tasks = tasks if part is None else part.of(tasks)
+    factory, problems = None, list(found.problems)
+    check = ShardCheck(found.spec, None, None, sample_rate, seed)
+    if decode:
+        from energon_stream.decode import SampleDecoder  # imports PyTorch
+
+        factory, wrong = _factory(found, dataset_config)
+        problems += wrong
+        decoder = SampleDecoder() if factory is None else factory.decoder
+        check = replace(check, decoder=decoder or SampleDecoder(), factory=factory)
+    tell = on_problem or (lambda problem: None)
+    for problem in problems:
+        tell(problem)
+    reports: list[ShardReport] = []
+    for report in (engine or LocalEngine(0)).map(check, tasks, in_order=True, on_done=on_done):
+        for problem in report.problems:
+            tell(problem)
+        problems += report.problems
+        reports.append(replace(report, problems=()))
+    for problem in _shared_keys(reports, found.url):
+        tell(problem)
+        problems.append(problem)
+    bad = {p.shard for p in problems if p.shard and (p.sample is None or p.kind == ChecksumError.__name__)}
+    by_shard = {report.shard: report for report in reports}
+    parts = {
+        name: [by_shard[shard] for shard in shards if shard in by_shard]
+        for name, shards in found.parts.items()
+    }
+    return LintReport(
+        found.url,
+        len(reports),
+        len(bad),
+        sum(
+            report.samples if task.count is None else task.count
+            for task, report in zip(tasks, reports, strict=True)
+        ),
+        {name: sum(report.made for report in of_part) for name, of_part in parts.items()} if decode else {},
+        {name: sum(report.failed for report in of_part) for name, of_part in parts.items()} if decode else {},
+        sum(report.refused for report in reports),
+        sum(report.size for report in reports),
+        any(task.checksums is not None for task in tasks),
+        tuple(problems),
+    )
+
+
+class _Found:
+    """A dataset whose shards are to be checked."""
+
+    def __init__(self, spec: StoreSpec, url: str) -> None:
+        self.spec, self.url = spec, url
+        self.tasks: list[ShardTask] = []
+        self.parts: dict[str, Sequence[str]] = {}  # shards by split part, of those that are decoded
+        self.metadata: DatasetMetadata | None = None
+        self.problems: list[Problem] = []
+
+
+def _find(
+    url: str,
+    storage_options: Mapping[str, Any] | None,
+    split_config: str,
+    dataset_config: str,
+    split_parts: Sequence[str] | None,
+) -> _Found:
+    if dataset_kind(url) not in ("tars", "webdataset"):
+        raise ConfigError("only folders of tars, and tars, have shards", where=url)
+    spec = StoreSpec(url, storage_options)
+    metadata = read_metadata_or_tars(spec, split_config=split_config, dataset_config=dataset_config)
+    if isinstance(metadata, tuple):
+        spec, tars = metadata
+        found = _Found(spec, spec.open().url)
+        if split_parts is not None:
+            raise ConfigError("tars that are not prepared have no split parts", where=found.url)
+        found.tasks = [ShardTask(tar.path, None) for tar in tars]
+        found.parts = {_PLAIN: [tar.path for tar in tars]}
+        return found
+    store = spec.open()
+    found = _Found(spec, store.url)
+    if metadata.dataset_yaml is None and dataset_config != DATASET_CONFIG:
+        raise ConfigError(f"the dataset has no {dataset_config}", where=metadata.url)
+    found.metadata = metadata
+    _add_tasks(found, store, metadata, split_parts)
+    return found
+
+
+def _add_tasks(
+    found: _Found, store: Store, metadata: DatasetMetadata, split_parts: Sequence[str] | None
+) -> None:
+    counts, excluded = metadata.shard_counts, dict[str, frozenset[str]]()
+    known = {name: shards for name, shards in metadata.split.split_parts.items() if shards}
+    for name in [*known] if split_parts is None else split_parts:
+        try:
+            index = select_split_part(found.spec, name, metadata)
+        except DatasetError as error:
+            found.problems.append(Problem.of(error))
+            continue
+        found.parts[name] = index.shard_paths
+        excluded.update(index.excluded)
+    decoded = {shard for shards in found.parts.values() for shard in shards}
+    try:
+        checksums = read_checksums(store, sum(counts.values()), metadata.info_digest)
+    except DatasetError as error:
+        checksums = None
+        found.problems.append(Problem.of(error))
+    first = 0
+    for path, count in counts.items():
+        own = None if checksums is None else checksums[first : first + count].tobytes()
+        found.tasks.append(ShardTask(path, count, own, excluded.get(path, frozenset()), path in decoded))
+        first += count
+
+
+def _factory(found: _Found, dataset_config: str) -> tuple[SampleFactory | None, list[Problem]]:
+    """Return what makes samples, or what is wrong with ``dataset.yaml``."""
+    from energon_stream.config.dataset_yaml import make_sample_factory
+    from energon_stream.decode import SampleDecoder
+
+    if found.metadata is None or found.metadata.dataset_yaml is None or not found.parts:
+        return None, []
+    try:
+        index = select_split_part(found.spec, next(iter(found.parts)), found.metadata)
+        return make_sample_factory(index, decoder=SampleDecoder(), dataset_config=dataset_config)[0], []
+    except DatasetError as error:
+        return None, [Problem.of(error)]
+
+
+def _shared_keys(reports: Sequence[ShardReport], url: str) -> Iterator[Problem]:
+    """Yield a problem for each tar with keys of an earlier one, of tars that nobody prepared: an index would
+    refuse them.
+    """
+    hashes = [np.frombuffer(report.keys, "<u8") for report in reports]
+    if not sum(map(len, hashes)):
+        return
+    every = np.concatenate(hashes)
+    shards = np.repeat(np.arange(len(hashes)), [len(own) for own in hashes])
+    order = np.lexsort((shards, every))
+    every, shards = every[order], shards[order]
+    again = np.flatnonzero((every[1:] == every[:-1]) & (shards[1:] != shards[:-1])) + 1
+    for shard in distinct(shards[again]).tolist():
+        mine = again[shards[again] == shard]
+        error = DuplicateKeyError(
+            f"{len(mine)} sample keys are those of another tar, such as {reports[shards[mine[0] - 1]].shard}",
+            where=f"{url}/{reports[shard].shard}",
+            hint="prepare the tars with --fix-duplicates",
+        )
+        yield Problem.of(error, reports[shard].shard)

@@ -1,0 +1,196 @@
+"""Explains the requests of training steps: which bytes are read, when, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.cache import CachedStore
+from energon_stream.config.dataset_options import CacheOption, cache_layer
+from energon_stream.errors import ConfigError
+from energon_stream.index.entries import OffsetCache
+from energon_stream.prewarming.job import open_reader_dataset
+from energon_stream.prewarming.stream_steps import StreamSteps, stream_steps
+from energon_stream.read.locating import Locating, iterate_plans
+from energon_stream.read.read_options import LOADING
+from energon_stream.read.read_plan import LargeSample, ReadPlan, Reason, Request
+from energon_stream.read.request_planner import Planner, plan_limits
+from energon_stream.storage import shared_fetcher
+from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    import os
+
+    from energon_stream.pipeline.reader_dataset import ReaderDataset
+    from energon_stream.read.locator import Locator
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedRequest:
+    """One request of training, and what it is for.
+
+    Attributes:
+        worker: Worker of the rank that makes it.
+        stream: Stream of the job that needs it.
+        number: Number of the request in the stream.
+        object: URL of the object.
+        start: First byte.
+        size: Length in bytes.
+        reason: Name of the reason why it ends where it does; see :class:`Reason`.
+        deadline: Step of the rank that needs it first.
+        last_step: Step that needs it last, of those that were asked for.
+        samples: Number of samples that it serves, up to the last step.
+        cached_bytes: Bytes of it in the cache, which are not requested.
+    """
+
+    worker: int
+    stream: int
+    number: int
+    object: str
+    start: int
+    size: int
+    reason: str
+    deadline: int
+    last_step: int
+    samples: int
+    cached_bytes: int
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return Reason[self.reason.upper()].value
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes, for JSON."""
+        return asdict(self)
+
+
+def explain(
+    path: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    steps: tuple[int, int],
+    batch_size: int,
+    worker_config: WorkerConfig | None = None,
+    cache: CacheOption = None,
+    **options: Any,
+) -> list[ExplainedRequest]:
+    """Return the requests that serve some steps of a rank, the most urgent first. Reads indices, no samples.
+
+    Args:
+        path: The dataset or metadataset; see :func:`get_train_dataset`.
+        steps: First step, counted from 0, and one past the last.
+        batch_size: Samples of a step; with ``packing``, packs. Where the encoder filters or packs, the
+            approximate number that a step consumes.
+        worker_config: As in training: rank, number of ranks, workers and streams.
+        cache: The node's cache, to see what it has; None for that of the environment, False for none.
+        **options: Other arguments of :func:`get_train_dataset`, as in training.
+
+    Raises:
+        ConfigError: The steps are not a range, or an option cannot work.
+        StorageError: An index could not be read.
+
+    Example:
+        >>> from energon_stream import WorkerConfig
+        >>> config = WorkerConfig(0, 1, 0)
+        >>> order = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+        >>> found = explain("s3://data/captions", steps=(0, 1), batch_size=8, worker_config=config, **order)
+        >>> found[0].reason, found[0].deadline, sum(request.samples for request in found)
+        ('first_batch', 0, 8)
+    """
+    first, end = steps
+    if not 0 <= first < end:
+        raise ConfigError(f"steps are {first} to {end}", hint="Use a first step from 0 on, and a later end.")
+    config = worker_config or WorkerConfig.default_worker_config()
+    dataset = open_training(path, config, batch_size, cache, options)
+    return explain_dataset(dataset, config, steps, batch_size)
+
+
+def open_training(
+    path: str | os.PathLike[str] | Mapping[str, Any],
+    config: WorkerConfig,
+    batch_size: int,
+    cache: CacheOption,
+    options: Mapping[str, Any],
+) -> ReaderDataset:
+    """Open the dataset at the bottom of a training; see :func:`explain` for the arguments."""
+    layer = cache_layer(cache)
+    training = {"batch_size": batch_size, **options}
+    return open_reader_dataset(path, config, None if layer is None else layer.config, training)
+
+
+def explain_dataset(
+    dataset: ReaderDataset, config: WorkerConfig, steps: tuple[int, int], batch_size: int
+) -> list[ExplainedRequest]:
+    """Return the requests that serve some steps of a rank, of an opened dataset; see :func:`explain`."""
+    first, end = steps
+    found = [
+        request
+        for worker in range(max(1, config.num_workers))
+        for request in _explain_worker(dataset, config, worker, batch_size, end)
+        if request.last_step >= first and request.deadline < end
+    ]
+    return sorted(
+        found, key=lambda request: (request.deadline, request.worker, request.stream, request.number)
+    )
+
+
+def _explain_worker(
+    dataset: ReaderDataset, config: WorkerConfig, worker: int, batch_size: int, end: int
+) -> Iterator[ExplainedRequest]:
+    """Yield the requests of the streams that one worker serves, for the steps before ``end``."""
+    streams = config.worker_streams(worker)
+    options = dataset.reader_options(len(streams))
+    locators = dataset.open_locators(OffsetCache())
+    lanes = list(config.streams)
+    for place, stream in enumerate(streams):
+        schedule = dataset.schedule(stream)
+        planner = Planner(plan_limits(options, locators, len(streams)))
+        opening = 0 if place else planner.limits.opening_take
+        locating = Locating(schedule, schedule.begin(), locators, shared_fetcher(), opening)
+        if not place:  # the stream that is read first
+            locating.take(opening)
+        else:
+            planner = planner.without_exact()
+        steps = stream_steps(schedule, batch_size, len(lanes), lanes.index(stream), end)
+        plans = iterate_plans(locating, planner, chunk=options.chunk, chunks=LOADING)
+        yield from _explain_stream(plans, steps, end, worker, stream, locators)
+
+
+def _explain_stream(
+    plans: Iterator[ReadPlan], steps: StreamSteps, end: int, worker: int, stream: int, locators: list[Locator]
+) -> Iterator[ExplainedRequest]:
+    """Yield the requests of one stream for the steps before ``end``."""
+    requests: dict[int, Request] = {}
+    served: dict[int, list[int]] = {}  # samples of each request, counted from the stream's first one
+    place = 0
+    for plan in plans:
+        if steps.of(place) >= end:
+            break
+        requests.update((request.number, request) for request in plan.requests)
+        for planned in plan.samples:
+            if isinstance(planned, LargeSample):
+                step = steps.of(place)
+                for number, start, stop in planned.ranges:
+                    where = _describe(locators[planned.leaf], number, start, stop - start)
+                    yield ExplainedRequest(worker, stream, -1, *where[:3], "large", step, step, 1, where[3])
+            else:
+                for number in {planned.request, *(number for number, _ in planned.more)}:
+                    if number not in served or steps.of(place) < end:
+                        served.setdefault(number, []).append(place)
+            place += 1
+    for number, places in served.items():
+        request = requests[number]
+        where = _describe(locators[request.leaf], request.object, request.start, request.size)
+        reason, needed, last = request.reason.name.lower(), steps.of(places[0]), steps.of(places[-1])
+        count = len(places)
+        yield ExplainedRequest(worker, stream, number, *where[:3], reason, needed, last, count, where[3])
+
+
+def _describe(locator: Locator, number: int, start: int, size: int) -> tuple[str, int, int, int]:
+    """Return an object's URL, the range, and how many of its bytes the cache has."""
+    shard = locator.object(number)
+    store, cached = shard.store, 0
+    if isinstance(store, CachedStore) and (identity := store.known(shard.path)) is not None:
+        cached = size - sum(map(len, store.cache.missing(identity, start, start + size)))
+    return f"{store.url}/{shard.path}".rstrip("/"), start, size, cached

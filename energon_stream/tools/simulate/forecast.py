@@ -1,0 +1,256 @@
+"""Forecasts of what a rank reads in its first steps: requests, bytes, their price, and the shuffle."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_stream.errors import ConfigError
+from energon_stream.prewarming.stream_steps import stream_steps
+from energon_stream.tools.simulate.explain import explain_dataset, open_training
+from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    import os
+
+    from PIL.Image import Image
+
+    from energon_stream.arrays import Int64Array
+    from energon_stream.config.dataset_options import CacheOption
+    from energon_stream.pipeline.reader_dataset import ReaderDataset
+
+_BINS = 200
+"""Most rows and columns of a heat map."""
+_CELL = 3
+"""Pixels of a cell's sides in a picture, if there are ``_BINS`` of them."""
+_MARGIN = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices of a store, in any currency.
+
+    Attributes:
+        per_1000_requests: Price of 1,000 GET requests.
+        per_gb: Price of 10⁹ bytes that leave the store.
+
+    Example:
+        >>> Prices(per_1000_requests=0.0004, per_gb=0.09).of(requests=1_000_000, size=10**12)
+        90.4
+    """
+
+    per_1000_requests: float = 0.0
+    per_gb: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.per_1000_requests < np.inf and 0 <= self.per_gb < np.inf):
+            raise ConfigError(
+                f"prices are {self.per_1000_requests} and {self.per_gb}", hint="use 0 or positive numbers"
+            )
+
+    def of(self, requests: int, size: int) -> float:
+        """Return the price of some requests, and of the bytes of their answers."""
+        return requests / 1000 * self.per_1000_requests + size / 1e9 * self.per_gb
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderMap:
+    """Positions of the samples of each step.
+
+    The position of a sample is its number in the data, one dataset of a mixture after another.
+
+    Attributes:
+        counts: ``int64 [rows, columns]``, number of samples by position (rows) and step (columns).
+        spread: Mean distance of two samples of a step, divided by that of two samples drawn at random: 1 for
+            a shuffle of all data, near 0 for data that is read in order.
+        shards: Mean number of shards from which a step's samples come.
+        neighbours: Share of a step's samples whose next one is also the next one in the data.
+    """
+
+    counts: Int64Array
+    spread: float
+    shards: float
+    neighbours: float
+
+    def picture(self) -> Image:
+        """Return the map as an RGB picture: steps from left to right, positions from top to bottom."""
+        from PIL import Image, ImageDraw
+
+        rows, columns = self.counts.shape
+        share = self.counts / max(1, self.counts.max())
+        stops = np.array([(255, 255, 255), (120, 170, 220), (20, 40, 110)])
+        places = np.linspace(0, 1, len(stops))
+        colours = np.stack([np.interp(share, places, stops[:, channel]) for channel in range(3)], axis=-1)
+        size = (_CELL * _BINS, _CELL * _BINS)
+        cells = Image.fromarray(colours.astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
+        picture = Image.new("RGB", (size[0] + 2 * _MARGIN, size[1] + 2 * _MARGIN), "white")
+        picture.paste(cells, (_MARGIN, _MARGIN))
+        draw = ImageDraw.Draw(picture)
+        draw.rectangle((_MARGIN - 1, _MARGIN - 1, _MARGIN + size[0], _MARGIN + size[1]), outline="black")
+        draw.text(
+            (_MARGIN, 6), f"position in the data, down ({rows} rows); spread {self.spread:.2f}", fill="black"
+        )
+        draw.text((_MARGIN, size[1] + _MARGIN + 6), f"steps, to the right ({columns} columns)", fill="black")
+        return picture
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Samples, requests and bytes of the first steps of a rank, without metadata and indices.
+
+    Attributes:
+        steps: Number of steps.
+        samples: Samples of these steps.
+        requests: Range requests for them, without retries. Some serve later steps, too.
+        size: Bytes of these requests.
+        cached_bytes: Bytes of these in the node's cache, which are not requested.
+        objects: Number of objects that are read.
+        reasons: Number of requests by the reason why each ends where it does.
+        order: Where in the data the samples lie.
+    """
+
+    steps: int
+    samples: int
+    requests: int
+    size: int
+    cached_bytes: int
+    objects: int
+    reasons: Mapping[str, int]
+    order: OrderMap
+
+    def price(self, prices: Prices) -> float:
+        """Return the price of what is not in the cache."""
+        return prices.of(self.requests, self.size - self.cached_bytes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes, for JSON; of the order its figures, without the map."""
+        order = {
+            "spread": self.order.spread,
+            "shards": self.order.shards,
+            "neighbours": self.order.neighbours,
+        }
+        names = ("steps", "samples", "requests", "size", "cached_bytes", "objects")
+        return {name: getattr(self, name) for name in names} | {"reasons": dict(self.reasons), "order": order}
+
+
+def forecast(
+    path: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    steps: int,
+    batch_size: int,
+    worker_config: WorkerConfig | None = None,
+    cache: CacheOption = None,
+    **options: Any,
+) -> Forecast:
+    """Return what a rank will read in its first steps. Reads indices, no samples.
+
+    Args:
+        path: The dataset or metadataset; see :func:`get_train_dataset`.
+        steps: Number of steps, from the first one on.
+        batch_size: Samples of a step; with ``packing``, packs. Where the encoder filters or packs, the
+            approximate number that a step consumes.
+        worker_config: As in training: rank, number of ranks, workers and streams.
+        cache: The node's cache, to see what it has; None for that of the environment, False for none.
+        **options: Other arguments of :func:`get_train_dataset`, as in training.
+
+    Raises:
+        ConfigError: There are no steps, or an option cannot work.
+        StorageError: An index could not be read.
+
+    Example:
+        >>> from energon_stream import WorkerConfig
+        >>> config = WorkerConfig(0, 1, 0)
+        >>> order = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+        >>> found = forecast("s3://data/captions", steps=2, batch_size=8, worker_config=config, **order)
+        >>> found.samples, int(found.order.counts.sum())
+        (16, 16)
+        >>> round(found.price(Prices(per_1000_requests=0.4)) / found.requests, 6)
+        0.0004
+    """
+    if steps < 1 or batch_size < 1:
+        raise ConfigError(f"{steps} steps of {batch_size} samples", hint="use 1 or more of both")
+    config = worker_config or WorkerConfig.default_worker_config()
+    dataset = open_training(path, config, batch_size, cache, options)
+    requests = explain_dataset(dataset, config, (0, steps), batch_size)
+    positions = positions_of_steps(dataset, steps, batch_size)
+    starts, total = _shard_starts(dataset)
+    return Forecast(
+        steps=steps,
+        samples=sum(map(len, positions)),
+        requests=sum(request.cached_bytes < request.size for request in requests),
+        size=sum(request.size for request in requests),
+        cached_bytes=sum(request.cached_bytes for request in requests),
+        objects=len({request.object for request in requests}),
+        reasons=Counter(request.reason for request in requests),
+        order=map_order(positions, starts, total),
+    )
+
+
+def positions_of_steps(dataset: ReaderDataset, steps: int, batch_size: int) -> list[Int64Array]:
+    """Return the positions of the samples of a rank's steps, ``int64`` each."""
+    sizes = [leaf.index.num_samples for leaf in dataset.leaves]
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+    lanes = list(dataset.worker_config.streams)
+    found: list[Int64Array] = [first[:0]] * steps
+    for lane, stream in enumerate(lanes):
+        schedule = dataset.schedule(stream)
+        of_stream = stream_steps(schedule, batch_size, len(lanes), lane, steps)
+        refs, _ = schedule.take(schedule.begin(), of_stream.before(steps))
+        whole = of_stream.of(len(refs))
+        if whole < steps:
+            raise ConfigError(f"training has no more than {whole} whole steps", hint="ask for fewer steps")
+        own = range(lane, steps, len(lanes))
+        ends = [of_stream.before(step) for step in own[1:]]
+        found[lane :: len(lanes)] = np.split(first[refs.leaf] + refs.index, ends)[: len(own)]
+    return found
+
+
+def _shard_starts(dataset: ReaderDataset) -> tuple[Int64Array, int]:
+    """Return the position of the first sample of each shard, ``int64``, and the number of samples."""
+    starts, total = [], 0
+    for leaf in dataset.leaves:
+        starts.append(leaf.index.shard_starts[:-1] + total)
+        total += leaf.index.num_samples
+    return np.concatenate(starts), total
+
+
+def map_order(positions: Sequence[Int64Array] | Int64Array, shard_starts: Int64Array, total: int) -> OrderMap:
+    """Count samples by position and step, and rate the shuffle.
+
+    Args:
+        positions: Positions of the samples of each step, ``int64``.
+        shard_starts: ``int64 [shards]``, position of each shard's first sample, ascending.
+        total: Number of samples of the data.
+    """
+    steps = len(positions)
+    sizes = np.array([len(step) for step in positions])
+    every, ends = np.concatenate(list(positions)), np.cumsum(sizes)
+    rows, columns = min(total, _BINS), min(steps, _BINS)
+    counts = np.zeros((rows, columns), np.int64)
+    np.add.at(counts, (every * rows // total, np.repeat(np.arange(steps) * columns // steps, sizes)), 1)
+    spread = distinct = follows = 0.0
+    for size in np.unique(sizes).tolist():  # steps of planned packs have unequal numbers of samples
+        same = every[ends[sizes == size][:, None] - size + np.arange(size)]
+        shards = np.sort(np.searchsorted(shard_starts, same, side="right"), axis=1)
+        distinct += (1 + (np.diff(shards, axis=1) != 0).sum(axis=1)).sum()
+        follows += (np.diff(same, axis=1) == 1).sum()
+        spread += _spread(same, total) * len(same)
+    pairs = max(1, int(np.maximum(0, sizes - 1).sum()))
+    return OrderMap(counts, spread / steps, float(distinct / steps), float(follows / pairs))
+
+
+def _spread(positions: npt.NDArray[np.int64], total: int) -> float:
+    batch = positions.shape[1]
+    if batch < 2 or total < 2:
+        return 0.0
+    ordered = np.sort(positions, axis=1).astype(np.float64)
+    weights = 2 * np.arange(batch) - (
+        batch - 1
+    )  # how often each is the larger one of a pair, less the smaller
+    distance = (ordered @ weights).mean() * 2 / (batch * (batch - 1))
+    return float(distance / ((total + 1) / 3))

@@ -1,0 +1,57 @@
+"""The live view on a terminal, drawn by Textual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from energon_stream.imports import of_extra
+from energon_stream.tools.top.board import COLUMNS, Board
+
+with of_extra("top"):
+    from rich.text import Text
+    from textual.app import App
+    from textual.widgets import DataTable, Footer, Static
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+
+class TopApp(App[None]):
+    """Shows a board, and reads it again every second.
+
+    Args:
+        read: Returns the board.
+        name: The folder, for the title.
+    """
+
+    TITLE = "energon-stream top"
+    BINDINGS: ClassVar = [("q", "quit", "Quit")]
+    CSS = "#summary { padding: 1; } DataTable { height: 1fr; }"
+
+    def __init__(self, read: Callable[[], Board], name: str) -> None:
+        super().__init__()
+        self._board, self.sub_title = read, name
+
+    def compose(self) -> ComposeResult:
+        """Yield the summary, the table and the keys."""
+        yield Static(id="summary")
+        yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to read."""
+        self.query_one(DataTable).add_columns(*COLUMNS)
+        self.refresh_board()
+        self.set_interval(1.0, self.refresh_board)
+
+    def refresh_board(self) -> None:
+        """Read the board, and show it."""
+        board, table = self._board(), self.query_one(DataTable)
+        self.query_one("#summary", Static).update(Text(board.summary))
+        place = table.cursor_coordinate
+        table.clear()
+        for row in board.rows:
+            style = "bold red" if row.is_silent else "bold" if row is board.slowest else ""
+            table.add_row(*(Text(cell, style=style) for cell in row.cells()))
+        table.cursor_coordinate = place

@@ -1,0 +1,85 @@
+"""Finds out what a source is, and opens it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from energon_stream.errors import ConfigError, SourceError
+from energon_stream.write.sources import folder, huggingface, litdata, mds, parquet, text
+
+if TYPE_CHECKING:
+    from energon_stream.storage import Store, StoreSpec
+    from energon_stream.write.sources.source import Source
+
+KINDS: Mapping[str, type[Source]] = {
+    "mds": mds.MdsSource,
+    "litdata": litdata.LitDataSource,
+    "parquet": parquet.ParquetSource,
+    "huggingface": huggingface.HuggingFaceSource,
+    "folder": folder.FolderSource,
+    "csv": text.TextSource,
+    "jsonl": text.TextSource,
+}
+"""Classes of sources by the name of their format."""
+
+
+def open_source(spec: StoreSpec, kind: str | None = None, **options: Any) -> Source:
+    """Return a source.
+
+    Args:
+        spec: Its folder or file, or the name of a dataset on Hugging Face's hub.
+        kind: One of :data:`KINDS`; None to find out by the suffix, or by the files in the folder.
+        options: Attributes of :class:`Source`.
+
+    Raises:
+        ConfigError: There is no such format.
+        SourceError: The folder is of no known format.
+    """
+    kind = kind or find_kind(spec)
+    if kind not in KINDS:
+        raise ConfigError(f"there is no format {kind!r:.40}", hint=f"use one of {', '.join(KINDS)}")
+    return KINDS[kind](spec, **options)
+
+
+def find_kind(spec: StoreSpec) -> str:
+    """Return the format of a source. A folder is listed. Raises SourceError if it is empty."""
+    url = spec.url
+    if url.startswith(huggingface.SCHEME):
+        return "huggingface"
+    for suffixes, kind in ((parquet.SUFFIXES, "parquet"), (text.SUFFIXES, "csv")):
+        if url.endswith(suffixes):
+            return kind
+    store = spec.open()
+    paths = [entry.path for entry in store.list()]
+    if not paths:
+        raise SourceError(
+            "there is no such folder, or it is empty",
+            where=store.url,
+            hint="check the path; for a dataset on Hugging Face's hub write hf://datasets/OWNER/NAME",
+        )
+    if mds.INDEX in paths and (found := _by_index(store)):
+        return found
+    if any(path in huggingface.SAVED for path in paths):
+        return "huggingface"
+    if any(path.endswith(".tar") for path in paths):
+        raise SourceError(
+            "the folder has tars, which need no conversion",
+            where=store.url,
+            hint="index them with `energon-stream prepare`",
+        )
+    tops = [path for path in paths if "/" not in path]
+    if any(path.endswith(parquet.SUFFIXES) for path in paths):
+        return "parquet"
+    return "csv" if any(path.endswith(text.SUFFIXES) for path in tops) else "folder"
+
+
+def _by_index(store: Store) -> str | None:
+    try:
+        index = json.loads(bytes(store.get(mds.INDEX).data))
+    except ValueError:
+        return None
+    if not isinstance(index, dict):
+        return None
+    return "mds" if "shards" in index else "litdata" if "chunks" in index else None

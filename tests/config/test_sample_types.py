@@ -1,0 +1,61 @@
+"""A new sample type: the steps in CONTRIBUTING.md are all that it takes."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import energon_stream
+from energon_stream.config.sample_types import DATASET_CLASSES, SAMPLE_TYPES
+from energon_stream.samples import VQAOCRSample
+
+PACKAGE = Path(energon_stream.__file__).parent
+CLASS = '''
+
+@edataclass
+class PoemSample(Sample):
+    """A poem."""
+
+    poem: str
+'''
+PROGRAM = """
+import energon_stream.integrations.megatron as megatron
+megatron.install_alias()
+from energon_stream.cli.dataset_yaml_wizard import sample_types
+from energon_stream.config.dataset_yaml import read_dataset_config
+from energon_stream.samples import PoemSample
+from megatron import energon
+
+own, fields = {"__module__": "megatron.energon"}, {"field_map": {"poem": "txt"}}
+typed = {"sample_type": {**own, "__class__": "PoemSample"}, **fields}
+for document in (typed, {**own, "__class__": "PoemWebdataset", **fields}):
+    factory, _ = read_dataset_config(document, where="", decoder=None, read_text=str)
+    assert factory.sample_type is PoemSample
+assert energon.PoemSample is energon.flavors.PoemSample is PoemSample
+assert energon.PoemWebdataset.__sample_type__ is PoemSample
+assert "PoemSample" in sample_types()
+"""
+
+
+def test_a_new_type_takes_a_class_and_its_name_in_two_lists(tmp_path):
+    copy = tmp_path / "energon_stream"
+    shutil.copytree(PACKAGE, copy)
+    for path, before, after in [
+        ("samples/types.py", "__all__ = [", '__all__ = [\n    "PoemSample",'),
+        (
+            "__init__.pyi",
+            "from .samples.types import (",
+            "from .samples.types import (\n    PoemSample as PoemSample,",
+        ),
+    ]:
+        text = (copy / path).read_text()
+        assert text.count(before) == 1
+        (copy / path).write_text(text.replace(before, after))
+    with (copy / "samples/types.py").open("a") as file:
+        file.write(CLASS)
+    subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, check=True)
+
+
+def test_tables_follow_from_the_types():
+    assert SAMPLE_TYPES["VQAOCRSample"] is DATASET_CLASSES["VQAOCRWebdataset"] is VQAOCRSample
+    assert len(SAMPLE_TYPES) == 12
