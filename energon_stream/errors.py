@@ -65,7 +65,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
-from energon_stream.printable import printable, strip_credentials
+from energon_stream.printable import as_sentence, printable, strip_credentials
 
 __all__ = [
     "AccessDeniedError",
@@ -155,7 +155,7 @@ class EnergonStreamError(Exception):
         what = strip_credentials(str(what))
         where, hint = (None if part is None else strip_credentials(str(part)) for part in (where, hint))
         message = what if where is None else f"{what} [{where}]"
-        super().__init__(printable(message if hint is None else f"{message}. {hint}"))
+        super().__init__(printable(message if hint is None else f"{message}. {as_sentence(hint)}"))
         self.what = what
         self.where = where
         self.hint = hint

@@ -52,3 +52,13 @@ def strip_credentials(text: str) -> str:
         'no such object: https://host/key'
     """
     return _SECRET_QUERY.sub("", _USER_INFO.sub("", text))
+
+
+def as_sentence(text: str) -> str:
+    """Begin a text with a capital, unless it begins with a name such as ``max_gap`` or ``s3://``.
+
+    Example:
+        >>> as_sentence("check the path"), as_sentence("max_gap= is a number")
+        ('Check the path', 'max_gap= is a number')
+    """
+    return text[:1].upper() + text[1:] if re.match(r"[a-z]+(?:[ ,:;']|$)", text) else text

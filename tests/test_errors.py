@@ -46,7 +46,7 @@ def test_each_survives_pickling(error):
     first.extra = 1
     again = pickle.loads(pickle.dumps(first))
     assert type(again) is error
-    assert str(again) == "no such thing [s3://b/k]. look elsewhere"
+    assert str(again) == "no such thing [s3://b/k]. Look elsewhere"
     assert (again.what, again.where, again.hint, again.extra) == (first.what, first.where, first.hint, 1)
 
 

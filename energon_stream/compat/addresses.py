@@ -61,7 +61,7 @@ HOMES: Mapping[str, str] = {
     "compat.watch": "Watchdog WatchdogDataset repr_short",
     "pipeline.dataset": "BaseWrapperDataset=Operator",
     "compat.epath": "DEFAULT_PROFILE_NAME EPath NVDATASET_CACHE_DIR RESERVED_POSIX_PROFILE_NAME",
-    "compat.factories": (
+    "compat.dataset_classes": (
         "BaseCoreDatasetFactory BaseWebdatasetFactory CaptioningWebdataset CrudeJsonlDatasetFactory "
         "CrudeWebdataset DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdatasetFactory "
         "DefaultGenericWebdatasetFactory ImageClassificationWebdataset ImageWebdataset "
@@ -90,7 +90,7 @@ HOMES: Mapping[str, str] = {
     "media.file_pool": "CacheFileLazy=StoredLazy",
     "media.file_store": "FileStoreWrapper",
     "decode": "SampleDecoder",
-    "files.stores": "WebdatasetFileStore",
+    "auxiliary.stores": "WebdatasetFileStore",
     "samples": "VQAOCRSample",
     "task": "LoadedDataset",
     "transforms": (

@@ -437,7 +437,7 @@ for name in {tried}:
 def test_without_the_packages_the_error_names_the_extra(run):
     tried = ["AcceleratedLoader", "EnergonTrainer"]
     printed = run("-c", MISSING.format(names=["transformers"], tried=tried))
-    assert printed == "found\npip install 'energon-stream[transformers]'\n"
+    assert printed == "found\nrun `pip install 'energon-stream[transformers]'`\n"
     printed = run("-c", MISSING.format(names=["accelerate"], tried=tried))
     assert printed == "pip install 'energon-stream[accelerate]'\n" * 2
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from energon_stream.printable import as_sentence
+
 Level = Literal["ok", "warning", "error"]
 
 
@@ -25,7 +27,7 @@ class Finding:
     hint: str = ""
 
     def __str__(self) -> str:
-        hint = f". {self.hint}" if self.hint else ""
+        hint = f". {as_sentence(self.hint)}" if self.hint else ""
         return f"{self.level:8}{self.name}: {self.text}{hint}"
 
 
