@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
-from energon_stream import config as recipe
+from energon_stream import config
 from energon_stream.compat import dataset_classes as factories
 from energon_stream.compat.epath import EPath
 from energon_stream.config.named_code import import_class, is_own_module, nearest, read_class
@@ -176,7 +176,7 @@ def traverse_metadataset(
             {name: EPath(aux.spec.url) for name, aux in ref.aux.items()},
             dict(ref.subflavors),
         )
-        for ref in recipe.traverse_metadataset(path, split_part=split_part, **options)
+        for ref in config.traverse_metadataset(path, split_part=split_part, **options)
     ]
 
 

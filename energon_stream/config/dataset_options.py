@@ -65,14 +65,12 @@ class SharedOptions(DecodingOptions, total=False):
     Attributes:
         subset: Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a
             metadataset the percentages apply to each dataset. Default: all samples.
-        where: Filter over the columns of the dataset's tables, such as ``"clip > 0.28 and not
-            duplicate"``; see
-            :func:`add_table`. In a metadataset, set it and the next three where the dataset is named.
+        where: Filter over the columns of the dataset's tables, such as ``"clip > 0.28 and not duplicate"``;
+            see :func:`add_table`. In a metadataset, set it and the next three where the dataset is named.
         exclude: Column of truth values, or file of keys (``keys.txt``, one a line): these samples are left
             out.
         share: Share of the samples, such as 0.1, chosen by a hash of shard and number. Samples that are
-            appended
-            later do not change it.
+            appended later do not change it.
         weight_by: Column of weights: a sample of twice the weight occurs twice as often in a pass.
         subflavors: Labels that are put on each sample; they override those of the metadata.
         parts: Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that

@@ -196,6 +196,7 @@ def get_val_datasets(
 
     Returns:
         Pairs of an opened dataset and its reference, which has ``path``, ``split_part`` and ``subflavors``.
+        The path and split part of a join are those of its first dataset; ``members`` has all.
 
     Example:
         >>> from energon_stream import WorkerConfig, get_val_datasets

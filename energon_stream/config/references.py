@@ -94,6 +94,16 @@ class JoinRef(_Inheriting):
     metadataset: StoreSpec | None
     where: str  # place in the file, for messages
 
+    @property
+    def path(self) -> str:
+        """Path or URL of the primary dataset, whose keys and order the join has."""
+        return self.members[0].leaf.path
+
+    @property
+    def split_part(self) -> str:
+        """Split part of the primary dataset."""
+        return self.members[0].leaf.split_part
+
 
 @dataclass(frozen=True, slots=True)
 class MetadatasetRef(_Inheriting):

@@ -26,7 +26,9 @@ INNER_STATE: Final = "in"
 """
 
 RestoreKey = tuple[Any, ...]
-"""Recipe of an element: operator, counters of its calls, and the keys of the elements that it was made of."""
+"""Key from which an element can be made again: operator, counters of its calls, and the keys of the elements
+that it was made of.
+"""
 
 
 class End:

@@ -48,7 +48,7 @@ class Batch:
 
     Attributes:
         __key__: Keys of the samples.
-        __restore_key__: Recipe for making the batch again; the library fills it in.
+        __restore_key__: Key from which the batch can be made again; the library fills it in.
         __subflavors__: Subflavors of each sample.
         __sources__: Sources of all samples, in one flat tuple.
 

@@ -71,7 +71,7 @@ class Sample:
 
     Attributes:
         __key__: Shard and name, unique within a dataset.
-        __restore_key__: Recipe for making the sample again; the library fills it in.
+        __restore_key__: Key from which the sample can be made again; the library fills it in.
         __subflavors__: Labels from the dataset's metadata.
         __sources__: Places from which the sample's data was read.
 

@@ -28,7 +28,7 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class PartFrom:
-    """Recipe of a part.
+    """How the values of columns become a part.
 
     Attributes:
         part: Name of the part; ``auto`` for the extension of each value.

@@ -182,7 +182,7 @@ def test_slips_are_named_with_their_place(node, parts):
         ({"splits": {"train": {"blend": [{"path": "a"}]}}}, "MetadatasetV2 at the top"),
         ({"splits": {"train": {"datasets": [{"path": "a", "subset": {}}]}}}, "'subset'"),
         ({"splits": {"train": {"datasets": [{"join": []}]}}}, "'join'"),
-        ({"split": {}}, "did you mean 'splits'"),
+        ({"split": {}}, "Did you mean 'splits'"),
         ({"__module__": "os", "__class__": "MetadatasetV2", "splits": {}}, "os.MetadatasetV2"),
         ({"__module__": "megatron.energon", "__class__": "MetadatasetV3", "splits": {}}, "MetadatasetV3"),
     ],

@@ -464,7 +464,7 @@ def test_what_cannot_be_read_is_named(s3_server, tars, options, case, where):
         ({"sample_type": CaptioningSample, "field_map": {"image": "jpg"}}, "lacks caption"),
         ({"sample_type": TextSample, "field_map": {"text": "txt", "image": "jpg"}}, "no field of TextSample"),
         ({"sample_type": TextSample, "field_map": {"text": "txt["}}, r"'text' is 'txt\['"),
-        ({"sample_type": "CaptionSample", "field_map": {}}, "did you mean 'CaptioningSample'"),
+        ({"sample_type": "CaptionSample", "field_map": {}}, "Did you mean 'CaptioningSample'"),
         ({"sample_type": CrudeSample, "field_map": {"x": "txt"}}, "no fields"),
         ({"sample_type": int, "field_map": {"x": "txt"}}, "int is no sample type"),
         ({"sample_type": 7, "field_map": {"x": "txt"}}, "__module__ and __class__"),

@@ -283,8 +283,8 @@ def test_kept_selections_are_the_same(texts, tmp_path, monkeypatch):
         ({"where": "clip > 2"}, EmptyDatasetError, "selects none of 320"),
         ({"share": 0}, ConfigError, "'share' is 0"),
         ({"share": True}, ConfigError, "'share' is True"),
-        ({"weight_by": "duplicate"}, ConfigError, "name a column of numbers"),
-        ({"exclude": "clip"}, ConfigError, "name a column of true and false"),
+        ({"weight_by": "duplicate"}, ConfigError, "Name a column of numbers"),
+        ({"exclude": "clip"}, ConfigError, "Name a column of true and false"),
     ],
 )
 def test_views_that_are_refused(texts, view, error, said):

@@ -210,5 +210,5 @@ def test_hosts_are_compared(file, url, allowed):
 
 
 def test_a_single_text_is_no_list():
-    with pytest.raises(ConfigError, match="pass a list"):
+    with pytest.raises(ConfigError, match="Pass a list"):
         traverse_metadataset({}, split_part="train", allow_urls="/etc")

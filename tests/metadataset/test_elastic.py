@@ -178,7 +178,7 @@ def test_an_impossible_number_of_ranks_says_which_are_possible(blend):
     with pytest.raises(StateMismatchError, match="one state of every rank"):
         loader.restore_state_global(states[:1])
     for config, said in [
-        (WorkerConfig(0, 5, 0), r"possible are \[1, 2, 3, 4, 6, 8, 12, 24\] ranks"),
+        (WorkerConfig(0, 5, 0), r"Possible are \[1, 2, 3, 4, 6, 8, 12, 24\] ranks"),
         (WorkerConfig(0, 3, 0, num_streams=12), "num_streams=24"),
     ]:
         with pytest.raises(StateMismatchError, match=said):

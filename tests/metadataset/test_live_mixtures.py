@@ -223,7 +223,7 @@ def test_a_step_that_is_over_or_chosen_is_named_with_the_first_possible(folder):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"a": 1, "b": 1, "d": 1}, "'d' is no source of the mixture.*the sources are a, b, c"),
+        ({"a": 1, "b": 1, "d": 1}, "'d' is no source of the mixture.*The sources are a, b, c"),
         ({"a": 1, "b": 1}, "have no c"),
         ({"a": 1, "b": -1, "c": 1}, "finite numbers from 0 on"),
         ({"a": 1, "b": float("nan"), "c": 1}, "finite numbers from 0 on"),
@@ -274,8 +274,8 @@ def test_damaged_weights_in_states_are_named(folder, damaged):
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        ({5: 1}, "begin with 0"),
-        ({}, "begin with 0"),
+        ({5: 1}, "Begin with 0"),
+        ({}, "Begin with 0"),
         ({0: 1, 9: 2, 4: 1}, "ascending order"),
         ({0: 1, "x": 2}, "'x' is no batch"),
         ({0: 1, -3: 2}, "'-3' is no batch"),
@@ -283,7 +283,7 @@ def test_damaged_weights_in_states_are_named(folder, damaged):
         ({0: 1, 5: "much"}, "weight at batch 5 is 'much'"),
         ({0: 1, 5: None}, "weight at batch 5 is None"),
         ({0: {"to": 1, "ramp": "linear"}}, "at a batch after 0"),
-        ({0: 1, 5: {"to": 1, "ramp": "cubic"}}, "use {to: 1, ramp: linear}"),
+        ({0: 1, 5: {"to": 1, "ramp": "cubic"}}, "Use {to: 1, ramp: linear}"),
         ({0: 1, 5: {"too": 1}}, "unknown key 'too'"),
         ([1, 2], "'weight' is"),
     ],

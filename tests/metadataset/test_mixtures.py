@@ -243,7 +243,7 @@ def test_errors_of_what_files_say_together(lake, tmp_path):
         ({"blend": [{"path": "epochs.yaml"}, {"path": text}]}, MetadataError, "epochs.yaml: splits.train"),
         ({"path": "circle.yaml"}, MetadataError, "circle.yaml .train. -> .*circle2.yaml"),
         ({"path": "gone.yaml"}, ObjectNotFoundError, "gone.yaml"),
-        ({"path": "epochs.yaml", "split_part": "trian"}, ConfigError, "'trian'.*did you mean 'train'"),
+        ({"path": "epochs.yaml", "split_part": "trian"}, ConfigError, "'trian'.*Did you mean 'train'"),
         ({"path": "nowhere"}, ObjectNotFoundError, "nowhere"),
         ({"path": text, "split_part": "dev"}, ConfigError, "no split part 'dev'"),
         ({"path": text, "subset": {"range": [30, 99]}}, ConfigError, r"the subset \[30, 99\] of 32 samples"),

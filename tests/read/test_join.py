@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 from click.testing import CliRunner
 
-from energon_stream import ReadOptions, WorkerConfig, get_train_dataset, prepare_metadataset
+from energon_stream import ReadOptions, WorkerConfig, get_train_dataset, get_val_datasets, prepare_metadataset
 from energon_stream.cli.main import main
 from energon_stream.errors import (
     ConfigError,
@@ -147,6 +147,16 @@ def test_a_mapping_joins_by_keyword_and_a_class_by_from_joined(lake):
     sample = in_order(path, trust_dataset_code=False)[5]
     assert (sample.text, sample.__key__) == ("c5", "data-000000.tar/00000005")
     assert [source.dataset_path.rpartition("/")[2] for source in sample.__sources__] == ["a", "c"]
+
+
+def test_references_of_joins_have_the_path_of_the_first_dataset(lake):
+    path = write(lake, [{"path": "a"}, {"path": "c"}])
+    prepare_metadataset(path)
+    options = {"batch_size": 4, "worker_config": WorkerConfig(0, 1, 0), "trust_dataset_code": True}
+    ((dataset, ref),) = get_val_datasets(path, split_part="train", **options)
+    assert len(list(dataset)) == SHARDS["a"] * PER_SHARD // 4
+    assert (ref.path, ref.split_part) == (str(lake / "a"), "train")
+    assert [member.leaf.path for member in ref.members] == [str(lake / "a"), str(lake / "c")]
 
 
 def test_a_joiner_may_skip_a_row(lake):
