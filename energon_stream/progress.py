@@ -53,7 +53,8 @@ class Progress:
         enabled: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.total, self.done = total, 0
+        self.total = total
+        self.done: int = 0
         self._unit, self._clock = unit, clock
         place = _place()
         self._on_terminal = place == "terminal"

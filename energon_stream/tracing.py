@@ -44,7 +44,7 @@ class Recorder:
     def __init__(self) -> None:
         self.reasons: dict[tuple[str, int], str] = {}
         """Why a planned request ends where it does, by the object's URL and first byte."""
-        self.dropped = 0
+        self.dropped: int = 0
         self._events: list[_Event] = []
         self._names: dict[int, str] = {}
 

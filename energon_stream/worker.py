@@ -38,10 +38,10 @@ class _Active:
     __slots__ = ("batch_index", "config", "outer", "sample_index", "stream")
 
     def __init__(self, config: WorkerConfig, stream: int, sample_index: int, batch_index: int | None) -> None:
-        self.config = config
-        self.stream = stream
-        self.sample_index = sample_index
-        self.batch_index = batch_index
+        self.config: WorkerConfig = config
+        self.stream: int = stream
+        self.sample_index: int = sample_index
+        self.batch_index: int | None = batch_index
         self.outer: _Active | None = None
 
     def __enter__(self) -> None:

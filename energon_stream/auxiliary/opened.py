@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from energon_stream.errors import NotPreparedError, ObjectNotFoundError
-from energon_stream.index.database import index_database
+from energon_stream.index.database import IndexDatabase, index_database
 from energon_stream.index.info_files import INFO_JSON, read_info
 from energon_stream.index.objects import ShardObject, VersionGuard
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.media import open_once
-from energon_stream.storage import ByteRange, StoreSpec
+from energon_stream.storage import ByteRange, Store, StoreSpec
 
 
 class Place(NamedTuple):
@@ -38,12 +38,12 @@ class OpenedDataset:
     """
 
     def __init__(self, spec: StoreSpec, purpose: str, hint: str = "") -> None:
-        self.store = open_once(spec)
+        self.store: Store = open_once(spec)
         missing = INFO_JSON
         try:
             self._shards = list(read_info(self.store))
             missing = INDEX_SQLITE
-            self.database = index_database(spec)
+            self.database: IndexDatabase = index_database(spec)
         except ObjectNotFoundError as error:
             raise NotPreparedError(
                 f"{missing} not found; {purpose}",

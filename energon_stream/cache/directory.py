@@ -64,7 +64,7 @@ class CacheDirectory:
         self._layout = os.path.join(directory, _LAYOUT)
         self._data = os.path.join(self._layout, "data")
         self._usage = os.path.join(self._layout, "usage")
-        self.ledger = Ledger(self._usage, limits or Limits())
+        self.ledger: Ledger = Ledger(self._usage, limits or Limits())
 
     def exists(self) -> bool:
         """Return True if a cache was ever opened here."""

@@ -55,7 +55,7 @@ class LockedFile:
     """
 
     def __init__(self, path: str, flags: int) -> None:
-        self.fd = -1
+        self.fd: int = -1
         self.fd = self._open(path, flags)
         _open.add(self)
 

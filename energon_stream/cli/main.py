@@ -84,7 +84,7 @@ class _Group(click.Group):
 
     def __init__(self, *args: Any, table: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.table = dict(sorted(table.items()))  # help texts by command
+        self.table: dict[str, str] = dict(sorted(table.items()))  # help texts by command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.table)

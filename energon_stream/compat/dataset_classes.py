@@ -71,7 +71,7 @@ class BaseCoreDatasetFactory(Generic[T_sample]):
         part_filter: Any = None,
         **options: Any,
     ) -> None:
-        self.path = EPath(path)
+        self.path: EPath = EPath(path)
         self.paths: list[EPath] = [self.path]
         self.training = training
         self.worker_config = worker_config
@@ -331,7 +331,7 @@ class StandardWebdatasetFactory(DefaultDecoderWebdatasetFactory[T_sample]):
 
     def __init__(self, path: str | os.PathLike[str], *, sample_type: type[Any], **kwargs: Any) -> None:
         super().__init__(path, **kwargs)
-        self.__sample_type__ = sample_type  # type: ignore[misc] # of this object alone
+        self.__sample_type__: type[Any] = sample_type  # type: ignore[misc] # of this object alone
 
 
 class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
@@ -362,10 +362,10 @@ class JoinedWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         self.inner_datasets: list[BaseWebdatasetFactory[Any]] = [
             *(inner_datasets if by_name is None else by_name.values())
         ]
-        self.names = None if by_name is None else tuple(by_name)
+        self.names: tuple[str, ...] | None = None if by_name is None else tuple(by_name)
         super().__init__(self.inner_datasets[0].path, **options)
-        self.paths = [inner.path for inner in self.inner_datasets]
-        self.join_index = EPath(join_index)
+        self.paths: list[EPath] = [inner.path for inner in self.inner_datasets]
+        self.join_index: EPath = EPath(join_index)
         self.joiner = joiner
 
     def build(self, worker_rotation_offset: int = 0) -> LeafDataset:

@@ -85,7 +85,7 @@ class EPath:
         text = os.fspath(initial_path)
         if is_local(text):
             local_path(text)  # raises an error if it is none
-            self.url = _normal(text) if url_scheme(text) == "dss" else plain_or_dataset(text)
+            self.url: str = _normal(text) if url_scheme(text) == "dss" else plain_or_dataset(text)
         else:
             self.url = _normal(text)
 

@@ -56,7 +56,9 @@ class ErrorContext:
     """
 
     def __init__(self, name: str, handler: Handler, tolerance: int = 100) -> None:
-        self.name, self.handler, self.tolerance = name, handler, tolerance
+        self.name: str = name
+        self.handler: Handler = handler
+        self.tolerance: int = tolerance
         self._in_a_row = 0
 
     def reset(self) -> None:

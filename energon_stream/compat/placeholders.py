@@ -64,15 +64,15 @@ def _state_class(address: str, name: str, *fields: str) -> Any:
     return made
 
 
-SystemRngState = _state_class("rng", "SystemRngState", "torch", "numpy", "random")
-SliceState = _state_class("flavors.webdataset.sample_loader", "SliceState", "index", "current")
-SavableDatasetState = _state_class(
+SystemRngState: Any = _state_class("rng", "SystemRngState", "torch", "numpy", "random")
+SliceState: Any = _state_class("flavors.webdataset.sample_loader", "SliceState", "index", "current")
+SavableDatasetState: Any = _state_class(
     "savable_loader", "SavableDatasetState", "rng", "dataset_state", "sample_index"
 )
-SavableDatasetCheckpoint = _state_class("savable_loader", "SavableDatasetCheckpoint", "state", "offset")
-SavableCheckpoint = _state_class(
+SavableDatasetCheckpoint: Any = _state_class("savable_loader", "SavableDatasetCheckpoint", "state", "offset")
+SavableCheckpoint: Any = _state_class(
     "savable_loader", "SavableCheckpoint", "state", "checkpoint_time", "sample_index"
 )
-SavableDataLoaderState = _state_class(
+SavableDataLoaderState: Any = _state_class(
     "savable_loader", "SavableDataLoaderState", "worker_states", "next_worker_id", "micro_batch_size"
 )

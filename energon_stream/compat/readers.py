@@ -50,8 +50,11 @@ class ITarReader(ABC, Generic[T_index]):
         sample_filter: Filter | None = None,
         disable_cache: bool = False,
     ) -> None:
-        self.base_path, self.tar_filenames, self.tar_filepaths = base_path, tar_filenames, tar_filepaths
-        self.part_filter, self.sample_filter = part_filter, sample_filter
+        self.base_path: EPath = base_path
+        self.tar_filenames: list[str] = tar_filenames
+        self.tar_filepaths: list[EPath] = tar_filepaths
+        self.part_filter: Filter | None = part_filter
+        self.sample_filter: Filter | None = sample_filter
         self._store = open_once(StoreSpec(base_path.url))
 
     @abstractmethod
@@ -273,7 +276,8 @@ class IJsonlReader:
     def __init__(
         self, jsonl_path: EPath, sample_filter: Filter | None = None, index_cache_size: int = 5
     ) -> None:
-        self.jsonl_path, self.sample_filter = EPath(jsonl_path), sample_filter
+        self.jsonl_path: EPath = EPath(jsonl_path)
+        self.sample_filter: Filter | None = sample_filter
         self._index = CachedIJsonlOffsetReader(jsonl_path)
         self._store = open_once(StoreSpec(self.jsonl_path.url))
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-skip_meta_re = re.compile(r"__[^/]*__($|/)")
+skip_meta_re: re.Pattern[str] = re.compile(r"__[^/]*__($|/)")
 """Finds names of members that are no parts of samples."""
-split_name_re = re.compile(r"((?:.*/)?[^./]+)[.]([^/]*)")
+split_name_re: re.Pattern[str] = re.compile(r"((?:.*/)?[^./]+)[.]([^/]*)")
 """Splits the name of a member into sample key and part name."""
-url_regex = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*)://(?P<path>.*)", re.IGNORECASE)
+url_regex: re.Pattern[str] = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*)://(?P<path>.*)", re.IGNORECASE)
 """Splits a URL into scheme and the rest."""
-float_pattern = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+float_pattern: re.Pattern[str] = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 """Matches a number with or without a fraction."""
 
 _NUMBERS = re.compile(r"([0-9]+)")

@@ -10,7 +10,7 @@ are not used.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CHECKSUMS = f"{META_FOLDER}/checksums.xxh3"
 
-digest = xxhash.xxh3_64_intdigest
+digest: Callable[[bytes | memoryview], int] = xxhash.xxh3_64_intdigest
 """Returns the checksum of bytes."""
 
 new_digest = xxhash.xxh3_64

@@ -21,7 +21,7 @@ from energon_stream.media import open_once
 from energon_stream.urls import local_path
 
 if TYPE_CHECKING:
-    from energon_stream.storage import StoreSpec
+    from energon_stream.storage import Store, StoreSpec
 
 _CACHE_KIB = 256
 """SQLite's page cache of a connection. Dropped pages are read again from the lines that the process keeps."""
@@ -34,7 +34,7 @@ class IndexDatabase:
     """
 
     def __init__(self, spec: StoreSpec) -> None:
-        self.store = open_once(spec)
+        self.store: Store = open_once(spec)
         self._connect: Callable[[], apsw.Connection]
         if self.store.is_local:
             self.store.head(INDEX_SQLITE)

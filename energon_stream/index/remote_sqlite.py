@@ -61,7 +61,7 @@ class RemoteFile:
         self._file = tempfile.TemporaryFile(prefix="energon-index-")  # noqa: SIM115
         # One request returns the size, the version, and all of a small file.
         tail = store.get_suffix(path, first)
-        self.size = store.head(path).size if tail.total_size is None else tail.total_size
+        self.size: int = store.head(path).size if tail.total_size is None else tail.total_size
         self._line = line or (_LINE_BYTES if self.size <= keep else _SHORT_LINE_BYTES)
         self._etag = tail.etag
         start = self.size - len(tail.data)

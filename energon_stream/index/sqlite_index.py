@@ -44,7 +44,9 @@ class SqliteWriter:
 
     def __init__(self, path: str, shards: list[str]) -> None:
         self._shards = shards  # their positions are the ``tar_file_id``
-        self.database = sqlite3.connect(path, isolation_level=None)  # the open file, for further tables
+        self.database: sqlite3.Connection = sqlite3.connect(
+            path, isolation_level=None
+        )  # the open file, for further tables
         # Nobody reads the file before it is complete, so it needs no journal and no syncing.
         self.database.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + SAMPLE_TABLES

@@ -46,7 +46,7 @@ class DevicePrefetcher(PullingLoader[T]):
     ) -> None:
         if depth < 0:
             raise ConfigError(f"depth is {depth}", hint="use 0 or more batches")
-        self.device = torch.empty(0, device=device).device  # with its index
+        self.device: torch.device = torch.empty(0, device=device).device  # with its index
         self.depth = depth
         super().__init__(loader)
         self._non_blocking = non_blocking

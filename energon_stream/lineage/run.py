@@ -58,14 +58,14 @@ class TrainingRun:
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
         self._options = storage_options
         self._store = self._spec(url).open()
-        self.url = self._store.url
+        self.url: str = self._store.url
         try:
             body = self._store.get(FILE)
         except ObjectNotFoundError as error:
             raise RunNotFoundError(
                 f"there is no {FILE}", where=self.url, hint="pass the folder that the loader got as run="
             ) from error
-        self.description = RunDescription.loads(bytes(body.data), f"{self.url}/{FILE}")
+        self.description: RunDescription = RunDescription.loads(bytes(body.data), f"{self.url}/{FILE}")
         self._opened: dict[int, Data] = {}
         self._files = lru_cache(_KEPT)(self._list_files)
         self._log = lru_cache(_KEPT)(self._read_log)

@@ -83,6 +83,13 @@ class Wire:
     Raises OSError if the process may not open so many files.
     """
 
+    parent: Connection
+    child: Connection
+    monitor: socket.socket
+    child_monitor: socket.socket
+    depth: int
+    slot_bytes: int
+
     def __init__(self, shared_bytes: int, depth: int) -> None:
         self.parent, self.child = Pipe()
         self.monitor, self.child_monitor = socket.socketpair()

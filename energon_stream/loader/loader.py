@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.engine import Step
     from energon_stream.pipeline.node import RestoreKey
+    from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ class BasicDataLoader(Generic[T]):
         start_method: str | None = None,
     ) -> None:
         self.dataset = dataset
-        self.worker_config = dataset.worker_config
+        self.worker_config: WorkerConfig = dataset.worker_config
         self._options = LoaderOptions(
             prefetch_factor=prefetch_factor,
             start_method=start_method,

@@ -73,7 +73,7 @@ class Worker:
         changes: tuple[WeightChange, ...],
         method: str,
     ) -> None:
-        self.restarts = 0
+        self.restarts: int = 0
         self._is_traced = options.is_traced
         self._number = number
         self._dataset = dataset

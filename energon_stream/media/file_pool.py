@@ -178,7 +178,7 @@ class _Files:
     """Files, threads and locks of the pool in one process."""
 
     def __init__(self, root: str, num_workers: int, max_bytes: int, max_count: int, method: _Method) -> None:
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         self.method = method
         with _named_errors(root):
             os.makedirs(root, mode=0o700, exist_ok=True)

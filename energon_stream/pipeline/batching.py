@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.dataset import (
@@ -36,7 +36,7 @@ class Batching(Wrapper[Any]):
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         self.batcher = batcher
-        self.stateless = batcher_stateless or is_stateless(batcher)
+        self.stateless: bool = batcher_stateless or is_stateless(batcher)
         self.function_config = batcher_config
         self.drop_last = drop_last
         self.failure_tolerance = failure_tolerance
@@ -134,7 +134,7 @@ class BatchDataset(Batching):
 
     kind = "Batch"
     node_type = _BatchNode
-    option_names = ("batch_size", "drop_last", "batcher")
+    option_names: ClassVar[tuple[str, ...]] = ("batch_size", "drop_last", "batcher")
 
     def __init__(
         self,

@@ -271,8 +271,8 @@ class Wrapper(Operator[T_co]):
 
     def __init__(self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None) -> None:
         self.dataset = dataset
-        self.inputs = (dataset,)
-        self.worker_config = common_config(self.inputs, worker_config)
+        self.inputs: tuple[SavableDataset[Any], ...] = (dataset,)
+        self.worker_config: WorkerConfig = common_config(self.inputs, worker_config)
 
     def len_stream(self, stream: int) -> int | None:
         """Return the inner dataset's length."""
@@ -308,8 +308,8 @@ class MultiInput(Operator[T_co]):
     def __init__(
         self, datasets: Sequence[SavableDataset[Any]], *, worker_config: WorkerConfig | None = None
     ) -> None:
-        self.inputs = tuple(datasets)
-        self.worker_config = common_config(self.inputs, worker_config)
+        self.inputs: tuple[SavableDataset[Any], ...] = tuple(datasets)
+        self.worker_config: WorkerConfig = common_config(self.inputs, worker_config)
 
     def inner_states(self, state: State) -> list[State]:
         """Return the states of the inner nodes; None for those that have not begun."""

@@ -133,7 +133,7 @@ class Engine:
     ) -> None:
         self._take_note = take_note
         self._config = dataset.worker_config
-        self.rotation = rotation or Rotation.start(dataset, streams)
+        self.rotation: Rotation = rotation or Rotation.start(dataset, streams)
         self._nodes: dict[int, Node] = {}
         self._batches: dict[int, int] = {}
         self._log = BatchLog.of(dataset)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper, common_config
@@ -76,7 +76,8 @@ class _Bounded(Wrapper[Any]):
     """Base of the operators that end a pass after a number of elements of the whole job."""
 
     node_type = _BoundNode
-    option_names = ("global_length",)  # of all ranks together, so it does not depend on their number
+    # Of all ranks together, so it does not depend on their number.
+    option_names: ClassVar[tuple[str, ...]] = ("global_length",)
     restart: bool
     """True if the inner dataset begins anew after the bound; else it goes on."""
     over_end: bool
@@ -290,7 +291,7 @@ class EvenDataset(Wrapper[Any]):
 
     kind = "Even"
     node_type = _EvenNode
-    option_names = ("ends", "length")
+    option_names: ClassVar[tuple[str, ...]] = ("ends", "length")
 
     def __init__(
         self,
@@ -308,7 +309,7 @@ class EvenDataset(Wrapper[Any]):
                 hint='leave ends="uneven", pass repeat=False, or use virtual_epoch_length',
             )
         self.ends = ends
-        self.length = min(known) if ends == "drop" else max(known)
+        self.length: int = min(known) if ends == "drop" else max(known)
         if self.length < 1:
             raise EmptyStreamError(
                 "some stream has no element, so no stream would have one",

@@ -99,7 +99,7 @@ class FailureGuard:
         seconds = context.config.sample_timeout
         self._limit = None if seconds is None else TimeLimit(seconds)
         self._run: Callable[..., Any] = self.limited(self.active.run)
-        self.in_a_row = 0  # failures since the last success
+        self.in_a_row: int = 0  # failures since the last success
 
     def limited(self, function: Callable[P, T]) -> Callable[P, T]:
         """Return a function that ends with SampleTimeoutError after the job's ``sample_timeout``, if any."""

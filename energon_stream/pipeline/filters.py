@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, Wrapper, foreign_key
@@ -92,7 +92,7 @@ class FilterDataset(PassThrough):
     """
 
     kind = "Filter"
-    option_names = ("filter_fn",)
+    option_names: ClassVar[tuple[str, ...]] = ("filter_fn",)
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class IterMapDataset(Wrapper[Any]):
 
     kind = "IterMap"
     node_type = _IterMapNode
-    option_names = ("iter_map_fn",)
+    option_names: ClassVar[tuple[str, ...]] = ("iter_map_fn",)
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.ahead import AheadNode
@@ -84,7 +84,7 @@ class RunningGenerator:
         self._sample = sample
         self.key = key
         self.batch = batch
-        self.place = 0  # number of elements that were returned
+        self.place: int = 0  # number of elements that were returned
 
     def _advance(self, _: Any) -> Any:
         return next(self._generator, SKIPPED)
@@ -186,7 +186,7 @@ class MapDataset(Wrapper[Any]):
 
     kind = _KIND
     node_type = _MapNode
-    option_names = ("fn",)
+    option_names: ClassVar[tuple[str, ...]] = ("fn",)
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class MapDataset(Wrapper[Any]):
         if failure_tolerance < 0:
             raise ConfigError(f"failure_tolerance is {failure_tolerance}", hint="use 0 for no limit")
         self.fn = function
-        self.stateless = stateless_map_fn or is_stateless(function)
+        self.stateless: bool = stateless_map_fn or is_stateless(function)
         self.function_config = map_fn_config
         self.failure_tolerance = failure_tolerance
         self.ahead = ahead

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -138,7 +138,7 @@ class BlendDataset(MultiInput[Any]):
 
     kind = "Blend"
     node_type = _BlendNode
-    option_names = ("weights",)
+    option_names: ClassVar[tuple[str, ...]] = ("weights",)
 
     def __init__(
         self, *dataset_weights: tuple[SavableDataset[Any], float], worker_config: WorkerConfig | None = None
@@ -149,7 +149,7 @@ class BlendDataset(MultiInput[Any]):
                 hint="pass BlendDataset((dataset, weight), (dataset, weight))",
             )
         super().__init__([dataset for dataset, _ in dataset_weights], worker_config=worker_config)
-        self.weights = tuple(float(weight) for _, weight in dataset_weights)
+        self.weights: tuple[float, ...] = tuple(float(weight) for _, weight in dataset_weights)
         if not all(weight > 0 and math.isfinite(weight) for weight in self.weights):
             raise ConfigError(
                 f"blend weights {list(self.weights)}", hint="every weight must be positive and finite"
@@ -259,7 +259,7 @@ class RepeatDataset(Wrapper[Any]):
 
     kind = "Repeat"
     node_type = _RepeatNode
-    option_names = ("repeats", "restart")
+    option_names: ClassVar[tuple[str, ...]] = ("repeats", "restart")
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from inspect import isgenerator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import (
@@ -204,7 +204,7 @@ class PackingDataset(Wrapper[Any]):
 
     kind = "Pack"
     node_type = _PackingNode
-    option_names = ("buffer_size", "pre_packer", "final_packer")
+    option_names: ClassVar[tuple[str, ...]] = ("buffer_size", "pre_packer", "final_packer")
 
     def __init__(
         self,
@@ -236,13 +236,13 @@ class PackingDataset(Wrapper[Any]):
         self.function_config = packer_config
         pure_packer = final_packer_stateless or is_stateless(final_packer)
         pure_encoder = sample_encoder is None or sample_encoder_stateless or is_stateless(sample_encoder)
-        self.stateless = stateless or (pure_packer and pure_encoder)
+        self.stateless: bool = stateless or (pure_packer and pure_encoder)
         of_each = (
             pre_packer_failure_tolerance,
             final_packer_failure_tolerance,
             sample_encoder_failure_tolerance,
         )
-        self.tolerances = [failure_tolerance if own is None else own for own in of_each]
+        self.tolerances: list[int] = [failure_tolerance if own is None else own for own in of_each]
 
     def select(self, items: list[Item]) -> list[list[Item]]:
         """Call ``pre_packer`` and check its groups.

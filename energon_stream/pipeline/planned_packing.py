@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from inspect import isgenerator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class PlannedPack(list[Any]):
 
     def __init__(self, samples: Iterable[Any], parts: Sequence[slice], capacity: int) -> None:
         super().__init__(samples)
-        self.parts = tuple(parts)
+        self.parts: tuple[slice, ...] = tuple(parts)
         self.capacity = capacity
 
     @property
@@ -202,7 +202,7 @@ class PlannedPackingDataset(Wrapper[Any]):
 
     kind = "PlannedPack"
     node_type = _PlannedPackingNode
-    option_names = ("final_packer",)
+    option_names: ClassVar[tuple[str, ...]] = ("final_packer",)
 
     def __init__(
         self,
@@ -219,13 +219,13 @@ class PlannedPackingDataset(Wrapper[Any]):
         if len(readers) != 1 or readers[0].packing is None:
             raise ConfigError("planned packs need one dataset that was opened with packing=")
         self._reader: ReaderDataset = readers[0]
-        self.capacity = readers[0].packing.spec.capacity
+        self.capacity: int = readers[0].packing.spec.capacity
         self.final_packer = final_packer
         self.sample_encoder = sample_encoder
-        self.stateless = is_stateless(final_packer) and (
+        self.stateless: bool = is_stateless(final_packer) and (
             sample_encoder is None or is_stateless(sample_encoder)
         )
-        self.tolerances = final_packer_failure_tolerance, sample_encoder_failure_tolerance
+        self.tolerances: tuple[int, int] = final_packer_failure_tolerance, sample_encoder_failure_tolerance
 
     def len_stream(self, stream: int) -> int | None:
         """Return the packs of one pass; None if it never ends. The whole pass is planned to count them."""

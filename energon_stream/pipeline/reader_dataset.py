@@ -61,7 +61,7 @@ from energon_stream.schedule import (
     reading,
     stream_shares,
 )
-from energon_stream.storage import shared_fetcher
+from energon_stream.storage import Fetcher, shared_fetcher
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.leaf import Leaf
@@ -74,8 +74,8 @@ class _Resources:
     """Open stores and the fetcher, which the nodes of a reader dataset share in one process."""
 
     def __init__(self, dataset: ReaderDataset) -> None:
-        self.fetcher = shared_fetcher(dataset.options.in_flight)  # one for all datasets of a mixture
-        self.locators = dataset.open_locators(OffsetCache())
+        self.fetcher: Fetcher = shared_fetcher(dataset.options.in_flight)  # one for all datasets of a mixture
+        self.locators: list[Locator] = dataset.open_locators(OffsetCache())
 
 
 class _ReaderNode:
@@ -171,10 +171,10 @@ class ReaderDataset(SavableDataset[Any]):
     ) -> None:
         self.packing = packing
         self._packs: PerProcess[JobPacks] = PerProcess(drop_inherited=True)
-        self.leaves = tuple(leaves)
+        self.leaves: tuple[Leaf, ...] = tuple(leaves)
         self.plan = plan
         self.worker_config = worker_config
-        self.options = options or ReadOptions()
+        self.options: ReadOptions = options or ReadOptions()
         self.failure_tolerance = failure_tolerance
         self._resources: PerProcess[_Resources] = PerProcess(drop_inherited=True)
 

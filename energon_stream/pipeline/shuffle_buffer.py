@@ -8,7 +8,7 @@ their argument and the seeds only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class ShuffleBufferDataset(Wrapper[Any]):
 
     kind = "Shuffle"
     node_type = _ShuffleNode
-    option_names = ("size",)
+    option_names: ClassVar[tuple[str, ...]] = ("size",)
 
     def __init__(
         self, dataset: SavableDataset[Any], size: int, *, worker_config: WorkerConfig | None = None

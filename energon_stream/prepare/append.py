@@ -86,9 +86,9 @@ class OldDataset:
         self._store = store
         self.present: Mapping[str, int] = parse_info(data, f"{store.url}/{info}")
         first = len(self.present) if note is None or note.first is None else note.first
-        self.counts = dict(islice(self.present.items(), first))
+        self.counts: dict[str, int] = dict(islice(self.present.items(), first))
         self._split = parse_split(split, f"{store.url}/{split_path}")
-        self.note = Publishing(first)
+        self.note: Publishing = Publishing(first)
         kept = staging.kept(_CHECKSUMS)
         self.checksums: UInt64Array | None = (
             read_checksums(store, sum(self.present.values()), digest(data))

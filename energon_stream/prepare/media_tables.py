@@ -103,7 +103,7 @@ class MediaTables:
 
     def __init__(self, database: sqlite3.Connection, media_filter: MediaFilter) -> None:
         self._database = database
-        self.report = MediaReport()  # outcome so far
+        self.report: MediaReport = MediaReport()  # outcome so far
         for statement in MEDIA_TABLES.split(";"):  # executescript() would commit the caller's transaction
             database.execute(statement)
         database.execute(

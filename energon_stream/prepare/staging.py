@@ -58,7 +58,7 @@ class Staging:
     def __init__(self, store: Store, existing: Iterable[str]) -> None:
         self._store = store
         self._paths = {path for path in existing if path.startswith(f"{STAGING}/")}
-        self.publishing = self._note() if _NOTE in self._paths else None
+        self.publishing: Publishing | None = self._note() if _NOTE in self._paths else None
 
     def has(self, entry: ListEntry) -> bool:
         """Return True if there may be a record of a shard."""

@@ -52,7 +52,9 @@ class FetchPlanner:
         self._coverage = Coverage(max_gap)
         self._found = Counter[BlockCache]()  # bytes that a cache had
         self._needed = Counter[BlockCache]()  # bytes that a cache has to have in the end
-        self.samples = self.bytes = self.cached_bytes = 0
+        self.samples: int = 0
+        self.bytes: int = 0
+        self.cached_bytes: int = 0
         self._ahead = self._count = 0  # samples only looked ahead to, fetches for bytes that no cache had
 
     def windows(self) -> Iterator[list[PlannedFetch]]:

@@ -44,7 +44,7 @@ class Coverage:
 
     def __init__(self, max_gap: int) -> None:
         self._max_gap = max_gap
-        self.spans = np.zeros((0, 3), dtype=np.int64)
+        self.spans: Int64Array = np.zeros((0, 3), dtype=np.int64)
 
     def add(self, wanted: Int64Array) -> Int64Array:
         """Add ranges; return the bytes that were not covered before, by object and position."""

@@ -82,7 +82,7 @@ class Budget(Generic[R]):
 
     def __init__(self, size: int, *, is_shared: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.size = size
-        self.outstanding_bytes = 0
+        self.outstanding_bytes: int = 0
         self._is_shared = is_shared
         self._clock = clock
         self._lanes: list[Lane[R]] = []

@@ -64,7 +64,7 @@ class ReaderGroup:
             clock=clock,
         )
         self.wait = wait
-        self.look_again = True
+        self.look_again: bool = True
         self._open: list[SampleReader] = []
 
     @property

@@ -52,9 +52,9 @@ class RangeFetch:
     )
 
     def __init__(self, request: Request, locator: Locator, *, keeps: bool, is_shared: bool = False) -> None:
-        self.request = request
-        self.keeps = keeps
-        self.is_requested = False
+        self.request: Request = request
+        self.keeps: bool = keeps
+        self.is_requested: bool = False
         self._locator = locator
         self._uses = len(request.starts)  # planned ranges that are not consumed yet
         self._answer: Future[Body] | None = None

@@ -79,8 +79,8 @@ class Locating:
         self._fetcher = fetcher
         self.opening = opening
         self._chunks: deque[_Chunk] = deque()
-        self.taken = 0  # references taken from the schedule
-        self.is_exhausted = False  # whether the schedule has no more references in this pass
+        self.taken: int = 0  # references taken from the schedule
+        self.is_exhausted: bool = False  # whether the schedule has no more references in this pass
 
     def restart(self, cursor: Cursor) -> None:
         """Begin another pass."""

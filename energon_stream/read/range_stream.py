@@ -52,8 +52,8 @@ class RangeStream:
     def __init__(
         self, shard: ShardObject, byte_range: ByteRange, pieces: PieceSizes, fetcher: Fetcher
     ) -> None:
-        self.start = byte_range.start
-        self.stop = byte_range.stop
+        self.start: int = byte_range.start
+        self.stop: int = byte_range.stop
         self.watch: Callable[[memoryview], object] | None = None
         self._pieces = _read_pieces(shard, byte_range, pieces, fetcher)
         self._position = self.start

@@ -144,8 +144,8 @@ class ReadySamples:
     def __init__(self) -> None:
         self._plans: deque[Iterator[Row | LargeSample]] = deque()
         self._rows = chain.from_iterable(iter(self._plans.popleft, None))
-        self.left = 0
-        self.ends_large = False
+        self.left: int = 0
+        self.ends_large: bool = False
 
     def add(self, samples: PlannedSamples | tuple[LargeSample, ...]) -> None:
         """Add the samples of a plan."""

@@ -162,7 +162,9 @@ class JobPacks:
         streams: int,
         key: int,
     ) -> None:
-        self.job, self.spec, self.streams = job, spec, streams
+        self.job: Schedule = job
+        self.spec: PackSpec = spec
+        self.streams: int = streams
         self._costs, self._key = costs, key
         self._windows: OrderedDict[tuple[int, Cursor], Window] = OrderedDict()
 

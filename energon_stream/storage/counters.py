@@ -96,7 +96,7 @@ class StorageCounters:
     """
 
     def __init__(self) -> None:
-        self.changes = 0
+        self.changes: int = 0
         # Reentrant: the collector may close a loader, which counts, in a thread that holds the lock.
         self._lock = threading.RLock()
         # By name of the snapshot's attribute: sums, and counts by kind, error and reason.

@@ -94,7 +94,7 @@ class HedgeBudget:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self.earned = 0.0  # bytes that may be repeated, for the bytes requested so far
+        self.earned: float = 0.0  # bytes that may be repeated, for the bytes requested so far
         self._spent = 0
         self._allowance = _ALLOWANCE if share else 0
 

@@ -20,7 +20,7 @@ class ConcurrencyLimit:
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
-        self.limit = largest  # requests that may be in flight now, 1 or more
+        self.limit: int = largest  # requests that may be in flight now, 1 or more
         self._attempts = self._rejections = 0
         self._ignored = 0
 

@@ -42,7 +42,7 @@ class LocalStore:
     is_local = True
 
     def __init__(self, root: str) -> None:
-        self.url = local_path(root)
+        self.url: str = local_path(root)
         # lru_cache has no lock in Python, so a fork cannot leave one locked.
         self._map = lru_cache(maxsize=_MAX_MAPS)(_map_file)
 

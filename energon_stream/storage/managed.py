@@ -42,7 +42,9 @@ class ManagedStore(ScheduledStore):
         self._policy = policy
         self._counters = counters
         self._stores: PerProcess[Store] = PerProcess(factory)
-        self.url = self._stores.get().url  # this reports unusable options now instead of at the first read
+        self.url: str = (
+            self._stores.get().url
+        )  # this reports unusable options now instead of at the first read
         self._contact_key = contact_key
 
     def get(self, path: str, *, etag: str | None = None) -> Body:

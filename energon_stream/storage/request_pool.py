@@ -143,10 +143,10 @@ class RequestPool:
     """
 
     def __init__(self, max_in_flight: int, hedged_share: float) -> None:
-        self.lock = threading.Lock()
-        self.limiter = ConcurrencyLimit(max_in_flight)
+        self.lock: threading.Lock = threading.Lock()
+        self.limiter: ConcurrencyLimit = ConcurrencyLimit(max_in_flight)
         self.watcher: LateWatcher[_Task] = LateWatcher(self.lock, hedged_share, self._repeat, self._start)
-        self.busy = 0  # slots taken
+        self.busy: int = 0  # slots taken
         self._submitted = 0
         self._fresh: list[tuple[tuple[int, int], _Task]] = []  # heap: no attempt yet, no thread
         self.returning: list[tuple[tuple[int, int], _Task]] = []  # heap: after a back-off

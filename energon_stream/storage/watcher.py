@@ -56,7 +56,7 @@ class LateWatcher(Generic[T]):
     ) -> None:
         self._lock = lock
         self._active = share > 0
-        self.budget = HedgeBudget(share)
+        self.budget: HedgeBudget = HedgeBudget(share)
         self._to_end = LatencyModel()
         # The time to the first byte is short and hardly depends on the size, so it shows much sooner that a
         # request is late.

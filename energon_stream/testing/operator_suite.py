@@ -59,7 +59,7 @@ class NumbersDataset(SavableDataset[int]):
     def __init__(self, size: int, worker_config: WorkerConfig | None = None, offset: int = 0) -> None:
         self.size = size
         self.offset = offset
-        self.worker_config = worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
+        self.worker_config: WorkerConfig = worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
 
     def numbers(self, stream: int) -> range:
         """Return the numbers of one pass of a stream."""

@@ -72,8 +72,8 @@ class FaultProxy:
         self._stop: Callable[[], None] | None = None
         self._place: socket.socket | None = None
         self._counts = Counter[str]()
-        self.requests = 0
-        self.endpoint_url = ""
+        self.requests: int = 0
+        self.endpoint_url: str = ""
         self.set_faults(faults)
 
     def __enter__(self) -> FaultProxy:

@@ -46,7 +46,7 @@ class S3Control:
     """
 
     def __init__(self, endpoint_url: str) -> None:
-        self.endpoint_url = endpoint_url
+        self.endpoint_url: str = endpoint_url
 
     @property
     def storage_options(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class ProcessServer(ABC):
         self._port = port
         self._timeout = startup_timeout
         self._stack = ExitStack()
-        self.endpoint_url = ""
+        self.endpoint_url: str = ""
 
     @property
     def storage_options(self) -> dict[str, Any]:

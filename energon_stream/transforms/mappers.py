@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
 import numpy as np
@@ -63,12 +63,12 @@ class TransformMapper(ABC, Generic[TTransform]):
         """Interpolation of the step; None if it moves whole pixels."""
         return None
 
-    translate = staticmethod(homography.translate)
-    rotate = staticmethod(homography.rotate)
-    scale = staticmethod(homography.scale)
-    shear = staticmethod(homography.shear)
-    hflip = staticmethod(homography.hflip)
-    vflip = staticmethod(homography.vflip)
+    translate: ClassVar[Callable[..., Matrix]] = staticmethod(homography.translate)
+    rotate: ClassVar[Callable[..., Matrix]] = staticmethod(homography.rotate)
+    scale: ClassVar[Callable[..., Matrix]] = staticmethod(homography.scale)
+    shear: ClassVar[Callable[..., Matrix]] = staticmethod(homography.shear)
+    hflip: ClassVar[Callable[..., Matrix]] = staticmethod(homography.hflip)
+    vflip: ClassVar[Callable[..., Matrix]] = staticmethod(homography.vflip)
 
     def _size(self, dst_size: Any) -> Size:
         return int(dst_size[0]), int(dst_size[1])
@@ -113,7 +113,7 @@ class ResizeMapper(_Interpolated[v1.Resize | v2.Resize]):
         super().__init__(transform)
         if transform.size is None:
             raise ConfigError("a Resize without a size cannot be merged", hint="give it a size")
-        self.antialias = bool(transform.antialias)
+        self.antialias: bool = bool(transform.antialias)
 
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
         """Add the step to a matrix; see :class:`TransformMapper`."""
@@ -129,7 +129,7 @@ class RandomResizedCropMapper(_Interpolated[v1.RandomResizedCrop | v2.RandomResi
 
     def __init__(self, transform: v1.RandomResizedCrop | v2.RandomResizedCrop) -> None:
         super().__init__(transform)
-        self.antialias = bool(transform.antialias)
+        self.antialias: bool = bool(transform.antialias)
 
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
         """Add the step to a matrix; see :class:`TransformMapper`."""
@@ -270,7 +270,7 @@ class RandomPerspectiveMapper(_Interpolated[v1.RandomPerspective | v2.RandomPers
 
     source_type: ClassVar[Any] = v1.RandomPerspective
 
-    compute_homography = staticmethod(homography.homography)
+    compute_homography: ClassVar[Callable[..., Matrix]] = staticmethod(homography.homography)
 
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
         """Add the step to a matrix; see :class:`TransformMapper`."""

@@ -52,7 +52,7 @@ class MergeTransform(torch.nn.Module):
 
     def __init__(self, transforms: Sequence[torch.nn.Module | TransformMapper[Any]]) -> None:
         super().__init__()
-        self.transforms = list(transforms)
+        self.transforms: list[torch.nn.Module | TransformMapper[Any]] = list(transforms)
         self._mappers = [mapper_of(transform) for transform in transforms]
         fills = {str(fill): fill for mapper in self._mappers if (fill := mapper.fill) is not None}
         if len(fills) > 1:

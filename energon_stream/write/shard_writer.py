@@ -123,7 +123,8 @@ class ShardWriter:
         self._encoder, self._unique = SampleEncoder(), uuid.uuid4().hex
         self._shard: TarShard | None = None
         self._upload: Future[None] | None = None
-        self._is_usable, self.is_complete = True, False
+        self._is_usable = True
+        self.is_complete: bool = False
         existing = existing_metadata(self._store)
         paths = part_files(existing)
         # One other part is enough: each was compared with another when it began.
@@ -136,7 +137,7 @@ class ShardWriter:
             self._builder = stack.enter_context(IndexBuilder(folder, checksums=True))
             self._pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="energon-write"))
             self._folder = self._shard_folder(folder)
-            self.written = self._go_on(existing)
+            self.written: int = self._go_on(existing)
             if not self.is_complete:
                 save_part(self._store, arguments, is_complete=False)
             self._stack = stack.pop_all()

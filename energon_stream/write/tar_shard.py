@@ -40,7 +40,7 @@ class Encoded:
     __slots__ = ("key", "parts", "pieces", "size")
 
     def __init__(self, key: str, contents: list[tuple[str, bytes | memoryview]]) -> None:
-        self.key = key
+        self.key: str = key
         self.pieces: list[bytes | memoryview] = []
         self.parts: list[tuple[str, int, int]] = []
         position = 0
@@ -50,7 +50,7 @@ class Encoded:
             self.parts.append((name, position, length))
             self.pieces += (header, content, _PADDING[length % TAR_RECORD])
             position += length + -length % TAR_RECORD
-        self.size = position
+        self.size: int = position
 
 
 class SampleEncoder:
@@ -98,7 +98,7 @@ class TarShard:
     """
 
     def __init__(self, path: str, local_path: str) -> None:
-        self.scan = ShardScan(path)
+        self.scan: ShardScan = ShardScan(path)
         self.digests: list[int] = []
         self.local_path = local_path
         self.size = 0

@@ -105,7 +105,7 @@ class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ign
             )
         device = accelerator.device if accelerator.device_placement else torch.device("cpu")
         super().__init__(loader, device, depth=depth)
-        self.gradient_state = accelerator.gradient_state
+        self.gradient_state: Any = accelerator.gradient_state
 
     def __iter__(self) -> Iterator[T]:
         """Iterate to the end of the pass."""
@@ -121,7 +121,7 @@ class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ign
             coming = self._take()
             if coming.ended:
                 return
-            self.end_of_dataloader = self._coming[0].ended
+            self.end_of_dataloader: bool = self._coming[0].ended
             batch = [self._there(coming)]
             del coming
             yield batch.pop()  # keeps no reference, so the batch is freed as soon as the loop drops it

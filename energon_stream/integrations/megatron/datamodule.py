@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from energon_stream.config import get_train_dataset
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.loader import SavableDataLoader, get_savable_loader
-from energon_stream.task import DefaultTaskEncoder
+from energon_stream.task import DefaultTaskEncoder, TaskEncoder
 from energon_stream.worker import DataParallelGroup, WorkerConfig
 
 if TYPE_CHECKING:
@@ -92,13 +92,15 @@ class EnergonMultiModalDataModule:
         self.micro_batch_size = micro_batch_size
         self.global_batch_size = global_batch_size
         self.num_workers = num_workers
-        self.num_val_workers = num_workers if num_val_workers is None else num_val_workers
+        self.num_val_workers: int = num_workers if num_val_workers is None else num_val_workers
         self.pin_memory = pin_memory
         self.shuffle_buffer_size = shuffle_buffer_size
         self.max_samples_per_sequence = max_samples_per_sequence
         self.multimodal_sample_config = multimodal_sample_config
-        self.task_encoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
-        self.validation_task_encoder = (
+        self.task_encoder: TaskEncoder[Any, Any, Any, Any] = (
+            DefaultTaskEncoder() if task_encoder is None else task_encoder
+        )
+        self.validation_task_encoder: TaskEncoder[Any, Any, Any, Any] = (
             self.task_encoder if validation_task_encoder is None else validation_task_encoder
         )
         self.packing_buffer_size = packing_buffer_size

@@ -28,7 +28,7 @@ class Reporter:
     def __init__(self) -> None:
         self._before = ProcessReport(default_counters().snapshot(), cache_counters())
         self._told, self._told_at = (-1, -1), 0.0
-        self.profiler = Profiler(threading.get_ident())
+        self.profiler: Profiler = Profiler(threading.get_ident())
 
     def report(self) -> ProcessReport:
         """Return counters and profile until now."""

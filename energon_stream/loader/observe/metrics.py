@@ -18,7 +18,7 @@ from energon_stream.threads import Repeater
 if TYPE_CHECKING:
     from energon_stream.loader.observe.stats import LoaderStats
 
-log = logging.getLogger("energon_stream.stats")
+log: logging.Logger = logging.getLogger("energon_stream.stats")
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class Profiler:
 
     def __init__(self, ident: int) -> None:
         self.ident = ident
-        self.looks = 0
+        self.looks: int = 0
         self._causes: Counter[str] = Counter()
         self._functions: Counter[str] = Counter()
         self._repeater = Repeater(self._look, _SECONDS, "profile of the loader")

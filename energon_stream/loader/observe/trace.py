@@ -43,7 +43,7 @@ class Trace:
     ) -> None:
         if seconds is not None and not seconds > 0:
             raise ConfigError(f"seconds is {seconds}", hint="use a positive number")
-        self.path = os.fspath(path)
+        self.path: str = os.fspath(path)
         start_recording()
         try:
             open(self.path, "w").close()  # now, and not after the trace

@@ -48,7 +48,7 @@ class AudioStream(MediaStream):
 
     def __init__(self, container: Any, stream: Any) -> None:
         super().__init__(container, stream)
-        self.rate = int(stream.codec_context.sample_rate)  # samples per second
+        self.rate: int = int(stream.codec_context.sample_rate)  # samples per second
         if not self.rate:
             raise DecodeError("the audio has no sample rate")
 

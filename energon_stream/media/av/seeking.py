@@ -57,18 +57,19 @@ class Packets:
     """
 
     def __init__(self, container: Any, stream: Any) -> None:
-        self._container, self.stream = container, stream
+        self._container = container
+        self.stream: Any = stream
         self._entries = stream.index_entries
         first = stream.start_time
         if len(self._entries):
             lowest = self._entries[0].timestamp
-            self.start = lowest if first is None else first
+            self.start: Any = lowest if first is None else first
             self._lowest = min(lowest, self.start)
         else:
             self.start = self._lowest = first or 0
         # The index has times of decoding; those of display are later by about this many ticks.
         self._delay = self.start - self._lowest
-        self.is_at_end = False  # True once all packets after a time were read
+        self.is_at_end: bool = False  # True once all packets after a time were read
 
     @property
     def are_numbered(self) -> bool:

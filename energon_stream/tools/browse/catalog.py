@@ -72,8 +72,8 @@ class Catalog:
         split_config: str = SPLIT_CONFIG,
         dataset_config: str = DATASET_CONFIG,
     ) -> None:
-        self.url = strip_credentials(path)
-        self.entries = tuple(
+        self.url: str = strip_credentials(path)
+        self.entries: tuple[Entry, ...] = tuple(
             _mixtures(path, storage_options)
             if dataset_kind(path) == "metadataset"
             else _single(

@@ -44,7 +44,7 @@ class PartIndex:
 
     def __init__(self, database: IndexDatabase) -> None:
         self._database = database
-        self.has_parts = bool(database.checked_rows(_HAS_PARTS, ()))
+        self.has_parts: bool = bool(database.checked_rows(_HAS_PARTS, ()))
 
     @classmethod
     def open(cls, spec: StoreSpec) -> PartIndex | None:

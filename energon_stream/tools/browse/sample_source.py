@@ -66,7 +66,8 @@ class Source:
     """
 
     def __init__(self, index: DatasetIndex, shards: Sequence[str] = ()) -> None:
-        self.index, self._shards = index, shards
+        self.index: DatasetIndex = index
+        self._shards = shards
         self._options = ReadOptions()
         self._locator: Locator = open_locator(0, index, OffsetCache(), None, self._options.max_gap)
         self._lock = threading.Lock()

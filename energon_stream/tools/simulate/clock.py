@@ -27,8 +27,8 @@ class Line:
     """
 
     def __init__(self, costs: Costs, begin: float = 0.0) -> None:
-        self.now = begin
-        self.waited = 0.0
+        self.now: float = begin
+        self.waited: float = 0.0
         self._is_one_core = costs.is_one_core
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._sending: deque[tuple[float, Callable[[], None]]] = deque()

@@ -98,7 +98,8 @@ class VirtualFetcher(Fetcher):
 
     def __init__(self, line: Line, store: StoreModel, costs: Costs, in_flight: int, seed: int) -> None:
         # Without that of the base class: there are no threads to end.
-        self.line, self.counts = line, Counts()
+        self.line: Line = line
+        self.counts: Counts = Counts()
         self._store, self._costs = store, costs
         self._policy = RetryPolicy()
         self._random = Random(seed)

@@ -25,9 +25,9 @@ class TopApp(App[None]):
         name: The folder, for the title.
     """
 
-    TITLE = "energon-stream top"
+    TITLE: str | None = "energon-stream top"
     BINDINGS: ClassVar = [("q", "quit", "Quit")]
-    CSS = "#summary { padding: 1; } DataTable { height: 1fr; }"
+    CSS: ClassVar[str] = "#summary { padding: 1; } DataTable { height: 1fr; }"
 
     def __init__(self, read: Callable[[], Board], name: str) -> None:
         super().__init__()
