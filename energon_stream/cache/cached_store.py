@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import msgpack
-import xxhash
 
 from energon_stream.cache.block_cache import BlockCache, CacheSnapshot
 from energon_stream.cache.identity import ObjectIdentity, root_name
+from energon_stream.cache.kept_files import KeptFiles
 from energon_stream.cache.locks import has_locks
-from energon_stream.cache.private import make_folder, read_private, replace_private
 from energon_stream.errors import ObjectChangedError, StorageError, UnsupportedStoreError
 from energon_stream.fork import PerProcess
 from energon_stream.logs import log_once
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
     from energon_stream.cache.download import Get
 
 _log = logging.getLogger(__name__)
-
-_HASH_BYTES = 16
 
 _caches: PerProcess[BlockCache] = PerProcess()
 
@@ -82,12 +78,11 @@ class Versions:
     makes it, and the others, and workers that start later, read it. Each run makes its own: listings from
     before ``since`` are not used.
 
-    File format: the xxh3_128 hash of the rest, and msgpack of ``{"listed": seconds since the epoch,
-    "objects": {path: [etag, size]}}``.
+    A kept file is msgpack of ``{"listed": seconds since the epoch, "objects": {path: [etag, size]}}``.
     """
 
     def __init__(self, directory: str, store: Store, since: float) -> None:
-        self._path = os.path.join(directory, "v1", "versions", root_name(store.url))
+        self._kept = KeptFiles(directory, "versions")
         self._store = store
         self._since = since
         self._lock = threading.Lock()
@@ -101,13 +96,11 @@ class Versions:
             return self._known.get(path)
 
     def _read(self) -> dict[str, ObjectMeta] | None:
-        with contextlib.suppress(OSError):
-            raw = read_private(self._path)
-            if raw[:_HASH_BYTES] == xxhash.xxh3_128_digest(raw[_HASH_BYTES:]):
-                content = msgpack.unpackb(raw[_HASH_BYTES:])
-                if content["listed"] >= self._since:
-                    return {path: ObjectMeta(size, etag) for path, (etag, size) in content["objects"].items()}
-        return None
+        raw = self._kept.read(root_name(self._store.url))
+        content = None if raw is None else msgpack.unpackb(raw)
+        if content is None or content["listed"] < self._since:
+            return None
+        return {path: ObjectMeta(size, etag) for path, (etag, size) in content["objects"].items()}
 
     def _list(self) -> dict[str, ObjectMeta]:
         listed = time.time()
@@ -122,9 +115,7 @@ class Versions:
         objects = {path: (meta.etag, meta.size) for path, meta in found.items()}
         raw = msgpack.packb({"listed": listed, "objects": objects})
         with contextlib.suppress(OSError):  # a read-only cache is useful as well
-            make_folder(os.path.dirname(self._path))
-            temporary = f"{self._path}.{os.getpid()}-{threading.get_ident()}"
-            replace_private(self._path, xxhash.xxh3_128_digest(raw) + raw, temporary)
+            self._kept.write(root_name(self._store.url), raw)
         return found
 
 

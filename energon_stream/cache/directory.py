@@ -7,7 +7,8 @@
     <directory>/v1/data/<root URL>/<path>-<version>/object.json an object
     <directory>/v1/data/<root URL>/<path>-<version>/<n>.<size>  block number n of the object
 
-Names in angle brackets are hashes. Another layout would be another folder beside ``v1``.
+Names in angle brackets are hashes. Another layout would be another folder beside ``v1``. The other folders in
+``v1`` are those of :mod:`energon_stream.cache.kept_files`, which the ledger does not count.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class CacheDirectory:
         self.ledger: Ledger = Ledger(self._usage, limits or Limits())
 
     def exists(self) -> bool:
-        """Return True if a cache was ever opened here."""
-        return os.path.isdir(self._data)
+        """Return True if anything was ever cached here."""
+        return os.path.isdir(self._layout)
 
     def make(self) -> None:
         """Make the cache directory, and the folders in it if it can be written; make sure that both are safe.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from energon_stream.cache.block_file import BlockFile, DamagedError
 from energon_stream.cache.directory import OBJECT_FILE, ROOT_FILE, CacheDirectory, read_description
+from energon_stream.cache.kept_files import clear_kept
 
 _RECOUNT_SECONDS = 30.0
 
@@ -55,10 +57,14 @@ class VerifyReport(NamedTuple):
 
 
 class ClearReport(NamedTuple):
-    """Removed blocks, and their disk space; that of an open block is freed when its reader closes it."""
+    """Removed blocks and kept files, and the disk space of all of them.
+
+    The space of an open block is freed when its reader closes it.
+    """
 
     blocks: int
     bytes: int
+    kept_files: int
 
 
 def list_datasets(directory: CacheDirectory) -> list[CachedDataset]:
@@ -127,12 +133,14 @@ def verify_cache(
 def clear_cache(
     directory: CacheDirectory, root_folder: str | None = None, *, unused_for: float | None = None
 ) -> ClearReport:
-    """Remove objects from a cache. Processes that read them go on, and later fetch the bytes again.
+    """Remove objects and kept files from a cache. Processes that read them go on, and later fetch them again.
+
+    The indices of tars that running processes use stay; see :mod:`energon_stream.cache.kept_files`.
 
     Args:
         directory: The cache.
-        root_folder: Folder of the dataset to remove objects of; None for all datasets.
-        unused_for: Remove only objects last used at least so many seconds ago.
+        root_folder: Folder of the dataset to remove objects, indices and versions of; None for everything.
+        unused_for: Remove only what was last used at least this many seconds ago.
 
     Raises:
         Busy: Another process keeps locks.
@@ -147,7 +155,9 @@ def clear_cache(
                     removed = directory.remove_block(place)
                     blocks, size = blocks + (removed > 0), size + removed
         directory.remove_root(root)
-    return ClearReport(blocks, size)
+    dataset = None if root_folder is None else os.path.basename(root_folder)
+    kept = clear_kept(directory.directory, dataset, before=before)
+    return ClearReport(blocks, size + sum(each.bytes for each in kept), len(kept))
 
 
 def _verify(block: BlockFile) -> int | None:

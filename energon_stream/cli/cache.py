@@ -7,12 +7,13 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.identity import clean_url
+from energon_stream.cache.kept_files import Kind, list_kept
 from energon_stream.cache.locks import Busy
 from energon_stream.cache.maintenance import (
     CachedDataset,
@@ -92,10 +93,20 @@ def stats(cache_dir: str | None, as_json: bool) -> None:
         "bytes": sum(found.bytes for found in datasets),
         "blocks": sum(found.blocks for found in datasets),
         "objects": sum(found.objects for found in datasets),
+        "kept": _kept(directory),
         "free_bytes": shutil.disk_usage(config.directory).free,
         "datasets": [found._asdict() for found in datasets],
     }
     emit(as_json, document, lambda: _show_stats(document, datasets))
+
+
+def _kept(directory: CacheDirectory) -> dict[str, dict[str, int]]:
+    """Return number and bytes of the kept files, by kind."""
+    found = {kind: {"files": 0, "bytes": 0} for kind in get_args(Kind)}
+    for kept in list_kept(directory.directory):
+        found[kept.kind]["files"] += 1
+        found[kept.kind]["bytes"] += kept.bytes
+    return found
 
 
 def _show_stats(found: dict[str, Any], datasets: list[CachedDataset]) -> None:
@@ -106,6 +117,9 @@ def _show_stats(found: dict[str, Any], datasets: list[CachedDataset]) -> None:
     click.echo(f"Counted: {since}")
     blocks, objects = found["blocks"], found["objects"]
     click.echo(f"On disk: {show_size(bytes_on_disk)} in {blocks} blocks of {objects} objects")
+    kept = found["kept"]
+    numbers = ", ".join(f"{each['files']} {kind}" for kind, each in kept.items())
+    click.echo(f"Kept beside them: {show_size(sum(each['bytes'] for each in kept.values()))} in {numbers}")
     click.echo(f"Free on that disk: {show_size(found['free_bytes'])}")
     for each in datasets:
         echo(f"  {each.bytes / max(1, bytes_on_disk):6.1%}  {show_size(each.bytes):>9}  {each.url}")
@@ -141,21 +155,21 @@ def _show_verified(report: VerifyReport) -> None:
 @cache.command()
 @cache_option
 @click.option("--dataset", metavar="URL", help="Only this dataset.")
-@click.option(
-    "--older-than", metavar="AGE", help="Only objects that were not used for this long: 30m, 12h, 7d, 2w."
-)
+@click.option("--older-than", metavar="AGE", help="Only what was not used for this long: 30m, 12h, 7d, 2w.")
 @json_option
 def clear(cache_dir: str | None, dataset: str | None, older_than: str | None, as_json: bool) -> None:
-    """Remove everything, one dataset, or objects that were not used for long.
+    """Remove everything, one dataset, or what was not used for long.
 
-    Running processes continue, and fetch removed bytes again when they need them.
+    Running processes continue, and fetch removed bytes again when they need them. Indices of plain tars that
+    they use stay.
     """
     seconds = None if older_than is None else _age(older_than)
     directory = _open(cache_dir)
     root_folder = None if dataset is None else _root_folder(directory, dataset)
     with _named_errors(directory):
         report = clear_cache(directory, root_folder, unused_for=seconds)
-    removed = f"Removed {report.blocks} blocks, {show_size(report.bytes)}"
+    kept = f" and {report.kept_files} kept files" if report.kept_files else ""
+    removed = f"Removed {report.blocks} blocks{kept}, {show_size(report.bytes)}"
     emit(as_json, report._asdict(), lambda: click.echo(removed))
 
 

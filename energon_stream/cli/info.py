@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import click
@@ -15,7 +14,6 @@ from energon_stream.cli.options import (
     storage_option,
 )
 from energon_stream.cli.terminal import echo, emit
-from energon_stream.errors import IndexMismatchError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind
 from energon_stream.index.jsonl_index import open_jsonl
 from energon_stream.index.kept_index import PlainTars
@@ -98,11 +96,7 @@ def _show_prepared(found: dict[str, Any]) -> None:
 def _of_plain(root: StoreSpec, tars: list[ListEntry]) -> dict[str, Any]:
     store = root.open()
     plain = PlainTars.of(root, store.url, tars)
-    counts = []
-    for tar in tars:
-        with contextlib.suppress(IndexMismatchError):  # the next use builds it again
-            if (count := plain.count(tar)) is not None:
-                counts.append(count)
+    counts = [count for tar in tars if (count := plain.count(tar)) is not None]
     return {
         "kind": "tars",
         "url": store.url,

@@ -3,9 +3,7 @@ select."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from energon_stream.atomic_files import write_whole
+from energon_stream.cache.kept_files import KeptFiles, kept_name
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.index.database import index_database
 from energon_stream.index.dataset import WebDatasetIndex
@@ -141,25 +139,26 @@ class _Selecting:
         tables = None
         if self._view.needs_tables:
             tables = open_tables(self._index.spec, self._every.samples, self._every.info_digest)
-        path = self._kept_path(tables)
-        found = None if path is None else _read(path, self._index.num_samples)
-        if found is None:
-            found = self._select(tables)
-            if path is not None:
-                _keep(path, found)
+        name, rows = self._kept_name(tables), self._index.num_samples
+        kept = KeptFiles(index_directory(self._index.spec), "views")
+        if name is not None and (data := kept.read(name)) is not None:
+            size = -(-rows // 512) * 64
+            weights = np.frombuffer(data, "<f8", offset=size) if len(data) > size else None
+            return Selection(np.frombuffer(data, np.uint8, size), rows, weights)
+        found = self._select(tables)
+        if name is not None:
+            sums = b"" if found.weights is None else found.weights.astype("<f8").tobytes()
+            with suppress(OSError):  # the next process selects again
+                kept.write(name, found.bits.tobytes() + sums)
         return found
 
-    def _kept_path(self, tables: Tables | None) -> str | None:
-        """Return where the selection is kept on this node; None if it is not kept."""
+    def _kept_name(self, tables: Tables | None) -> str | None:
+        """Return the name of the selection among the kept files; None if it is not kept."""
         index, versions = self._index, () if tables is None else tables.versions
         if versions is None or index.num_samples < _LEAST_KEPT:
             return None
-        hasher = hashlib.blake2b(digest_size=16)
-        for part in (index.spec.url, str(self._view), str(self._every.info_digest), *versions):
-            hasher.update(part.encode("utf-8", "surrogateescape") + b"\0")
-        hasher.update(self._keys)
-        hasher.update("\0".join(index.shard_paths).encode("utf-8", "surrogateescape"))
-        return os.path.join(index_directory(index.spec), "v1", "views", f"{hasher.hexdigest()}.bits")
+        parts = index.spec.url, str(self._view), str(self._every.info_digest), *versions
+        return f"{kept_name(*parts, self._keys.decode('latin-1'), *index.shard_paths)}.bits"
 
     def _select(self, tables: Tables | None) -> Selection:
         view = self._view
@@ -259,22 +258,3 @@ class _Selecting:
 def _sums(weights: Float64Array) -> Float64Array:
     """Return the sums up to each weight, in the memory of the weights, which may be large."""
     return np.cumsum(weights, out=weights)
-
-
-def _read(path: str, rows: int) -> Selection | None:
-    """Read a kept selection; None if there is none, or it is damaged."""
-    with suppress(OSError):
-        with open(path, "rb") as file:
-            head, data = file.read(16), file.read()
-        size = -(-rows // 512) * 64
-        if head[:8] == b"ES.view1" and int.from_bytes(head[8:], "little") == xxhash.xxh3_64_intdigest(data):
-            weights = np.frombuffer(data, "<f8", offset=size) if len(data) > size else None
-            return Selection(np.frombuffer(data, np.uint8, size), rows, weights)
-    return None
-
-
-def _keep(path: str, found: Selection) -> None:
-    """Keep a selection on this node, for the next process. It is not needed, so a full disk is no error."""
-    data = found.bits.tobytes() + (b"" if found.weights is None else found.weights.astype("<f8").tobytes())
-    with suppress(OSError):
-        write_whole(path, b"ES.view1" + xxhash.xxh3_64_intdigest(data).to_bytes(8, "little") + data)

@@ -1,14 +1,13 @@
 """Headers and indices of media files, kept in the process and on this node.
 
-A file on disk holds a mark of the format, an XXH3 hash of its path and content, and the content: MessagePack
-of the size, the version and the pieces, packed with zlib. Files lie in 256 folders. When one of them is full,
-its oldest files make room.
+A file on disk holds MessagePack of the size, the version and the pieces, packed with zlib; see
+:mod:`energon_stream.cache.kept_files`. Files lie in 256 folders. When one of them is full, the files that
+were last used longest ago make room.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
 import zlib
@@ -16,15 +15,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import msgpack
-import xxhash
 
-from energon_stream.atomic_files import write_whole
 from energon_stream.cache.config import node_directory
+from energon_stream.cache.kept_files import KeptFiles, kept_name
 from energon_stream.fork import PerProcess
 from energon_stream.printable import strip_credentials
 
-_MARK = b"ES.av.1\n"
-_HASH_BYTES = 8
 _MAX_MEMORY = 32 << 20  # bytes of all openings in a process
 _MAX_OPENING = 16 << 20  # larger ones are not kept
 _MAX_FOLDER = 16 << 20  # of 256 folders: 4 GiB
@@ -89,10 +85,10 @@ def kept_opening(url: str, path: str, start: int) -> Opening | None:
     """
     key = _key(url, path, start)
     found = _memory.get().get(key)
-    if found is None:
-        found = _read(key)
-        if found is not None:
-            _memory.get().put(key, found)
+    if found is None and (content := _kept().read(key)) is not None:
+        size, etag, pieces = msgpack.unpackb(zlib.decompress(content))
+        found = Opening(size, etag, tuple((start, data) for start, data in pieces))
+        _memory.get().put(key, found)
     return found
 
 
@@ -102,59 +98,34 @@ def keep_opening(url: str, path: str, start: int, opening: Opening) -> None:
         return
     key = _key(url, path, start)
     _memory.get().put(key, opening)
+    content = zlib.compress(msgpack.packb((opening.size, opening.etag, opening.pieces)), 1)
     with contextlib.suppress(OSError):
-        _write(key, opening)
+        _make_room(os.path.dirname(_kept().path(key)), len(content))
+        _kept().write(key, content)
 
 
 def forget_opening(url: str, path: str, start: int) -> None:
     """Forget the opening of a file that was replaced."""
     key = _key(url, path, start)
     _memory.get().forget(key)
-    with contextlib.suppress(OSError):
-        os.unlink(_path(key))
+    _kept().remove(key)
+
+
+def _kept() -> KeptFiles:
+    return KeptFiles(node_directory(), "openings")
 
 
 def _key(url: str, path: str, start: int) -> str:
-    identity = "\0".join((strip_credentials(url).rstrip("/"), path, str(start)))
-    return hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-
-
-def _path(key: str) -> str:
-    return os.path.join(node_directory(), "v1", "openings", key[:2], key[2:])
-
-
-def _read(key: str) -> Opening | None:
-    try:
-        with open(_path(key), "rb") as file:
-            content = file.read()
-    except OSError:
-        return None
-    body = content[len(_MARK) + _HASH_BYTES :]
-    if content[: len(_MARK) + _HASH_BYTES] != _MARK + _hash(key, body):
-        return None  # written in part, or by another version
-    size, etag, pieces = msgpack.unpackb(zlib.decompress(body))
-    return Opening(size, etag, tuple((start, data) for start, data in pieces))
-
-
-def _write(key: str, opening: Opening) -> None:
-    body = zlib.compress(msgpack.packb((opening.size, opening.etag, opening.pieces)), 1)
-    path = _path(key)
-    folder = os.path.dirname(path)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    _make_room(folder, len(body))
-    write_whole(path, _MARK + _hash(key, body) + body)
+    name = kept_name(strip_credentials(url).rstrip("/"), path, str(start))
+    return f"{name[:2]}/{name[2:]}"
 
 
 def _make_room(folder: str, size: int) -> None:
-    with os.scandir(folder) as entries:
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         files = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in entries)
-    used = sum(length for _, length, _ in files)
-    for _, length, path in files:
-        if used + size <= _MAX_FOLDER:
-            break
-        os.unlink(path)
-        used -= length
-
-
-def _hash(key: str, body: bytes) -> bytes:
-    return xxhash.xxh3_64_digest(key.encode() + body)
+        used = sum(length for _, length, _ in files)
+        for _, length, path in files:
+            if used + size <= _MAX_FOLDER:
+                break
+            os.unlink(path)
+            used -= length

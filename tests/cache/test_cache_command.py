@@ -1,12 +1,17 @@
 """``energon-stream cache``."""
 
+import json
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
 from origins import BLOCK, Origin, block_files, counted, disk_bytes
 
+from energon_stream.cache.identity import root_name
+from energon_stream.cache.kept_files import KeptFiles
 from energon_stream.cli.main import main
 
 
@@ -112,6 +117,56 @@ def test_clear_everything_while_it_is_read(run, config, cache, filled):
     run("clear")
     assert run("ls") == ""
     assert disk_bytes(config) <= counted(cache).bytes < 50_000
+
+
+@pytest.fixture
+def kept(config):
+    """A file of each kind, of 100 bytes: index and versions of the first dataset."""
+    root = root_name("s3://bucket/data")
+    names = {"indexes": f"{root}/a.idx", "openings": "ab/cd", "versions": root, "views": "x.bits"}
+    for kind, name in names.items():
+        KeptFiles(config.directory, kind).write(name, b"x" * 84)
+    return {kind: KeptFiles(config.directory, kind).path(name) for kind, name in names.items()}
+
+
+def exist(paths):
+    return [kind for kind, path in paths.items() if os.path.exists(path)]
+
+
+def test_kept_files_are_counted_and_cleared(run, kept):
+    """Also where nothing else is cached."""
+    assert "Kept beside them: 400 B in 1 indexes, 1 openings, 1 versions, 1 views" in run("stats")
+    assert json.loads(run("stats", "--json"))["kept"]["indexes"] == {"files": 1, "bytes": 100}
+    assert run("clear") == "Removed 0 blocks and 4 kept files, 400 B\n"
+    assert exist(kept) == []
+    assert "Kept beside them: 0 B" in run("stats")
+
+
+def test_kept_files_of_one_dataset_are_cleared(run, cache, filled, kept):
+    assert run("clear", "--dataset", "s3://bucket/data").startswith("Removed 5 blocks and 2 kept files, ")
+    assert exist(kept) == ["openings", "views"]
+
+
+def test_kept_files_that_are_old_are_cleared(run, config, kept):
+    for path in kept.values():
+        os.utime(path, (0, os.stat(path).st_mtime - 8 * 86400))
+    assert KeptFiles(config.directory, "views").read("x.bits") == b"x" * 84  # and is not old any more
+    assert run("clear", "--older-than", "7d") == "Removed 0 blocks and 3 kept files, 300 B\n"
+    assert exist(kept) == ["views"]
+
+
+def test_indices_that_a_running_process_uses_stay(run, config, kept):
+    script = (
+        "from energon_stream.cache.kept_files import KeptFiles; import sys; "
+        "KeptFiles(sys.argv[1], 'indexes').use(sys.argv[2]); print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, config.directory, root_name("s3://bucket/data")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert run("clear") == "Removed 0 blocks and 3 kept files, 300 B\n"
+        assert exist(kept) == ["indexes"]
+        process.stdin.close()
+    assert run("clear") == "Removed 0 blocks and 1 kept files, 100 B\n"
 
 
 def test_clear_what_is_old(run, config, cache, filled):

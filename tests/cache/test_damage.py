@@ -10,6 +10,8 @@ from repetitions import examples
 
 from energon_stream.cache import BlockCache, CacheConfig
 from energon_stream.cache.cached_store import Versions
+from energon_stream.cache.identity import root_name
+from energon_stream.cache.kept_files import KeptFiles
 from energon_stream.cache.ledger import Ledger, Limits
 from energon_stream.cache.maintenance import list_datasets, verify_cache
 from energon_stream.cache.records import LARGEST_BLOCK, RecordTable
@@ -112,13 +114,16 @@ class Listed:
         return iter([ListEntry(f"shard-{i}.tar", ObjectMeta(1000 + i, f'"{i}"')) for i in range(5)])
 
 
+def versions_path(directory):
+    return KeptFiles(str(directory), "versions").path(root_name(Listed.url))
+
+
 @examples(100, **KEEP)
 @given(change=damages())
 def test_a_damaged_list_of_versions_is_listed_anew(tmp_path_factory, change):
     directory, store = str(tmp_path_factory.mktemp("versions")), Listed()
-    os.mkdir(os.path.join(directory, "v1"))
     right = Versions(directory, store, 0).of("shard-3.tar")
-    rewrite(Versions(directory, store, 0)._path, change)
+    rewrite(versions_path(directory), change)
     assert Versions(directory, store, 0).of("shard-3.tar") == right == ObjectMeta(1003, '"3"')
     assert store.listings <= 2
     assert Versions(directory, store, 0).of("shard-3.tar") == right
@@ -130,6 +135,6 @@ def test_a_list_of_versions_of_an_earlier_format_is_listed_anew(tmp_path):
     os.makedirs(tmp_path / "v1" / "versions")
     versions = Versions(str(tmp_path), store, 0)
     old = msgpack.packb({"listed": 2**40, "objects": {"shard-3.tar": ["x", 1]}})
-    with open(versions._path, "wb") as file:
+    with open(versions_path(tmp_path), "wb") as file:
         file.write(old)
     assert versions.of("shard-3.tar") == ObjectMeta(1003, '"3"')

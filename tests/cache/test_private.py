@@ -12,6 +12,8 @@ from origins import BLOCK, Origin, block_files
 from energon_stream.cache import BlockCache, private
 from energon_stream.cache.cached_store import Versions
 from energon_stream.cache.directory import CacheDirectory
+from energon_stream.cache.identity import root_name
+from energon_stream.cache.kept_files import KeptFiles
 from energon_stream.cache.ledger import Ledger, Limits
 from energon_stream.cache.maintenance import verify_cache
 from energon_stream.errors import CacheDirectoryError, WorkerError
@@ -170,8 +172,9 @@ def test_a_link_in_place_of_the_list_of_versions_is_not_followed(config, victim,
     store.put("key", b"data")
     versions = Versions(config.directory, store, 0)
     BlockCache(config)
-    os.makedirs(os.path.dirname(versions._path))
-    os.symlink(victim, versions._path)
+    path = KeptFiles(config.directory, "versions").path(root_name(store.url))
+    os.makedirs(os.path.dirname(path))
+    os.symlink(victim, path)
     versions.of("key")
     assert victim.read_bytes() == b"precious"
 

@@ -218,7 +218,7 @@ def test_a_damaged_index_is_made_again(s3_server, bucket, options, tmp_path, cap
     (folder / f"{first.name}.new").write_bytes(b"what a killed process left")
     s3_server.reset_counters()
     assert [sample.caption for sample in val(bucket, storage_options=options)] == expected
-    assert "2 indices" in caplog.text
+    assert "is damaged, and is made again" in caplog.text
     s3_server.reset_counters()
     train(bucket, storage_options=options).close()
     assert not asked(s3_server)

@@ -3,7 +3,6 @@ meanwhile.
 """
 
 import collections
-import logging
 import multiprocessing
 import os
 import signal
@@ -11,8 +10,8 @@ import time
 
 import pytest
 
+from energon_stream.cache.private import PrivateFile
 from energon_stream.errors import CorruptTarError
-from energon_stream.index import kept_index
 from energon_stream.index.plain import find_tars, open_plain
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import binary_dataset
@@ -116,10 +115,9 @@ def test_where_nothing_can_be_locked_everybody_builds(s3_server, spec, monkeypat
     def refuse(*args, **options):
         raise OSError(37, "no locks available")
 
-    with caplog.at_level(logging.INFO, kept_index.__name__):
-        monkeypatch.setattr(kept_index.LockedFile, "try_lock", refuse)
-        assert open_all(spec).num_samples == SAMPLES
-        assert "cannot be locked" in caplog.text
+    monkeypatch.setattr(PrivateFile, "try_lock", refuse)
+    assert open_all(spec).num_samples == SAMPLES
+    assert "cannot be locked" in caplog.text
     s3_server.reset_counters()
     assert open_all(spec).num_samples == SAMPLES
     assert not ranges(s3_server)
