@@ -1,8 +1,9 @@
-"""Log messages that are written once per process."""
+"""Log messages that are written once per process, and warnings of deprecated uses."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
@@ -26,3 +27,16 @@ def log_once(log: logging.Logger, message: str, *args: object, key: Hashable = N
     mine = object()
     if _logged.setdefault(entry, mine) is mine:  # one of several threads wins, without a lock
         log.warning(message, *args)
+
+
+def warn_deprecated(use: str, instead: str, *, removed_in: str = "1.0", stacklevel: int = 2) -> None:
+    """Warn of a deprecated use, and name the release that removes it.
+
+    Args:
+        use: What the caller wrote.
+        instead: What to write instead.
+        removed_in: The first release without it. ``docs/reference/stability.md`` says how long that takes.
+        stacklevel: As for ``warnings.warn``, counted from the caller of this function.
+    """
+    text = f"{use} is deprecated, and energon_stream {removed_in} removes it: use {instead}"
+    warnings.warn(text, FutureWarning, stacklevel=stacklevel + 1)

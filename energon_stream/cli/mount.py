@@ -133,7 +133,7 @@ def _import_fuse() -> Any:
         import mfusepy
     except ImportError as error:
         raise MissingPackageError(
-            "mfusepy is not installed", hint="pip install 'energon-stream[mount]'"
+            "mfusepy is not installed", hint="run `pip install 'energon-stream[mount]'`"
         ) from error
     except OSError as error:
         raise MissingPackageError(

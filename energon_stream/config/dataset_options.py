@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -18,6 +17,7 @@ from energon_stream.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.limits import Limits
+from energon_stream.logs import warn_deprecated
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.samples import CrudeSample
 from energon_stream.schedule import OrderSpec
@@ -227,11 +227,8 @@ def _with_handler(config: WorkerConfig, handler: Callable[[Exception, Any], Any]
         key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
         handler(error, key)
 
-    warnings.warn(
-        "handler= is deprecated: use WorkerConfig(global_error_handler=…)",
-        FutureWarning,
-        stacklevel=4,  # the caller of the function that opens the dataset
-    )
+    # The caller of the function that opens the dataset.
+    warn_deprecated("handler=", "WorkerConfig(global_error_handler=…)", stacklevel=4)
     return replace(config, global_error_handler=call)
 
 

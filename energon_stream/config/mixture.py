@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
@@ -11,6 +10,7 @@ from energon_stream.config.leaves import open_leaf
 from energon_stream.config.opening import open_location
 from energon_stream.config.references import Draws
 from energon_stream.errors import ConfigError
+from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, Plan, RepeatPlan, WeightChange
 from energon_stream.task import DatasetBlendMode, LoadedDataset
@@ -149,11 +149,7 @@ def open_mixture(request: DatasetRequest, shuffling: Shuffling | None = None) ->
     found = open_location(request.location, request.config.num_workers)
     items = tuple(item for item, _ in found)
     if any("__subflavor__" in item.ref.subflavors for item in items):
-        warnings.warn(
-            "subflavor: is deprecated in metadatasets; use subflavors:, whose values may be anything",
-            FutureWarning,
-            stacklevel=3,
-        )
+        warn_deprecated("subflavor:", "subflavors:, whose values may be anything", stacklevel=3)
     leaves, plans = [], []
     for number, (item, index) in enumerate(found):
         order = None if shuffling is None else shuffling.order(item.ref.multiplier)

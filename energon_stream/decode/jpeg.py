@@ -100,7 +100,7 @@ def check_backend(backend: str) -> None:
     except (ImportError, AttributeError, RuntimeError, OSError) as error:  # also beside another PyTorch
         raise MissingPackageError(
             f"image_backend={backend!r} cannot be used: {error}",
-            hint=f"pip install 'energon-stream[{_EXTRAS[backend]}]', or leave image_backend out",
+            hint=f"run `pip install 'energon-stream[{_EXTRAS[backend]}]'`, or leave image_backend out",
         ) from error
 
 

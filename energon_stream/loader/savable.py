@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import marshal
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -18,6 +17,7 @@ from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.mixture_control import check_changes, is_live, steps_of
 from energon_stream.loader.position import Position
 from energon_stream.loader.ranks import broadcast_states, gather_states
+from energon_stream.logs import warn_deprecated
 from energon_stream.state import (
     ChangeReport,
     check_rank_state,
@@ -235,12 +235,12 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def save_state(self, dst_rank: int) -> list[dict[str, Any]] | None:
         """Gather the states of all ranks; the older name of :meth:`save_state_global`."""
-        _warn_older("save_state", "save_state_global")
+        warn_deprecated("save_state", "save_state_global")
         return self.save_state_global(dst_rank)
 
     def restore_state(self, state: Sequence[Any] | None) -> None:
         """Continue from the states of all ranks; the older name of :meth:`restore_state_global`."""
-        _warn_older("restore_state", "restore_state_global")
+        warn_deprecated("restore_state", "restore_state_global")
         self.restore_state_global(state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -263,10 +263,6 @@ class SavableDataLoader(BasicDataLoader[T]):
         config = self.worker_config
         state = join_streams(state_dict, config.rank, config.world_size, config.num_streams)
         self.restore_state_rank(state)
-
-
-def _warn_older(name: str, newer: str) -> None:
-    warnings.warn(f"{name} is the older name of {newer}", FutureWarning, stacklevel=3)
 
 
 def _copied(states: dict[int, State]) -> dict[int, State]:

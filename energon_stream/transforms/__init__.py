@@ -51,5 +51,5 @@ def __getattr__(name: str) -> Any:
     except (ImportError, RuntimeError, OSError) as error:  # also beside another PyTorch than its own
         raise MissingPackageError(
             f"{name} needs torchvision, which cannot be imported: {error}",
-            hint="pip install 'energon-stream[transforms]'",
+            hint="run `pip install 'energon-stream[transforms]'`",
         ) from error

@@ -165,7 +165,7 @@ def test_names_are_those_of_the_files_with_the_new_ranks_numbers(tmp_path, names
     assert [path.name for path in (tmp_path / "out").iterdir()] == expected
     again = invoke("redist", *files, tmp_path / "out", "--new-world-size", 1)
     assert again.exit_code == 1
-    assert "choose another folder" in again.output
+    assert "Choose another folder" in again.output
 
 
 def test_virtual_epochs_are_shown_with_the_length_to_pass(tmp_path):
@@ -315,7 +315,7 @@ def test_what_cannot_be_dealt_is_named():
     _, states = run([None] * 3, 3, 0, 6)
     other = run([None] * 3, 3, 0, 12)[1]
     for wrong, world, message in [
-        (states, 5, r"possible are \[1, 2, 3, 4, 6, 12\]"),
+        (states, 5, r"Possible are \[1, 2, 3, 4, 6, 12\]"),
         (states[:2], 1, "states of ranks"),
         ([*states[:2], other[2]], 1, "not neighbours"),
         ([], 1, "no states"),

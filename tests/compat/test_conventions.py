@@ -70,7 +70,7 @@ def test_the_environment_overrides_it(monkeypatch, alias):
     monkeypatch.setenv(CONVENTIONS_VARIABLE, "own")
     assert config().conventions == "own"
     monkeypatch.setenv(CONVENTIONS_VARIABLE, "theirs")
-    with pytest.raises(ConfigError, match=f"{CONVENTIONS_VARIABLE} is 'theirs'.*use 'own' or 'energon'"):
+    with pytest.raises(ConfigError, match=f"{CONVENTIONS_VARIABLE} is 'theirs'.*Use 'own' or 'energon'"):
         config()
 
 
@@ -110,7 +110,7 @@ def test_duplicate_keys_in_yaml(alias):
     with pytest.warns(UserWarning, match=r"split\.yaml: the key 'a' appears twice.*the last one counts"):
         assert load_yaml(TWICE, "split.yaml") == {"a": 2}
     uninstall_alias()
-    with pytest.raises(MetadataError, match=r"the key 'a' appears twice.*remove one of the two"):
+    with pytest.raises(MetadataError, match=r"the key 'a' appears twice.*Remove one of the two"):
         load_yaml(TWICE, "split.yaml")
 
 

@@ -127,7 +127,7 @@ def test_loader_objects(captions, metadataset):
     assert index.startswith(f"{metadataset}.cache/join_index_")
     assert [ref.path for ref in joined.traverse(split_part="train")] == [str(captions)] * 2
     assert [ref.path for ref in single.traverse(split_part="train")] == [str(captions)]
-    with pytest.raises(ConfigError, match="write it to a file"):
+    with pytest.raises(ConfigError, match="Write it to a file"):
         type(joined)(json.loads(metadataset.read_text())).prepare()
 
 

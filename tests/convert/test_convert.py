@@ -398,7 +398,7 @@ def test_names_that_are_not_utf8_are_named(tmp_path):
             file.write(b"x")
     except OSError:
         pytest.skip("the file system takes UTF-8 only")
-    with pytest.raises(SampleError, match=r"is not UTF-8.*rename it"):
+    with pytest.raises(SampleError, match=r"is not UTF-8.*Rename it"):
         convert_dataset(tmp_path / "source", tmp_path / "new", engine=INLINE)
     assert not (tmp_path / "new").exists()
 

@@ -112,7 +112,7 @@ def test_scalars_follow_yaml_1_2(text, value):
         ("a: 1\n---\nb: 2", "more than one document"),
         ("split_parts: {[a]: 1}", "is not a string"),
         ("[1]", "mapping"),
-        ("split_parts: {}\nexcludes: []", "did you mean 'exclude'"),
+        ("split_parts: {}\nexcludes: []", "Did you mean 'exclude'"),
         ("split_parts: [a]", "'split_parts' must map"),
         ("split_parts: {train: [1]}", "'train' must be a list of strings"),
         ("split_parts: {train: ['a{b']}", "braces"),
@@ -192,7 +192,7 @@ def test_index_entries_are_read_as_needed(tmp_path, count):
         found = read_offsets(store, "d/a.tar", count, first, last)
         np.testing.assert_array_equal(found, offsets[first : last + 1])
     for wrong in (count + 1, count - 1):
-        with pytest.raises(IndexMismatchError, match=r"run `energon-stream prepare` again"):
+        with pytest.raises(IndexMismatchError, match=r"Run `energon-stream prepare` again"):
             read_offsets(store, "d/a.tar", wrong, max(0, wrong - 1), wrong)
     with pytest.raises(NotPreparedError):
         read_offsets(store, "d/b.tar", count, 0, 1)

@@ -436,7 +436,7 @@ def test_media_metadata(tmp_path):
     assert by_name.extract_metadata(b"nothing", "a.png") is None
     assert by_name.extract_metadata(png(), "a.txt") is None
     assert MediaFilterConfig(MediaFilterStrategy.HEADER).extract_metadata(png(), "a") == image
-    with pytest.raises(ValueError, match="use one of glob, header and extension"):
+    with pytest.raises(ValueError, match="Use one of glob, header and extension"):
         MediaFilterConfig.parse("*.jpg", header=True, extension=False)
 
     (tmp_path / "in").mkdir()

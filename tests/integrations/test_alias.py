@@ -188,7 +188,7 @@ def test_by_the_environment(run_fresh, tmp_path):
         assert "No module named 'megatron'" in run(
             "-c", "import energon_stream;" + ASK, ENERGON_STREAM_ALIAS=value, code=1
         )
-    assert "use 1, 0, or shadow" in run("-c", "import energon_stream", ENERGON_STREAM_ALIAS="yes", code=1)
+    assert "Use 1, 0, or shadow" in run("-c", "import energon_stream", ENERGON_STREAM_ALIAS="yes", code=1)
     (tmp_path / "megatron" / "energon").mkdir(parents=True)
     (tmp_path / "megatron" / "energon" / "__init__.py").touch()
     other = {"PYTHONPATH": str(tmp_path)}

@@ -439,7 +439,7 @@ def test_without_the_packages_the_error_names_the_extra(run):
     printed = run("-c", MISSING.format(names=["transformers"], tried=tried))
     assert printed == "found\nrun `pip install 'energon-stream[transformers]'`\n"
     printed = run("-c", MISSING.format(names=["accelerate"], tried=tried))
-    assert printed == "pip install 'energon-stream[accelerate]'\n" * 2
+    assert printed == "run `pip install 'energon-stream[accelerate]'`\n" * 2
 
 
 TWO_RANKS = ("-m", "torch.distributed.run", "--nproc-per-node", "2")

@@ -283,6 +283,6 @@ def test_a_torch_data_loader_is_pointed_to_get_loader(options):
     """It would give each of its workers the same batches, so it is refused and not made to work."""
     loader = torch.utils.data.DataLoader(dataset(), **options)
     with pytest.raises(
-        ConfigError, match=r"BatchDataset is a stream .* cannot be indexed.*use get_loader\(dataset"
+        ConfigError, match=r"BatchDataset is a stream .* cannot be indexed.*Use get_loader\(dataset"
     ):
         next(iter(loader))

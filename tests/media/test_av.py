@@ -250,7 +250,7 @@ def test_parts_are_decoded_in_three_forms(folder):
         assert container.streams.video[0].frames == 50
     assert isinstance(AVWebdatasetDecoder(video_decode_audio=False)("left.mp4", raw), AVDecoder)
     assert AVWebdatasetDecoder(video_decode_audio=False)("jpg", raw) is None
-    with pytest.raises(ConfigError, match="use one of AVDecoder"):
+    with pytest.raises(ConfigError, match="Use one of AVDecoder"):
         AVWebdatasetDecoder(False, av_decode="ffmpeg")
 
 

@@ -180,7 +180,7 @@ def test_a_full_disk_is_named_and_leaves_the_old_dataset(tmp_path, monkeypatch):
         return database
 
     monkeypatch.setattr("energon_stream.index.sqlite_index.sqlite3.connect", small)
-    with pytest.raises(StorageError, match=r"disk is full.*index\.sqlite.*free some space"):
+    with pytest.raises(StorageError, match=r"disk is full.*index\.sqlite.*Free some space"):
         prepare_dataset(str(tmp_path / "a"), split_ratio=ONE, force=True)
     monkeypatch.undo()
     assert len(counts(tmp_path / "a")) == 3

@@ -247,7 +247,7 @@ def test_a_dataset_without_checksums(folder, tmp_path):
     with pytest.raises(NotPreparedError, match=r"verify='always' needs.*prepare --checksums"):
         read(bare)
     assert read(bare, ReadOptions(verify="sampled")) == EXPECTED
-    with pytest.raises(ConfigError, match="use one of never, sampled, always"):
+    with pytest.raises(ConfigError, match="Use one of never, sampled, always"):
         ReadOptions(verify="often")
     with pytest.raises(ConfigError, match="tar_index_only excludes checksums"):
         prepare_dataset(str(bare), tar_index_only=True, checksums=True)

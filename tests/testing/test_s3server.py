@@ -282,7 +282,7 @@ def test_folder_and_handle(tmp_path):
             server.put("s3://data/../outside", b"")
         with pytest.raises(ConfigError):
             server.get("/data/late")
-        with pytest.raises(ConfigError, match="known are"):
+        with pytest.raises(ConfigError, match="Known are"):
             server.shape(latency=1)
         with pytest.raises(ConfigError):
             server.start()

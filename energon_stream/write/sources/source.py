@@ -161,7 +161,7 @@ def package(name: str) -> Iterator[None]:
     except (ImportError, RuntimeError, OSError) as error:
         raise MissingPackageError(
             f"{name} cannot be imported: {error}",
-            hint=f"pip install 'energon-stream[{name}]'; it may need a virtual environment of its own",
+            hint=f"run `pip install 'energon-stream[{name}]'`; it may need a virtual environment of its own",
         ) from error
 
 
