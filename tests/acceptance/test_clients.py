@@ -136,7 +136,9 @@ def test_c03_worker_configurations():
 
 def test_c04_the_loader_takes_the_datasets_configuration(data):
     ds = train(data / "coco")
-    with pytest.warns(FutureWarning, match="worker_config= of a loader is deprecated, and energon_stream 1.0 removes it"):
+    with pytest.warns(
+        FutureWarning, match="worker_config= of a loader is deprecated, and energon_stream 1.0 removes it"
+    ):
         loader = get_savable_loader(
             ds, worker_config=IN_PROCESS, watchdog_initial_timeout_seconds=60, prefetch_factor=2
         )
