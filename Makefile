@@ -6,7 +6,10 @@ BIN := $(VENV)/bin
 TORCHVISION := torch==2.14.1 torchvision==0.29.1
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all unit lint types audit bench peers interop megatron stores transforms ray convert docs test-floor chaos soak clean
+# What `make test` leaves out, because it needs environments of its own, or long.
+SUITES := interop convert transforms ray megatron stores docs test-floor chaos-short
+
+.PHONY: demo test test-all unit lint types audit bench peers $(SUITES) suites chaos soak release-check clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -42,6 +45,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python docs/tools/lines.py
 
 # LocalStack gets a virtual environment of its own, because it pins botocore. Tests start many processes, which all
 # compile the package where PYTHONDONTWRITEBYTECODE is set, unless that was done before. pytest compiles tests in a way
@@ -60,6 +64,12 @@ bench: $(VENV)/installed
 chaos: $(VENV)/installed
 	$(BIN)/python tests/chaos/run.py $(CHAOS)
 	$(BIN)/python tests/chaos/kills.py
+
+chaos-short: CHAOS = --samples 20000 --seconds 300 --seed 1
+chaos-short: chaos
+
+# All suites, one after another; each ends with the tests that it did not run, by reason.
+suites: $(SUITES)
 
 # 200 epochs, after which memory, threads and descriptors must be those of the start.
 soak: $(VENV)/installed
@@ -128,5 +138,15 @@ stores: $(VENV)/installed
 	npm install --prefix .venv-stores --no-fund --no-audit azurite@3.35.0
 	$(BIN)/python -m pytest tests/storage -v
 
+# Builds the archives of a release in dist/, checks them, and runs the demo and a smoke test from the wheel, in an
+# environment that has nothing else. RELEASE="--tag v0.2.0" compares the version with a tag.
+release-check:
+	rm -rf dist .venv-release
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install -q --disable-pip-version-check build twine
+	.venv-release/bin/python -m build -q -o dist .
+	.venv-release/bin/python -m twine check --strict dist/*
+	$(PYTHON) docs/tools/release_check.py dist $(RELEASE)
+
 clean:
-	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-peers .venv-floor .venv-transforms .venv-ray .venv-convert .venv-docs .site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-peers .venv-floor .venv-transforms .venv-ray .venv-convert .venv-docs .venv-release .site dist .mypy_cache .ruff_cache .pytest_cache

@@ -27,6 +27,7 @@ import shutil
 import subprocess
 import sys
 import unittest
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -259,3 +260,13 @@ pytest_collect_file = Sybil(
     path=str(ROOT),
     fixtures=["in_example_page"],
 ).pytest()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which tests did not run, and why: ``make suites`` runs all of them."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ").split("\n")[0] for report in skipped)
+    if reasons:
+        terminalreporter.section(f"{len(skipped)} tests did not run here")
+        for reason, number in reasons.most_common():
+            terminalreporter.write_line(f"{number:5} {reason}")

@@ -24,7 +24,7 @@ import os
 
 import lazy_loader
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 if os.environ.get("ENERGON_STREAM_ALIAS", "0") not in ("", "0"):
