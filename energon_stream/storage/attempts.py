@@ -1,6 +1,6 @@
-"""Base class of stores that report their attempts to the scheduler of requests, and have bytes at hand.
+"""Base class of stores that report their attempts to the pool of requests, or have bytes at hand.
 
-The scheduler (``RequestPool``) calls a function that makes requests, and does not see the attempts that the
+``RequestPool`` calls a function that makes requests, and does not see the attempts that the
 retry layer makes inside. So it gives the function a store that reports each attempt to a listener.
 """
 
@@ -26,8 +26,13 @@ class AttemptListener:
     """
 
     __slots__ = ()
-    # Bytes that the attempt requests a second time; 0 for a first request, which is retried if it fails.
-    hedged_bytes: int = 0
+
+    @property
+    def hedged_bytes(self) -> int:
+        """Bytes that the attempt requests a second time; 0 for a first request, which is retried if it
+        fails.
+        """
+        return 0
 
     def begin(self) -> None:
         """Called before an attempt. It may wait; an error raised here ends the request."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from energon_stream.errors import ConfigError
 from energon_stream.fork import PerProcess
 from energon_stream.storage.attempts import ScheduledStore, with_listener
-from energon_stream.storage.request_pool import Answer, RequestPool
+from energon_stream.storage.request_pool import PoolAnswer, RequestPool
 
 if TYPE_CHECKING:
     from energon_stream.storage.store import Body, ByteRange, Store
 
 _EXIT_GRACE = 5.0  # seconds that requests in flight get to finish when the interpreter exits
-_HEDGED_SHARE = 0.03
+HEDGED_SHARE = 0.03
 _DEFAULT_IN_FLIGHT = 48  # clients open a few more sockets than this; they stay below 64
 
 _T = TypeVar("_T")
@@ -49,7 +49,7 @@ class Fetcher:
         >>> fetcher.close()
     """
 
-    def __init__(self, max_in_flight: int = 32, *, hedged_share: float = _HEDGED_SHARE) -> None:
+    def __init__(self, max_in_flight: int = 32, *, hedged_share: float = HEDGED_SHARE) -> None:
         if max_in_flight < 1:
             raise ConfigError(f"max_in_flight is {max_in_flight}", hint="Use 1 or more.")
         if not 0 <= hedged_share <= 1:
@@ -123,7 +123,7 @@ class Fetcher:
 
 def abandon(answer: Future[Any]) -> None:
     """Note that nobody waits for an answer any more, so that a failing request is not tried again."""
-    if isinstance(answer, Answer):
+    if isinstance(answer, PoolAnswer):
         answer.unwanted = True
 
 
@@ -141,9 +141,7 @@ def _answered(function: Callable[[], _T]) -> Future[_T]:
 _fetchers: PerProcess[Fetcher] = PerProcess()
 
 
-def shared_fetcher(
-    max_in_flight: int = _DEFAULT_IN_FLIGHT, *, hedged_share: float = _HEDGED_SHARE
-) -> Fetcher:
+def shared_fetcher(max_in_flight: int = _DEFAULT_IN_FLIGHT, *, hedged_share: float = HEDGED_SHARE) -> Fetcher:
     """Return the one fetcher of this process with these options. Do not close it: others use it too."""
     return _fetchers.map(
         (max_in_flight, hedged_share), lambda: Fetcher(max_in_flight, hedged_share=hedged_share)

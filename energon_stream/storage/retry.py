@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import time
@@ -113,11 +114,10 @@ class RetryPolicy:
             RangeError: Some answers agree that the object has no such bytes.
         """
         started = time.monotonic()
-        failed_at = waited = 0.0
-        attempt = 0
+        failures: RequestFailures | None = None
         while True:
             try:
-                result = function(attempt)
+                result = function(failures.count if failures else 0)
             except (TransientStorageError, BadAnswerError, RangeError) as error:
                 failure: StorageError = error
             except (ObjectNotFoundError, ObjectChangedError):
@@ -126,37 +126,63 @@ class RetryPolicy:
                 raise
             else:
                 if contact is not None:
-                    contact.answered(time.monotonic() - failed_at if attempt else 0.0)
+                    contact.answered(time.monotonic() - failures.since if failures else 0.0)
                 return result
             now = time.monotonic()
-            failed_at = failed_at or now
-            attempt += 1
-            is_first_contact = False
-            if isinstance(failure, TransientStorageError) and contact is not None:
-                if failure.answered:
-                    contact.know()
-                is_first_contact = not contact.is_known
-            is_patient = isinstance(failure, TransientStorageError) and not is_first_contact
-            limit = self.deadline if is_patient else min(self.patience, self.deadline)
-            # The waits count too: a policy may wait by another clock than this one.
-            spent = max(now - (started if is_first_contact else failed_at), waited)
-            if spent >= limit or attempt >= self._most(failure):
+            failures = failures or RequestFailures(self, started, now)
+            if contact is not None and isinstance(failure, TransientStorageError) and failure.answered:
+                contact.know()
+            delay = failures.add(failure, now, is_known=contact is None or contact.is_known)
+            if delay is None:
                 break
-            if contact is not None and is_patient:
-                contact.failed(failure, spent, limit)
-            delay = min(self.jitter() * self.longest_wait(attempt), limit - spent)
-            _log.debug("attempt %d failed, next in %.2f s: %s", attempt, delay, failure)
+            if contact is not None and failures.is_patient:
+                contact.failed(failure, failures.spent, failures.limit)
+            _log.debug("attempt %d failed, next in %.2f s: %s", failures.count, delay, failure)
             (self.sleep or (time.sleep if contact is None else contact.wait))(delay)
-            waited += delay
         if not isinstance(failure, TransientStorageError):
             raise failure
         raise TransientStorageError(
-            f"{failure.what} (gave up after {attempt} attempts in {spent:.0f} s)",
+            f"{failure.what} (gave up after {failures.count} attempts in {failures.spent:.0f} s)",
             where=failure.where,
             hint=failure.hint,
             answered=failure.answered,
         ) from failure
 
-    def _most(self, failure: StorageError) -> float:
-        most = float("inf") if self.attempts is None else self.attempts
-        return min(most, _MOST_RANGE_ATTEMPTS) if isinstance(failure, RangeError) else most
+
+@dataclass(slots=True)
+class RequestFailures:
+    """The failed attempts of one request, and the rule for when to make the next one. It has no clock."""
+
+    policy: RetryPolicy
+    started: float  # when the request was begun
+    since: float  # when it failed first
+    count: int = 0
+    is_patient: bool = False  # whether the latest failure may last for the deadline
+    spent: float = 0.0  # seconds of these, up to the latest failure
+    limit: float = 0.0
+    _waited: float = 0.0
+
+    def add(self, failure: StorageError, now: float, *, is_known: bool = True) -> float | None:
+        """Note a failed attempt; return the seconds to wait before the next one, or None to give up.
+
+        Args:
+            failure: Its error.
+            now: The time.
+            is_known: Whether the store is known to exist.
+        """
+        policy = self.policy
+        self.count += 1
+        is_transient = isinstance(failure, TransientStorageError)
+        self.is_patient = is_transient and is_known
+        self.limit = policy.deadline if self.is_patient else min(policy.patience, policy.deadline)
+        # The waits count too: a policy may wait by another clock than this one.
+        begin = self.since if is_known or not is_transient else self.started
+        self.spent = max(now - begin, self._waited)
+        most = math.inf if policy.attempts is None else policy.attempts
+        if isinstance(failure, RangeError):
+            most = min(most, _MOST_RANGE_ATTEMPTS)
+        if self.spent >= self.limit or self.count >= most:
+            return None
+        delay = min(policy.jitter() * policy.longest_wait(self.count), self.limit - self.spent)
+        self._waited += delay
+        return delay

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from energon_stream.errors import TransientStorageError
+from energon_stream.errors import ThrottledError
 from energon_stream.storage import Body, ByteRange, Fetcher, RetryPolicy, Store
-from energon_stream.storage.hedge import HedgeBudget, LatencyModel
-from energon_stream.storage.limiter import ConcurrencyLimit
+from energon_stream.storage.attempts import AnswerUnwanted
+from energon_stream.storage.fetcher import HEDGED_SHARE
+from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler, RequestTask
+from energon_stream.storage.retry import RequestFailures
 
 if TYPE_CHECKING:
     from energon_stream.storage.fetcher import StoreT
@@ -22,12 +23,9 @@ if TYPE_CHECKING:
     from energon_stream.tools.simulate.model import Costs, StoreModel
 
 _T = TypeVar("_T")
-_HEDGED_SHARE = 0.03  # as that of the fetcher
-_MOST_REPEATS = 2  # as that of the fetcher
-_LOOK_AGAIN = 0.05  # seconds, while it is not known when an answer is late
 
 
-class _Answer(Future[_T]):
+class _VirtualAnswer(Future[_T]):
     """A future whose result comes at a virtual time."""
 
     def __init__(self, line: Line) -> None:
@@ -41,26 +39,27 @@ class _Answer(Future[_T]):
         return super().result()
 
 
-@dataclass(slots=True, eq=False)
-class _Task:
+@dataclass(slots=True, eq=False, kw_only=True)
+class _VirtualTask(RequestTask):
     """One submitted function: its requests, one after another, and its result."""
 
-    urgency: tuple[int, int]  # deadline, order of submission
-    sizes: list[int]  # bytes of the requests that are left, the next one last
-    repeatable: bool
+    sizes: list[int]  # bytes of the requests, the first one last
     finish: Callable[[], None]  # sets the future's result
     future: Future[Any]
-    has_slot: bool = False
-    failures: int = 0
-    failing_since: float = 0.0  # virtual time of the request's first failure
-    repeats: int = 0
-    number: int = 0  # counts requests that were answered
-    started: float = 0.0
-    is_answering: bool = False
+    first: _VirtualRun | None = None
+
+
+class _VirtualRun(RequestRun[_VirtualTask]):
+    """One run of a function."""
+
+    def __init__(self, task: _VirtualTask, *, is_second: bool = False) -> None:
+        super().__init__(task, is_second=is_second)
+        self.left = task.sizes.copy()
+        self.failures: RequestFailures | None = None  # of the next request
 
 
 @dataclass(slots=True)
-class Counts:
+class RequestCounts:
     """Requests and bytes of a process so far."""
 
     requests: int = 0
@@ -69,28 +68,11 @@ class Counts:
     repeated: int = 0
 
 
-@dataclass(slots=True)
-class _Late:
-    """Times of earlier answers, as in the fetcher's watcher."""
-
-    budget: HedgeBudget = field(default_factory=lambda: HedgeBudget(_HEDGED_SHARE))
-    to_end: LatencyModel = field(default_factory=LatencyModel)
-    to_first_byte: LatencyModel = field(default_factory=LatencyModel.of_first_bytes)
-
-    def after(self, size: int, is_answering: bool) -> float:
-        """Return the seconds after which an answer is late; infinite while unknown."""
-        to_end = self.to_end.late_after(size)
-        if is_answering:
-            return to_end
-        return min(to_end, self.to_first_byte.late_after(1), self.to_first_byte.early)
-
-
 class VirtualFetcher(Fetcher):
     """Runs requests against a model of a store, in virtual time, without threads.
 
-    It follows the rules of the fetcher: slots by deadline, retries, a limit that follows rejections, and
-    second requests. A function of :meth:`ask` runs at once; its result comes when the model has answered
-    the requests that it made.
+    Its scheduler and its retries are those of :class:`Fetcher`. A function of :meth:`ask` runs at once; its
+    result comes when the model has answered the requests that it made.
 
     Attributes:
         counts: Requests and bytes so far.
@@ -99,15 +81,14 @@ class VirtualFetcher(Fetcher):
     def __init__(self, line: Line, store: StoreModel, costs: Costs, in_flight: int, seed: int) -> None:
         # Without that of the base class: there are no threads to end.
         self.line: Line = line
-        self.counts: Counts = Counts()
+        self.counts: RequestCounts = RequestCounts()
         self._store, self._costs = store, costs
-        self._policy = RetryPolicy()
         self._random = Random(seed)
-        self._limit = ConcurrencyLimit(min(in_flight, store.connections))
-        self._late = _Late()
-        self._busy = 0
-        self._submitted = 0
-        self._waiting: list[tuple[tuple[int, int], _Task]] = []
+        self._policy = RetryPolicy(jitter=self._random.random)
+        self._scheduler: RequestScheduler[_VirtualTask] = RequestScheduler(
+            min(in_flight, store.connections), HEDGED_SHARE, self._repeat, self._look_later
+        )
+        self._look_at = math.inf  # when late requests are looked for
         self._made: list[int] | None = None  # bytes of the requests of the function that runs now
         self._zeros = memoryview(bytes(1 << 20))
 
@@ -116,9 +97,9 @@ class VirtualFetcher(Fetcher):
     ) -> Future[Body]:
         """Request a range. The bytes of the answer are zeros."""
         size = len(byte_range)
-        future: Future[Body] = _Answer(self.line)
+        future: Future[Body] = _VirtualAnswer(self.line)
         body = Body(self.zeros(size), None, None)
-        self._submit([size], deadline, lambda: future.set_result(body), future, repeatable=True)
+        self._submit([size], deadline, lambda: future.set_result(body), future, repeatable_bytes=size)
         return future
 
     def ask(
@@ -130,7 +111,7 @@ class VirtualFetcher(Fetcher):
         repeatable_bytes: int = 0,
     ) -> Future[_T]:
         """Run a function now, and return its result when its requests are answered."""
-        future: Future[_T] = _Answer(self.line)
+        future: Future[_T] = _VirtualAnswer(self.line)
         outer, self._made = self._made, []
         try:
             result = request(store)
@@ -141,7 +122,7 @@ class VirtualFetcher(Fetcher):
             finish = lambda: future.set_result(result)  # noqa: E731
         made, self._made = self._made, outer
         if made:
-            self._submit(made[::-1], deadline, finish, future, repeatable=repeatable_bytes > 0)
+            self._submit(made[::-1], deadline, finish, future, repeatable_bytes)
         else:
             finish()
         return future
@@ -151,8 +132,8 @@ class VirtualFetcher(Fetcher):
         if self._made is not None:
             self._made.append(size)
             return
-        future: Future[None] = _Answer(self.line)
-        self._submit([size], -1, lambda: future.set_result(None), future, repeatable=False)
+        future: Future[None] = _VirtualAnswer(self.line)
+        self._submit([size], -1, lambda: future.set_result(None), future)
         future.result()
 
     def wait_for_first(self, futures: Sequence[Future[Any]]) -> None:
@@ -165,7 +146,7 @@ class VirtualFetcher(Fetcher):
         return self.line.now
 
     def zeros(self, size: int) -> memoryview:
-        """Return so many zeros."""
+        """Return ``size`` zero bytes."""
         if len(self._zeros) < size:
             self._zeros = memoryview(bytes(size))
         return self._zeros[:size]
@@ -173,136 +154,117 @@ class VirtualFetcher(Fetcher):
     def close(self) -> None:
         """There is nothing to close."""
 
-    # A task's way
-
     def _submit(
         self,
         sizes: list[int],
         deadline: int,
         finish: Callable[[], None],
         future: Future[Any],
-        repeatable: bool,
+        repeatable_bytes: int = 0,
     ) -> None:
-        self._submitted += 1
-        task = _Task((deadline, self._submitted), sizes, repeatable, finish, future)
-        if repeatable:
-            self._late.budget.earn(sum(sizes))
-        self._queue(task)
-
-    def _queue(self, task: _Task) -> None:
-        heapq.heappush(self._waiting, (task.urgency, task))
+        task = _VirtualTask(repeatable_bytes, sizes=sizes, finish=finish, future=future)
+        self._scheduler.submit(task, deadline)
         self._grant()
+
+    # What a thread of the pool does
 
     def _grant(self) -> None:
-        while self._waiting and self._busy < self._limit.limit:
-            task = heapq.heappop(self._waiting)[1]
-            is_new = not task.future.running()
-            if task.future.done() or (is_new and not task.future.set_running_or_notify_cancel()):
-                continue  # a second request was faster than this one's back-off, or nobody wants it
-            task.has_slot = True
-            self._busy += 1
-            self._begin(task)
+        while (task := self._scheduler.grant()) is not None:
+            if task.first is None and not task.future.set_running_or_notify_cancel():
+                self._scheduler.release(task)
+                continue
+            task.first = task.first or _VirtualRun(task)
+            self._begin(task.first)
 
-    def _release(self, task: _Task) -> None:
-        self._busy -= task.has_slot
-        task.has_slot = False
-        self._grant()
+    def _begin(self, run: _VirtualRun) -> None:
+        """Begin an attempt at a run's next request, unless it has to wait for a slot."""
+        try:
+            begins = self._scheduler.begin(run, self.line.now)
+        except AnswerUnwanted as unwanted:
+            self._finish(run, unwanted)
+        else:
+            if begins:
+                self._send(run)
 
-    def _begin(self, task: _Task) -> None:
-        """Begin the first attempt at a task's next request, or another one after a rejection."""
-        task.started, task.is_answering = self.line.now, False
-        self._attempt(task, is_second=False)
-        if task.repeatable:
-            self._watch(task)
-
-    def _attempt(self, task: _Task, *, is_second: bool) -> None:
-        """Send a request."""
-        store, random, number = self._store, self._random, task.number
+    def _send(self, run: _VirtualRun) -> None:
+        store, random, scheduler = self._store, self._random, self._scheduler
         first_byte = store.latency + (random.expovariate(1 / store.jitter) if store.jitter else 0.0)
         if store.slow_share and random.random() < store.slow_share:
             first_byte *= store.slow_factor
         self.counts.requests += 1
-        self.counts.repeated += is_second
+        self.counts.repeated += run.is_second
         is_rejected = store.error_share > 0 and random.random() < store.error_share
-        size = task.sizes[-1]
+        size = run.left[-1]
         byte = max(self._costs.byte, 1 / store.rate_total if store.rate_total else 0.0)
-        started = 0.0
         paced = max(0, size - store.burst) / store.rate_per_connection if store.rate_per_connection else 0.0
+        earliest = 0.0
 
         def sent() -> None:
-            nonlocal started
-            started = task.started = self.line.now
-            action = partial(self._rejected, task, number, is_second) if is_rejected else answering
-            self.line.at(started + first_byte, action)
+            nonlocal earliest
+            earliest = self.line.now + first_byte
+            self.line.at(earliest, rejected if is_rejected else answering)
 
         def answering() -> None:
-            if task.number == number:
-                task.is_answering = True
-            self._late.to_first_byte.observe(1, self.line.now - started)
-            self.line.receive(size * byte, received)
-
-        def received() -> None:
-            self.line.at(max(self.line.now, started + first_byte + paced), arrived)
+            if scheduler.answered(run, self.line.now):
+                self.line.receive(
+                    size * byte, lambda: self.line.at(max(self.line.now, earliest + paced), arrived)
+                )
+            else:
+                failed(AnswerUnwanted(), None)
 
         def arrived() -> None:
-            self._late.to_end.observe(size, self.line.now - started)
-            self._limit.observe(rejected=False, in_flight=self._busy)
             self.counts.bytes += size
-            if task.number == number:
-                self._answered(task)
+            scheduler.end(run, None, self.line.now)
+            run.left.pop()
+            run.failures = None
+            if run.left:
+                self._begin(run)
+            else:
+                self._finish(run, None)
+            self._grant()
+
+        def rejected() -> None:
+            self.counts.rejected += 1
+            run.failures = run.failures or RequestFailures(self._policy, self.line.now, self.line.now)
+            error = ThrottledError(f"the modelled store rejected {run.failures.count + 1} attempts")
+            failed(error, None if run.is_second else run.failures.add(error, self.line.now))
+
+        def failed(error: Exception, wait: float | None) -> None:
+            scheduler.end(run, error, self.line.now)
+            if wait is None:
+                self._finish(run, error)
+            else:
+                self.line.at(self.line.now + wait, again)
+            self._grant()
+
+        def again() -> None:
+            self._begin(run)
+            self._grant()
 
         self.line.send(self._costs.request, sent)
 
-    def _answered(self, task: _Task) -> None:
-        """Go on to the task's next request, or finish it."""
-        task.sizes.pop()
-        task.number += 1
-        task.failures = task.repeats = 0
-        task.failing_since = 0.0
-        if task.sizes:
-            self._begin(task)
-            return
-        task.finish()
-        self._release(task)
+    def _finish(self, run: _VirtualRun, error: BaseException | None) -> None:
+        """End a run; the first one to succeed brings the result."""
+        task = run.task
+        if self._scheduler.finish(run, error):
+            if error is None:
+                task.finish()
+            else:
+                task.future.set_exception(task.error)
+        if task.settled or not run.is_second:
+            self._scheduler.release(task)
 
-    def _rejected(self, task: _Task, number: int, is_second: bool) -> None:
-        """Try again after a while; a second request is not tried again."""
-        self.counts.rejected += 1
-        self._limit.observe(rejected=True, in_flight=self._busy)
-        if is_second or task.number != number:
-            return
-        task.failures += 1
-        task.failing_since = task.failing_since or self.line.now
-        if self.line.now - task.failing_since >= self._policy.deadline:
-            error = TransientStorageError(f"the modelled store rejected {task.failures} attempts")
-            task.future.set_exception(error)
-        else:
-            most = self._policy.longest_wait(task.failures)
-            self.line.at(self.line.now + self._random.random() * most, partial(self._return, task, number))
-        self._release(task)
+    # Late requests
 
-    def _return(self, task: _Task, number: int) -> None:
-        """Wait for a slot after a rejection, unless a second request was faster."""
-        if task.number == number:
-            self._queue(task)
+    def _repeat(self, task: _VirtualTask) -> None:
+        self.line.at(self.line.now, lambda: self._begin(_VirtualRun(task, is_second=True)))
 
-    def _watch(self, task: _Task) -> None:
-        """Repeat the task's request when it is late."""
-        number, size = task.number, task.sizes[-1]
+    def _look_later(self, look_at: float) -> None:
+        self._look_at = look_at
+        if look_at < math.inf:
+            self.line.at(look_at, partial(self._look, look_at))
 
-        def look() -> None:
-            if task.number != number or task.future.done() or task.repeats == _MOST_REPEATS:
-                return
-            late_after = self._late.after(size, task.is_answering)
-            if late_after == math.inf:
-                self.line.at(self.line.now + _LOOK_AGAIN, look)
-                return
-            if self.line.now >= task.started + late_after - 1e-9:
-                if self._late.budget.can_spend(size):
-                    self._late.budget.spend(size)
-                    task.repeats += 1
-                    self._attempt(task, is_second=True)
-                task.started, task.is_answering = self.line.now, False
-            self.line.at(task.started + late_after, look)
-
-        look()
+    def _look(self, look_at: float) -> None:
+        """Repeat late requests, unless another time was set since."""
+        if look_at == self._look_at:
+            self._look_later(self._scheduler.late.look(self.line.now))
