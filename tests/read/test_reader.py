@@ -207,7 +207,7 @@ class GatedSource(TarLocator):
 
 def test_a_late_index_is_not_planned_for_in_vain_and_holds_up_no_other(remote, monkeypatch):
     plans = []
-    for module in ("consume", "options"):
+    for module in ("consume", "read_options"):
         monkeypatch.setattr(f"energon_stream.read.{module}.CHUNK", PER_SHARD)
     monkeypatch.setattr(
         "energon_stream.read.request_planner.cut_generation", lambda *a: plans.append(1) or cut_generation(*a)
