@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 # Control characters, signs that turn the direction of text, and halves of characters that are not UTF-8.
 _HIDDEN = (
@@ -62,3 +64,15 @@ def as_sentence(text: str) -> str:
         ('Check the path', 'max_gap= is a number')
     """
     return text[:1].upper() + text[1:] if re.match(r"[a-z]+(?:[ ,:;']|$)", text) else text
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown name: the most similar known one, or all of them.
+
+    Example:
+        >>> nearest("wieght", ["path", "weight"])
+        "did you mean 'weight'?"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name[:80], names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(names)}"

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from energon_stream.config.fields import parse_field_map, parts_of
-from energon_stream.config.named_code import nearest
 from energon_stream.config.sample_types import SAMPLE_TYPES, check_fields
 from energon_stream.errors import ConfigError
+from energon_stream.printable import nearest
 from energon_stream.samples import METADATA_FIELDS, Sample
 
 CRUDE = "CrudeWebdataset"

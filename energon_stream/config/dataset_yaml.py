@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.config.document_keys import ANY, CLASS_KEYS, MAPPING, Key, of_type, read_keys
 from energon_stream.config.fields import parse_field_map, parse_parts
-from energon_stream.config.named_code import UserFunction, is_own_module, nearest, read_class
+from energon_stream.config.named_code import UserFunction, is_own_module, read_class
 from energon_stream.config.sample_factory import CustomBuild, SampleFactory
 from energon_stream.config.sample_types import (
     CRUDE,
@@ -22,6 +24,7 @@ from energon_stream.config.subset import Subset, parse_subset
 from energon_stream.errors import ConfigError, MetadataError, NotPreparedError
 from energon_stream.index.info_files import DATASET_CONFIG, META_FOLDER
 from energon_stream.index.yaml_io import check_keys, read_document
+from energon_stream.printable import nearest
 from energon_stream.samples import CrudeSample, Sample
 from energon_stream.storage.obstore_use import run_forkable
 from energon_stream.urls import is_local, parent_url
@@ -36,22 +39,31 @@ _FOREIGN_CLASSES = "energon_stream.compat.foreign"
 # Dataset classes of other packages derive from classes that build on this package. Their reader is therefore
 # imported by name, and only for a file that names such a class.
 
-_SAMPLE_KEYS = ("sample_type", "field_map", "sample_loader", "part_filter", "parts")
-_OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
-    "split_config": (str,),
-    "split_part": (str,),
-    "parallel_shard_iters": (int,),
-    "max_samples_per_sequence": (int, type(None)),
-    "shuffle_over_epochs": (int, type(None)),
-    "subset": (Mapping, list),
-}
 _ORDER_FIELDS = {
     "parallel_shard_iters": "parallel_slices",
     "max_samples_per_sequence": "max_samples_per_sequence",
     "shuffle_over_epochs": "shuffle_over_epochs",
 }
-_CLASS_KEYS = ("__module__", "__class__")
-_KEYS = (*_CLASS_KEYS, *_SAMPLE_KEYS, "subflavors", "decoder", *_OPTION_TYPES)
+_KEYS = {
+    **CLASS_KEYS,
+    **dict.fromkeys(("sample_type", "field_map", "sample_loader", "parts", "decoder"), ANY),
+    # A function is that of a dataset class; YAML has none.
+    "part_filter": Key(
+        lambda value: (
+            isinstance(value, str)
+            or callable(value)
+            or (isinstance(value, list) and all(isinstance(part, str) for part in value))
+        ),
+        "use a list of parts, or file.py:function",
+    ),
+    "subflavors": MAPPING,
+    "split_config": of_type(str),
+    "split_part": of_type(str),
+    "parallel_shard_iters": of_type(int),
+    "max_samples_per_sequence": of_type(int, NoneType),
+    "shuffle_over_epochs": of_type(int, NoneType),
+    "subset": of_type(Mapping, list),
+}
 _DECODER_OPTIONS = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
 
 
@@ -61,9 +73,8 @@ class DatasetYamlOptions:
 
     # Put on each sample; those of a metadataset override them.
     subflavors: Mapping[str, Any] = field(default_factory=dict)
-    order: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # fields of ``OrderSpec`` that replace the caller's
+    # Fields of ``OrderSpec`` that replace the caller's.
+    order: Mapping[str, Any] = field(default_factory=dict)
     subset: Subset | None = None  # replaces the caller's
 
 
@@ -136,34 +147,41 @@ def read_dataset_config(
         MetadataError: A key, class or type is wrong, or a required field has no part.
         UntrustedCodeError: It names code, and is not trusted.
     """
+    is_foreign = isinstance(module := document.get("__module__"), str) and not is_own_module(module)
     if "decoder" in document:
         decoder = _decoder(document["decoder"], where, limits)
-    module, custom = document.get("__module__"), None
-    if isinstance(module, str) and not is_own_module(module):
+    custom = None
+    if is_foreign:
         document, decoder, sample_type, custom = _describe_foreign(document, decoder, trust, where)
-        check_keys(document, _KEYS, where)
-    else:
-        check_keys(document, _KEYS, where)
+    given = read_keys(document, _KEYS, where)
+    if not is_foreign:
         sample_type = _sample_type(document, where, trust)
-
     user_function = partial(UserFunction, read_text=read_text, trust=trust, where=where)
-    part_filter = _part_filter(document.get("part_filter"), where, user_function)
+    wanted = given["part_filter"]
+    if isinstance(wanted, str):
+        wanted = user_function(wanted)
+    elif isinstance(wanted, list):
+        wanted = frozenset(wanted)
+    make = partial(SampleFactory, decoder, sample_type, part_filter=wanted, custom=custom)
     if sample_type is None:
         _refuse(document, ("field_map", "sample_loader"), "crude samples have no fields", where)
-        factory = SampleFactory(decoder, part_filter=part_filter)
+        factory = make()
     elif "sample_loader" in document:
         _refuse(document, ("field_map",), "sample_loader makes the fields", where)
-        given = document["sample_loader"]
-        loader = given if callable(given) else user_function(str(given))
-        factory = SampleFactory(decoder, sample_type, loader=loader, part_filter=part_filter)
+        loader = given["sample_loader"]
+        factory = make(loader=loader if callable(loader) else user_function(str(loader)))
     else:
         _refuse(document, ("part_filter",), "field_map selects the parts", where)
-        fields = parse_field_map(document.get("field_map"), where)
-        check_fields(sample_type, document["field_map"], where)
-        factory = SampleFactory(decoder, sample_type, fields, part_filter=part_filter)
-    factory = replace(factory, custom=custom)
-    parts = parse_parts(document.get("parts"), where)
-    return factory if parts is None else factory.within(parts, where), _options(document, where)
+        fields = parse_field_map(given["field_map"], where)
+        check_fields(sample_type, given["field_map"], where)
+        factory = make(fields=fields)
+    parts = parse_parts(given["parts"], where)
+    options = DatasetYamlOptions(
+        dict(given["subflavors"] or {}),
+        {field: document[key] for key, field in _ORDER_FIELDS.items() if key in document},
+        parse_subset(document["subset"], where) if "subset" in document else None,
+    )
+    return factory if parts is None else factory.within(parts, where), options
 
 
 def _describe_foreign(
@@ -172,7 +190,7 @@ def _describe_foreign(
     """Return the keys of ``dataset.yaml``, decoder, sample type and overridden methods of a dataset class of
     another package.
     """
-    keys = {key: value for key, value in document.items() if key not in (*_CLASS_KEYS, "decoder")}
+    keys = {key: value for key, value in document.items() if key not in (*CLASS_KEYS, "decoder")}
     return importlib.import_module(_FOREIGN_CLASSES).describe_foreign(  # type: ignore[no-any-return]
         str(document["__module__"]),
         str(document["__class__"]),
@@ -188,7 +206,7 @@ def _sample_type(document: Mapping[str, Any], where: str, trust: bool | None) ->
     """The sample type; None for crude samples."""
     found: type[Sample] | type[CrudeSample] | None = None
     if "__class__" in document or "__module__" in document:
-        module, name = read_class({key: document[key] for key in _CLASS_KEYS if key in document}, where)
+        module, name = read_class({key: document[key] for key in CLASS_KEYS if key in document}, where)
         if name not in DATASET_CLASSES:
             hint = nearest(name, DATASET_CLASSES)
             raise MetadataError(f"there is no dataset class {module}.{name}", where=where, hint=hint)
@@ -209,47 +227,17 @@ def _refuse(document: Mapping[str, Any], keys: tuple[str, ...], reason: str, whe
             raise MetadataError(f"{key!r} is not allowed here: {reason}", where=where, hint=f"remove {key!r}")
 
 
-def _part_filter(
-    value: Any, where: str, user_function: Callable[[str], UserFunction]
-) -> frozenset[str] | Callable[[str], bool] | None:
-    if value is None:
-        return None
-    if callable(value):  # of a dataset class; YAML has no functions
-        function: Callable[[str], bool] = value
-        return function
-    if isinstance(value, str):
-        return user_function(value)
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return frozenset(value)
-    raise MetadataError(
-        f"'part_filter' is {value!r:.80}", where=where, hint="use a list of parts, or file.py:function"
-    )
-
-
 def _decoder(value: Any, where: str, limits: Limits | None) -> FileStoreDecoder | None:
     """Make the ``SampleDecoder`` that a file names. It never unpickles: that is for the user to allow."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
         raise MetadataError(f"'decoder' is {value!r:.80}", where=where, hint="name SampleDecoder and options")
-    module, name = read_class({key: value[key] for key in _CLASS_KEYS if key in value}, where)
+    module, name = read_class({key: value[key] for key in CLASS_KEYS if key in value}, where)
     if not is_own_module(module) or name != "SampleDecoder":
         raise MetadataError(f"there is no decoder {module}.{name}", where=where, hint="use SampleDecoder")
-    check_keys(value, (*_CLASS_KEYS, *_DECODER_OPTIONS), where)
+    check_keys(value, (*CLASS_KEYS, *_DECODER_OPTIONS), where)
     from energon_stream.decode import SampleDecoder  # imports PyTorch; metadata is read without it
 
     given = {key: option for key, option in value.items() if key in _DECODER_OPTIONS}
     return SampleDecoder(**given, limits=limits)
-
-
-def _options(document: Mapping[str, Any], where: str) -> DatasetYamlOptions:
-    subflavors = document.get("subflavors") or {}
-    if not isinstance(subflavors, Mapping):
-        raise MetadataError("'subflavors' must map names to values", where=where)
-    for key, types in _OPTION_TYPES.items():
-        value = document.get(key)
-        if key in document and (not isinstance(value, types) or isinstance(value, bool)):
-            raise MetadataError(f"{key!r} is {value!r:.80}", where=where)
-    order = {field: document[key] for key, field in _ORDER_FIELDS.items() if key in document}
-    subset = parse_subset(document["subset"], where) if "subset" in document else None
-    return DatasetYamlOptions(dict(subflavors), order, subset)

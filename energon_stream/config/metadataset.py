@@ -6,11 +6,13 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from energon_stream.cache import CacheConfig, CacheLayer
+from energon_stream.config.document_keys import ANY, MAPPING, TEXT, Key, check_mapping, one_of, read_keys
 from energon_stream.config.fields import parse_parts
-from energon_stream.config.named_code import is_own_module, nearest
+from energon_stream.config.named_code import is_own_module
 from energon_stream.config.references import (
     AuxRef,
     BlendRef,
@@ -30,24 +32,44 @@ from energon_stream.config.weight_schedule import parse_schedule
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.index.join_index import NonMatch
 from energon_stream.index.yaml_io import check_keys
+from energon_stream.printable import nearest
 
 if TYPE_CHECKING:
     from energon_stream.storage import StoreSpec
 
-_OUTER = ("split_part", "subflavors", "shuffle_over_epochs_multiplier")
-_FILES = ("split_config", "dataset_config")
-_SAMPLES = ("sample_type", "field_map")
-_KEYS: Mapping[str, tuple[str, ...]] = {
-    "path": ("path", *_OUTER, *_FILES, "subflavor", "subset", "aux", "parts", "cache", *_SAMPLES, *VIEW_KEYS),
-    "blend": ("blend", "subset", "draws"),
-    "blend_epochized": ("blend_epochized", "subset"),
-    "join": ("join", "joiner", "nonmatch", *_OUTER, "subset"),
+_OUTER = {
+    "split_part": TEXT,
+    "subflavors": MAPPING,
+    "shuffle_over_epochs_multiplier": Key(
+        lambda value: value is None or (type(value) is int and (value == -1 or value > 0)),
+        "use null, -1, or a positive number of passes",
+        1,
+        optional=False,
+    ),
+}
+_V1 = {
+    "path": replace(TEXT, optional=False),
+    **_OUTER,
+    "split_config": replace(TEXT, default=SPLIT_CONFIG),
+    "dataset_config": replace(TEXT, default=DATASET_CONFIG),
+    "subflavor": ANY,
+}
+_CACHE = Key(lambda value: value is False or isinstance(value, Mapping), "use false, or {directory: …}")
+_V2 = {**_V1, "aux": MAPPING, "parts": ANY, "cache": _CACHE}
+_NONMATCH = one_of(get_args(NonMatch), "error", optional=False)
+_KINDS: Mapping[str, Mapping[str, Key]] = {
+    "path": {**_V2, "subset": ANY, **dict.fromkeys(("sample_type", "field_map", *VIEW_KEYS), ANY)},
+    "blend": {"blend": ANY, "subset": ANY, "draws": one_of(get_args(Draws))},
+    "blend_epochized": {"blend_epochized": ANY, "subset": ANY},
+    "join": {"join": ANY, "joiner": ANY, "nonmatch": _NONMATCH, **_OUTER, "subset": ANY},
 }
 """Keys of each kind of node. A node has the key that names its kind."""
-_V1_KEYS = ("path", *_OUTER, *_FILES, "subflavor")
-_CACHE_KEYS = tuple(field.name for field in fields(CacheConfig))
-_MEMBER_KEYS = ("path", "split_part", "subflavors", *_FILES, "nonmatch", "aux", "parts", "cache")
+_INHERITED = {*_OUTER, "path", "subflavor", "subset"}  # of a leaf, also where it names another metadataset
+_MEMBER = dict.fromkeys({*_V2} - {"subflavor", "shuffle_over_epochs_multiplier"}, ANY)
+_JOINER = dict.fromkeys(("__module__", "__class__", "__function__"), TEXT)
+_CACHE_KEYS = dict.fromkeys((field.name for field in fields(CacheConfig)), ANY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,240 +114,202 @@ def parse_metadataset(
             where=where,
             hint="use {__module__: megatron.energon, __class__: MetadatasetV2}",
         )
-    splits = _Node(document.get("splits"), "splits", "", where, spec_of, file)
-    nodes = {split: replace(splits.child(split), split=split) for split in splits.mapping()}
-    if name == "MetadatasetV2":
-        return MetadatasetDocument(where, 2, {split: node.reference() for split, node in nodes.items()})
-    return MetadatasetDocument(where, 1, {split: node.v1_split() for split, node in nodes.items()})
+    parser, at = _Parser(spec_of, file), f"{where}: splits"
+    splits = check_mapping(document.get("splits"), at)
+    parse = parser.reference if name == "MetadatasetV2" else parser.v1_split
+    trees = {split: parse(value, f"{at}.{split}", split) for split, value in splits.items()}
+    return MetadatasetDocument(where, 2 if name == "MetadatasetV2" else 1, trees)
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
-    """A value in a document, and its path there (``place``). Its parsers are named after what they return.
-
-    ``split`` is the default of ``split_part``; ``where``, ``spec_of`` and ``file`` are those of the document.
+class _Parser:
+    """Parses the values of a document. ``at`` is the place of a value, ``split`` the default of its
+    ``split_part``.
     """
 
-    value: Any
-    place: str
-    split: str
-    where: str
     spec_of: Callable[[str], StoreSpec]
     file: StoreSpec | None
 
-    @property
-    def at(self) -> str:
-        return f"{self.where}: {self.place}"
-
-    def fail(self, what: str, hint: str | None = None) -> MetadataError:
-        return MetadataError(what, where=self.at, hint=hint)
-
-    def child(self, key: str) -> _Node:
-        return replace(self, value=self.value.get(key), place=f"{self.place}.{key}")
-
-    def mapping(self, *, optional: bool = False) -> Mapping[str, Any]:
-        value = self.value
-        if optional and not value:
-            return {}
-        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise self.fail(f"a mapping is needed here, not {value!r:.80}")
-        return value
-
-    def entries(self) -> list[_Node]:
-        if not isinstance(self.value, (list, tuple)) or not self.value:
-            raise self.fail(f"a list of datasets is needed here, not {self.value!r:.80}")
-        return [
-            replace(self, value=value, place=f"{self.place}[{number}]")
-            for number, value in enumerate(self.value)
-        ]
-
-    def text(self, key: str, default: str | None = None) -> str:
-        found = self.value.get(key)
-        if found is None:
-            found = default
-        if not isinstance(found, str) or not found:
-            raise self.fail(f"{key!r} must be a string, not {found!r:.80}")
-        return found
-
-    def v1_split(self) -> BlendRef:
+    def v1_split(self, value: Any, at: str, split: str) -> BlendRef:
         """Parse a split of version 1: ``{datasets: [...]}``."""
-        value = self.mapping()
-        if "datasets" not in value and any(kind in value for kind in _KEYS):
-            raise self.fail(
+        if "datasets" not in check_mapping(value, at) and any(kind in value for kind in _KINDS):
+            raise MetadataError(
                 "this split is of version 2, but the file is of version 1",
-                "add __module__: megatron.energon and __class__: MetadatasetV2 at the top of the file",
+                where=at,
+                hint="add __module__: megatron.energon and __class__: MetadatasetV2 at the top of the file",
             )
-        check_keys(value, ("datasets",), self.at)
-        for entry in self.child("datasets").entries():
-            check_keys(entry.mapping(), (*_V1_KEYS, "weight"), entry.at)
-        return self.blend("datasets", "weight", ("path",))
+        read_keys(value, {"datasets": ANY}, at)
+        for place, entry in _entries(value.get("datasets"), f"{at}.datasets"):
+            read_keys(entry, _V1, place, extra=("weight",))
+        return self.blend(value, "datasets", "weight", ("path",), at, split)
 
-    def reference(self, kinds: Collection[str] = tuple(_KEYS), *extra: str) -> Reference:
+    def reference(
+        self, value: Any, at: str, split: str, kinds: Collection[str] = tuple(_KINDS), *extra: str
+    ) -> Reference:
         """Parse a node of version 2; ``extra`` are keys that the parent node reads."""
-        value = self.mapping()
-        present = [kind for kind in _KEYS if kind in value]
+        present = [kind for kind in _KINDS if kind in check_mapping(value, at)]
         if not present:
-            check_keys(value, {*extra, *(key for kind in kinds for key in _KEYS[kind])}, self.at)
+            check_keys(value, {*extra, *(key for kind in kinds for key in _KINDS[kind])}, at)
         if len(present) != 1 or present[0] not in kinds:
             found = " and ".join(present) or "none"
-            raise self.fail(f"a node needs exactly one of the keys {', '.join(kinds)}, and has {found}")
+            raise MetadataError(
+                f"a node needs exactly one of the keys {', '.join(kinds)}, and has {found}", where=at
+            )
         kind = present[0]
         if "repetitions" in extra and "weight" in value:  # weight_by would be the nearest key
-            raise self.fail("unknown key 'weight'", "blend_epochized has repetitions")
-        check_keys(value, (*_KEYS[kind], *extra), self.at)
+            raise MetadataError("unknown key 'weight'", where=at, hint="blend_epochized has repetitions")
+        given = read_keys(value, _KINDS[kind], at, extra=extra)
         if kind == "path":
-            return self.leaf()
+            return self.leaf(given, at, split, value.keys())
         if kind == "join":
-            return self.join()
-        return self.blend(kind, "weight" if kind == "blend" else "repetitions", ("path", "join"))
+            return self.join(given, at, split)
+        by: Literal["weight", "repetitions"] = "weight" if kind == "blend" else "repetitions"
+        return self.blend(given, kind, by, ("path", "join"), at, split)
 
-    def blend(self, key: str, by: Literal["weight", "repetitions"], kinds: Collection[str]) -> BlendRef:
-        subset = self.subset(in_samples=False)
-        entries = self.child(key).entries()
-        children = tuple(inherit(entry.reference(kinds, by), {}, subset, 1) for entry in entries)
-        shares = [entry.share(by) for entry in entries]
-        where = self.child(key).at
+    def blend(
+        self,
+        given: Mapping[str, Any],
+        key: str,
+        by: Literal["weight", "repetitions"],
+        kinds: Collection[str],
+        at: str,
+        split: str,
+    ) -> BlendRef:
+        subset, at = _subset(given.get("subset"), at, in_samples=False), f"{at}.{key}"
+        entries = _entries(given.get(key), at)
+        children = tuple(
+            inherit(self.reference(entry, place, split, kinds, by), {}, subset, 1) for place, entry in entries
+        )
+        shares = [_share(entry.get(by, 1.0), by, place) for place, entry in entries]
+        draws: Draws | None = given.get("draws")
         if not any(isinstance(share, tuple) for share in shares):
-            return BlendRef(children, tuple(shares), by, where, draws=self.draws())
+            return BlendRef(children, tuple(shares), by, at, draws=draws)
         schedules = tuple(share if isinstance(share, tuple) else ((0, share),) for share in shares)
-        return BlendRef(
-            children, tuple(schedule[0][1] for schedule in schedules), by, where, schedules, self.draws()
-        )
+        return BlendRef(children, tuple(schedule[0][1] for schedule in schedules), by, at, schedules, draws)
 
-    def draws(self) -> Draws | None:
-        found: Draws | None = self.value.get("draws")
-        if found in (None, *get_args(Draws)):
-            return found
-        raise self.fail(f"'draws' is {found!r:.80}", f"use one of {', '.join(get_args(Draws))}")
-
-    def share(self, key: Literal["weight", "repetitions"]) -> Any:
-        """Parse a share: a number, or a schedule of weights by batch."""
-        value = self.value.get(key, 1.0)
-        if isinstance(value, Mapping) and key == "weight":
-            place = self.child(key)
-            return parse_schedule(value, place.at, place.fail)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if number and value == 0 and key == "weight":
-            return ((0, 0.0),)  # a source to which set_weights gives a weight later
-        if not number or not (value > 0 and math.isfinite(value)):
-            raise self.fail(f"{key!r} is {value!r:.80}", "use a positive number, or leave the dataset out")
-        return float(value)
-
-    def leaf(self) -> LeafRef | MetadatasetRef:
-        """Parse a dataset, or a split of another metadataset."""
-        value = self.value
-        spec = self.spec_of(self.text("path"))
-        part = self.text("split_part", self.split)
-        subflavors, multiplier = self.subflavors(), self.multiplier()
-        if dataset_kind(spec.url) == "metadataset":
-            for key in (*_FILES, "aux", "parts", "cache", *_SAMPLES, *VIEW_KEYS):
-                if key in value:
-                    raise self.fail(f"{key!r} has no meaning for a metadataset", f"set it in {spec.url}")
-            subset = self.subset(in_samples=False)
-            return MetadatasetRef(spec, part, subflavors=subflavors, subset=subset, multiplier=multiplier)
-        aux = self.child("aux")
+    def leaf(
+        self, given: Mapping[str, Any], at: str, split: str, present: Collection[str]
+    ) -> LeafRef | MetadatasetRef:
+        """Parse a dataset, or a split of another metadataset; ``present`` are the keys in the file."""
+        spec, part = self.spec_of(given["path"]), given["split_part"] or split
+        is_single = dataset_kind(spec.url) != "metadataset"
+        outer = _inherited(given, {}, at, in_samples=is_single)
+        if not is_single:
+            for key in present:
+                if key in _KINDS["path"] and key not in _INHERITED:
+                    hint = f"set it in {spec.url}"
+                    raise MetadataError(f"{key!r} has no meaning for a metadataset", where=at, hint=hint)
+            return MetadatasetRef(spec, part, **outer)
         return LeafRef(
-            self.cached(spec),
+            spec if given["cache"] is None else self.cached(spec, given["cache"], f"{at}.cache"),
             part,
-            self.text("split_config", SPLIT_CONFIG),
-            self.text("dataset_config", DATASET_CONFIG),
-            {name: aux.child(name).aux_ref() for name in aux.mapping(optional=True)},
-            parse_parts(value.get("parts"), self.at),
-            declare(value.get("sample_type"), value.get("field_map"), self.at),
-            parse_view(value, self.at, self.spec_of),
-            subflavors=subflavors,
-            subset=self.subset(),
-            multiplier=multiplier,
+            given["split_config"],
+            given["dataset_config"],
+            {name: self.aux(value, f"{at}.aux.{name}") for name, value in (given["aux"] or {}).items()},
+            parse_parts(given["parts"], at),
+            declare(given["sample_type"], given["field_map"], at),
+            parse_view(given, at, self.spec_of),
+            **outer,
         )
 
-    def cached(self, spec: StoreSpec) -> StoreSpec:
+    def cached(self, spec: StoreSpec, cache: Any, at: str) -> StoreSpec:
         """Apply the ``cache`` of a dataset to its location."""
-        cache = self.value.get("cache")
-        if cache is None:
-            return spec
-        if isinstance(cache, Mapping):
-            check_keys(cache, _CACHE_KEYS, f"{self.at}.cache")
-            if isinstance(directory := cache.get("directory"), str):
-                self.spec_of(os.path.abspath(directory))  # may a file of this store name the local disk?
-            return replace(spec, through=CacheLayer(CacheConfig(**cache)))
         if cache is False:
             return replace(spec, through=None)
-        raise self.fail(f"'cache' is {cache!r:.80}", "use false for none, or {directory: …, max_bytes: …}")
+        read_keys(cache, _CACHE_KEYS, at)
+        if isinstance(directory := cache.get("directory"), str):
+            self.spec_of(os.path.abspath(directory))  # may a file of this store name the local disk?
+        return replace(spec, through=CacheLayer(CacheConfig(**cache)))
 
-    def subflavors(self) -> dict[str, Any]:
-        old = self.value.get("subflavor")
-        found = self.child("subflavors").mapping(optional=True)
-        return {**({} if old is None else {"__subflavor__": old}), **found}
-
-    def multiplier(self) -> int | None:
-        key = "shuffle_over_epochs_multiplier"
-        found = self.value.get(key, 1)
-        if found is None or (type(found) is int and (found == -1 or found > 0)):
-            return found
-        raise self.fail(f"{key!r} is {found!r:.80}", "use null, -1, or a positive number of passes")
-
-    def subset(self, *, in_samples: bool = True) -> Subset:
-        subset = parse_subset(self.value.get("subset"), self.at)
-        if subset.in_samples and not in_samples:
-            raise self.fail(
-                f"the subset {subset} has sample numbers, which only single datasets can have",
-                "use percentages here",
-            )
-        return subset
-
-    def aux_ref(self) -> AuxRef:
+    def aux(self, value: Any, at: str) -> AuxRef:
         """Parse ``path``, ``filesystem://…``, ``filesystem+scheme://…``, ``{path: …}``, ``{fs_path: …}``."""
-        path, files = self.value, False
-        if isinstance(path, Mapping):
-            check_keys(path, ("path", "fs_path"), self.at)
-        if isinstance(path, Mapping) and len(path) == 1:
-            kind, path = next(iter(path.items()))
-            files = kind == "fs_path"
-        elif isinstance(path, str) and path.startswith(("filesystem://", "filesystem+")):
-            path, files = path.removeprefix("filesystem://").removeprefix("filesystem+"), True
+        path, files = value, False
+        if isinstance(value, Mapping):
+            read_keys(value, {"path": ANY, "fs_path": ANY}, at)
+            if len(value) == 1:
+                ((kind, path),) = value.items()
+                files = kind == "fs_path"
+        elif isinstance(value, str) and value.startswith(("filesystem://", "filesystem+")):
+            path, files = value.removeprefix("filesystem://").removeprefix("filesystem+"), True
         if not isinstance(path, str) or not path:
-            raise self.fail(
-                f"{self.value!r:.80} does not name auxiliary data", "use a path, or {fs_path: folder}"
-            )
+            what, hint = f"{value!r:.80} does not name auxiliary data", "use a path, or {fs_path: folder}"
+            raise MetadataError(what, where=at, hint=hint)
         if not files and dataset_kind(path) != "webdataset":
-            raise self.fail(f"{path!r} is not a folder", "auxiliary data is looked up in prepared folders")
+            hint = "auxiliary data is looked up in prepared folders"
+            raise MetadataError(f"{path!r} is not a folder", where=at, hint=hint)
         return AuxRef(self.spec_of(path), "filesystem" if files else "webdataset")
 
-    def join(self) -> JoinRef:
+    def join(self, given: Mapping[str, Any], at: str, split: str) -> JoinRef:
         """Parse a join of datasets by position (list) or by keyword (mapping)."""
-        inner = replace(self.child("join"), split=self.text("split_part", self.split))
-        nonmatch = self.value.get("nonmatch", "error")
-        if isinstance(inner.value, Mapping):
-            members = [inner.child(name).member(nonmatch, name) for name in inner.mapping()]
-        else:
-            members = [entry.member(nonmatch) for entry in inner.entries()]
+        value, place = given["join"], f"{at}.join"
+        named = isinstance(value, Mapping)
+        entries = [(f"{place}.{name}", value[name]) for name in value] if named else _entries(value, place)
+        members = [
+            self.member(entry, where, given["split_part"] or split, given["nonmatch"], name)
+            for (where, entry), name in zip(entries, value if named else repeat(None), strict=False)
+        ]
         if len(members) < 2:
-            raise self.fail("a join needs two or more datasets")
+            raise MetadataError("a join needs two or more datasets", where=at)
         subflavors = {key: item for one in members for key, item in one.leaf.subflavors.items()}
-        return JoinRef(
-            tuple(members),
-            self.child("joiner").joiner(),
-            self.file,
-            self.at,
-            subflavors={**subflavors, **self.subflavors()},
-            subset=self.subset(),
-            multiplier=self.multiplier(),
+        joiner = _joiner(given["joiner"], f"{at}.joiner")
+        return JoinRef(tuple(members), joiner, self.file, at, **_inherited(given, subflavors, at))
+
+    def member(self, value: Any, at: str, split: str, nonmatch: NonMatch, name: str | None) -> JoinMemberRef:
+        given = read_keys(value, {**_MEMBER, "nonmatch": replace(_NONMATCH, default=nonmatch)}, at)
+        leaf = self.reference(value, at, split, ("path",), "nonmatch")
+        if not isinstance(leaf, LeafRef):
+            raise MetadataError("a metadataset cannot be joined", where=at)
+        return JoinMemberRef(leaf, given["nonmatch"], name)
+
+
+def _entries(value: Any, at: str) -> list[tuple[str, Any]]:
+    """Return the datasets of a list, with their places."""
+    if not isinstance(value, (list, tuple)) or not value:
+        raise MetadataError(f"a list of datasets is needed here, not {value!r:.80}", where=at)
+    return [(f"{at}[{number}]", entry) for number, entry in enumerate(value)]
+
+
+def _share(value: Any, key: Literal["weight", "repetitions"], at: str) -> Any:
+    """Parse a share: a number, or a schedule of weights by batch."""
+    if isinstance(value, Mapping) and key == "weight":
+        return parse_schedule(value, f"{at}.{key}")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and value == 0 and key == "weight":
+        return ((0, 0.0),)  # a source to which set_weights gives a weight later
+    if not number or not 0 < value < math.inf:
+        hint = "use a positive number, or leave the dataset out"
+        raise MetadataError(f"{key!r} is {value!r:.80}", where=at, hint=hint)
+    return float(value)
+
+
+def _inherited(
+    given: Mapping[str, Any], subflavors: Mapping[str, Any], at: str, *, in_samples: bool = True
+) -> dict[str, Any]:
+    """Parse the settings that references inherit; ``subflavors`` yield to those of the node."""
+    old = given.get("subflavor")
+    own = {} if old is None else {"__subflavor__": old}
+    return {
+        "subflavors": {**subflavors, **own, **(given["subflavors"] or {})},
+        "subset": _subset(given["subset"], at, in_samples=in_samples),
+        "multiplier": given["shuffle_over_epochs_multiplier"],
+    }
+
+
+def _subset(value: Any, at: str, *, in_samples: bool) -> Subset:
+    subset = parse_subset(value, at)
+    if subset.in_samples and not in_samples:
+        raise MetadataError(
+            f"the subset {subset} has sample numbers, which only single datasets can have",
+            where=at,
+            hint="use percentages here",
         )
+    return subset
 
-    def member(self, nonmatch: str, name: str | None = None) -> JoinMemberRef:
-        check_keys(self.mapping(), _MEMBER_KEYS, self.at)
-        leaf = self.leaf()
-        if isinstance(leaf, MetadatasetRef):
-            raise self.fail("a metadataset cannot be joined")
-        found = self.value.get("nonmatch", nonmatch)
-        if found not in ("error", "skip", "none"):
-            raise self.fail(f"'nonmatch' is {found!r:.80}", "use error, skip or none")
-        return JoinMemberRef(leaf, found, name)
 
-    def joiner(self) -> JoinerRef:
-        value = self.mapping()
-        check_keys(value, ("__module__", "__class__", "__function__"), self.at)
-        kind: Literal["class", "function"] = "class" if "__class__" in value else "function"
-        if len(value) != 2:
-            raise self.fail("a joiner needs __module__, and __class__ or __function__")
-        return JoinerRef(self.text("__module__"), self.text(f"__{kind}__"), kind, self.at)
+def _joiner(value: Any, at: str) -> JoinerRef:
+    kind: Literal["class", "function"] = "class" if "__class__" in check_mapping(value, at) else "function"
+    given = read_keys(value, _JOINER, at)
+    module, name = given["__module__"], given[f"__{kind}__"]
+    if len(value) != 2 or module is None or name is None:
+        raise MetadataError("a joiner needs __module__, and __class__ or __function__", where=at)
+    return JoinerRef(module, name, kind, at)

@@ -7,10 +7,9 @@ user's, not the dataset's.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -21,13 +20,6 @@ from energon_stream.trust import TRUST_VARIABLE, is_trusted
 def is_own_module(module: str) -> bool:
     """Return True if a module name of a metadata file means this library."""
     return module.split(".")[0] == "energon_stream" or module.split(".")[:2] == ["megatron", "energon"]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown name: the most similar known one, or all of them."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(names)}"
 
 
 def read_class(document: Any, where: str) -> tuple[str, str]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_stream.config.fields import parse_field_map
-from energon_stream.config.named_code import import_class, is_own_module, nearest, read_class
+from energon_stream.config.named_code import import_class, is_own_module, read_class
 from energon_stream.errors import MetadataError
+from energon_stream.printable import nearest
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, Sample, types
 
 SampleType = type[Sample] | type[CrudeSample] | str | Mapping[str, Any]

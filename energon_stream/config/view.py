@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from energon_stream.cache.kept_files import KeptFiles, kept_name
+from energon_stream.config.document_keys import ANY, Key, read_keys
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.index.database import index_database
 from energon_stream.index.dataset import WebDatasetIndex
@@ -33,7 +34,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-VIEW_KEYS = ("where", "exclude", "share", "weight_by")
+_COLUMN = Key(lambda value: isinstance(value, str) and value, "name a column")
+VIEW_KEYS = {
+    "where": ANY,
+    "exclude": _COLUMN,
+    "share": Key(
+        lambda value: type(value) in (int, float) and 0 < value <= 1, "use a number above 0, up to 1"
+    ),
+    "weight_by": _COLUMN,
+}
 _LEAST_KEPT = 1 << 20
 """Samples from which a selection is kept on the node. Fewer are selected in milliseconds."""
 _ROWS = 1 << 18
@@ -82,23 +91,17 @@ def parse_view(value: Mapping[str, Any], where: str, spec_of: Callable[[str], St
     Raises:
         ConfigError: A key has a value that it cannot have.
     """
-    given = {key: value[key] for key in VIEW_KEYS if value.get(key) is not None}
-    if not given:
+    given = read_keys({key: value.get(key) for key in VIEW_KEYS}, VIEW_KEYS, where, error=ConfigError)
+    if all(part is None for part in given.values()):
         return None
     try:
-        condition = parse_filter(given["where"]) if "where" in given else None
+        condition = None if given["where"] is None else parse_filter(given["where"])
     except ConfigError as error:
         raise ConfigError(error.what, where=where, hint=error.hint) from None
-    for key in ("exclude", "weight_by"):
-        if key in given and (not isinstance(given[key], str) or not given[key]):
-            raise ConfigError(f"{key!r} is {given[key]!r:.80}", where=where, hint="name a column")
-    exclude, share = given.get("exclude"), given.get("share")
-    number = isinstance(share, (int, float)) and not isinstance(share, bool)
-    if share is not None and not (number and 0 < share <= 1):
-        raise ConfigError(f"'share' is {share!r:.80}", where=where, hint="use a number above 0, up to 1")
+    exclude, share = given["exclude"], given["share"]
     if exclude is not None and exclude.endswith(".txt"):
         exclude = spec_of(exclude)
-    return View(condition, exclude, None if share is None else float(share), given.get("weight_by"))
+    return View(condition, exclude, None if share is None else float(share), given["weight_by"])
 
 
 def with_view(index: DatasetIndex, view: View, limits: Limits) -> DatasetIndex:

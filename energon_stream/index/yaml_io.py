@@ -8,7 +8,6 @@ here. So are duplicate keys, except by Megatron-Energon's conventions: there the
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 import warnings
@@ -20,6 +19,7 @@ import yaml
 from energon_stream.conventions import conventions
 from energon_stream.errors import LimitError, MetadataError
 from energon_stream.limits import Limits
+from energon_stream.printable import nearest
 
 if TYPE_CHECKING:
     from energon_stream.storage import Body, Store
@@ -197,6 +197,4 @@ def check_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -
     """
     for key in mapping:
         if key not in known:
-            near = difflib.get_close_matches(key[:80], known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"valid keys are {', '.join(sorted(known))}"
-            raise MetadataError(f"unknown key {key!r:.80}", where=where, hint=hint)
+            raise MetadataError(f"unknown key {key!r:.80}", where=where, hint=nearest(key, known))

@@ -148,8 +148,8 @@ BLEND = "m.yaml: splits.train.blend"
         ({"path": "a", "blend": []}, ["path and blend"]),
         ({}, ["one of the keys", "has none"]),
         (None, ["a mapping is needed here, not None"]),
-        ({"path": 3}, ["'path' must be a string"]),
-        ({"path": "a", "subflavors": ["x"]}, ["splits.train.subflavors"]),
+        ({"path": 3}, ["'path' is 3 [m.yaml: splits.train]", "string"]),
+        ({"path": "a", "subflavors": ["x"]}, ["'subflavors' is ['x'] [m.yaml: splits.train]", "names"]),
         ({"path": "a", "shuffle_over_epochs_multiplier": 0}, ["shuffle_over_epochs_multiplier", "is 0"]),
         ({"path": "a", "subset": {"range": ["50%", "50%"]}}, ["is not a subset", "splits.train"]),
         ({"path": "a", "subset": {"range": ["10%", 20]}}, ["is not a subset"]),
@@ -165,7 +165,7 @@ BLEND = "m.yaml: splits.train.blend"
         ),
         (
             {"join": [{"path": "a"}, {"path": "b", "nonmatch": "drop"}], "joiner": {}},
-            ["'nonmatch' is 'drop'", "join[1]", "error, skip or none"],
+            ["'nonmatch' is 'drop'", "join[1]", "one of error, skip, none"],
         ),
     ],
 )
