@@ -7,7 +7,7 @@ serves as ``s3://data`` as well:
 shards
 * ``texts/``: 64 ``TextSample``
 * ``crude/``: 64 samples of ``jpg`` and ``json`` without a type, for cookers
-* ``tars/``: 4 WebDataset tars of ``jpg`` and ``txt`` that nobody prepared
+* ``tars/``: 4 WebDataset tars of ``jpg`` and ``txt``, not prepared
 * ``clip.mp4``: 50 frames of 64 x 48 pixels and 2 seconds of sound
 * ``lines.jsonl``: 32 JSON lines, prepared
 * ``mix.yaml``: ``captions`` and ``texts``, blended 3 to 1; ``val`` has ``captions``

@@ -158,7 +158,7 @@ class Bench:
     def rounds_of(
         self, specs: dict[str, dict[str, Any]], most: int | None = None, once: Set[str] = peers.SLOW
     ) -> dict[str, list[Run]]:
-        """Run every candidate in every round, beginning with another one each time.
+        """Run every candidate in every round, beginning with a different candidate each time.
 
         Args:
             specs: By name in the report.

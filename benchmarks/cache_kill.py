@@ -5,7 +5,7 @@ allowed.
 
 Workers read random ranges of objects whose bytes are known, through a cache that is much smaller than the
 objects, so that they write, evict and wait for each other all the time; some also prewarm, verify and clear.
-One of them is killed (SIGKILL) every few milliseconds and another one started. At every kill all are stopped
+One of them is killed (SIGKILL) every few milliseconds and a new one started. At every kill all are stopped
 (SIGSTOP) for a moment, so that what is on disk can be measured at one time. Exits with 1 if anything is
 wrong.
 """

@@ -103,7 +103,7 @@ def balance():
 
 
 def start(windows=(1, 3, 20)):
-    """Seconds until a process has planned so many windows, as readers did and do before the first batches."""
+    """Seconds until a process has planned its first windows, as readers do before the first batches."""
     lengths = mixed_lengths()
     print("\n| windows planned | s |\n|--:|--:|")
     for count in windows:

@@ -29,7 +29,7 @@ from energon_stream import (
 SAMPLES, CAPACITY, STREAMS, BATCHES, COMPARED = 600, 100, 8, 480, 6
 RANKS = (1, 2, 4, 8)
 EVERY = 20
-"""One of so many resumes has two workers."""
+"""One resume of this number has two workers."""
 
 
 class Packs(DefaultTaskEncoder):

@@ -55,7 +55,7 @@ class Sampler:
 
 
 def _where(frame: FrameType | None) -> str:
-    """The innermost function, after the innermost of ours that called it where that is another one."""
+    """The innermost function, preceded by the innermost function of this library if that differs."""
     names = []
     while frame is not None:
         code = frame.f_code

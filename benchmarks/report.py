@@ -132,7 +132,7 @@ def line(measure: Measure) -> str:
 
 
 def _place(measure: Measure) -> tuple[bool, int, str]:
-    """Goals by their number, then what has none."""
+    """Goals by their number, then rows without a goal."""
     number = measure.row[1:]
     goal = measure.row[0] == "P" and number.isdigit()
     return not goal, int(number) if goal else 0, measure.row

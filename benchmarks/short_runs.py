@@ -115,7 +115,7 @@ def child(case):
 
 
 def living(mark):
-    """Processes whose environment holds a mark that nobody else has."""
+    """Processes whose environment holds a mark of this run."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@
 
 The dataset's shards of 10^4 samples are links to one tar, so they cost no disk; the metadata is what
 `prepare` would write. Each measurement is a process of its own, against the counting stand-in at 50 ms in
-another one. Seconds begin when everything is imported, and memory is what comes on top of that.
+a second process. Seconds begin when everything is imported, and memory is what comes on top of that.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def linked_dataset(folder, shards, *, listed):
 
 
 def memory(pid):
-    """MB of a process: resident, and those that it shares with no other."""
+    """MB of a process: resident, and private to it."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     sizes = {line.split()[0]: int(line.split()[1]) / 1024 for line in lines}
     return sizes["Rss:"], sizes["Private_Clean:"] + sizes["Private_Dirty:"]

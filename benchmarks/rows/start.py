@@ -6,7 +6,7 @@ from bench import Bench, Measure, values
 
 from rows.figures import REMOTE_PEERS, WHERE, before, first
 
-SOON = {0: 0.18, 1: 0.25}  # seconds to the first batch with so many workers
+SOON = {0: 0.18, 1: 0.25}  # seconds to the first batch by number of workers
 LOADERS = ("ours", *REMOTE_PEERS, "energon")
 FORKED = (
     "ours",

@@ -11,7 +11,7 @@ from rows.figures import CUTS, RAW, REMOTE_PEERS, WHERE, cold, later_requests, s
 SOME = 3  # rounds of what is beside the goals
 GOAL = {"H50": 7000, "H200": 5000}
 LATER = {"H50": 6000, "H200": 5000}
-SHARE = {0: 0.75, 1: 0.65}  # of the raw loop, from cold, with so many workers
+SHARE = {0: 0.75, 1: 0.65}  # of the raw loop, from cold, by number of workers
 SHARE_LATER = 0.8
 SHARE_LONG = 0.8
 EPOCHS = {"H50": 8, "H200": 5}

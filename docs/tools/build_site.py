@@ -182,7 +182,7 @@ def broken_links(folder: Path) -> list[str]:
     pages = {path: _Page(path.read_text()) for path in sorted(folder.rglob("*.html"))}
     broken = []
     for path, page in pages.items():
-        if path.name == "404.html":  # its links are those of a server's root
+        if path.name == "404.html":  # its links start at the server's root
             continue
         for link in sorted(page.links):
             parts = urlsplit(link)

@@ -13,7 +13,7 @@ MAX_GAP, MAX_REQUEST = 32 << 10, 6 << 20
 
 
 def fetched(size, chosen, waste):
-    """Return the requests for some samples, whose payload is so many bytes."""
+    """Return the requests for some samples with a payload of ``size`` bytes."""
     numbers, each = np.flatnonzero(chosen), 512 + -(-size // 512) * 512
     starts, all_of_them = numbers * each, np.ones(len(numbers), dtype=bool)
     limits = {"max_gap": MAX_GAP, "max_bytes": MAX_REQUEST, "sparse": all_of_them, "max_waste": waste}

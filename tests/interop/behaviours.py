@@ -138,7 +138,7 @@ def a_joiner_function_of_the_program():
     return join("function.yaml", {"__function__": "make_pair"})
 
 
-@case("parts that nobody reads")
+@case("parts that no hook reads")
 def a_pickle_that_nobody_reads():
     @stateless
     def cook(crude):
