@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon_stream.cache.config import parse_size
-from energon_stream.cli.dataset_yaml_wizard import CRUDE, dataset_yaml, find_sample_type, mapped_dataset_yaml
+from energon_stream.cli.dataset_yaml_wizard import chosen_dataset_yaml
 from energon_stream.cli.options import (
     engine_options,
     find_engine,
     json_option,
-    part_option,
-    progress_option,
+    new_dataset_options,
     show_size,
     source_storage_option,
-    storage_option,
 )
 from energon_stream.cli.terminal import echo, emit
-from energon_stream.cli.wizard import parse_ratio
 from energon_stream.errors import ConfigError
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.progress import Progress
@@ -33,6 +30,7 @@ if TYPE_CHECKING:
     from energon_stream.write.convert import ConvertReport
     from energon_stream.write.convert_plan import ConvertPlan
 
+_OF_WRITING = ("check", "split_ratio", "split_patterns", "storage_options")
 _SHOWN = 60  # characters of a text in a preview
 
 
@@ -75,17 +73,14 @@ _SHOWN = 60  # characters of a text in a preview
     help="Whether the folders of a plain folder are classes. [default: if each sample is one file in one folder]",
 )
 @click.option("--trust", is_flag=True, help="Load pickles of the source, which can run any code.")
-@click.option("--max-size", default="1GB", show_default=True, help="Largest size of a tar.")
-@click.option("--max-count", type=click.IntRange(min=1), help="Largest number of samples in a tar.")
-@click.option("--split-ratio", metavar="TRAIN,VAL,TEST", help="Shares of the tars, for example 8,1,1.")
 @click.option(
-    "--split-parts",
-    multiple=True,
-    metavar="NAME:PATTERN",
-    help="Tars of a split part, by regular expression, glob or braces, instead of a ratio. Repeatable.",
+    "--max-size",
+    default="1GB",
+    show_default=True,
+    callback=lambda ctx, option, value: parse_size(value, "--max-size"),
+    help="Largest size of a tar.",
 )
-@click.option("--sample-type", help="Type of the samples. [default: one that fits, else CrudeWebdataset]")
-@click.option("--field-map", metavar="JSON", help="""Part for each field, such as '{"image": "jpg"}'.""")
+@click.option("--max-count", type=click.IntRange(min=1), help="Largest number of samples in a tar.")
 @click.option("--check/--no-check", default=True, show_default=True, help="Read the tars back, and compare.")
 @click.option(
     "--dry-run", is_flag=True, help="Show the first samples as they would be written; write nothing."
@@ -97,31 +92,21 @@ _SHOWN = 60  # characters of a text in a preview
     help="Processes of this machine; 0 for none but this. [default: one a CPU]",
 )
 @engine_options
-@part_option
-@click.option(
-    "--tmp-path", metavar="DIRECTORY", help="Local directory for temporary files. [default: the system's]"
-)
-@storage_option
 @source_storage_option
-@progress_option
+@new_dataset_options
 def convert(
     source: str,
     destination: str,
     columns: tuple[str, ...],
-    max_size: str,
-    split_ratio: str | None,
-    split_parts: tuple[str, ...],
     sample_type: str | None,
     field_map: str | None,
-    check: bool,
+    source_storage_options: dict[str, Any] | None,
     dry_run: bool,
     as_json: bool,
     num_workers: int | None,
     engine: str,
     ray_address: str | None,
     part: Part | None,
-    storage_options: dict[str, Any] | None,
-    source_storage_options: dict[str, Any] | None,
     progress: bool | None,
     classes: bool | None,
     **options: Any,
@@ -135,35 +120,23 @@ def convert(
     A conversion that was stopped goes on when the command is run again. With --part, several commands share
     the work; run it once more without that option when all are done.
     """
-    reading = {
-        **options,
-        "columns": dict(_pair(item) for item in columns),
-        "max_size": parse_size(max_size, "--max-size"),
-        **({} if classes is None else {"classes": classes}),
-    }
+    options["columns"] = dict(_pair(item) for item in columns)
+    if classes is not None:
+        options["classes"] = classes
+    writing = {name: options.pop(name) for name in _OF_WRITING}
     if dry_run or sample_type:
-        plan = plan_conversion_of(source, storage_options=source_storage_options, **reading)
+        plan = plan_conversion_of(source, storage_options=source_storage_options, **options)
         document = _document(plan, sample_type, field_map)
         if dry_run:
             emit(as_json, _plan(plan, document), lambda: _show_plan(plan, document))
             return
-        reading["dataset_yaml"] = document
+        writing["dataset_yaml"] = document
     elif field_map is not None:
         raise ConfigError("--field-map needs --sample-type", hint="Give both, or neither.")
+    used = find_engine(engine, ray_address, num_workers)
+    options |= {"source_storage_options": source_storage_options, "engine": used, "share": part}
     with Progress(unit="part", enabled=progress) as shown:
-        report = convert_dataset(
-            source,
-            destination,
-            split_ratio=parse_ratio(split_ratio) if split_ratio else None,
-            split_patterns=split_parts or None,
-            check=check,
-            storage_options=storage_options,
-            source_storage_options=source_storage_options,
-            engine=find_engine(engine, ray_address, num_workers),
-            share=part,
-            progress=shown.reach,
-            **reading,
-        )
+        report = convert_dataset(source, destination, progress=shown.reach, **writing, **options)
     if report is None:
         done = f"Part {part} is complete. Run the command without --part when all parts are."
         emit(as_json, {"part": part}, lambda: echo(done))
@@ -183,14 +156,12 @@ def _document(plan: ConvertPlan, sample_type: str | None, field_map: str | None)
     parts = sorted({name for sample in plan.preview for name in sample if not name.startswith("__")})
     if sample_type is None:
         return dict(guess_dataset_yaml({tuple(sorted(_parts_of(sample))) for sample in plan.preview}))
-    name = find_sample_type(sample_type)
-    if name == CRUDE:
-        return dataset_yaml(CRUDE, None)
-    if field_map is None:
+    document = chosen_dataset_yaml(sample_type, field_map, parts)
+    if "sample_loader" in document:
         raise ConfigError(
             "--field-map is missing", hint=f"--sample-type needs it. The parts are {', '.join(parts)}."
         )
-    return mapped_dataset_yaml(name, field_map, parts)
+    return document
 
 
 def _parts_of(sample: dict[str, Any]) -> list[str]:

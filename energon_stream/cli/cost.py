@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from energon_stream.cli.options import (
-    engine_options,
-    find_engine,
     json_option,
+    parallel_engine_options,
     path_argument,
     progress_option,
     storage_option,
@@ -36,51 +35,18 @@ from energon_stream.tools.curation.compute_costs import compute_costs
 @click.option(
     "--column", help="Column of the file, by default NAME; without --table, of the tables beside the index."
 )
-@click.option(
-    "--parallel",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Number of processes that read shards.",
-)
 @click.option("--force", is_flag=True, help="Read all shards again, also those that have costs.")
 @storage_option
 @progress_option
 @json_option
-@engine_options
-def cost(
-    path: str,
-    name: str,
-    function: str | None,
-    media: str | None,
-    table: str | None,
-    column: str | None,
-    parallel: int,
-    force: bool,
-    storage_options: dict[str, Any] | None,
-    progress: bool | None,
-    as_json: bool,
-    engine: str,
-    ray_address: str | None,
-) -> None:
+@parallel_engine_options
+def cost(path: str, name: str, progress: bool | None, as_json: bool, **options: Any) -> None:
     """Write the cost of each sample, such as its tokens, beside the index.
 
     PATH is a prepared dataset. Shards that have costs already, and have not changed, are not read again.
     """
-    chosen = find_engine(engine, ray_address, parallel if parallel > 1 else 0)
     with Progress(unit="tar", enabled=progress) as shown:
-        report = compute_costs(
-            path,
-            name,
-            function,
-            media=media,
-            table=table,
-            column=column,
-            engine=chosen,
-            force=force,
-            storage_options=storage_options,
-            on_done=shown.reach,
-        )
+        report = compute_costs(path, name, on_done=shown.reach, **options)
     emit(
         as_json,
         asdict(report),

@@ -61,7 +61,7 @@ def find_sample_type(name: str) -> str:
 
 
 def sample_fields(sample_type: str) -> list[Field]:
-    """Return the fields of a sample type, without those that all samples have."""
+    """Return the fields of a sample type, except the fields that all samples have."""
     kind = _TYPES[sample_type]
     hints = typing.get_type_hints(kind)
     missing = dataclasses.MISSING
@@ -84,20 +84,24 @@ def check_parts(field_map: Mapping[str, Any], parts: Collection[str], where: str
             )
 
 
-def check_field_map(sample_type: str, field_map: Any, parts: Collection[str], where: str) -> None:
-    """Check a whole field map: :func:`check_parts`, and that no field is unknown or missing."""
-    check_parts(field_map, parts, where)
-    check_fields(_TYPES[sample_type], field_map, where)
+def chosen_dataset_yaml(sample_type: str, field_map: str | None, parts: Collection[str]) -> dict[str, Any]:
+    """Return the content of ``dataset.yaml`` for the values of ``--sample-type`` and ``--field-map``.
 
-
-def mapped_dataset_yaml(sample_type: str, field_map: str, parts: Collection[str]) -> dict[str, Any]:
-    """Return the content of ``dataset.yaml`` for the value of ``--field-map``, which is checked."""
+    Raises ConfigError if the field map is not JSON, has unknown fields or lacks some, or names parts that the
+    tars do not have.
+    """
+    name = find_sample_type(sample_type)
+    if field_map is None:
+        return dataset_yaml(name, None)
+    if name == CRUDE:
+        raise ConfigError("a crude dataset has no fields", hint="Leave out --field-map.")
     try:
         mapping = json.loads(field_map)
     except ValueError as error:
         raise ConfigError(f"--field-map is not valid JSON: {error}") from error
-    check_field_map(sample_type, mapping, parts, "--field-map")
-    return dataset_yaml(sample_type, mapping)
+    check_parts(mapping, parts, "--field-map")
+    check_fields(_TYPES[name], mapping, "--field-map")
+    return dataset_yaml(name, mapping)
 
 
 def dataset_yaml(sample_type: str, field_map: Mapping[str, str] | None) -> dict[str, Any]:

@@ -51,7 +51,7 @@ _ALL = _OF_ENERGON | {
     "simulate": "Predict the speed of training from a store.",
 }
 
-_MODULES = dict.fromkeys(("diff", "merge", "sample", "split"), "shaping")
+_MODULES = dict.fromkeys(("diff", "merge", "sample", "split"), "curation")
 """Modules of commands that have none of their own."""
 
 _FLAGS = {

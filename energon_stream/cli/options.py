@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +23,32 @@ from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
     from energon_stream.engine.tasks import TaskEngine
+
+Command = Callable[..., Any]
+
+
+def option_group(*options: Callable[[Command], Command], **values: Callable[..., Any]) -> Command:
+    """Return a decorator that adds options to a command.
+
+    Where ``values`` has a function by a name, the command gets what the function returns, under that name,
+    instead of the options that the function takes.
+    """
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(**given: Any) -> Any:
+            for name, find in values.items():
+                taken = {option: given.pop(option) for option in signature(find).parameters}
+                given[name] = find(**taken)
+            return command(**given)
+
+        decorated: Command = run
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
 
 path_argument = click.argument(
     "path", shell_complete=lambda ctx, option, value: [CompletionItem(value, type="file")]
@@ -42,22 +70,23 @@ def _parse(ctx: click.Context, option: click.Parameter, values: tuple[str, ...])
     return options or None
 
 
-source_storage_option = click.option(
-    "--source-storage-option",
-    "source_storage_options",
-    multiple=True,
-    callback=_parse,
-    metavar="KEY=VALUE",
-    help="The same for the file system of the source. Repeatable.",
-)
+def _storage_option(name: str, text: str) -> Callable[[Command], Command]:
+    return click.option(
+        f"--{name}",
+        f"{name.replace('-', '_')}s",
+        multiple=True,
+        callback=_parse,
+        metavar="KEY=VALUE",
+        help=text,
+    )
 
-storage_option = click.option(
-    "--storage-option",
-    "storage_options",
-    multiple=True,
-    callback=_parse,
-    metavar="KEY=VALUE",
-    help="Option of the file system, such as endpoint_url=http://…; JSON values are parsed. Repeatable.",
+
+storage_option = _storage_option(
+    "storage-option",
+    "Option of the file system, such as endpoint_url=http://…; JSON values are parsed. Repeatable.",
+)
+source_storage_option = _storage_option(
+    "source-storage-option", "The same for the file system of the source. Repeatable."
 )
 
 split_config_option = click.option(
@@ -98,7 +127,14 @@ progress_option = click.option(
     help="Show progress: a bar on a terminal, a line a minute elsewhere. [default: not in a pipe]",
 )
 
-_ENGINE = (
+part_option = click.option(
+    "--part",
+    metavar="NUMBER/PARTS",
+    callback=lambda ctx, option, value: None if value is None else Part.parse(value),
+    help="Work on a share of the shards only, such as 0/8, for array jobs.",
+)
+
+engine_options = option_group(
     click.option(
         "--engine",
         type=click.Choice(["local", "ray"]),
@@ -112,24 +148,11 @@ _ENGINE = (
         help="Existing Ray cluster, such as 10.0.0.1:6379 or auto. [default: of RAY_ADDRESS, else a new one]",
     ),
 )
-
-part_option = click.option(
-    "--part",
-    metavar="NUMBER/PARTS",
-    callback=lambda ctx, option, value: None if value is None else Part.parse(value),
-    help="Work on a share of the shards only, such as 0/8, for array jobs.",
-)
-
-
-def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose an engine; give their values to :func:`find_engine`."""
-    for option in reversed(_ENGINE):
-        command = option(command)
-    return command
+"""The options that choose an engine. Give their values to :func:`find_engine`."""
 
 
 def find_engine(engine: str, ray_address: str | None, processes: int | None) -> TaskEngine:
-    """Return the engine of the options; ``processes`` are those of a local one.
+    """Return the engine of the options; ``processes`` is the number of processes of a local engine.
 
     Raises ConfigError if the options contradict each other.
     """
@@ -145,6 +168,69 @@ def find_chosen_engine(engine: str, ray_address: str | None, processes: int | No
     used = find_engine(engine, ray_address, processes)
     return None if processes is None and engine == "local" else used
 
+
+def _parallel_engine(engine: str, ray_address: str | None, parallel: int) -> TaskEngine:
+    return find_engine(engine, ray_address, parallel if parallel > 1 else 0)
+
+
+parallel_engine_options = option_group(
+    click.option(
+        "--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Number of processes."
+    ),
+    engine_options,
+    engine=_parallel_engine,
+)
+"""``--parallel`` and the options of an engine. The command gets the engine, as ``engine``."""
+
+
+tmp_path_option = click.option(
+    "--tmp-path",
+    metavar="DIRECTORY",
+    help="Local directory in which files are built before they are uploaded. [default: the system's]",
+)
+
+
+def parse_ratio(text: str) -> tuple[float, float, float]:
+    """Read ``8,1,1``. Raises ConfigError if it is not three numbers."""
+    try:
+        train, val, test = (float(share) for share in text.split(","))
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r} is not a split ratio", hint="Use three numbers, such as 8,1,1."
+        ) from error
+    return train, val, test
+
+
+new_dataset_options = option_group(
+    click.option(
+        "--split-ratio",
+        metavar="TRAIN,VAL,TEST",
+        callback=lambda ctx, option, value: parse_ratio(value) if value else None,
+        help="Shares of the tars, for example 8,1,1.",
+    ),
+    click.option(
+        "--split-parts",
+        "split_patterns",
+        multiple=True,
+        metavar="NAME:PATTERN",
+        callback=lambda ctx, option, value: value or None,
+        help="Tars of a split part, by regular expression, glob or braces, instead of a ratio. Repeatable.",
+    ),
+    click.option(
+        "--sample-type",
+        help="Type of the samples, such as CaptioningSample. [default: prepare asks, convert finds one that fits]",
+    ),
+    click.option(
+        "--field-map",
+        metavar="JSON",
+        help="""Part for each field, such as '{"image": "jpg", "caption": "json[text]"}'.""",
+    ),
+    part_option,
+    tmp_path_option,
+    storage_option,
+    progress_option,
+)
+"""The options of the commands that make a dataset of tars."""
 
 cache_option = click.option(
     "--cache-dir",
@@ -178,14 +264,7 @@ def show_size(size: int) -> str:
     return f"{number:.1f} TB"
 
 
-_JOB = (
-    click.option("--world-size", default=1, show_default=True, help="Data-parallel ranks of the job."),
-    click.option("--num-workers", default=4, show_default=True, help="Workers of a rank."),
-    click.option("--num-streams", default=0, help="Streams of the job. [default: ranks times workers]"),
-    click.option("--seed-offset", default=0, show_default=True, help="As in training."),
-)
-
-_ORDER = (
+order_options = option_group(
     click.option(
         "--split",
         "split_part",
@@ -213,21 +292,16 @@ _ORDER = (
     split_config_option,
     dataset_config_option,
 )
+"""The options that determine the order of samples."""
 
-
-def order_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that determine the order of samples."""
-    for option in reversed(_ORDER):
-        command = option(command)
-    return command
-
-
-def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that determine a training's plan. :func:`find_config` takes some of them."""
-    command = order_options(command)
-    for option in reversed(_JOB):
-        command = option(command)
-    return command
+training_options = option_group(
+    click.option("--world-size", default=1, show_default=True, help="Data-parallel ranks of the job."),
+    click.option("--num-workers", default=4, show_default=True, help="Workers of a rank."),
+    click.option("--num-streams", default=0, help="Streams of the job. [default: ranks times workers]"),
+    click.option("--seed-offset", default=0, show_default=True, help="As in training."),
+    order_options,
+)
+"""The options that determine a training's plan. :func:`find_config` takes some of them."""
 
 
 def find_config(rank: int, options: dict[str, Any]) -> WorkerConfig:

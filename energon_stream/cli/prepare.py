@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,8 @@ import click
 from click.core import ParameterSource
 
 from energon_stream.cli.dataset_yaml_wizard import (
-    CRUDE,
     SAMPLE_LOADER,
-    dataset_yaml,
-    find_sample_type,
-    mapped_dataset_yaml,
+    chosen_dataset_yaml,
     sample_fields,
 )
 from energon_stream.cli.options import (
@@ -23,13 +20,15 @@ from energon_stream.cli.options import (
     find_chosen_engine,
     find_engine,
     json_option,
-    part_option,
+    new_dataset_options,
+    option_group,
     path_argument,
     progress_option,
     storage_option,
+    tmp_path_option,
 )
 from energon_stream.cli.terminal import echo, emit
-from energon_stream.cli.wizard import Wizard, parse_ratio
+from energon_stream.cli.wizard import Wizard
 from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError, CorruptTarError
 from energon_stream.index.dataset import dataset_kind
@@ -46,58 +45,55 @@ from energon_stream.storage import ListEntry, Store, StoreSpec
 from energon_stream.tar.scan import peek_parts
 
 if TYPE_CHECKING:
-    from energon_stream.engine.shares import Part
     from energon_stream.engine.tasks import TaskEngine
     from energon_stream.index.join_index import JoinReport
     from energon_stream.prepare.preparation import PrepareReport
 
 _SHOWN = 2
 
-_tmp_path_option = click.option(
-    "--tmp-path",
-    metavar="DIRECTORY",
-    help="Local directory in which files are built before they are uploaded. [default: the system's]",
-)
-
-
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document; ask nothing.")
 
 
-def _media_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the three options that select media files; :func:`_media_filter` reads them."""
-    for option in (
-        click.option(
-            "--media-metadata-by-glob",
-            metavar="PATTERN,…",
-            help="Index the size of images with matching names: samplekey.part, or paths in a plain folder.",
-        ),
-        click.option(
-            "--media-metadata-by-header",
-            is_flag=True,
-            help="Index the size of all files that begin like an image.",
-        ),
-        click.option(
-            "--media-metadata-by-extension",
-            is_flag=True,
-            help="Index the size of all files with an image's extension.",
-        ),
-    ):
-        command = option(command)
-    return command
+def _media_filter(
+    media_metadata_by_glob: str | None, media_metadata_by_header: bool, media_metadata_by_extension: bool
+) -> MediaFilter | None:
+    if (media_metadata_by_glob is not None) + media_metadata_by_header + media_metadata_by_extension > 1:
+        raise ConfigError("several --media-metadata-by-… options are given", hint="Give one of them.")
+    if media_metadata_by_glob is not None:
+        return MediaFilter("GLOB", tuple(media_metadata_by_glob.split(",")))
+    if media_metadata_by_header:
+        return MediaFilter("HEADER")
+    return MediaFilter("EXTENSION") if media_metadata_by_extension else None
+
+
+_media_options = option_group(
+    click.option(
+        "--media-metadata-by-extension",
+        is_flag=True,
+        help="Index the size of all files with an image's extension.",
+    ),
+    click.option(
+        "--media-metadata-by-header",
+        is_flag=True,
+        help="Index the size of all files that begin like an image.",
+    ),
+    click.option(
+        "--media-metadata-by-glob",
+        metavar="PATTERN,…",
+        help="Index the size of images with matching names: samplekey.part, or paths in a plain folder.",
+    ),
+    media_filter=_media_filter,
+)
+"""The options that select media files. The command gets ``media_filter``, None without any of them."""
 
 
 @click.command()
 @path_argument
-@storage_option
-@progress_option
-@click.option(
-    "--split-parts",
-    multiple=True,
-    metavar="NAME:PATTERN",
-    help="Shards of a split part, by regular expression, glob or braces, instead of a ratio. Repeatable.",
-)
+@new_dataset_options
 @click.option("--exclude", metavar="REGEX", help="Leave out tars with a match anywhere in their path.")
-@click.option("--num-workers", default=16, show_default=True, help="Number of tars that are read at once.")
+@click.option(
+    "--num-workers", "workers", default=16, show_default=True, help="Number of tars that are read at once."
+)
 @click.option("--tar-index-only", is_flag=True, help="Write the .tar.idx files only.")
 @click.option("--shuffle-tars", is_flag=True, help="Shuffle the tars before they are split.")
 @_media_options
@@ -112,8 +108,9 @@ def _media_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Also read all bytes, and write a checksum for each sample.",
 )
 @click.option("--non-interactive", is_flag=True, help="Ask nothing; a missing option is an error.")
-@click.option("--split-ratio", metavar="TRAIN,VAL,TEST", help="Shares of the shards, for example 8,1,1.")
-@click.option("--force-overwrite", is_flag=True, help="Replace an existing preparation without asking.")
+@click.option(
+    "--force-overwrite", "force", is_flag=True, help="Replace an existing preparation without asking."
+)
 @click.option(
     "--append",
     is_flag=True,
@@ -123,7 +120,6 @@ def _media_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--skip-bad", is_flag=True, help="Leave out tars that cannot be used, and name them in the metadata."
 )
 @engine_options
-@part_option
 @click.option(
     "--max-gap",
     type=int,
@@ -139,98 +135,52 @@ def _media_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="NAME",
     help="Name of the file in .nv-meta that says what samples are.",
 )
-@click.option("--sample-type", help="Type of the samples, such as CaptioningSample or CrudeWebdataset.")
-@click.option(
-    "--field-map",
-    metavar="JSON",
-    help="""Part for each field, such as '{"image": "jpg", "caption": "json[text]"}'.""",
-)
-@_tmp_path_option
 @_json_option
 def prepare(
     path: str,
-    storage_options: dict[str, Any] | None,
     progress: bool | None,
-    split_parts: tuple[str, ...],
-    exclude: str | None,
-    num_workers: int,
-    tar_index_only: bool,
-    shuffle_tars: bool,
-    fix_duplicates: bool,
-    checksums: bool,
     non_interactive: bool,
-    split_ratio: str | None,
-    force_overwrite: bool,
-    append: bool,
-    skip_bad: bool,
     engine: str,
     ray_address: str | None,
-    part: Part | None,
-    max_gap: int | None,
     skip_dataset_yaml: bool,
-    dataset_config: str,
     sample_type: str | None,
     field_map: str | None,
-    tmp_path: str | None,
     as_json: bool,
-    **media_metadata: Any,
+    **options: Any,
 ) -> None:
     """Index a folder of tars, a .jsonl file, or the joins of a metadataset.
 
     PATH is local, s3://… or any other fsspec URL. The command asks for missing options. All options but
     --storage-option are for folders.
     """
-    kind = dataset_kind(path)
+    kind, storage_options = dataset_kind(path), options["storage_options"]
     if kind == "tars":
         raise ConfigError("single tars cannot be prepared", where=path, hint="Name the folder of the tars.")
-    media = _media_filter(**media_metadata)
     if kind != "webdataset":
-        if media is not None:
+        if options["media_filter"] is not None:
             hint = "Leave out the --media-metadata-by-… options."
             raise ConfigError("media metadata needs a folder", where=path, hint=hint)
         (_prepare_jsonl if kind == "jsonl" else _prepare_joins)(path, storage_options, as_json)
         return
-    if split_parts and split_ratio:
+    if options["split_patterns"] and options["split_ratio"]:
         raise ConfigError("both --split-parts and --split-ratio are given", hint="Give one of them.")
     store = StoreSpec(path, storage_options).open()
-    entries = find_shards(store, exclude=exclude)
+    entries = find_shards(store, exclude=options["exclude"])
     echo(f"Found {len(entries)} tar files, from {entries[0].path} to {entries[-1].path}.", err=as_json)
     wizard = None if non_interactive or as_json else Wizard()
-    if append and force_overwrite:
+    append, part, tar_index_only = options["append"], options["part"], options["tar_index_only"]
+    if append and options["force"]:
         raise ConfigError("both --append and --force-overwrite are given", hint="Give one of them.")
-    force = force_overwrite or (not (append or tar_index_only) and _may_overwrite(store, wizard))
-    ratio = parse_ratio(split_ratio) if split_ratio else None
+    options["force"] |= not (append or tar_index_only) and _may_overwrite(store, wizard)
     document: dict[str, Any] | None = None
     if not tar_index_only:
-        if ratio is None and not split_parts:
-            ratio = _required(wizard, "--split-ratio or --split-parts").ratio()
+        if options["split_ratio"] is None and options["split_patterns"] is None:
+            options["split_ratio"] = _required(wizard, "--split-ratio or --split-parts").ratio()
         if not skip_dataset_yaml and (not append or sample_type is not None):
-            parts = _shown_parts(store, entries)
-            document = _document(wizard, sample_type, field_map, parts)
+            document = _document(wizard, sample_type, field_map, _shown_parts(store, entries))
+    used = _find_engine(engine, ray_address, options["workers"])
     with Progress(len(entries), unit="tar", enabled=progress) as shown:
-        report = prepare_dataset(
-            path,
-            split_ratio=ratio,
-            split_patterns=split_parts or None,
-            exclude=exclude,
-            dataset_yaml=document,
-            dataset_config=dataset_config,
-            shuffle_tars=shuffle_tars,
-            tar_index_only=tar_index_only,
-            fix_duplicates=fix_duplicates,
-            checksums=checksums,
-            media_filter=media,
-            tmp_path=tmp_path,
-            workers=num_workers,
-            storage_options=storage_options,
-            progress=shown.reach,
-            force=force,
-            append=append,
-            skip_bad=skip_bad,
-            engine=_find_engine(engine, ray_address, num_workers),
-            part=part,
-            max_gap=max_gap,
-        )
+        report = prepare_dataset(path, dataset_yaml=document, engine=used, progress=shown.reach, **options)
     if part is not None:
         done = f"Scanned {report.num_samples} samples in part {part}. Run without --part to publish."
         emit(as_json, {"part": part, "samples": report.num_samples}, lambda: click.echo(done))
@@ -245,10 +195,14 @@ def prepare(
 @storage_option
 @progress_option
 @click.option(
-    "--num-workers", default=16, show_default=True, help="Number of batches of files that are read at once."
+    "--num-workers",
+    "workers",
+    default=16,
+    show_default=True,
+    help="Number of batches of files that are read at once.",
 )
 @_media_options
-@_tmp_path_option
+@tmp_path_option
 @click.option(
     "--parallel", type=click.IntRange(min=1), help="Read files in so many processes, not in threads."
 )
@@ -256,48 +210,24 @@ def prepare(
 @json_option
 def prepare_media(
     path: str,
-    storage_options: dict[str, Any] | None,
     progress: bool | None,
-    num_workers: int,
-    tmp_path: str | None,
     parallel: int | None,
     engine: str,
     ray_address: str | None,
     as_json: bool,
-    **media: Any,
+    **options: Any,
 ) -> None:
     """Index the size of images, and the length of video and audio, of a prepared dataset or a folder.
 
     PATH is local, s3://… or any other fsspec URL. Needs one of the --media-metadata-by-… options. Video
     and audio need the extra "av".
     """
-    chosen = _media_filter(**media)
-    if chosen is None:
+    if options["media_filter"] is None:
         raise ConfigError("no --media-metadata-by-… option is given", hint="Give one of them.")
     used = find_chosen_engine(engine, ray_address, parallel)
     with Progress(unit="file", enabled=progress) as shown:
-        report = add_media(
-            path,
-            chosen,
-            engine=used,
-            workers=num_workers,
-            tmp_path=tmp_path,
-            storage_options=storage_options,
-            progress=shown.advance,
-        )
+        report = add_media(path, engine=used, progress=shown.advance, **options)
     emit(as_json, asdict(report), lambda: _show_media(report), _show_done)
-
-
-def _media_filter(
-    media_metadata_by_glob: str | None, media_metadata_by_header: bool, media_metadata_by_extension: bool
-) -> MediaFilter | None:
-    if (media_metadata_by_glob is not None) + media_metadata_by_header + media_metadata_by_extension > 1:
-        raise ConfigError("several --media-metadata-by-… options are given", hint="give one of them")
-    if media_metadata_by_glob is not None:
-        return MediaFilter("GLOB", tuple(media_metadata_by_glob.split(",")))
-    if media_metadata_by_header:
-        return MediaFilter("HEADER")
-    return MediaFilter("EXTENSION") if media_metadata_by_extension else None
 
 
 def _show_done() -> None:
@@ -375,12 +305,7 @@ def _document(
 ) -> dict[str, Any] | None:
     if sample_type is None:
         return _required(wizard, "--sample-type or --skip-dataset-yaml").dataset_yaml(parts)
-    name = find_sample_type(sample_type)
-    if field_map is None:
-        return dataset_yaml(name, None)
-    if name == CRUDE:
-        raise ConfigError("a crude dataset has no fields", hint="Leave out --field-map.")
-    return mapped_dataset_yaml(name, field_map, parts)
+    return chosen_dataset_yaml(sample_type, field_map, parts)
 
 
 def _write_sample_loader(store: Store, document: dict[str, Any], report: PrepareReport) -> None:

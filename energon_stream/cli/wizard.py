@@ -21,22 +21,12 @@ from energon_stream.cli.dataset_yaml_wizard import (
     sample_fields,
     sample_types,
 )
+from energon_stream.cli.options import parse_ratio
 from energon_stream.cli.terminal import echo, echo_text
 from energon_stream.errors import ConfigError, EnergonStreamError
 from energon_stream.printable import printable_line
 
 _YES, _NO = frozenset({"", "y", "yes"}), frozenset({"n", "no"})
-
-
-def parse_ratio(text: str) -> tuple[float, float, float]:
-    """Read ``8,1,1``."""
-    try:
-        train, val, test = (float(share) for share in text.split(","))
-    except ValueError as error:
-        raise ConfigError(
-            f"{text!r} is not a split ratio", hint="Use three numbers, such as 8,1,1."
-        ) from error
-    return train, val, test
 
 
 @dataclass(slots=True)

@@ -87,11 +87,11 @@ def test_keys(key, row, expected):
     ("columns", "row", "message"),
     [
         ({"a": "jpg"}, {"a": "x.jpg"}, r"table, row 3: the column 'a' does not fit the part 'jpg'.*--file"),
-        ({"a": "txt"}, {"a": {"b": 1}}, "of type dict.*map it to json"),
+        ({"a": "txt"}, {"a": {"b": 1}}, "of type dict.*Map it to json"),
         ({"a": "json"}, {"a": {"b": b"x"}}, "JSON cannot hold a value of type bytes"),
         ({"a": "cls"}, {"a": "cat"}, "does not fit the part 'cls'"),
         ({"a": "txt"}, {"a": "\udcff"}, "does not fit the part 'txt'"),
-        ({"b": "txt"}, {"a": "x"}, "there is no column 'b'. the columns are a"),
+        ({"b": "txt"}, {"a": "x"}, "there is no column 'b'. The columns are a"),
         ({"a.c": "txt"}, {"a": {"b": 1}}, "there is no column 'a.c'"),
         ({"a": "txt"}, {"a": None}, "no column has a value"),
         ({"a": "auto", "b": "jpg"}, {"a": JPEG, "b": JPEG}, "two columns are the part 'jpg'"),

@@ -218,7 +218,7 @@ def test_options_and_what_they_refuse(tmp_path):
 @pytest.mark.parametrize(
     ("names", "error", "message"),
     [
-        (["a.tar.gz", "b.tgz"], ConfigError, r"all 2 tars .* compressed, such as 'a\.tar\.gz'.*decompress"),
+        (["a.tar.gz", "b.tgz"], ConfigError, r"all 2 tars .* compressed, such as 'a\.tar\.gz'.*Decompress"),
         (["a.parquet"], ObjectNotFoundError, r"no \.tar files; it has 1 other files, such as 'a\.parquet'"),
         ([], ObjectNotFoundError, r"no \.tar files \["),
     ],

@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from energon_stream.cli.options import (
-    engine_options,
-    find_engine,
     json_option,
+    parallel_engine_options,
     path_argument,
     progress_option,
     storage_option,
@@ -21,9 +20,6 @@ from energon_stream.progress import Progress
 from energon_stream.tools.curation.derive import merge_datasets, sample_dataset, split_dataset
 from energon_stream.tools.curation.diff import DatasetDiff, diff_datasets
 
-_parallel = click.option(
-    "--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Number of processes."
-)
 _seed = click.option("--seed", default=0, show_default=True, help="Which samples are drawn.")
 _max_size = click.option(
     "--max-size",
@@ -44,32 +40,14 @@ _max_count = click.option("--max-count", type=click.IntRange(min=1), help="Sampl
     "--content/--no-content", default=True, show_default=True, help="Compare bytes, not only names and sizes."
 )
 @json_option
-@_parallel
-@engine_options
-def diff(
-    first: str,
-    second: str,
-    storage_options: dict[str, Any] | None,
-    progress: bool | None,
-    content: bool,
-    as_json: bool,
-    parallel: int,
-    engine: str,
-    ray_address: str | None,
-) -> None:
+@parallel_engine_options
+def diff(first: str, second: str, progress: bool | None, as_json: bool, **options: Any) -> None:
     """Compare two datasets: shards, keys, parts of all samples, and metadata.
 
     Samples are matched by key, in whatever shards they are. The exit status is 1 if anything differs.
     """
     with Progress(unit="tar", enabled=progress) as shown:
-        found = diff_datasets(
-            first,
-            second,
-            content=content,
-            engine=find_engine(engine, ray_address, parallel if parallel > 1 else 0),
-            storage_options=storage_options,
-            on_done=shown.reach,
-        )
+        found = diff_datasets(first, second, on_done=shown.reach, **options)
     emit(as_json, found.as_json(), lambda: _show(first, second, found))
     if not found.is_equal:
         raise click.exceptions.Exit(1)
@@ -100,31 +78,17 @@ def _show(first: str, second: str, found: DatasetDiff) -> None:
 @click.argument("target")
 @storage_option
 @progress_option
-@_parallel
-@engine_options
+@parallel_engine_options
 @json_option
 def merge(
-    sources: tuple[str, ...],
-    target: str,
-    storage_options: dict[str, Any] | None,
-    progress: bool | None,
-    parallel: int,
-    engine: str,
-    ray_address: str | None,
-    as_json: bool,
+    sources: tuple[str, ...], target: str, progress: bool | None, as_json: bool, **options: Any
 ) -> None:
     """Join datasets to a new one, TARGET, which has copies of their shards.
 
     To read several datasets as one without copying, name them in a metadataset.
     """
     with Progress(unit="tar", enabled=progress) as shown:
-        counts = merge_datasets(
-            sources,
-            target,
-            engine=find_engine(engine, ray_address, parallel if parallel > 1 else 0),
-            storage_options=storage_options,
-            on_done=shown.reach,
-        )
+        counts = merge_datasets(sources, target, on_done=shown.reach, **options)
     samples = sum(counts.values())
     document = {"target": target, "samples": samples, "shards": counts}
     emit(as_json, document, lambda: echo(f"{target}: {samples} samples in {len(counts)} shards"))
@@ -144,14 +108,10 @@ def merge(
 def split(
     path: str,
     targets: tuple[str, ...],
-    storage_options: dict[str, Any] | None,
     ratio: str | None,
     keys: tuple[str, ...],
-    rest: str | None,
-    seed: int,
-    max_size: int,
-    max_count: int | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Divide the samples of a dataset among new datasets, by chance or by lists of keys."""
     shares = None if ratio is None else _pairs("--ratio", ratio.split(","))
@@ -164,11 +124,7 @@ def split(
         _pairs("a target", targets),
         ratio=numbers,
         keys={name: _lines(file) for name, file in _pairs("--keys", keys).items()} if keys else None,
-        rest=rest,
-        seed=seed,
-        max_size=max_size,
-        max_count=max_count,
-        storage_options=storage_options,
+        **options,
     )
     lines = "\n".join(f"{name}: {count} samples" for name, count in found.items())
     emit(as_json, {"samples": found}, lambda: echo_text(lines))
@@ -187,17 +143,10 @@ def split(
 @_max_size
 @_max_count
 @json_option
-def sample(
-    path: str,
-    target: str,
-    storage_options: dict[str, Any] | None,
-    keys: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def sample(path: str, target: str, keys: str | None, as_json: bool, **options: Any) -> None:
     """Make a small dataset, TARGET, of some samples of a large one. Only their bytes are fetched."""
     wanted = None if keys is None else _lines(keys)
-    count = sample_dataset(path, target, keys=wanted, storage_options=storage_options, **options)
+    count = sample_dataset(path, target, keys=wanted, **options)
     document = {"target": target, "samples": count}
     emit(as_json, document, lambda: echo(f"{target}: {count} samples"))
 
