@@ -22,7 +22,7 @@ from energon_stream.index.yaml_io import read_document
 from energon_stream.rng import derive_key, uniform
 from energon_stream.selection import Selection
 from energon_stream.storage import StoreSpec
-from energon_stream.tables.expressions import Filter, parse_filter
+from energon_stream.tables.expressions import Expression, parse_filter
 from energon_stream.tables.reading import open_tables
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ _SHARE_KEY = derive_key("share of a view")
 class View:
     """Choice of samples of a dataset. Each part narrows the others."""
 
-    where: Filter | None = None  # condition on columns of the dataset's tables
+    where: Expression | None = None  # condition on columns of the dataset's tables
     exclude: str | StoreSpec | None = None  # column of truth values, or file of keys, one a line
     share: float | None = None  # share of the samples, by a hash of the sample's shard and number in it
     weight_by: str | None = None  # column of weights

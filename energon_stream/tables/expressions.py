@@ -1,16 +1,20 @@
-"""Filters over the columns of tables: ``clip > 0.28 and not duplicate``.
+"""Expressions over columns: filters such as ``clip > 0.28 and not duplicate``, formulas such as ``width *
+height``.
 
-An expression is data. It is parsed by Python's parser and never compiled: only the nodes that this module
-names are understood, and each becomes a call of a comparison of Arrow. No function, attribute, index or
-file can be named.
+An expression is data. Python's parser reads it, and it is never compiled: this module understands the nodes
+that it names, and refuses all others. No function, attribute, index or file can be named.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
@@ -21,7 +25,9 @@ if TYPE_CHECKING:
 pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
 pc: ModuleType | Any = LazyModule("pyarrow.compute", "parquet")
 
-_LONGEST = 10_000
+_Evaluate: TypeAlias = Callable[[Mapping[str, Any]], Any]
+"""Returns the value of an expression, given those of its names."""
+
 _DEEPEST = 64
 _COMPARISONS = {
     ast.Eq: "equal",
@@ -31,115 +37,208 @@ _COMPARISONS = {
     ast.Gt: "greater",
     ast.GtE: "greater_equal",
 }
-_HINT = (
-    "use comparisons of columns with numbers, texts or columns (== != < <= > >=, in [...], is None), "
-    "joined by and, or, not"
-)
+_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
-    """A parsed expression. A picklable value.
+class Expression:
+    """A filter or formula. A picklable value.
 
     Attributes:
+        kind: Which of the two.
         text: The expression as it was given.
-        columns: Names of the columns that it compares.
+        names: Names of the columns that it has.
     """
 
+    kind: Literal["filter", "formula"]
     text: str
-    columns: tuple[str, ...]
+    names: tuple[str, ...]
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """Return for each row whether it passes, as a ``BooleanArray``; null where a null decides.
+        """Return the value of each row, given those of each name.
 
-        Args:
-            values: Arrow array of each column, all of one length.
+        A filter takes Arrow arrays and returns a ``BooleanArray``, with null where a null decides. A formula
+        takes and returns ``float64``; a division by 0 gives no finite number.
 
         Raises:
             ConfigError: Values of these types cannot be compared, or the result is no truth value.
         """
-        tree = _parse(self.text)
+        parser = _PARSERS[self.kind](self.text)
         try:
-            found = _Evaluation(self.text, values).of(tree)
+            with np.errstate(all="ignore"):
+                return parser.parse()(values)
         except (pa.ArrowException, OverflowError) as error:
             types = ", ".join(f"{name} is {array.type}" for name, array in values.items())
-            raise _refused(self.text, f"{' '.join(str(error).split()):.200} ({types})") from error
-        return found
+            raise parser.refused(f"{' '.join(str(error).split()):.200} ({types})") from error
 
 
-def parse_filter(text: Any) -> Filter:
-    """Check an expression, without the columns that it names.
+def parse_filter(text: Any) -> Expression:
+    """Check a filter, without the columns that it names.
 
     Raises:
-        ConfigError: It is no filter: it cannot be parsed, or has a call, an attribute or anything else
-            that is
-            no comparison.
+        ConfigError: It cannot be parsed, or has a call, an attribute or anything else that is no comparison.
 
     Example:
-        >>> parse_filter("clip > 0.28 and not duplicate and lang in ['en', 'de']").columns
+        >>> parse_filter("clip > 0.28 and not duplicate and lang in ['en', 'de']").names
         ('clip', 'duplicate', 'lang')
     """
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"the filter is {text!r:.80}", hint=_HINT)
-    tree = _parse(text)
-    _check(text, tree, 0, is_truth=True)
-    columns = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
-    if not columns:
-        raise _refused(text, "it names no column")
-    return Filter(text, tuple(columns))
+        raise ConfigError(f"the filter is {text!r:.80}", hint=_FilterParser.hint)
+    return _parsed("filter", text)
 
 
-def _refused(text: str, why: str) -> ConfigError:
-    return ConfigError(f"{text!r:.200} is no filter: {why}", hint=_HINT)
+def parse_formula(text: str) -> Expression:
+    """Check a formula.
+
+    Raises:
+        ConfigError: It cannot be parsed, names nothing, or has more than numbers, names and operators.
+
+    Example:
+        >>> formula = parse_formula("-(-width // 14) * -(-height // 14)")
+        >>> formula.names
+        ('width', 'height')
+        >>> formula.evaluate({"width": np.array([28.0, 29.0]), "height": np.array([14.0, 14.0])}).tolist()
+        [2.0, 3.0]
+    """
+    return _parsed("formula", text)
 
 
-def _parse(text: str) -> ast.expr:
-    if len(text) > _LONGEST:
-        raise _refused(text, f"it has {len(text):,} characters, and {_LONGEST:,} are allowed")
-    try:
-        return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
-        raise _refused(text, f"{error}") from None
-    except (RecursionError, MemoryError):
-        raise _refused(text, "it is nested too deeply") from None
+def _parsed(kind: Literal["filter", "formula"], text: str) -> Expression:
+    parser = _PARSERS[kind](text)
+    parser.parse()
+    return Expression(kind, text, tuple(parser.names))
 
 
-def _check(text: str, node: ast.expr, depth: int, *, is_truth: bool) -> None:
-    """Refuse all nodes but those that :class:`_Evaluation` understands. ``is_truth``: a truth value is
-    needed."""
-    if depth > _DEEPEST:
-        raise _refused(text, "it is nested too deeply")
-    if isinstance(node, ast.Name):
-        return
-    if isinstance(node, ast.BoolOp) and is_truth:
-        for value in node.values:
-            _check(text, value, depth + 1, is_truth=True)
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and is_truth:
-        _check(text, node.operand, depth + 1, is_truth=True)
-    elif isinstance(node, ast.Compare) and is_truth:
-        _check_compare(text, node, depth)
-    elif is_truth or not _is_constant(node):
-        raise _refused(text, f"a {type(node).__name__} is not allowed")
+class _Parser:
+    """Makes a function of the nodes of an expression, and collects its names."""
+
+    kind: ClassVar[str]
+    longest: ClassVar[int]  # characters
+    hint: ClassVar[str]
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.names: dict[str, None] = {}
+
+    def parse(self) -> _Evaluate:
+        if len(self._text) > self.longest:
+            raise self.refused(f"it has {len(self._text):,} characters, and {self.longest:,} are allowed")
+        try:
+            tree = ast.parse(self._text.strip(), mode="eval").body
+        except (SyntaxError, ValueError) as error:
+            raise self.refused(f"{error}") from None
+        except (RecursionError, MemoryError):
+            raise self.refused("it is nested too deeply") from None
+        found = self._of(tree, 0)
+        if not self.names:
+            raise self.refused("it names nothing")
+        return found
+
+    def refused(self, why: str) -> ConfigError:
+        return ConfigError(f"{self._text!r:.200} is no {self.kind}: {why}", hint=self.hint)
+
+    def _of(self, node: ast.expr, depth: int) -> _Evaluate:
+        raise self.refused(f"a {type(node).__name__} is not allowed")
+
+    def _inner(self, nodes: Iterable[ast.expr], depth: int) -> list[_Evaluate]:
+        if depth == _DEEPEST:
+            raise self.refused("it is nested too deeply")
+        return [self._of(node, depth + 1) for node in nodes]
+
+    def _name(self, node: ast.Name) -> _Evaluate:
+        self.names[node.id] = None
+        return operator.itemgetter(node.id)
 
 
-def _check_compare(text: str, node: ast.Compare, depth: int) -> None:
-    _check(text, node.left, depth + 1, is_truth=False)
-    for operator, right in zip(node.ops, node.comparators, strict=True):
-        if isinstance(operator, (ast.In, ast.NotIn)):
+class _FormulaParser(_Parser):
+    kind, longest = "formula", 1000
+    hint = "use names, numbers, + - * / // and parentheses"
+
+    def _of(self, node: ast.expr, depth: int) -> _Evaluate:
+        if isinstance(node, ast.Name):
+            return self._name(node)
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            left, right = self._inner((node.left, node.right), depth)
+            join = _OPERATORS[type(node.op)]
+            return lambda values: join(left(values), right(values))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            (inner,) = self._inner((node.operand,), depth)
+            return lambda values: -inner(values)
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+            if isinstance(node.value, bool) or not abs(node.value) < 1e300:
+                raise self.refused(f"{node.value} is not allowed")
+            number = np.float64(node.value)
+            return lambda values: number
+        return super()._of(node, depth)
+
+
+class _FilterParser(_Parser):
+    kind, longest = "filter", 10_000
+    hint = (
+        "use comparisons of columns with numbers, texts or columns (== != < <= > >=, in [...], is None), "
+        "joined by and, or, not"
+    )
+
+    def _of(self, node: ast.expr, depth: int) -> _Evaluate:
+        """Return a function that makes truth values."""
+        if isinstance(node, ast.Name):
+            column = self._name(node)
+            return lambda values: self._truth(node.id, column(values))
+        if isinstance(node, ast.BoolOp):
+            parts = self._inner(node.values, depth)
+            join = "and_kleene" if isinstance(node.op, ast.And) else "or_kleene"
+            return lambda values: reduce(getattr(pc, join), (part(values) for part in parts))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            (inner,) = self._inner((node.operand,), depth)
+            return lambda values: pc.invert(inner(values))
+        if not isinstance(node, ast.Compare):
+            return super()._of(node, depth)
+        places = [node.left, *node.comparators]
+        if len(node.ops) > 1 and not all(type(each) in _COMPARISONS for each in node.ops):
+            raise self.refused("`in` and `is` cannot be chained with other comparisons")
+        if not any(isinstance(part, ast.Name) for part in places[:2]):
+            raise self.refused("a comparison names no column")
+        steps = [self._compare(*step) for step in zip(places, node.ops, node.comparators, strict=False)]
+        return lambda values: reduce(pc.and_kleene, (step(values) for step in steps))
+
+    def _truth(self, name: str, values: Any) -> Any:
+        if pa.types.is_boolean(values.type):
+            return values
+        raise self.refused(f"the column {name!r} is {values.type} and no truth value; compare it")
+
+    def _compare(self, left: ast.expr, how: ast.cmpop, right: ast.expr) -> _Evaluate:
+        one = self._operand(left)
+        if isinstance(how, (ast.Is, ast.IsNot)):
+            if not isinstance(right, ast.Constant) or right.value is not None:
+                raise self.refused("after `is`, None is needed")
+            test = "is_null" if isinstance(how, ast.Is) else "is_valid"
+            return lambda values: getattr(pc, test)(one(values))
+        if isinstance(how, (ast.In, ast.NotIn)):
             if not isinstance(right, (ast.List, ast.Tuple, ast.Set)) or not all(
                 map(_is_constant, right.elts)
             ):
-                raise _refused(text, "after `in`, a list of numbers or texts is needed")
-        elif isinstance(operator, (ast.Is, ast.IsNot)):
-            if not isinstance(right, ast.Constant) or right.value is not None:
-                raise _refused(text, "after `is`, None is needed")
-        else:
-            _check(text, right, depth + 1, is_truth=False)
-    parts = [node.left, *node.comparators]
-    if len(node.ops) > 1 and not all(type(operator) in _COMPARISONS for operator in node.ops):
-        raise _refused(text, "`in` and `is` cannot be chained with other comparisons")
-    if not any(isinstance(part, ast.Name) for part in parts[:2]):
-        raise _refused(text, "a comparison names no column")
+                raise self.refused("after `in`, a list of numbers or texts is needed")
+            items, is_in = [ast.literal_eval(item) for item in right.elts], isinstance(how, ast.In)
+            return lambda values: _contained(one(values), items, is_in)
+        other, test = self._operand(right), _COMPARISONS[type(how)]
+        return lambda values: getattr(pc, test)(one(values), other(values))
+
+    def _operand(self, node: ast.expr) -> _Evaluate:
+        if isinstance(node, ast.Name):
+            return self._name(node)
+        if not _is_constant(node):
+            raise self.refused(f"a {type(node).__name__} is not allowed")
+        value = ast.literal_eval(node)
+        return lambda values: pa.scalar(value)
+
+
+_PARSERS: Mapping[str, type[_Parser]] = {"filter": _FilterParser, "formula": _FormulaParser}
 
 
 def _is_constant(node: ast.expr) -> bool:
@@ -149,50 +248,6 @@ def _is_constant(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bool)
 
 
-class _Evaluation:
-    """Evaluates the nodes of a checked expression on columns."""
-
-    def __init__(self, text: str, values: Mapping[str, Any]) -> None:
-        self._text, self._values = text, values
-
-    def of(self, node: ast.expr) -> Any:
-        """Return the truth values of a node."""
-        if isinstance(node, ast.BoolOp):
-            join: Callable[[Any, Any], Any] = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
-            found, *others = map(self.of, node.values)
-            for other in others:
-                found = join(found, other)
-            return found
-        if isinstance(node, ast.UnaryOp):
-            return pc.invert(self.of(node.operand))
-        if isinstance(node, ast.Name):
-            column = self._values[node.id]
-            if not pa.types.is_boolean(column.type):
-                raise _refused(
-                    self._text, f"the column {node.id!r} is {column.type} and no truth value; compare it"
-                )
-            return column
-        if not isinstance(node, ast.Compare):
-            raise TypeError(f"a {type(node).__name__}")
-        found, left = None, node.left
-        for operator, right in zip(node.ops, node.comparators, strict=True):
-            one = self._compare(operator, left, right)
-            found = one if found is None else pc.and_kleene(found, one)
-            left = right
-        return found
-
-    def _compare(self, operator: ast.cmpop, left: ast.expr, right: ast.expr) -> Any:
-        one = self._value(left)
-        if isinstance(operator, (ast.Is, ast.IsNot)):
-            return pc.is_null(one) if isinstance(operator, ast.Is) else pc.is_valid(one)
-        if isinstance(operator, (ast.In, ast.NotIn)):
-            items = [ast.literal_eval(item) for item in right.elts]  # type: ignore[attr-defined]
-            found = pc.is_in(one, value_set=pa.array(items, one.type))
-            found = pc.invert(found) if isinstance(operator, ast.NotIn) else found
-            return pc.if_else(pc.is_valid(one), found, pa.scalar(None, pa.bool_()))
-        return getattr(pc, _COMPARISONS[type(operator)])(one, self._value(right))
-
-    def _value(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Name):
-            return self._values[node.id]
-        return pa.scalar(ast.literal_eval(node))
+def _contained(values: Any, items: list[Any], is_in: bool) -> Any:
+    found = pc.is_in(values, value_set=pa.array(items, values.type))
+    return pc.if_else(pc.is_valid(values), found if is_in else pc.invert(found), pa.scalar(None, pa.bool_()))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from energon_stream.arrays import Float64Array
     from energon_stream.storage import Store
-    from energon_stream.tables.formulas import Formula
+    from energon_stream.tables.expressions import Expression
 
 _FIELDS = tuple(
     field.name for kind in (ImageMetadata, AVMetadata) for field in fields(kind) if field.type != "str"
@@ -32,7 +32,7 @@ JOIN media_metadata ON entry_key = sample_key || '.' || part_name
 _PREPARE = "run `energon-stream prepare-media` with a filter that finds the media of all samples"
 
 
-def media_values(store: Store, counts: Mapping[str, int], formula: Formula) -> Float64Array:
+def media_values(store: Store, counts: Mapping[str, int], formula: Expression) -> Float64Array:
     """Return the value of a formula for each sample, in the order of ``.info.json``.
 
     The values of the media files that have all its fields are rounded up, and added up for each sample.

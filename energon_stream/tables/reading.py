@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Float64Array
     from energon_stream.selection import Bits
     from energon_stream.storage import Store, StoreSpec
-    from energon_stream.tables.expressions import Filter
+    from energon_stream.tables.expressions import Expression
 
 pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
 pc: ModuleType | Any = LazyModule("pyarrow.compute", "parquet")
@@ -106,7 +106,7 @@ class Tables:
         return tuple(f"{entry.path} {entry.meta.size} {entry.meta.etag}" for entry in self.entries)
 
     def groups(
-        self, condition: Filter | None, without: str | None, weight: str | None
+        self, condition: Expression | None, without: str | None, weight: str | None
     ) -> Iterator[tuple[Bits, Float64Array | None]]:
         """Yield for each group of 2¹⁸ rows which of them pass, packed, and the weights of those.
 
@@ -119,7 +119,7 @@ class Tables:
             ConfigError: A column does not exist, or has a type that does not fit; a weight is NaN or
             negative. IndexMismatchError: A table has other rows than the index has samples.
         """
-        columns = [*(condition.columns if condition else ()), *(name for name in (without, weight) if name)]
+        columns = [*(condition.names if condition else ()), *(name for name in (without, weight) if name)]
         places = {column: self._place(column) for column in dict.fromkeys(columns)}
         self._evaluate(
             {c: pa.array([], self._type(c, e)) for c, e in places.items()}, condition, without, weight, 0
@@ -149,7 +149,7 @@ class Tables:
     def _evaluate(
         self,
         values: Mapping[str, Any],
-        condition: Filter | None,
+        condition: Expression | None,
         without: str | None,
         weight: str | None,
         first: int,
@@ -157,7 +157,7 @@ class Tables:
         length = len(next(iter(values.values())))
         passing: Any = None
         if condition is not None:
-            passing = condition.evaluate({name: values[name] for name in condition.columns}).fill_null(False)
+            passing = condition.evaluate({name: values[name] for name in condition.names}).fill_null(False)
         if without is not None:
             if not pa.types.is_boolean(values[without].type):
                 raise self._unfit(without, values, "exclude", "true and false")

@@ -27,7 +27,7 @@ from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.media_tables import prepare_media
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.prewarming.job import open_reader_dataset
-from energon_stream.tables.formulas import parse_formula
+from energon_stream.tables.expressions import parse_formula
 from energon_stream.testing.datasets import write_shards
 from energon_stream.tools.simulate.steps import samples_of_step
 

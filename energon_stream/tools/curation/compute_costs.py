@@ -18,7 +18,7 @@ from energon_stream.errors import ConfigError, CostsError
 from energon_stream.index.info_files import read_info
 from energon_stream.storage import ListEntry, StoreSpec
 from energon_stream.tables.costs import check_values, load_costs, mark_shards, paths_of, write_costs
-from energon_stream.tables.formulas import parse_formula
+from energon_stream.tables.expressions import parse_formula
 from energon_stream.tables.media_values import media_values
 from energon_stream.tables.reading import read_column, read_file_column
 from energon_stream.tools.curation.map_shards import Shard
