@@ -15,6 +15,7 @@ from energon_stream.errors import (
     DatasetError,
     EmptyDatasetError,
     IndexMismatchError,
+    LimitError,
     MetadataError,
     NotPreparedError,
     ObjectNotFoundError,
@@ -29,6 +30,7 @@ from energon_stream.index.index_files import (
 from energon_stream.index.info_files import encode_info, encode_split, parse_info, parse_split
 from energon_stream.index.shard_names import collapse, expand, split_by_patterns, split_by_ratio
 from energon_stream.index.yaml_io import load_yaml
+from energon_stream.limits import Limits
 from energon_stream.storage import StoreSpec
 
 INFO = b"""{
@@ -156,7 +158,10 @@ def test_what_is_expanded_here_is_what_the_library_expands(pattern):
         with pytest.raises(MetadataError):
             expand([pattern], "f")
     else:
-        assert expand([pattern], "f") == expected
+        assert expand([pattern], "f", Limits(names=max(1, len(expected)))) == expected
+        if len(expected) > 1:
+            with pytest.raises(LimitError):
+                expand([pattern], "f", Limits(names=len(expected) - 1))
 
 
 def test_split_patterns_are_regular_expressions_globs_or_braces():
