@@ -19,7 +19,6 @@ Example:
     torch.Size([4, 3, 8, 8]) ['...', '...', '...', '...']
 """
 
-import importlib
 import os
 
 import lazy_loader
@@ -28,6 +27,7 @@ __version__ = "0.2.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 if os.environ.get("ENERGON_STREAM_ALIAS", "0") not in ("", "0"):
-    # The user asks for megatron.energon as a name of this library. Imported by name: compat builds on all the
-    # rest.
-    importlib.import_module("energon_stream.compat.alias").install_from_environment()
+    # The user asks for megatron.energon as a name of this library.
+    from energon_stream.plugins import load_plugin
+
+    load_plugin("alias")()

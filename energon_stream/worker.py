@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from energon_stream.conventions import Conventions, checked, conventions
-from energon_stream.debug_log import check_path, path_of, write_line
 from energon_stream.errors import ConfigError, WorkerError
+from energon_stream.plugins import load_plugin
 
 
 class DataParallelGroup(Protocol):
@@ -187,7 +187,7 @@ class WorkerConfig:
             raise ConfigError(f"sample_timeout is {self.sample_timeout}", hint="use seconds, or None")
         checked(self.conventions, "conventions")
         if self.worker_debug_path is not None:
-            check_path(self.worker_debug_path)
+            load_plugin("debug_log").check_path(self.worker_debug_path)
         if self.num_streams == 0:
             object.__setattr__(self, "num_streams", self.world_size * max(1, self.num_workers))
         elif self.num_streams < 0 or self.num_streams % self.world_size:
@@ -394,14 +394,7 @@ class WorkerConfig:
             >>> print(open("debug/0.jsonl").readline())
             {"t": "my_step", "r": 0, "loss": 0.5}
         """
-        pattern = self.worker_debug_path
-        write_line(None if pattern is None else path_of(pattern, self._log_id()), data)
-
-    def _log_id(self) -> int:
-        """Return the number of this process: each rank has its main process, then its workers."""
-        is_main = self.num_workers == 0 or _here.active is None
-        worker = 0 if is_main else 1 + self.rank_worker_id() % self.num_workers
-        return self.rank * (self.num_workers + 1) + worker
+        load_plugin("debug_log").write(self, data)
 
     def assert_worker(self) -> None:
         """Check that hooks may run here: in a worker, where this configuration has workers.

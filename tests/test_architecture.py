@@ -1,14 +1,15 @@
 """The house: the core in layers, wings beside it, and no import cycle."""
 
 import ast
+import re
 from pathlib import Path
 
 import energon_stream
 
 ROOT = Path(energon_stream.__file__).parent
 BASE = {
-    "arrays", "atomic_files", "conventions", "debug_log", "drawing", "edataclass", "errors", "fork", "imports",
-    "limits", "logs", "printable", "progress", "rng", "samples", "selection", "threads", "tracing", "trust",
+    "arrays", "atomic_files", "conventions", "drawing", "edataclass", "errors", "fork", "imports",
+    "limits", "logs", "plugins", "printable", "progress", "rng", "samples", "selection", "threads", "tracing", "trust",
     "urls", "worker",
 }  # fmt: skip
 CORE = [
@@ -98,6 +99,13 @@ def test_each_room_is_of_the_core_or_a_wing():
 def test_data_flows_one_way_and_the_core_imports_no_wing():
     found = [(module, other) for module, path in sorted(MODULES.items()) for other in imports(path)]
     assert not [text for pair in found if (text := refusal(*pair))]
+
+
+def test_the_core_does_not_name_compat():
+    """Not by strings either: what it needs of it is a plug-in."""
+    core = {path for module, path in MODULES.items() if room(module) in {*LEVEL, "__init__"}}
+    stubs = {path.with_suffix(".pyi") for path in core if path.with_suffix(".pyi").exists()}
+    assert not [str(path) for path in sorted(core | stubs) if re.search(r"\bcompat\b", path.read_text())]
 
 
 def test_there_is_no_import_cycle():

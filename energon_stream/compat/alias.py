@@ -1,7 +1,7 @@
 """``megatron.energon`` as another name of this library, in this process and in processes that it starts.
 
 A finder, first in ``sys.meta_path``, answers imports at the addresses of
-:mod:`energon_stream.compat.address_names`. The folder ``on_path`` in ``sys.path`` does the rest:
+:mod:`energon_stream.compat.addresses`. The folder ``on_path`` in ``sys.path`` does the rest:
 
 * It makes ``megatron`` a namespace package, or adds to it if another Megatron is installed.
 * It has the metadata of a distribution ``megatron-energon``, for programs that ask for its version.
@@ -23,8 +23,15 @@ from types import ModuleType
 from typing import Any
 
 from energon_stream import conventions
-from energon_stream.compat.address_names import NAMES
-from energon_stream.compat.addresses import ENERGON_VERSION, children, find, missing_reason, offered
+from energon_stream.compat.addresses import (
+    ENERGON_VERSION,
+    NAMES,
+    ROOT,
+    children,
+    find,
+    missing_reason,
+    offered,
+)
 from energon_stream.errors import AliasError, ConfigError, MissingNameError
 
 ALIAS_VARIABLE = "ENERGON_STREAM_ALIAS"
@@ -33,8 +40,6 @@ installed Megatron-Energon."""
 
 ON_PATH = str(Path(__file__).parent / "on_path")
 """Folder for ``sys.path`` or ``PYTHONPATH``."""
-
-_ROOT = "megatron.energon"
 
 
 def install_alias(*, shadow: bool = False) -> None:
@@ -63,7 +68,7 @@ def install_alias(*, shadow: bool = False) -> None:
     """
     if _finder() is not None:
         return
-    loaded = sys.modules.get(_ROOT)
+    loaded = sys.modules.get(ROOT)
     if loaded is not None and not _is_ours(loaded):
         raise AliasError(
             "megatron.energon was imported already",
@@ -113,7 +118,7 @@ def uninstall_alias() -> None:
     conventions.set_default("own")
     if ON_PATH in sys.path:
         sys.path.remove(ON_PATH)
-    for name in [name for name in sys.modules if name == _ROOT or name.startswith(f"{_ROOT}.")]:
+    for name in [name for name in sys.modules if name == ROOT or name.startswith(f"{ROOT}.")]:
         del sys.modules[name]
     parent = sys.modules.get("megatron")
     if parent is not None:
@@ -148,7 +153,7 @@ def _installed() -> str | None:
         places = (parent and parent.submodule_search_locations) or ()
     path = [place for place in places if not place.startswith(ON_PATH)]
     for finder in sys.meta_path:
-        spec = finder.find_spec(_ROOT, path) if hasattr(finder, "find_spec") else None
+        spec = finder.find_spec(ROOT, path) if hasattr(finder, "find_spec") else None
         if spec is not None:
             return spec.origin or str(path)
     return None
@@ -160,9 +165,9 @@ class _AliasFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _ROOT and not fullname.startswith(f"{_ROOT}."):
+        if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
             return None
-        address = fullname[len(_ROOT) + 1 :]
+        address = fullname[len(ROOT) + 1 :]
         if address not in NAMES:
             return None
         is_package = not address or bool(children(address))
@@ -177,7 +182,7 @@ class _AliasLoader(Loader):
         reason = missing_reason(self._address)
         if reason is not None:
             raise MissingNameError("the module is not offered here", where=module.__name__, hint=reason)
-        module.__file__ = str(Path(ON_PATH, *_ROOT.split("."), "__init__.py"))  # programs ask where it is
+        module.__file__ = str(Path(ON_PATH, *ROOT.split("."), "__init__.py"))  # programs ask where it is
         _fill(module, self._address)
 
 
@@ -189,7 +194,7 @@ def _fill(module: ModuleType, address: str) -> None:
         if name.startswith("_"):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         if name in below and name not in names:
-            return importlib.import_module(f"{_ROOT}.{below[name]}")
+            return importlib.import_module(f"{ROOT}.{below[name]}")
         found = find(address, name)
         setattr(module, name, found)
         return found
@@ -204,5 +209,5 @@ def _fill(module: ModuleType, address: str) -> None:
         vars(module)["__version__"] = ENERGON_VERSION
     for name in set(names) & set(below):
         # Importing a submodule binds it in its package. A class of the same name must win: edataclass.
-        importlib.import_module(f"{_ROOT}.{below[name]}")
+        importlib.import_module(f"{ROOT}.{below[name]}")
         setattr(module, name, find(address, name))

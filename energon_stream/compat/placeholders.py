@@ -6,8 +6,9 @@ they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import make_dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 from energon_stream.decode import SampleDecoder
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, SPLIT_CONFIG
@@ -76,3 +77,26 @@ SavableCheckpoint: Any = _state_class(
 SavableDataLoaderState: Any = _state_class(
     "savable_loader", "SavableDataLoaderState", "worker_states", "next_worker_id", "micro_batch_size"
 )
+
+# Type variables, for annotations and generic classes of programs.
+T = TypeVar("T")
+V = TypeVar("V")
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+TType = TypeVar("TType")
+TMetadata = TypeVar("TMetadata")
+T_aggregation_data = TypeVar("T_aggregation_data")
+T_batch = TypeVar("T_batch")
+T_batch_in = TypeVar("T_batch_in")
+T_batch_sample = TypeVar("T_batch_sample")
+T_encoded_sample = TypeVar("T_encoded_sample")
+T_index = TypeVar("T_index")
+T_input_data = TypeVar("T_input_data")
+T_raw_batch = TypeVar("T_raw_batch")
+T_result = TypeVar("T_result")
+T_sample = TypeVar("T_sample")
+T_sample_in = TypeVar("T_sample_in")
+T_sample_out = TypeVar("T_sample_out")
+
+FeatureBatcher: TypeAlias = Callable[[list[Any]], Any]
+"""Makes one field of a batch from that field of all samples."""

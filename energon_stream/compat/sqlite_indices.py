@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 import sqlite3
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass
@@ -13,9 +12,7 @@ from typing import Any, Self
 import apsw
 import numpy as np
 
-from energon_stream.compat.dataset_info import ShardInfo  # noqa: TC001 # of a dataclass
 from energon_stream.compat.epath import EPath  # noqa: TC001 # for examples
-from energon_stream.compat.file_indices import ITarRawSamplePartPointer, ITarSamplePointer
 from energon_stream.errors import ConfigError, DuplicateKeyError, IndexMismatchError, MetadataError
 from energon_stream.imports import LazyModule
 from energon_stream.index.remote_sqlite import RemoteDatabase, RemoteFile, connect_local
@@ -26,10 +23,42 @@ from energon_stream.storage import StoreSpec
 
 torch: Any = LazyModule("torch")
 
+
+class Closing:
+    """Base of what is used in a ``with`` block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release what is held."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ITarSamplePointer:
+    """Place of a sample: number of its tar, first byte, and size."""
+
+    tar_file_id: int
+    byte_offset: int
+    byte_size: int
+
+
+@dataclass(kw_only=True, slots=True)
+class ITarRawSamplePartPointer:
+    """Place of a part's bytes: number of the tar, first byte, and size."""
+
+    tar_file_id: int
+    raw_byte_offset: int
+    raw_byte_size: int
+
+
 _PART = "sample_key || '.' || part_name, content_byte_size, tar_file_id"
 
 
-class SqliteIndexReader:
+class SqliteIndexReader(Closing):
     """An ``index.sqlite``. A remote one is read in ranges.
 
     Args:
@@ -48,12 +77,6 @@ class SqliteIndexReader:
         else:
             folder, name = posixpath.split(sqlite_path.url)
             self._connection = RemoteDatabase(RemoteFile(StoreSpec(folder).open(), name)).connect()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file."""
@@ -141,12 +164,7 @@ class SqliteIndexReader:
 
 
 @dataclass(kw_only=True, slots=True)
-class IndexAggregatable:
-    """Base of the rows of an ``index.sqlite``."""
-
-
-@dataclass(kw_only=True, slots=True)
-class IndexSample(IndexAggregatable):
+class IndexSample:
     """A row of the table of samples."""
 
     tar_file_id: int
@@ -157,7 +175,7 @@ class IndexSample(IndexAggregatable):
 
 
 @dataclass(kw_only=True, slots=True)
-class IndexSamplePart(IndexAggregatable):
+class IndexSamplePart:
     """A row of the table of parts."""
 
     tar_file_id: int
@@ -168,7 +186,7 @@ class IndexSamplePart(IndexAggregatable):
 
 
 @dataclass(kw_only=True, slots=True)
-class IndexMediaMetadata(IndexAggregatable):
+class IndexMediaMetadata:
     """A row of the table of media metadata."""
 
     entry_key: str
@@ -176,15 +194,7 @@ class IndexMediaMetadata(IndexAggregatable):
     metadata_json: str
 
 
-@dataclass(kw_only=True, slots=True)
-class IndexShardInfo(IndexAggregatable):
-    """A shard that was indexed, and the names of its parts."""
-
-    shard_info: ShardInfo
-    parts: set[str]
-
-
-class SqliteIndexWriter:
+class SqliteIndexWriter(Closing):
     """Writes a local ``index.sqlite``.
 
     Args:
@@ -233,7 +243,7 @@ class SqliteIndexWriter:
         if (tables[0],) not in have:
             self._database.executescript(script)
 
-    def _append(self, table: str, rows: Sequence[IndexAggregatable]) -> None:
+    def _append(self, table: str, rows: Sequence[Any]) -> None:
         if rows:
             marks = ", ".join("?" * len(astuple(rows[0])))
             self._database.executemany(f"INSERT INTO {table} VALUES ({marks})", map(astuple, rows))
@@ -265,12 +275,6 @@ class SqliteIndexWriter:
             "INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)", values
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Write what was added, and close the file."""
         with closing(self._database):
@@ -283,48 +287,7 @@ _MAGIC = b"JIDX0001"
 _HEADER = 16
 
 
-class JoinIndexWriter:
-    """Writes the index of a join.
-
-    Args:
-        join_index_path: The file.
-
-    Example:
-        >>> with JoinIndexWriter(EPath("join_index.bin")) as index:
-        ...     index.append((0, 0, 512), (-1, -1, -1))
-        >>> JoinIndexReader(EPath("join_index.bin"))[0]
-        [(0, 0, 512), (-1, -1, -1)]
-    """
-
-    def __init__(self, join_index_path: EPath) -> None:
-        self._path, self._rows = join_index_path, bytearray()
-        self._columns = 0
-
-    def append(self, *columns: tuple[int, int, int]) -> None:
-        """Add a row: number of the shard, first byte and size for each dataset.
-
-        Raises:
-            ConfigError: Another row has another number of datasets.
-        """
-        if self._columns not in (0, len(columns)):
-            raise ConfigError(f"a row has {len(columns)} datasets, and others have {self._columns}")
-        self._columns = len(columns)
-        for column in columns:
-            self._rows += struct.pack("<3q", *column)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object = None, *_: object) -> None:
-        if kind is None:
-            self.close()
-
-    def close(self) -> None:
-        """Write the file."""
-        self._path.write_bytes(_MAGIC + self._columns.to_bytes(8, "little") + bytes(self._rows))
-
-
-class JoinIndexReader:
+class JoinIndexReader(Closing):
     """The index of a join. It is read whole.
 
     Args:
@@ -358,15 +321,6 @@ class JoinIndexReader:
             raise StopIteration
         self._row += 1
         return self[self._row - 1]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Do nothing: the file is closed already."""
 
     def tell_row(self) -> int:
         """Return the number of the row that comes next."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +23,7 @@ from energon_stream.config.subset import Subset, parse_subset
 from energon_stream.errors import ConfigError, MetadataError, NotPreparedError
 from energon_stream.index.info_files import DATASET_CONFIG, META_FOLDER
 from energon_stream.index.yaml_io import check_keys, read_document
+from energon_stream.plugins import load_plugin
 from energon_stream.printable import nearest
 from energon_stream.samples import CrudeSample, Sample
 from energon_stream.storage.obstore_use import run_forkable
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from energon_stream.index.dataset import WebDatasetIndex
     from energon_stream.limits import Limits
     from energon_stream.storage import StoreSpec
-
-_FOREIGN_CLASSES = "energon_stream.compat.foreign"
-# Dataset classes of other packages derive from classes that build on this package. Their reader is therefore
-# imported by name, and only for a file that names such a class.
 
 _ORDER_FIELDS = {
     "parallel_shard_iters": "parallel_slices",
@@ -191,7 +187,7 @@ def _describe_foreign(
     another package.
     """
     keys = {key: value for key, value in document.items() if key not in (*CLASS_KEYS, "decoder")}
-    return importlib.import_module(_FOREIGN_CLASSES).describe_foreign(  # type: ignore[no-any-return]
+    return load_plugin("dataset_class")(  # type: ignore[no-any-return]
         str(document["__module__"]),
         str(document["__class__"]),
         keys,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.reader_dataset import ReaderDataset
+from energon_stream.plugins import load_plugin
 from energon_stream.schedule import RepeatPlan
 
 if TYPE_CHECKING:
     from energon_stream.media import FileStore
-
-_PATHS = "energon_stream.compat.epath"
-# The path class builds on packages above this one, and is imported by name where it is asked for.
 
 
 class LeafDataset(ReaderDataset):
@@ -43,7 +40,7 @@ class LeafDataset(ReaderDataset):
         """Paths of the dataset, or of the joined datasets, as ``EPath``."""
         leaf = self.leaves[0]
         members = getattr(leaf, "members", (leaf,))
-        make_path = importlib.import_module(_PATHS).EPath
+        make_path = load_plugin("path_class")
         return [make_path(member.index.spec.url) for member in members]
 
     @property

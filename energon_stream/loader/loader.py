@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from energon_stream.drawing import Box
-from energon_stream.loader.debug_log import LoaderLog
 from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, OnWorkerHang
 from energon_stream.loader.mixture_control import MixtureReport, changed, mixture_of
 from energon_stream.loader.observe.meter import Meter
@@ -23,6 +22,7 @@ from energon_stream.loader.observe.trace import Trace
 from energon_stream.loader.position import Position
 from energon_stream.loader.session import Session, open_session
 from energon_stream.pipeline.dataset import drawing_of
+from energon_stream.plugins import debug_log
 from energon_stream.samples.tensors import map_tensors
 from energon_stream.storage import CounterSnapshot
 from energon_stream.storage.obstore_use import run_forkable
@@ -109,8 +109,8 @@ class BasicDataLoader(Generic[T]):
         self._trace: Trace | None = None
         self._publisher: Publisher | None = None
         self._position = Position.start(dataset)
-        logs = self.worker_config.should_log(1)
-        self._log = LoaderLog(dataset, *self._log_names) if logs else None
+        log = debug_log(self.worker_config.worker_log_level)
+        self._log = None if log is None else log.LoaderLines(dataset, *self._log_names)
 
     def __iter__(self) -> Iterator[T]:
         """Iterate to the end of the pass."""
@@ -118,14 +118,14 @@ class BasicDataLoader(Generic[T]):
             return self._batches(None)
         return self._logged(self._log)
 
-    def _logged(self, log: LoaderLog) -> Iterator[T]:
+    def _logged(self, log: Any) -> Iterator[T]:
         log.begin()
         try:
             yield from self._batches(log)
         finally:
             log.end()
 
-    def _batches(self, log: LoaderLog | None) -> Iterator[T]:
+    def _batches(self, log: Any) -> Iterator[T]:
         meter = self._meter
         if self._session is None:
             meter.ask()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from energon_stream.pipeline.debug_lines import BatchLog
 from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
+from energon_stream.plugins import debug_log
 from energon_stream.schedule.saved import reading
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ class Engine:
         self.rotation: Rotation = rotation or Rotation.start(dataset, streams)
         self._nodes: dict[int, Node] = {}
         self._batches: dict[int, int] = {}
-        self._log = BatchLog.of(dataset)
+        log = debug_log(self._config.worker_log_level)
+        self._log = None if log is None else log.BatchLines(dataset)
         readers = len(streams) * dataset.count_readers()
         reader_groups: dict[int, ReaderGroup] = {}
         for stream in streams:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper, common_config
-from energon_stream.pipeline.debug_lines import LoggingEpochs
 from energon_stream.pipeline.node import (
     END,
     Context,
@@ -19,6 +18,7 @@ from energon_stream.pipeline.node import (
     WrapperNode,
     read_state,
 )
+from energon_stream.plugins import debug_log
 from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
@@ -144,8 +144,11 @@ class EpochizeDataset(_Bounded):
     def make_node(self, context: Context, state: State | None) -> Node:
         """Make the node of one stream."""
         node = super().make_node(context, state)
-        length = self.global_length // self.worker_config.world_size
-        return LoggingEpochs(node, context, length) if self.worker_config.should_log(2) else node
+        log, length = (
+            debug_log(self.worker_config.worker_log_level),
+            self.global_length // self.worker_config.world_size,
+        )
+        return node if log is None else log.LoggedEpochs(node, context, length)
 
     @property
     def pass_length(self) -> int:

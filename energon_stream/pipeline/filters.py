@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, Wrapper, foreign_key
-from energon_stream.pipeline.debug_lines import keys_of, log_line
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.node import (
     END,
@@ -22,6 +21,7 @@ from energon_stream.pipeline.node import (
     WrapperNode,
     read_state,
 )
+from energon_stream.plugins import load_plugin
 from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
@@ -199,8 +199,7 @@ class LogSampleDataset(PassThrough):
         config = self.worker_config
         if config.worker_debug_path is None or config.should_log(1):
             found = None if self.get_keys_fn is None else self.get_keys_fn(value)
-            keys = keys_of(value) if found is None else {"keys": found}
-            log_line(config, "yield_batch", m=self.mode, idx=number, **keys)
+            load_plugin("debug_log").write_batch(config, self.mode, number, value, found)
         return True
 
 

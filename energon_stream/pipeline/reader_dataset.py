@@ -19,7 +19,6 @@ from energon_stream.fork import PerProcess
 from energon_stream.index.dataset import identity
 from energon_stream.index.entries import OffsetCache
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
-from energon_stream.pipeline.debug_lines import LoggingReader
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.leaf import key_of
 from energon_stream.pipeline.node import (
@@ -35,6 +34,7 @@ from energon_stream.pipeline.node import (
 )
 from energon_stream.pipeline.pack_keys import PackPlan, piece_key, piece_of
 from energon_stream.pipeline.plan_drawing import draw_plan
+from energon_stream.plugins import debug_log
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.open_locator import open_locator
@@ -277,7 +277,8 @@ class ReaderDataset(SavableDataset[Any]):
         """Make the node of one stream."""
         made = _ReaderNode if self.packing is None else _PackedReaderNode
         node = made(self, context, state)
-        return LoggingReader(node, context) if self.worker_config.should_log(1) else node
+        log = debug_log(self.worker_config.worker_log_level)
+        return node if log is None else log.LoggedReader(node, context)
 
     def make(self, raw: RawSample) -> Item:
         """Convert a raw sample into an item."""

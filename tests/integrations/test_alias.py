@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import energon_stream
-from energon_stream.compat.address_names import NAMES
-from energon_stream.compat.addresses import ENERGON_VERSION, missing_reason
+from energon_stream.compat.addresses import ENERGON_VERSION, NAMES, missing_reason
 from energon_stream.compat.alias import ON_PATH
 from energon_stream.errors import AliasError, StateError
 from energon_stream.integrations.megatron import install_alias, uninstall_alias

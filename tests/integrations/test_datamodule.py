@@ -288,7 +288,7 @@ def test_checkpoint_files(data, tmp_path):
     assert keys_of(restored, 3) == keys_of(loader, 3)
     torch.save({"other": 1}, dataloader_state_path(tmp_path, 10, 2))
     for rank, iteration, message in (
-        (1, 10, "the folder has .*dprank000"),
+        (1, 10, "The folder has .*dprank000"),
         (0, 11, "without the loader"),
         (2, 10, "has no"),
     ):

@@ -378,7 +378,7 @@ except MissingPackageError as error:
 
 
 def test_without_lightning_the_error_names_the_extra(run):
-    assert run("-c", MISSING) == "True pip install 'energon-stream[lightning]'\n"
+    assert run("-c", MISSING) == "True run `pip install 'energon-stream[lightning]'`\n"
 
 
 def test_the_example_goes_on_in_the_middle_of_an_epoch_with_any_number_of_ranks(run, data, tmp_path):

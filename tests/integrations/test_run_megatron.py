@@ -48,7 +48,7 @@ def test_a_program_ends_as_it_wishes(run, folder):
 
 
 def test_what_cannot_be_run(run, folder):
-    assert "Name the program to run" in run(*RUN, code=2)
+    assert "name the program to run" in run(*RUN, code=2)
     assert "the file nothing.py does not exist" in run(*RUN, "nothing.py", code=2, cwd=folder)
     assert "No module named nothing" in run(*RUN, "-m", "nothing", code=1, cwd=folder)
     assert run(*RUN, "--path") == f"{ON_PATH}\n"

@@ -154,7 +154,7 @@ except MissingPackageError as error:
 
 
 def test_without_torchdata_the_error_names_the_extra(run):
-    assert run("-c", MISSING) == "True pip install 'energon-stream[torchdata]'\n"
+    assert run("-c", MISSING) == "True run `pip install 'energon-stream[torchdata]'`\n"
 
 
 def test_the_example_goes_on_in_the_middle_of_an_epoch(run, data, tmp_path):

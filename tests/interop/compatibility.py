@@ -7,7 +7,7 @@ A test that proves a public name, option or command of Megatron-Energon 7.4.1 ha
     @pytest.mark.energon("Metadataset(splits)", differs="pass a path, or the parsed document")
 
 ``energon_api.json`` and ``energon_commands.txt`` list what 7.4.1 has. What differs or is missing needs a
-reason: that of a mark, or of ``energon_stream.compat.missing``.
+reason: that of a mark, or of ``energon_stream/compat/addresses.json``.
 
     python tests/interop/compatibility.py      writes the page
 """
@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from energon_stream.compat.address_names import NAMES
-from energon_stream.compat.addresses import find, home, missing_reason
+from energon_stream.compat.addresses import NAMES, find, home, missing_reason
 from energon_stream.compat.epath import EPath
 
 HERE = Path(__file__).parent

@@ -6,11 +6,11 @@ import json
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
-from energon_stream.pipeline.debug_lines import keys_of
 from energon_stream.pipeline.failures import running_call
 from energon_stream.threads import steady_stacks
 
@@ -62,5 +62,7 @@ def _stack(name: str | None, frame: FrameType) -> str:
 def _key(sample: Any) -> str | None:
     if isinstance(sample, (int, str)):  # elements of other datasets
         return f"{sample!r:.100}"
-    keys = keys_of(sample).get("keys")
-    return keys[0] if keys else None
+    key = sample.get("__key__") if isinstance(sample, Mapping) else getattr(sample, "__key__", None)
+    if isinstance(key, (list, tuple)):
+        key = key[0] if key else None
+    return None if key is None else str(key)
