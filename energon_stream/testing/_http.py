@@ -1,6 +1,7 @@
 """HTTP/1.1 on bare sockets of an asyncio loop, for the stand-in S3 server and the fault proxy.
 
-Bare sockets allow to end connections the way networks end them: by RST or by FIN, in the middle of a body.
+Bare sockets can end a connection the way networks do: by RST or by FIN, in the middle of a body. They also
+cost the least: with aiohttp's server and its parser in C, an answer of 40 kB takes 1.7 times the CPU time.
 """
 
 from __future__ import annotations
@@ -12,75 +13,118 @@ import struct
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, unquote
 
-RECEIVE_BYTES = 64 * 1024
+_RECEIVE_BYTES = 64 * 1024
 
 
-class Head(NamedTuple):
-    """First line and header lines of a request or an answer, as they came."""
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A request; header names are in lower case. ``target`` is as sent, ``path`` decoded."""
 
-    first: str
-    lines: list[str]
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes | bytearray = b""
+    path: str = field(init=False)
 
-    @property
-    def fields(self) -> Mapping[str, str]:
-        """Header values by name in lower case."""
-        pairs = (line.partition(":") for line in self.lines)
-        return {name.lower(): value.strip() for name, _, value in pairs}
-
-    @property
-    def is_chunked(self) -> bool:
-        """True if the body comes in chunks."""
-        return "chunked" in self.fields.get("transfer-encoding", "").lower()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", unquote(self.target.partition("?")[0]))
 
     @property
-    def length(self) -> int | None:
-        """Length of the body; None if no header tells it."""
-        text = self.fields.get("content-length")
-        return None if text is None else int(text)
+    def query(self) -> Mapping[str, str]:
+        """Values of the query by name."""
+        query = self.target.partition("?")[2]
+        return {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
 
     @property
-    def keeps_open(self) -> bool:
-        """True if the connection is used again."""
-        return self.fields.get("connection", "").lower() != "close"
+    def bucket(self) -> str:
+        """First path component; ``""`` at the root."""
+        return self.path[1:].partition("/")[0]
 
-    def changed(self, **fields: str | None) -> Head:
-        """Return a copy with other header values; None removes a header. ``_`` stands for ``-``."""
-        named = {name.replace("_", "-").lower(): value for name, value in fields.items()}
-        kept = [line for line in self.lines if line.partition(":")[0].lower() not in named]
-        return Head(self.first, kept + [f"{name}: {value}" for name, value in named.items() if value])
+    @property
+    def key(self) -> str:
+        """The path after the bucket; ``""`` for the bucket itself."""
+        return self.path[1:].partition("/")[2]
 
-    def encode(self) -> bytes:
-        """Return the bytes for the wire."""
-        return "\r\n".join([self.first, *self.lines, "", ""]).encode("latin-1")
+    @property
+    def reads_object(self) -> bool:
+        """True for GETs of objects."""
+        return self.method == "GET" and self.key != ""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer. Its headers have no ``Content-Length``, except in an answer to HEAD."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | bytearray | memoryview = b""
+
+
+def keeps_open(headers: Mapping[str, str]) -> bool:
+    """True unless the headers, with names in lower case, announce the end of the connection."""
+    return headers.get("connection", "").lower() != "close"
 
 
 class HttpReader:
-    """Buffered reads from one connection."""
+    """Buffered reads from one connection. Each raises ``EOFError`` at the end of the connection."""
 
     def __init__(self, connection: socket.socket, begun: bytearray | None = None) -> None:
         self._loop, self._connection = asyncio.get_running_loop(), connection
         self._buffer = begun or bytearray()
 
-    async def until(self, mark: bytes) -> bytes:
-        """Read up to a mark, which is dropped. Raises ``EOFError`` at the end of the connection."""
+    async def request(self) -> HttpRequest:
+        """Read a request, with ``100 Continue`` if the client waits for it."""
+        (method, target, *_), headers = await self._head()
+        if headers.get("expect", "").lower() == "100-continue":
+            await self._loop.sock_sendall(self._connection, b"HTTP/1.1 100 Continue\r\n\r\n")
+        if "chunked" in headers.get("transfer-encoding", "").lower():
+            return HttpRequest(method, target, headers, await self.chunks())
+        length = int(headers.get("content-length", 0))
+        return HttpRequest(method, target, headers, await self._exactly(length) if length else b"")
+
+    async def response(self, method: str) -> Response:
+        """Read the answer to a request of this method; the headers lose the form of the body."""
+        (_, status, *_), headers = await self._head()
+        if method == "HEAD" or status in ("204", "304"):
+            return Response(int(status), headers)
+        length = headers.pop("content-length", None)
+        if "chunked" in headers.pop("transfer-encoding", "").lower():
+            body = await self.chunks()
+        else:
+            body = await (self._rest() if length is None else self._exactly(int(length)))
+        return Response(int(status), headers, body)
+
+    async def chunks(self) -> bytearray:
+        """Read a chunked body, of HTTP or of ``aws-chunked``; signatures and trailers are skipped."""
+        body = bytearray()
+        while size := int((await self._until(b"\r\n")).partition(b";")[0], 16):
+            body += await self._exactly(size)
+            await self._until(b"\r\n")
+        while await self._until(b"\r\n"):
+            pass
+        return body
+
+    async def _head(self) -> tuple[list[str], dict[str, str]]:
+        """Read the words of the first line, and header values by name in lower case."""
+        first, *lines = (await self._until(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        pairs = (line.partition(":") for line in lines)
+        return first.split(" ", 2), {name.lower(): value.strip() for name, _, value in pairs}
+
+    async def _until(self, mark: bytes) -> bytes:
         while (position := self._buffer.find(mark)) < 0:
-            data = await self._loop.sock_recv(self._connection, RECEIVE_BYTES)
-            if not data or len(self._buffer) > RECEIVE_BYTES:
+            data = await self._loop.sock_recv(self._connection, _RECEIVE_BYTES)
+            if not data or len(self._buffer) > _RECEIVE_BYTES:
                 raise EOFError
             self._buffer += data
         found = bytes(self._buffer[:position])
         del self._buffer[: position + len(mark)]
         return found
 
-    async def head(self) -> Head:
-        """Read a request line or status line, and the header lines."""
-        first, *lines = (await self.until(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        return Head(first, lines)
-
-    async def exactly(self, length: int) -> bytearray:
-        """Read ``length`` bytes, straight into the result."""
+    async def _exactly(self, length: int) -> bytearray:
         result = bytearray(length)
         view, filled = memoryview(result), min(length, len(self._buffer))
         view[:filled] = self._buffer[:filled]
@@ -92,31 +136,11 @@ class HttpReader:
             filled += count
         return result
 
-    async def chunks(self) -> bytearray:
-        """Read a chunked body, of HTTP or of ``aws-chunked``; signatures and trailers are skipped."""
-        body = bytearray()
-        while size := int((await self.until(b"\r\n")).partition(b";")[0], 16):
-            body += await self.exactly(size)
-            await self.until(b"\r\n")
-        while await self.until(b"\r\n"):
-            pass
-        return body
-
-    async def rest(self) -> bytearray:
-        """Read up to the end of the connection."""
+    async def _rest(self) -> bytearray:
         body, self._buffer = self._buffer, bytearray()
-        while data := await self._loop.sock_recv(self._connection, RECEIVE_BYTES):
+        while data := await self._loop.sock_recv(self._connection, _RECEIVE_BYTES):
             body += data
         return body
-
-    async def request_body(self, head: Head) -> bytearray:
-        """Read the body of a request, after ``100 Continue`` if the client waits for it."""
-        length = head.length or 0
-        if not length and not head.is_chunked:
-            return bytearray()
-        if head.fields.get("expect", "").lower() == "100-continue":
-            await self._loop.sock_sendall(self._connection, b"HTTP/1.1 100 Continue\r\n\r\n")
-        return await self.chunks() if head.is_chunked else await self.exactly(length)
 
 
 def reset_on_close(connection: socket.socket) -> None:
@@ -127,10 +151,15 @@ def reset_on_close(connection: socket.socket) -> None:
 async def accept(
     listener: socket.socket, serve: Callable[[socket.socket], Coroutine[Any, Any, None]]
 ) -> None:
-    """Accept connections and serve each in a task, until cancelled; close the listener then."""
+    """Accept connections and serve each in a task, until cancelled; close them and the listener then."""
     loop = asyncio.get_running_loop()
     listener.setblocking(False)
     tasks: set[asyncio.Task[None]] = set()
+
+    async def serve_and_close(connection: socket.socket) -> None:
+        with connection:
+            await serve(connection)
+
     # Not sock_accept(), which loses a connection that comes while it is cancelled.
     ready = asyncio.Event()
     loop.add_reader(listener, ready.set)
@@ -143,7 +172,7 @@ async def accept(
                     connection, _ = listener.accept()
                     connection.setblocking(False)
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    task = loop.create_task(serve(connection))
+                    task = loop.create_task(serve_and_close(connection))
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)
     finally:

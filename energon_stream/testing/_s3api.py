@@ -10,13 +10,13 @@ import base64
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from email.utils import formatdate
 from time import gmtime, strftime
-from urllib.parse import parse_qs, quote, unquote
+from urllib.parse import quote, unquote
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+from energon_stream.testing._http import HttpRequest, Response
 from energon_stream.testing._s3objects import ObjectInfo, Objects, StoredBytes, list_page
 
 _CODES = {
@@ -35,49 +35,6 @@ _CODES = {
 _ECHOED = {"delimiter": "Delimiter", "start-after": "StartAfter", "marker": "Marker"}
 # A folder of files cannot hold every key.
 _BAD_NAME = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
-    """A parsed request; header names are in lower case, ``path`` is decoded."""
-
-    method: str
-    path: str
-    query: Mapping[str, str]
-    headers: Mapping[str, str]
-    body: bytes | bytearray = b""
-
-    @classmethod
-    def parse(cls, method: str, target: str, headers: Mapping[str, str]) -> HttpRequest:
-        """Take a request line apart."""
-        path, _, query = target.partition("?")
-        values = {name: found[0] for name, found in parse_qs(query, keep_blank_values=True).items()}
-        return cls(method, unquote(path), values, headers)
-
-    @property
-    def bucket(self) -> str:
-        """First path component; ``""`` at the root."""
-        return self.path[1:].partition("/")[0]
-
-    @property
-    def key(self) -> str:
-        """The path after the bucket; ``""`` for the bucket itself."""
-        return self.path[1:].partition("/")[2]
-
-    @property
-    def reads_object(self) -> bool:
-        """True for GETs of objects."""
-        return self.method == "GET" and self.key != ""
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """Answer to a request. An answer to HEAD has a length and no body."""
-
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)  # without Content-Length
-    body: bytes | memoryview = b""
-    length: int | None = None  # the Content-Length; None for that of the body
 
 
 def _xml(name: str, content: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -120,9 +77,11 @@ class S3Api:
         """Answer a request: with status 501 if the operation is not covered, 400 if the request makes no
         sense."""
         try:
-            return self._dispatch(request)
+            response = self._dispatch(request)
         except (ValueError, KeyError, ElementTree.ParseError, *_BAD_NAME):
-            return error_response(400, request.path)
+            response = error_response(400, request.path)
+        response.headers["x-amz-request-id"] = "0"
+        return response
 
     def _dispatch(self, request: HttpRequest) -> Response:
         if not request.bucket:
@@ -294,5 +253,6 @@ def _object_response(request: HttpRequest, info: ObjectInfo, stored: StoredBytes
             return error_response(416, request.path, headers={"Content-Range": f"bytes */{info.size}"})
         status, span = 206, found
         headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{info.size}"
-    body = b"" if request.method == "HEAD" else stored.read(*span)
-    return Response(status, headers, body, span[1] - span[0])
+    if request.method == "HEAD":
+        return Response(status, headers | {"Content-Length": str(span[1] - span[0])})
+    return Response(status, headers, stored.read(*span))

@@ -13,25 +13,36 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
-from random import Random
 from threading import Event
 from typing import Literal, get_args
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from energon_stream.errors import ConfigError
-from energon_stream.testing._http import Head, HttpReader, accept, reset_on_close, run_in_thread, url_of
-from energon_stream.testing._proxyfaults import OUTAGES, Fault, FaultKind, all_faults
-from energon_stream.testing._s3api import HttpRequest, error_response
+from energon_stream.testing._faults import (
+    NO_FAULT,
+    OUTAGES,
+    Fate,
+    Fault,
+    FaultKind,
+    FaultList,
+    FaultyConnection,
+    all_faults,
+)
+from energon_stream.testing._http import (
+    HttpReader,
+    HttpRequest,
+    Response,
+    accept,
+    keeps_open,
+    reset_on_close,
+    run_in_thread,
+    url_of,
+)
 
 __all__ = ["Fault", "FaultKind", "FaultProxy", "all_faults"]
 
-_INSTEAD = ("500", "503", "416", "html", "no-answer")
-_ENDING = ("reset", "truncate", "no-length")
-_WRONG_ETAG = '"0123456789abcdef0123456789abcdef"'
-_PIECES = 20
+_OF_ONE_CONNECTION = ("expect", "transfer-encoding", "content-length")
 _PIECE_BYTES = 256 * 1024
 
 
@@ -67,7 +78,7 @@ class FaultProxy:
             raise ConfigError(f"the proxy's target is {target!r}", hint="use http://HOST:PORT")
         self._target = parts.hostname, parts.port or 80
         self._port = port
-        self._dice = Random(seed)
+        self._seed = seed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: Callable[[], None] | None = None
         self._place: socket.socket | None = None
@@ -103,10 +114,11 @@ class FaultProxy:
             self._place = None
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the faults."""
+        """Replace the faults; the sequence of random faults starts again."""
         if sum(fault.share for fault in faults if fault.times is None) > 1 + 1e-9:
             raise ConfigError("the shares of the faults add up to more than 1", hint="use smaller shares")
-        self._faults = list(faults)
+        self._drops = FaultList((fault for fault in faults if fault.kind == "drop"), self._seed)
+        self._faults = FaultList((fault for fault in faults if fault.kind != "drop"), self._seed + 1)
 
     def counts(self) -> dict[str, int]:
         """Return how many faults of each kind happened."""
@@ -151,97 +163,68 @@ class FaultProxy:
             self._outages.put_nowait(fault)
 
     async def _connect(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                if self._draw("drop", "", "GET") is None:
-                    await _Exchange(self, connection, self._target).run()
-                    return
-            except asyncio.CancelledError:
+        try:
+            if self._drops.choose("", "GET") is None:
+                await _ProxiedConnection(self, connection, self._target).run()
+            else:
+                self.count("drop")
                 reset_on_close(connection)
-                raise
+        except asyncio.CancelledError:
             reset_on_close(connection)
+            raise
 
-    def _draw(self, only: str | None, path: str, method: str) -> Fault | None:
-        """Return the fault of a new connection (``drop``), or of a request; None for most of them."""
-        dice = self._dice.random()
-        for place, fault in enumerate(self._faults):
-            is_candidate = (fault.kind == "drop") == (only == "drop") and fault.times != 0
-            if not is_candidate or fault.method not in (None, method):
-                continue
-            if only is None and not fnmatchcase(path, fault.pattern):
-                continue
-            if dice < fault.share:
-                if fault.times is not None:
-                    self._faults[place] = replace(fault, times=fault.times - 1)
-                if fault.kind == "drop":
-                    self.count(fault)
-                return fault
-            dice -= fault.share
-        return None
-
-    def draw(self, path: str, method: str) -> Fault | None:
-        """Return the fault of a request, and begin an outage if it is one."""
+    def draw(self, path: str, method: str) -> Fate:
+        """Return the fate of a request; begin an outage if that is its fault."""
         self.requests += 1
-        fault = self._draw(None, path, method)
-        if fault is not None and fault.kind in OUTAGES:
+        fault = self._faults.choose(path, method)
+        if fault is None:
+            return NO_FAULT
+        if fault.kind in OUTAGES:
             self._begin_outage(fault)
-            return None
-        return fault
+            return NO_FAULT
+        latency = fault.seconds if fault.kind == "late" else 0.0
+        return Fate(fault.kind, fault.seconds, self._faults.dice.random(), latency)
 
-    def count(self, fault: Fault) -> None:
+    def count(self, kind: str) -> None:
         """Count a fault that happened."""
-        self._counts[fault.kind] += 1
-
-    def position(self, length: int) -> int:
-        """Return a position in a body of so many bytes, at which a fault happens."""
-        return int(self._dice.random() * length)
+        self._counts[kind] += 1
 
     async def flow(self) -> None:
         """Wait for the end of a freeze."""
         await self._flowing.wait()
 
 
-class _Exchange:
+class _ProxiedConnection(FaultyConnection):
     """The requests of one connection, passed on by one connection to the server."""
 
     def __init__(self, proxy: FaultProxy, connection: socket.socket, target: tuple[str, int]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._proxy, self._connection, self._target = proxy, connection, target
+        super().__init__(connection)
+        self._proxy, self._target = proxy, target
         self._server: socket.socket | None = None
 
     async def run(self) -> None:
-        """Serve until one side closes its connection, or a fault ends it."""
-        reader = HttpReader(self._connection)
-        # A ValueError is a message that cannot be parsed.
-        with contextlib.suppress(EOFError, OSError, ValueError):
-            try:
-                while await self._serve_one(reader):
-                    pass
-            finally:
-                if self._server is not None:
-                    self._server.close()
+        try:
+            await super().run()
+        finally:
+            if self._server is not None:
+                self._server.close()
 
-    async def _serve_one(self, reader: HttpReader) -> bool:
-        """Pass one request on; return False to end the connection."""
-        head = await reader.head()
+    async def _serve(self, request: HttpRequest) -> None:
+        fate = self._proxy.draw(request.path[1:], request.method)
         await self._proxy.flow()
-        method, target, _ = head.first.split(" ", 2)
-        path = unquote(target.partition("?")[0])
-        fault = self._proxy.draw(path[1:], method)
-        body = await reader.request_body(head)
-        await self._proxy.flow()
-        if fault is not None and fault.kind in _INSTEAD:
-            self._proxy.count(fault)
-            return await self._answer_instead(fault, HttpRequest(method, path, {}, head.fields))
-        answer, content = await self._ask(head, body, method)
-        goes_on = await self._deliver(fault, answer, content)
-        return goes_on and head.keeps_open and answer.keeps_open
+        await self._respond(request, fate)
 
-    async def _ask(self, head: Head, body: bytearray, method: str) -> tuple[Head, bytes]:
-        """Send a request to the server, and return its answer."""
-        length = str(len(body)) if body or head.is_chunked or head.length is not None else None
-        sent = head.changed(expect=None, transfer_encoding=None, content_length=length)
-        for attempt in range(2):
+    def _happens(self, fault: str) -> None:
+        self._proxy.count(fault)
+
+    async def _answer(self, request: HttpRequest) -> Response:
+        headers = {name: value for name, value in request.headers.items() if name not in _OF_ONE_CONNECTION}
+        if request.body or len(headers) < len(request.headers):
+            headers["content-length"] = str(len(request.body))
+        lines = [f"{request.method} {request.target} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        data = "\r\n".join([*lines, "", ""]).encode("latin-1") + request.body
+        while True:
             is_new = self._server is None
             if self._server is None:
                 self._server = socket.socket()
@@ -249,79 +232,21 @@ class _Exchange:
                 self._server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await self._loop.sock_connect(self._server, self._target)
             try:
-                await self._loop.sock_sendall(self._server, sent.encode() + body)
-                return await self._receive(HttpReader(self._server), method)
+                await self._loop.sock_sendall(self._server, data)
+                response = await HttpReader(self._server).response(request.method)
             except (EOFError, OSError):  # the server had closed an idle connection
                 self._server.close()
                 self._server = None
-                if is_new or attempt:
+                if is_new:
                     raise
-        raise EOFError
+            else:
+                self._is_open = self._is_open and keeps_open(response.headers)
+                return response
 
-    async def _receive(self, reader: HttpReader, method: str) -> tuple[Head, bytes]:
-        answer = await reader.head()
-        status = answer.first.split(" ", 2)[1]
-        if method == "HEAD" or status in ("204", "304"):
-            return answer, b""
-        if answer.is_chunked:
-            body = await reader.chunks()
-            length = str(len(body))
-            return answer.changed(transfer_encoding=None, content_length=length), bytes(body)
-        body = await (reader.rest() if answer.length is None else reader.exactly(answer.length))
-        return answer, bytes(body)
-
-    async def _answer_instead(self, fault: Fault, request: HttpRequest) -> bool:
-        if fault.kind == "no-answer":
-            reset_on_close(self._connection)
-            return False
-        status, kind, content = 200, "text/html", b"<html><body>Please log in.</body></html>"
-        if fault.kind != "html":
-            response = error_response(int(fault.kind), request.path)
-            status, kind, content = response.status, "application/xml", bytes(response.body)
-        lines = [f"Content-Type: {kind}", f"Content-Length: {len(content)}"]
-        head = Head(f"HTTP/1.1 {status} Fault", lines)
-        await self._send(head.encode() + (b"" if request.method == "HEAD" else content))
-        return True
-
-    async def _deliver(self, fault: Fault | None, answer: Head, content: bytes) -> bool:
-        """Send an answer with its fault; return False if that ends the connection."""
-        if fault is None or not _applies(fault.kind, answer, content):
-            await self._send(answer.encode() + content)
-            return True
-        self._proxy.count(fault)
-        kind, at = fault.kind, len(content)
-        if kind == "late":
-            await asyncio.sleep(fault.seconds)
-        elif kind == "wrong-etag":
-            answer = answer.changed(etag=_WRONG_ETAG)
-        elif kind == "no-length":
-            answer = answer.changed(content_length=None, connection="close")
-        else:
-            at = self._proxy.position(len(content))
-        await self._send(answer.encode() + content[:at])
-        if kind == "reset":
-            reset_on_close(self._connection)
-        elif kind in ("truncate", "no-length"):
-            self._connection.shutdown(socket.SHUT_WR)
-        if kind in _ENDING:
-            return False
-        step = max(1, -(-(len(content) - at) // (_PIECES if kind == "trickle" else 1)))
-        for start in range(at, len(content), step):
-            await asyncio.sleep(fault.seconds * step / (len(content) - at))
-            await self._send(content[start : start + step])
-        return True
-
-    async def _send(self, data: bytes) -> None:
-        view = memoryview(data)
-        for start in range(0, len(view), _PIECE_BYTES):
+    async def _write(self, data: memoryview) -> None:
+        for start in range(0, len(data), _PIECE_BYTES):
             await self._proxy.flow()
-            await self._loop.sock_sendall(self._connection, view[start : start + _PIECE_BYTES])
-
-
-def _applies(kind: FaultKind, answer: Head, content: bytes) -> bool:
-    if kind == "wrong-etag":
-        return "etag" in answer.fields
-    return kind == "late" or content != b""
+            await super()._write(data[start : start + _PIECE_BYTES])
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -23,11 +23,19 @@ from typing import Any, TypeAlias
 from urllib.parse import quote, urlsplit
 
 from energon_stream.errors import ConfigError, StorageError
+from energon_stream.testing._faults import Rule
 from energon_stream.testing._http import run_in_thread, url_of
 from energon_stream.testing._s3api import S3Api
-from energon_stream.testing._s3faults import LogEntry, Rule, ServerCounters, Shaping, Traffic
-from energon_stream.testing._s3http import CONTROL_PATH, QUIET_HEADER, serve
 from energon_stream.testing._s3objects import FolderObjects, MemoryObjects, Objects
+from energon_stream.testing._s3traffic import (
+    CONTROL_PATH,
+    QUIET_HEADER,
+    LogEntry,
+    ServerCounters,
+    Shaping,
+    Traffic,
+    serve,
+)
 
 __all__ = ["FolderObjects", "LogEntry", "Rule", "S3Control", "S3Server", "ServerCounters", "Shaping"]
 
