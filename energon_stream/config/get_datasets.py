@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from energon_stream.config.dataset_options import DatasetRequest, SharedOptions, Shuffling
 from energon_stream.config.mixture import open_mixture
@@ -12,9 +12,39 @@ from energon_stream.pipeline import Ends, SavableDataset, with_ends
 from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    from energon_stream.config.dataset_options import TrainOptions, ValOptions
     from energon_stream.config.location import PathOption
     from energon_stream.config.references import AnyLeafRef, Draws
+    from energon_stream.config.sample_types import SampleType
+    from energon_stream.samples import Sample
     from energon_stream.worker import WorkerConfig
+
+    S = TypeVar("S", bound=Sample)
+    T = TypeVar("T", default=Any)
+
+
+@overload
+def get_train_dataset(
+    path: PathOption,
+    *,
+    batch_size: None,
+    sample_type: type[S],
+    task_encoder: None = None,
+    **options: Unpack[TrainOptions],
+) -> SavableDataset[S]: ...
+
+
+@overload
+def get_train_dataset(
+    path: PathOption,
+    *,
+    batch_size: int | None,
+    sample_type: SampleType | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, T] | None = None,
+    **options: Unpack[TrainOptions],
+) -> SavableDataset[T]: ...
 
 
 def get_train_dataset(
@@ -71,7 +101,8 @@ def get_train_dataset(
             ``SharedOptions``.
 
     Returns:
-        A dataset of batches, for :func:`get_savable_loader`.
+        A dataset of batches, for :func:`get_savable_loader`. Type checkers know its elements by the batch
+        type of ``task_encoder``; without one, single samples by ``sample_type``.
 
     Raises:
         ConfigError: An option is unknown, or cannot work.
@@ -122,6 +153,28 @@ def get_train_dataset(
         repeat=repeat,
     )
     return with_ends(dataset, ends, even=bool(virtual_epoch_length))
+
+
+@overload
+def get_val_dataset(
+    path: PathOption,
+    *,
+    batch_size: None,
+    sample_type: type[S],
+    task_encoder: None = None,
+    **options: Unpack[ValOptions],
+) -> SavableDataset[S]: ...
+
+
+@overload
+def get_val_dataset(
+    path: PathOption,
+    *,
+    batch_size: int | None,
+    sample_type: SampleType | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, T] | None = None,
+    **options: Unpack[ValOptions],
+) -> SavableDataset[T]: ...
 
 
 def get_val_dataset(
@@ -182,14 +235,14 @@ def get_val_datasets(
     *,
     batch_size: int | None,
     worker_config: WorkerConfig | None = None,
-    task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, T] | None = None,
     split_part: str = "val",
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     limit: int | None = None,
     ends: Ends = "uneven",
     **options: Unpack[SharedOptions],
-) -> list[tuple[SavableDataset[Any], AnyLeafRef]]:
+) -> list[tuple[SavableDataset[T], AnyLeafRef]]:
     """Open each dataset of a validation split on its own.
 
     The arguments and errors are those of :func:`get_val_dataset`; ``limit`` applies to each dataset.

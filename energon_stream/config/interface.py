@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Unpack, cast
 
 from energon_stream.config.dataset_options import DatasetOptions, DatasetRequest, Shuffling
 from energon_stream.config.join_indices import prepare_metadataset
@@ -13,9 +13,9 @@ from energon_stream.config.mixture import open_mixture
 from energon_stream.config.references import JoinRef, LeafRef, multiplied
 from energon_stream.errors import ConfigError
 from energon_stream.limits import Limits
+from energon_stream.task.encoder import T_sample
 
 if TYPE_CHECKING:
-    from energon_stream.config.sample_types import SampleType
     from energon_stream.pipeline import SavableDataset
     from energon_stream.storage import Transport
     from energon_stream.task import DatasetBlendMode, LoadedDataset
@@ -124,7 +124,7 @@ class DatasetLoaderInterface:
 
 
 @dataclass(kw_only=True)
-class DatasetLoader(DatasetLoaderInterface):
+class DatasetLoader(DatasetLoaderInterface, Generic[T_sample]):
     """A single dataset: a folder, a ``.jsonl`` file, or tars.
 
     :class:`~energon_stream.config.dataset_options.DatasetOptions` describes the other attributes.
@@ -143,13 +143,13 @@ class DatasetLoader(DatasetLoaderInterface):
     shuffle_over_epochs_multiplier: int | None = 1
     split_config: str = "split.yaml"
     dataset_config: str = "dataset.yaml"
-    sample_type: SampleType | None = None
+    sample_type: type[T_sample] | str | Mapping[str, Any] | None = None
     field_map: Mapping[str, str] | None = None
     subflavors: Mapping[str, Any] | None = None
 
     def get_dataset(
         self, *, training: bool, split_part: str | None = None, **options: Any
-    ) -> SavableDataset[Any]:
+    ) -> SavableDataset[T_sample]:
         """Open the dataset; the arguments are those of :meth:`get_datasets`."""
         return self.get_datasets(training=training, split_part=split_part, **options).datasets[0].dataset
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import torch
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
+T_other = TypeVar("T_other")
 
 
 class BasicDataLoader(Generic[T]):
@@ -247,7 +248,7 @@ class BasicDataLoader(Generic[T]):
     def __bool__(self) -> bool:
         return True
 
-    def __enter__(self) -> BasicDataLoader[T]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -301,6 +302,14 @@ class BasicDataLoader(Generic[T]):
             restarts = self.worker_restarts
         config = self.worker_config
         return self._meter.stats(config.rank, config.num_workers, report, restarts)
+
+    @overload
+    def progress(self, batches: None = None, *, total: int | None = None, **options: Any) -> Iterator[T]: ...
+
+    @overload
+    def progress(
+        self, batches: Iterable[T_other], *, total: int | None = None, **options: Any
+    ) -> Iterator[T_other]: ...
 
     def progress(
         self, batches: Iterable[Any] | None = None, *, total: int | None = None, **options: Any

@@ -35,6 +35,7 @@ from energon_stream.storage import Fetcher
 if TYPE_CHECKING:
     from energon_stream.samples import SourceInfo
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 _Method = Literal["raw", "pickle"]
 _AFTER_CHILDREN = -1
@@ -87,11 +88,11 @@ class FileStoreCachePool(CachePool):
         self._files = PerProcess(make, drop_inherited=True)
         Finalize(self, shutil.rmtree, (self._root, True), exitpriority=_AFTER_CHILDREN)
 
-    def get_lazy(self, ds: FileStore[Any], fname: str) -> FileCacheLazy[Any]:
+    def get_lazy(self, ds: FileStore[T_co], fname: str) -> FileCacheLazy[T_co]:
         """Begin to fetch a file in the background; ``get()`` waits for it."""
         return FileCacheLazy(ds, fname, self._files.get().fetch(ds, fname))
 
-    def to_cache(self, data: Any, name: str) -> Lazy[Any]:
+    def to_cache(self, data: T, name: str) -> Lazy[T]:
         """Write a pickle of the data to disk, or keep the data in memory if the disk has no room."""
         return self._files.get().keep(data, name)
 

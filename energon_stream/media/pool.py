@@ -13,6 +13,7 @@ from energon_stream.worker import activated_pool
 if TYPE_CHECKING:
     from energon_stream.media.file_store import FileStore
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -104,16 +105,16 @@ class CachePool(ABC):
         b'__module__'
     """
 
-    def get(self, ds: FileStore[Any], fname: str, sample: Any = None) -> Any:
+    def get(self, ds: FileStore[T_co], fname: str, sample: Any = None) -> T_co:
         """Return the data of a name, and add its source to ``sample``."""
         return self.get_lazy(ds, fname).get(sample)
 
     @abstractmethod
-    def get_lazy(self, ds: FileStore[Any], fname: str) -> Lazy[Any]:
+    def get_lazy(self, ds: FileStore[T_co], fname: str) -> Lazy[T_co]:
         """Return a handle of the data of a name."""
 
     @abstractmethod
-    def to_cache(self, data: Any, name: str) -> Lazy[Any]:
+    def to_cache(self, data: T, name: str) -> Lazy[T]:
         """Store data for later use.
 
         Args:
@@ -135,11 +136,11 @@ class NoCachePool(CachePool):
         b'__module__'
     """
 
-    def get_lazy(self, ds: FileStore[Any], fname: str) -> DirectLazy[Any]:
+    def get_lazy(self, ds: FileStore[T_co], fname: str) -> DirectLazy[T_co]:
         """Return a handle that reads at ``get()``."""
         return DirectLazy(ds, fname)
 
-    def to_cache(self, data: Any, name: str) -> DataLazy[Any]:
+    def to_cache(self, data: T, name: str) -> DataLazy[T]:
         """Keep the data in memory."""
         return DataLazy(data, name)
 

@@ -9,6 +9,8 @@ from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.dataset import (
     FunctionConfig,
     SavableDataset,
+    T,
+    T_co,
     Wrapper,
     function_name,
     is_stateless,
@@ -21,13 +23,13 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 
-class Batching(Wrapper[Any]):
+class Batching(Wrapper[T_co]):
     """Base of the operators that make batches. Keys are ``(kind, call, keys of the elements)``."""
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
-        batcher: Callable[[list[Any]], Any],
+        dataset: SavableDataset[T],
+        batcher: Callable[[list[T]], T_co],
         batcher_stateless: bool,
         batcher_config: FunctionConfig,
         drop_last: bool,
@@ -35,7 +37,7 @@ class Batching(Wrapper[Any]):
         worker_config: WorkerConfig | None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        self.batcher = batcher
+        self.batcher: Callable[[list[Any]], Any] = batcher
         self.stateless: bool = batcher_stateless or is_stateless(batcher)
         self.function_config = batcher_config
         self.drop_last = drop_last
@@ -76,7 +78,7 @@ class _BatchNode(WrapperNode):
     Between two batches the node holds no samples, so the state has none.
     """
 
-    def __init__(self, dataset: BatchDataset, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: BatchDataset[Any], context: Context, state: State | None) -> None:
         self._dataset = dataset
         self._guard = FailureGuard(
             function_name(dataset.batcher), context, dataset.failure_tolerance, first_of
@@ -111,7 +113,7 @@ class _BatchNode(WrapperNode):
         return {"in": self._inner.state(), "n": self._calls, "end": self._ended}
 
 
-class BatchDataset(Batching):
+class BatchDataset(Batching[T_co]):
     """Groups consecutive elements.
 
     Args:
@@ -138,9 +140,9 @@ class BatchDataset(Batching):
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
+        dataset: SavableDataset[T],
         batch_size: int,
-        batcher: Callable[[list[Any]], Any],
+        batcher: Callable[[list[T]], T_co],
         *,
         batcher_stateless: bool = False,
         batcher_config: FunctionConfig = None,

@@ -26,6 +26,7 @@ from energon_stream.schedule.saved import is_count
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 FunctionConfig: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from energon_stream.errors import ConfigError, EmptyStreamError
-from energon_stream.pipeline.dataset import SavableDataset, Wrapper, common_config
+from energon_stream.pipeline.dataset import SavableDataset, T_co, Wrapper, common_config
 from energon_stream.pipeline.node import (
     END,
     Context,
@@ -41,7 +41,7 @@ def share_of_stream(begin: int, end: int, num_streams: int, stream: int) -> int:
 class _BoundNode(WrapperNode):
     """State: ``in``, ``at`` (elements returned in this pass), ``pass`` (passes that ended)."""
 
-    def __init__(self, dataset: _Bounded, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: _Bounded[Any], context: Context, state: State | None) -> None:
         saved = read_state(state, {"in": None, "at": 0, "pass": 0}, dataset, context)
         self._dataset = dataset
         self._context = context
@@ -72,7 +72,7 @@ class _BoundNode(WrapperNode):
         return {"in": self._inner.state(), "at": self._at, "pass": self._pass}
 
 
-class _Bounded(Wrapper[Any]):
+class _Bounded(Wrapper[T_co]):
     """Base of the operators that end a pass after a number of elements of the whole job."""
 
     node_type = _BoundNode
@@ -84,7 +84,7 @@ class _Bounded(Wrapper[Any]):
     """True if a pass goes on over the end of the inner pass."""
 
     def __init__(
-        self, dataset: SavableDataset[Any], global_length: int, worker_config: WorkerConfig | None
+        self, dataset: SavableDataset[T_co], global_length: int, worker_config: WorkerConfig | None
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         if global_length < 1:
@@ -99,7 +99,7 @@ class _Bounded(Wrapper[Any]):
         return share_of_stream(begin, begin + self.global_length, self.worker_config.num_streams, stream)
 
 
-class EpochizeDataset(_Bounded):
+class EpochizeDataset(_Bounded[T_co]):
     """Cuts an endless sequence into virtual epochs; each epoch goes on where the last one ended.
 
     An epoch of the whole job has ``length * world_size`` elements. The share of each stream follows from that
@@ -124,7 +124,7 @@ class EpochizeDataset(_Bounded):
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
+        dataset: SavableDataset[T_co],
         length: int | None = None,
         worker_config: WorkerConfig | None = None,
         *,
@@ -168,7 +168,7 @@ def _global_length(dataset: SavableDataset[Any]) -> int:
     return sum(known) if len(known) == len(lengths) else dataset.nominal_length() * config.world_size
 
 
-class LimitDataset(_Bounded):
+class LimitDataset(_Bounded[T_co]):
     """Ends each pass of a rank after at most ``length`` elements.
 
     Args:
@@ -189,7 +189,7 @@ class LimitDataset(_Bounded):
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
+        dataset: SavableDataset[T_co],
         length: int,
         *,
         reset_after_epoch: bool = False,
@@ -211,7 +211,7 @@ class _EvenNode(WrapperNode):
     A repeated element is made again from its key, because the receiver may have changed the one that it got.
     """
 
-    def __init__(self, dataset: EvenDataset, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: EvenDataset[Any], context: Context, state: State | None) -> None:
         saved = read_state(state, {"in": None, "at": 0, "last": None, "end": False}, dataset, context)
         if saved["at"] > dataset.length or (saved["last"] is None) != (saved["at"] == 0):
             raise damaged(f"{saved['at']} elements of a pass of {dataset.length}")
@@ -265,7 +265,7 @@ class _EvenNode(WrapperNode):
         return {"in": self._inner.state(), "at": self._at, "last": self._last, "end": self._ended}
 
 
-class EvenDataset(Wrapper[Any]):
+class EvenDataset(Wrapper[T_co]):
     """Gives every stream, and so every rank, the same number of elements in a pass.
 
     Collective operations of a training or validation step then never wait for a rank that has no batch left.
@@ -298,7 +298,7 @@ class EvenDataset(Wrapper[Any]):
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
+        dataset: SavableDataset[T_co],
         ends: Literal["drop", "pad"],
         *,
         worker_config: WorkerConfig | None = None,

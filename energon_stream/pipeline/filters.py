@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, Wrapper, foreign_key
+from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, T, T_co, Wrapper, foreign_key
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.node import (
     END,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class _PassThroughNode(WrapperNode):
     """State: ``in`` and ``n`` (elements taken from the inner node)."""
 
-    def __init__(self, dataset: PassThrough, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: PassThrough[Any], context: Context, state: State | None) -> None:
         saved = read_state(state, {"in": None, "n": 0}, dataset, context)
         self._dataset = dataset
         self._guard = FailureGuard(type(dataset).__name__, context, dataset.failure_tolerance)
@@ -55,7 +55,7 @@ class _PassThroughNode(WrapperNode):
         return {"in": self._inner.state(), "n": self._taken}
 
 
-class PassThrough(Wrapper[Any]):
+class PassThrough(Wrapper[T_co]):
     """Base of operators that look at each element and pass it on unchanged, or drop it."""
 
     node_type = _PassThroughNode
@@ -71,7 +71,7 @@ class PassThrough(Wrapper[Any]):
         raise NotImplementedError
 
 
-class FilterDataset(PassThrough):
+class FilterDataset(PassThrough[T_co]):
     """Drops the elements for which a function returns False.
 
     Lengths are those before filtering.
@@ -96,8 +96,8 @@ class FilterDataset(PassThrough):
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
-        filter_fn: Callable[[Any], bool],
+        dataset: SavableDataset[T_co],
+        filter_fn: Callable[[T_co], bool],
         *,
         filter_fn_config: FunctionConfig = None,
         failure_tolerance: int = 100,
@@ -113,7 +113,7 @@ class FilterDataset(PassThrough):
         return bool(self.filter_fn(value))
 
 
-class GcDataset(PassThrough):
+class GcDataset(PassThrough[T_co]):
     """Runs Python's garbage collector every ``every_n_iter`` elements, so that all ranks pause together.
 
     Args:
@@ -133,7 +133,7 @@ class GcDataset(PassThrough):
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
+        dataset: SavableDataset[T_co],
         *,
         every_n_iter: int = 10,
         freeze: bool = True,
@@ -160,7 +160,7 @@ class GcDataset(PassThrough):
         return True
 
 
-class LogSampleDataset(PassThrough):
+class LogSampleDataset(PassThrough[T_co]):
     """Logs the keys of elements, as lines of type ``yield_batch`` in the debug log.
 
     Lines need ``worker_log_level=1``. Without ``worker_debug_path``, they are messages of the logger
@@ -185,10 +185,10 @@ class LogSampleDataset(PassThrough):
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
+        dataset: SavableDataset[T_co],
         mode: str = "train",
         worker_config: WorkerConfig | None = None,
-        get_keys_fn: Callable[[Any], Any] | None = None,
+        get_keys_fn: Callable[[T_co], Any] | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         self.mode = mode
@@ -210,7 +210,7 @@ class _IterMapNode(WrapperNode):
     from the start of the pass, and drops the elements that were returned before.
     """
 
-    def __init__(self, dataset: IterMapDataset, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: IterMapDataset[Any], context: Context, state: State | None) -> None:
         saved = read_state(state, {"in": None, "n": 0}, dataset, context)
         self._dataset = dataset
         self._inner = dataset.dataset.make_node(context, saved["in"])
@@ -249,7 +249,7 @@ class _IterMapNode(WrapperNode):
         return {"in": self._start, "n": self._returned}
 
 
-class IterMapDataset(Wrapper[Any]):
+class IterMapDataset(Wrapper[T_co]):
     """Applies a function to the stream of elements of each pass.
 
     A restore runs the function again from the start of the pass; keep passes short, or use MapDataset.
@@ -278,8 +278,8 @@ class IterMapDataset(Wrapper[Any]):
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
-        iter_map_fn: Callable[[Iterator[Any]], Iterator[Any]],
+        dataset: SavableDataset[T],
+        iter_map_fn: Callable[[Iterator[T]], Iterator[T_co]],
         *,
         len_map_fn: Callable[[int], int] | None = None,
         stateless_iter_fn: bool = False,
@@ -287,7 +287,7 @@ class IterMapDataset(Wrapper[Any]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        self.iter_map_fn = iter_map_fn
+        self.iter_map_fn: Callable[[Iterator[Any]], Iterator[Any]] = iter_map_fn
         self.len_map_fn = len_map_fn
         self.stateless = stateless_iter_fn
         self.function_config = iter_map_fn_config

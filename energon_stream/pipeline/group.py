@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.batching import Batching
-from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, function_label, function_name
+from energon_stream.pipeline.dataset import (
+    FunctionConfig,
+    SavableDataset,
+    T,
+    T_co,
+    function_label,
+    function_name,
+)
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode, read_state
 from energon_stream.schedule.saved import damaged
@@ -22,7 +29,7 @@ class _GroupNode(WrapperNode):
     The groups themselves are not saved: a restore calls the criterion again.
     """
 
-    def __init__(self, dataset: GroupBatchDataset, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: GroupBatchDataset[Any], context: Context, state: State | None) -> None:
         saved = read_state(state, {"in": None, "n": 0, "held": [], "end": False}, dataset, context)
         tolerance = dataset.failure_tolerance
         self._dataset = dataset
@@ -99,7 +106,7 @@ class _GroupNode(WrapperNode):
         super().close()
 
 
-class GroupBatchDataset(Batching):
+class GroupBatchDataset(Batching[T_co]):
     """Makes batches of elements that share a key.
 
     Args:
@@ -126,10 +133,10 @@ class GroupBatchDataset(Batching):
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
+        dataset: SavableDataset[T],
         fixed_batch_size: int | None,
-        sample_group_key: Callable[[Any], tuple[Hashable, int | None]],
-        batcher: Callable[[list[Any]], Any],
+        sample_group_key: Callable[[T], tuple[Hashable, int | None]],
+        batcher: Callable[[list[T]], T_co],
         *,
         batcher_stateless: bool = False,
         batcher_config: FunctionConfig = None,
@@ -142,7 +149,7 @@ class GroupBatchDataset(Batching):
         )
         if fixed_batch_size is not None and fixed_batch_size < 1:
             raise ConfigError(f"batch_size is {fixed_batch_size}", hint="use 1 or more")
-        self.criterion = sample_group_key
+        self.criterion: Callable[[Any], tuple[Hashable, int | None]] = sample_group_key
         self.fixed_batch_size = fixed_batch_size
 
     def group_of(self, value: Any) -> tuple[Hashable, int]:

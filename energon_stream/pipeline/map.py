@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, Unpack, overload
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.ahead import AheadNode
 from energon_stream.pipeline.dataset import (
     FunctionConfig,
     SavableDataset,
+    T,
+    T_co,
     Wrapper,
     foreign_key,
     function_name,
@@ -113,7 +115,7 @@ class RunningGenerator:
 class _MapNode(WrapperNode):
     """State: ``in``, ``n`` (calls), ``open`` (key, call, place and batch of a running generator, or None)."""
 
-    def __init__(self, dataset: MapDataset, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: MapDataset[Any], context: Context, state: State | None) -> None:
         self._fn = dataset.fn
         self._guard = FailureGuard(function_name(dataset.fn), context, dataset.failure_tolerance)
         saved = read_state(state, {"in": None, "n": 0, "open": None}, dataset, context)
@@ -160,7 +162,15 @@ class _MapNode(WrapperNode):
         }
 
 
-class MapDataset(Wrapper[Any]):
+class _MapOptions(TypedDict, total=False):
+    stateless_map_fn: bool
+    map_fn_config: FunctionConfig
+    failure_tolerance: int
+    ahead: Callable[[Sequence[Any]], None] | None
+    worker_config: WorkerConfig | None
+
+
+class MapDataset(Wrapper[T_co]):
     """Applies a function to each element.
 
     The function may return a generator, whose elements follow each other, or raise ``SkipSample`` to drop the
@@ -187,6 +197,24 @@ class MapDataset(Wrapper[Any]):
     kind = _KIND
     node_type = _MapNode
     option_names: ClassVar[tuple[str, ...]] = ("fn",)
+
+    @overload
+    def __init__(
+        self,
+        dataset: SavableDataset[T],
+        fn: Callable[[T], Iterator[T_co]],
+        **options: Unpack[_MapOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self, dataset: SavableDataset[T], fn: Callable[[T], T_co], **options: Unpack[_MapOptions]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self, dataset: SavableDataset[T], *, map_fn: Callable[[T], T_co], **options: Unpack[_MapOptions]
+    ) -> None: ...
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.batching import BatchDataset
-from energon_stream.pipeline.dataset import MultiInput, SavableDataset, Wrapper
+from energon_stream.pipeline.dataset import MultiInput, SavableDataset, T_co, Wrapper
 from energon_stream.pipeline.node import END, Context, End, Item, Node, State, WrapperNode, read_state
 from energon_stream.rng import uniform
 from energon_stream.schedule.saved import damaged
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class _ConcatNode(WrapperNode):
     """State: ``i`` (number of the current dataset), ``in`` (a state for each, None where not begun)."""
 
-    def __init__(self, dataset: ConcatDataset, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: ConcatDataset[Any], context: Context, state: State | None) -> None:
         self._dataset = dataset
         self._context = context
         count = len(dataset.inputs)
@@ -58,7 +58,7 @@ class _ConcatNode(WrapperNode):
         return {"i": self._number, "in": states}
 
 
-class ConcatDataset(MultiInput[Any]):
+class ConcatDataset(MultiInput[T_co]):
     """Reads one dataset after the other; for finite datasets, as in validation.
 
     Args:
@@ -75,14 +75,14 @@ class ConcatDataset(MultiInput[Any]):
     kind = "Concat"
     node_type = _ConcatNode
 
-    def __init__(self, *datasets: SavableDataset[Any], worker_config: WorkerConfig | None = None) -> None:
+    def __init__(self, *datasets: SavableDataset[T_co], worker_config: WorkerConfig | None = None) -> None:
         super().__init__(datasets, worker_config=worker_config)
 
 
 class _BlendNode:
     """State: ``t`` (draws), ``in`` (a state for each), ``end`` (numbers of the datasets that ended)."""
 
-    def __init__(self, dataset: BlendDataset, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: BlendDataset[Any], context: Context, state: State | None) -> None:
         self._dataset = dataset
         self._key = context.key("blend")
         count = len(dataset.inputs)
@@ -118,7 +118,7 @@ class _BlendNode:
             node.close()
 
 
-class BlendDataset(MultiInput[Any]):
+class BlendDataset(MultiInput[T_co]):
     """Draws the dataset of each element by weight; a pass ends when all inner datasets have ended.
 
     Args:
@@ -141,7 +141,7 @@ class BlendDataset(MultiInput[Any]):
     option_names: ClassVar[tuple[str, ...]] = ("weights",)
 
     def __init__(
-        self, *dataset_weights: tuple[SavableDataset[Any], float], worker_config: WorkerConfig | None = None
+        self, *dataset_weights: tuple[SavableDataset[T_co], float], worker_config: WorkerConfig | None = None
     ) -> None:
         if any(len(tuple(pair)) != 2 for pair in dataset_weights):
             raise ConfigError(
@@ -172,7 +172,7 @@ class BlendDataset(MultiInput[Any]):
         return replace(super().drawing(), details=(), inner=inner)
 
 
-class MixBatchDataset(BatchDataset):
+class MixBatchDataset(BatchDataset[Any]):
     """Makes batches whose elements come from several datasets.
 
     Args:
@@ -210,7 +210,7 @@ class MixBatchDataset(BatchDataset):
 class _RepeatNode(WrapperNode):
     """State: ``in``, ``pass`` (inner passes that ended), ``at`` (elements of the current one), ``done``."""
 
-    def __init__(self, dataset: RepeatDataset, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: RepeatDataset[Any], context: Context, state: State | None) -> None:
         saved = read_state(state, {"in": None, "pass": 0, "at": 0, "done": False}, dataset, context)
         self._dataset = dataset
         self._passes: int = saved["pass"]
@@ -240,7 +240,7 @@ class _RepeatNode(WrapperNode):
         return {"in": self._inner.state(), "pass": self._passes, "at": self._at, "done": self._done}
 
 
-class RepeatDataset(Wrapper[Any]):
+class RepeatDataset(Wrapper[T_co]):
     """Joins several passes of a finite dataset to one pass.
 
     Args:
@@ -263,7 +263,7 @@ class RepeatDataset(Wrapper[Any]):
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
+        dataset: SavableDataset[T_co],
         repeats: float | None = None,
         *,
         restart: bool = True,

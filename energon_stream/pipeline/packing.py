@@ -12,6 +12,8 @@ from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import (
     FunctionConfig,
     SavableDataset,
+    T,
+    T_co,
     Wrapper,
     function_name,
     is_stateless,
@@ -60,7 +62,7 @@ class _PackingNode(WrapperNode):
     were selected and are not packed yet.
     """
 
-    def __init__(self, dataset: PackingDataset, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: PackingDataset[Any], context: Context, state: State | None) -> None:
         start = {"in": None, "n": [0, 0, 0], "groups": [], "open": None, "end": False}
         saved = read_state(state, start, dataset, context)
         self._dataset = dataset
@@ -173,7 +175,7 @@ class _PackingNode(WrapperNode):
         super().close()
 
 
-class PackingDataset(Wrapper[Any]):
+class PackingDataset(Wrapper[T_co]):
     """Fills a buffer, selects its elements into groups, and makes one element (a pack) of each group.
 
     Args:
@@ -208,13 +210,13 @@ class PackingDataset(Wrapper[Any]):
 
     def __init__(
         self,
-        dataset: SavableDataset[Any],
+        dataset: SavableDataset[T],
         buffer_size: int,
-        pre_packer: Callable[[list[Any]], list[list[Any]]],
-        final_packer: Callable[[list[Any]], Any],
+        pre_packer: Callable[[list[T]], list[list[T]]],
+        final_packer: Callable[[list[Any]], T_co],
         *,
         final_packer_stateless: bool = False,
-        sample_encoder: Callable[[Any], Any] | None = None,
+        sample_encoder: Callable[[T], Any] | None = None,
         sample_encoder_stateless: bool = False,
         stateless: bool = False,
         packer_config: FunctionConfig = None,
@@ -230,9 +232,9 @@ class PackingDataset(Wrapper[Any]):
                 f"packing_buffer_size is {buffer_size}", hint="use 1 or more, or None for no packing"
             )
         self.buffer_size = buffer_size
-        self.pre_packer = pre_packer
-        self.final_packer = final_packer
-        self.sample_encoder = sample_encoder
+        self.pre_packer: Callable[[list[Any]], list[list[Any]]] = pre_packer
+        self.final_packer: Callable[[list[Any]], Any] = final_packer
+        self.sample_encoder: Callable[[Any], Any] | None = sample_encoder
         self.function_config = packer_config
         pure_packer = final_packer_stateless or is_stateless(final_packer)
         pure_encoder = sample_encoder is None or sample_encoder_stateless or is_stateless(sample_encoder)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.dataset import SavableDataset, Wrapper
+from energon_stream.pipeline.dataset import SavableDataset, T_co, Wrapper
 from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode, read_state
 from energon_stream.rng import uniform
 from energon_stream.schedule.saved import damaged
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class _ShuffleNode(WrapperNode):
     """State: ``in``, ``t`` (draws), ``held`` (keys), ``end`` (the inner pass is over)."""
 
-    def __init__(self, dataset: ShuffleBufferDataset, context: Context, state: State | None) -> None:
+    def __init__(self, dataset: ShuffleBufferDataset[Any], context: Context, state: State | None) -> None:
         saved = read_state(state, {"in": None, "t": 0, "held": [], "end": False}, dataset, context)
         if len(saved["held"]) > dataset.size:
             raise damaged(f"a shuffle buffer of {dataset.size} holds {len(saved['held'])} elements")
@@ -63,7 +63,7 @@ class _ShuffleNode(WrapperNode):
         super().close()
 
 
-class ShuffleBufferDataset(Wrapper[Any]):
+class ShuffleBufferDataset(Wrapper[T_co]):
     """Shuffles elements through a buffer.
 
     ``get_train_dataset`` shuffles references instead, which costs no memory. This operator is for elements
@@ -86,7 +86,7 @@ class ShuffleBufferDataset(Wrapper[Any]):
     option_names: ClassVar[tuple[str, ...]] = ("size",)
 
     def __init__(
-        self, dataset: SavableDataset[Any], size: int, *, worker_config: WorkerConfig | None = None
+        self, dataset: SavableDataset[T_co], size: int, *, worker_config: WorkerConfig | None = None
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         if size < 1:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic
 
 from energon_stream.errors import ConfigError
-from energon_stream.task.encoder import TaskEncoder
+from energon_stream.task.encoder import T_batch, T_encoded_sample, T_raw_batch, T_sample, TaskEncoder
 
 if TYPE_CHECKING:
     from energon_stream.decode import FileStoreDecoder
@@ -22,7 +22,10 @@ _BUILDERS = (
 )
 
 
-class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
+class AugmentTaskEncoder(
+    TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch],
+    Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch],
+):
     """Wraps another encoder. Derive, and override single hooks; ``super()`` calls the inner encoder's.
 
     Args:
@@ -42,7 +45,7 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
 
     _has_library_hooks = True
 
-    def __init__(self, task_encoder: TaskEncoder[Any, Any, Any, Any]) -> None:
+    def __init__(self, task_encoder: TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]) -> None:
         own = [name for name in _BUILDERS if task_encoder._hook_overridden(name)]
         if own:
             raise ConfigError(
@@ -86,7 +89,7 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
         """Call the inner encoder's hook."""
         return self._task_encoder.cook_crude_sample(sample, cooker, aux)
 
-    def encode_sample(self, sample: Any) -> Any:
+    def encode_sample(self, sample: T_sample) -> T_encoded_sample | Iterator[T_encoded_sample]:
         """Call the inner encoder's hook."""
         return self._task_encoder.encode_sample(sample)
 
@@ -110,10 +113,10 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
         """Call the inner encoder's hook."""
         return self._task_encoder.batch_group_criterion(sample)
 
-    def batch(self, samples: list[Any]) -> Any:
+    def batch(self, samples: list[Any]) -> T_raw_batch:
         """Call the inner encoder's hook."""
         return self._task_encoder.batch(samples)
 
-    def encode_batch(self, batch_data: Any) -> Any:
+    def encode_batch(self, batch_data: T_raw_batch) -> T_batch | Iterator[T_batch]:
         """Call the inner encoder's hook."""
         return self._task_encoder.encode_batch(batch_data)

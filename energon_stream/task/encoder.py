@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic
 
 from energon_stream.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import ConfigError
@@ -16,12 +16,20 @@ from energon_stream.task.stateless import stateless
 from energon_stream.worker import WorkerConfig, active_config
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from energon_stream.samples import CrudeSample
 
-T_sample = TypeVar("T_sample")
-T_encoded_sample = TypeVar("T_encoded_sample")
-T_raw_batch = TypeVar("T_raw_batch")
-T_batch = TypeVar("T_batch")
+    # The defaults, which Python has from 3.13 on, give ``DefaultTaskEncoder(batch_type=B)`` a type.
+    T_sample = TypeVar("T_sample", default=Any)
+    T_encoded_sample = TypeVar("T_encoded_sample", default=Any)
+    T_raw_batch = TypeVar("T_raw_batch", default=Any)
+    T_batch = TypeVar("T_batch", default=Any)
+else:
+    from typing import TypeVar
+
+    T_sample, T_encoded_sample = TypeVar("T_sample"), TypeVar("T_encoded_sample")
+    T_raw_batch, T_batch = TypeVar("T_raw_batch"), TypeVar("T_batch")
 
 
 class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
@@ -74,9 +82,9 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         return cook(sample, **aux)
 
     @stateless
-    def encode_sample(self, sample: T_sample) -> Any:
+    def encode_sample(self, sample: T_sample) -> T_encoded_sample | Iterator[T_encoded_sample]:
         """Encode one sample; a generator makes several. Cannot be combined with the next two hooks."""
-        return sample
+        return sample  # type: ignore[return-value]
 
     @stateless
     def preencode_sample(self, sample: T_sample) -> Any:
@@ -111,14 +119,15 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         return None, None
 
     @stateless
-    def batch(self, samples: list[Any]) -> Any:
+    def batch(self, samples: list[Any]) -> T_raw_batch:
         """Make a batch. Tensors are zero-padded and stacked, other fields become lists."""
-        return self._batch(samples, None)
+        made: T_raw_batch = self._batch(samples, None)
+        return made
 
     @stateless
-    def encode_batch(self, batch: Any) -> Any:
+    def encode_batch(self, batch: T_raw_batch) -> T_batch | Iterator[T_batch]:
         """Encode a batch; a generator makes several."""
-        return batch
+        return batch  # type: ignore[return-value]
 
     def _batch(
         self,
@@ -196,19 +205,22 @@ class DefaultTaskEncoder(
         self._batch_type = batch_type
 
     @stateless
-    def encode_sample(self, sample: T_sample) -> Any:
+    def encode_sample(self, sample: T_sample) -> T_encoded_sample | Iterator[T_encoded_sample]:
         """Map the sample to ``encoded_sample_type``."""
-        return convert(sample, self._encoded_sample_type)
+        encoded: T_encoded_sample = convert(sample, self._encoded_sample_type)
+        return encoded
 
     @stateless
-    def batch(self, samples: list[Any]) -> Any:
+    def batch(self, samples: list[Any]) -> T_raw_batch:
         """Make a batch of ``raw_batch_type``."""
-        return self._batch(samples, self._raw_batch_type or self._batch_type)
+        made: T_raw_batch = self._batch(samples, self._raw_batch_type or self._batch_type)
+        return made
 
     @stateless
-    def encode_batch(self, batch: Any) -> Any:
+    def encode_batch(self, batch: T_raw_batch) -> T_batch | Iterator[T_batch]:
         """Map the batch to ``batch_type``."""
-        return convert(batch, self._batch_type)
+        encoded: T_batch = convert(batch, self._batch_type)
+        return encoded
 
     def _hook_does_nothing(self, hook: str) -> bool:
         """Return True if calling a hook would change nothing."""

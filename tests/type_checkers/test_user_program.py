@@ -1,0 +1,25 @@
+"""What type checkers infer for a user: both check a program whose every ``assert_type`` must hold.
+
+Both complain of an ``ignore`` comment without an error, so they must find the errors that the program marks.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mypy", reason="the extra lint has the type checkers")
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAM = "tests/type_checkers/training_program.py"
+STRICT = ["mypy", "--strict", "--config-file=", "--cache-dir=.mypy_cache/typing"]
+PYRIGHT = ["pyright", "--pythonpath", sys.executable]
+
+
+@pytest.mark.parametrize("checker", [STRICT, PYRIGHT], ids=["mypy", "pyright"])
+def test_batches_have_their_type(checker):
+    checked = subprocess.run(
+        [sys.executable, "-m", *checker, PROGRAM], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
