@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Required, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.config.fields import parse_parts
@@ -26,9 +26,6 @@ from energon_stream.task import Cooker, DefaultTaskEncoder, TaskEncoder
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
-    from energon_stream.config.packing_options import PlannedPacking
-    from energon_stream.config.references import Draws
-    from energon_stream.pipeline import Ends
     from energon_stream.storage import Transport
 
 CacheOption = CacheConfig | str | os.PathLike[str] | bool | None
@@ -135,35 +132,6 @@ class DatasetOptions(SharedOptions, total=False):
 
     worker_config: WorkerConfig | None
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None
-
-
-class ValOptions(OpeningOptions, total=False):
-    """The options of :func:`get_val_dataset` that do not decide the type of its elements."""
-
-    worker_config: WorkerConfig | None
-    split_part: str
-    batch_drop_last: bool
-    packing_buffer_size: int | None
-    limit: int | None
-    ends: Ends
-
-
-class TrainOptions(OpeningOptions, total=False):
-    """The options of :func:`get_train_dataset` that do not decide the type of its elements."""
-
-    worker_config: WorkerConfig | None
-    shuffle_buffer_size: Required[int | None]
-    max_samples_per_sequence: Required[int | None]
-    split_part: str
-    batch_drop_last: bool
-    packing_buffer_size: int | None
-    packing: PlannedPacking | None
-    virtual_epoch_length: int
-    shuffle_over_epochs_multiplier: int | None
-    parallel_shard_iters: int | None
-    repeat: bool
-    ends: Ends
-    draws: Draws | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Required, Unpack, overload
 
-from energon_stream.config.dataset_options import DatasetRequest, SharedOptions, Shuffling
+from energon_stream.config.dataset_options import DatasetRequest, OpeningOptions, SharedOptions, Shuffling
 from energon_stream.config.mixture import open_mixture
 from energon_stream.config.packing_options import PlannedPacking, pack_mixture
 from energon_stream.errors import ConfigError
@@ -14,7 +14,6 @@ from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    from energon_stream.config.dataset_options import TrainOptions, ValOptions
     from energon_stream.config.location import PathOption
     from energon_stream.config.references import AnyLeafRef, Draws
     from energon_stream.config.sample_types import SampleType
@@ -25,6 +24,35 @@ if TYPE_CHECKING:
     T = TypeVar("T", default=Any)
 
 
+class _ValOptions(OpeningOptions, total=False):
+    """The options of :func:`get_val_dataset` that do not decide the type of its elements."""
+
+    worker_config: WorkerConfig | None
+    split_part: str
+    batch_drop_last: bool
+    packing_buffer_size: int | None
+    limit: int | None
+    ends: Ends
+
+
+class _TrainOptions(OpeningOptions, total=False):
+    """The options of :func:`get_train_dataset` that do not decide the type of its elements."""
+
+    worker_config: WorkerConfig | None
+    shuffle_buffer_size: Required[int | None]
+    max_samples_per_sequence: Required[int | None]
+    split_part: str
+    batch_drop_last: bool
+    packing_buffer_size: int | None
+    packing: PlannedPacking | None
+    virtual_epoch_length: int
+    shuffle_over_epochs_multiplier: int | None
+    parallel_shard_iters: int | None
+    repeat: bool
+    ends: Ends
+    draws: Draws | None
+
+
 @overload
 def get_train_dataset(
     path: PathOption,
@@ -32,7 +60,7 @@ def get_train_dataset(
     batch_size: None,
     sample_type: type[S],
     task_encoder: None = None,
-    **options: Unpack[TrainOptions],
+    **options: Unpack[_TrainOptions],
 ) -> SavableDataset[S]: ...
 
 
@@ -43,7 +71,7 @@ def get_train_dataset(
     batch_size: int | None,
     sample_type: SampleType | None = None,
     task_encoder: TaskEncoder[Any, Any, Any, T] | None = None,
-    **options: Unpack[TrainOptions],
+    **options: Unpack[_TrainOptions],
 ) -> SavableDataset[T]: ...
 
 
@@ -162,7 +190,7 @@ def get_val_dataset(
     batch_size: None,
     sample_type: type[S],
     task_encoder: None = None,
-    **options: Unpack[ValOptions],
+    **options: Unpack[_ValOptions],
 ) -> SavableDataset[S]: ...
 
 
@@ -173,7 +201,7 @@ def get_val_dataset(
     batch_size: int | None,
     sample_type: SampleType | None = None,
     task_encoder: TaskEncoder[Any, Any, Any, T] | None = None,
-    **options: Unpack[ValOptions],
+    **options: Unpack[_ValOptions],
 ) -> SavableDataset[T]: ...
 
 

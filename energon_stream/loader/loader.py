@@ -51,15 +51,7 @@ class BasicDataLoader(Generic[T]):
         dataset: The dataset to iterate.
         gc_collect_every_n_steps: Not needed: workers make no reference cycles per batch.
         gc_freeze_at_start: Not needed, for the same reason.
-        prefetch_factor: As for ``get_loader``, like the rest.
-        cache_pool: Pool that cookers and hooks fetch auxiliary data with.
-        watchdog_timeout_seconds: Seconds without a batch after which the stacks are logged.
-        watchdog_initial_timeout_seconds: The same for the first batch.
-        fail_on_timeout: True if the watchdog ends the run.
-        on_worker_death: ``"raise"`` or ``"restart"``.
-        on_worker_hang: ``"warn"``, ``"raise"`` or ``"restart"``.
-        pin_memory: True to pin the memory of batches; None pins where CUDA is available.
-        start_method: How workers start.
+        prefetch_factor: As for :func:`get_loader`, like the rest.
 
     Example:
         >>> from energon_stream import BasicDataLoader
