@@ -110,18 +110,18 @@ class WantedBytes:
         self._ahead = max(1, _CHUNKS_AHEAD // max(1, len(amounts)))
         self._together = LOADING * options.chunk
         config = dataset.worker_config
-        is_alone = config.num_streams == config.world_size
+        self._is_alone = config.num_streams == config.world_size
         skips = any(locator.opening is not locator for locator in self._locators)
         self._walks: list[_Walk] = []
         self._openings: list[Locating] = []  # of streams that may be the first of a process, or not
         for lane, (stream, amount) in enumerate(amounts.items()):
             schedule = dataset.schedule(stream)
             start = partial(Locating, schedule, schedule.begin(), self._locators, fetcher)
-            locating = start(self._limits.opening_take if is_alone else 0)
+            locating = start()
             plans = iterate_plans(locating, Planner(self._limits), chunk=self._together, chunks=self._ahead)
             self._walks.append(_Walk(locating, plans, lane, amount))
-            if skips and not is_alone:
-                self._openings.append(start(self._limits.opening_take))
+            if skips and not self._is_alone:
+                self._openings.append(start())
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: list[tuple[Store, str]] = []
 
@@ -132,7 +132,7 @@ class WantedBytes:
     def windows(self) -> Iterator[Wanted]:
         """Yield the ranges, one window of each stream in turn."""
         for walk in self._walks:
-            walk.locating.take(self._limits.opening_take)
+            (walk.locating.begin if self._is_alone else walk.locating.take)(self._limits.opening_take)
         # First the first samples of each stream, as soon as they are located; then more, so that requests
         # are large.
         for walk in self._walks:
@@ -185,7 +185,7 @@ class WantedBytes:
 
     def _opening(self, locating: Locating, lane: int) -> Iterator[_Row]:
         """Yield the first samples of a stream as they are read before it is known that parts are enough."""
-        locating.take(locating.opening)
+        locating.begin(self._limits.opening_take)
         located = locating.next(wait=True)
         if located is None:
             return

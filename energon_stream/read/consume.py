@@ -261,9 +261,7 @@ class SampleReader:
             return
         self._position.begun = True
         limits, group, locating = self._planner.limits, self._group, self._locating
-        if not locating.taken:
-            locating.opening = limits.opening_take
-        locating.take(limits.opening_take)
+        locating.begin(limits.opening_take)
         self._add_located(wait=True)
         earlier = self._planner.requests  # of earlier passes, whose answers are kept
         if self._planner.starts_large or not self._plan():

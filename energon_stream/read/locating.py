@@ -60,24 +60,17 @@ class Locating:
         cursor: Where to begin.
         locators: Locators by leaf number.
         fetcher: Loads index entries.
-        opening: Number of first references that are read whole if a leaf's parts are not declared, because
-            it takes several round trips to find out whether reading parts saves bytes.
     """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        cursor: Cursor,
-        locators: Sequence[Locator],
-        fetcher: Fetcher,
-        opening: int = 0,
+        self, schedule: Schedule, cursor: Cursor, locators: Sequence[Locator], fetcher: Fetcher
     ) -> None:
         self._schedule = schedule
         self._cursor = cursor
         self.locators = locators
         self._openers = [locator.opening for locator in locators]
         self._fetcher = fetcher
-        self.opening = opening
+        self._opening = 0  # first references, which are read as Locator.opening says
         self._chunks: deque[_Chunk] = deque()
         self.taken: int = 0  # references taken from the schedule
         self.is_exhausted: bool = False  # whether the schedule has no more references in this pass
@@ -97,11 +90,21 @@ class Locating:
         """True if every reference of the pass has been located."""
         return self.is_exhausted and not self._chunks
 
+    def begin(self, count: int) -> None:
+        """Take the first references of a pass, for the stream that a process reads first.
+
+        In its first pass, these are read whole if a leaf's parts are not declared, because it takes several
+        round trips to find out whether reading parts saves bytes.
+        """
+        if not self.taken:
+            self._opening = count
+        self.take(count)
+
     def take(self, count: int) -> None:
         """Begin to load the index entries of the next references."""
-        is_opening = self.taken < self.opening
+        is_opening = self.taken < self._opening
         if is_opening:
-            count = min(count, self.opening - self.taken)
+            count = min(count, self._opening - self.taken)
         refs, self._cursor = self._schedule.take(self._cursor, count)
         self.is_exhausted = len(refs) < count
         if not len(refs):

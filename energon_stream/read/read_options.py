@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from energon_stream.errors import ConfigError
@@ -46,11 +46,9 @@ class ReadOptions:
             ``"never"``; ``"sampled"``, one of 100, in datasets that have checksums; or ``"always"``. Then
             ``parts`` saves no bytes, because samples are read whole. Samples of joins and JSONL files, and
             with ``"sampled"`` those that are read in parts, are not compared.
-        transport: Not an option here; refused with a pointer to the right place.
 
     Raises:
-        ConfigError: A limit is not positive, the deadline is negative, ``verify`` is
-            unknown, or a transport is given.
+        ConfigError: A limit is not positive, the deadline is negative, or ``verify`` is unknown.
 
     Example:
         >>> from energon_stream import ReadOptions, WorkerConfig, get_train_dataset
@@ -69,15 +67,10 @@ class ReadOptions:
     first_samples: int | None = None
     retry_deadline: float | None = None
     verify: Verify = "never"
-    transport: InitVar[None] = None  # earlier versions accepted it, without effect
     _client_bytes: int = field(default=_CLIENT_BYTES, repr=False)  # a reader's share of them
     _chunk: int | None = field(default=None, repr=False)
 
-    def __post_init__(self, transport: None) -> None:
-        if transport is not None:
-            raise ConfigError(
-                "ReadOptions has no transport", hint="pass transport= to get_train_dataset or get_val_dataset"
-            )
+    def __post_init__(self) -> None:
         for name in ("byte_budget", "max_request", "max_in_flight", "max_ahead", "exact_samples"):
             if getattr(self, name) < 1:
                 name = name.replace("exact", "first")

@@ -14,7 +14,6 @@ from reference_writer import write_reference_dataset
 from repetitions import examples
 
 from energon_stream.errors import (
-    ConfigError,
     IndexMismatchError,
     NotPreparedError,
     ObjectChangedError,
@@ -397,15 +396,10 @@ def test_a_generation_ends_where_a_pass_ends():
     assert cut_generation(np.zeros(120, dtype=np.int64), index * 10, index * 10 + 10, 1000) == 60
 
 
-def test_a_transport_is_refused_where_it_has_no_effect():
-    with pytest.raises(ConfigError, match=r"no transport.*transport= to get_train_dataset"):
-        ReadOptions(transport="fsspec")
-    assert ReadOptions(max_gap=7).share(2).max_gap == 7
-
-
 def test_no_more_than_a_few_passes_are_planned_ahead():
     options = ReadOptions()
     assert options.within(1_000_000) is options
     assert options.within(1000).max_ahead == 4000
     assert options.within(2).max_ahead == 64
     assert ReadOptions(max_ahead=7).within(2).max_ahead == 7
+    assert ReadOptions(max_gap=7).share(2).max_gap == 7

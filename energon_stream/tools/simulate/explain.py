@@ -146,12 +146,11 @@ def _explain_worker(
     for place, stream in enumerate(streams):
         schedule = dataset.schedule(stream)
         planner = Planner(plan_limits(options, locators, len(streams)))
-        opening = 0 if place else planner.limits.opening_take
-        locating = Locating(schedule, schedule.begin(), locators, shared_fetcher(), opening)
-        if not place:  # the stream that is read first
-            locating.take(opening)
-        else:
+        locating = Locating(schedule, schedule.begin(), locators, shared_fetcher())
+        if place:
             planner = planner.without_exact()
+        else:
+            locating.begin(planner.limits.opening_take)
         steps = stream_steps(schedule, batch_size, len(lanes), lanes.index(stream), end)
         plans = iterate_plans(locating, planner, chunk=options.chunk, chunks=LOADING)
         yield from _explain_stream(plans, steps, end, worker, stream, locators)
