@@ -47,8 +47,8 @@ def call_again(
 ) -> Any:
     """Call a user's function with the counters in a restore key; of a generator, return the element it names.
 
-    The key's entries after the third are the place in the generator (None if the function is none), and the
-    batch indices at the call and at that place. Keys of earlier versions have no indices.
+    The key's entries after the third are the place in the generator (None unless the function is one), the
+    batch index at the call, and that at the place.
 
     Raises StateMismatchError if the generator returns fewer elements.
     """
@@ -74,7 +74,7 @@ class RunningGenerator:
         guard: The guard of the function.
         key: Key of the element, whose second entry is the counter of the call; for each element, its place
             and the batch indices are added.
-        batch: The batch index at the call; None if an earlier version saved it.
+        batch: The batch index at the call.
         sample: The sample that handlers see if the generator fails.
     """
 
@@ -122,7 +122,7 @@ class _MapNode(WrapperNode):
         self._calls: int = saved["n"]
         self._running: RunningGenerator | None = None
         if saved["open"] is not None:
-            key, call, place, batch = (*saved["open"], None)[:4]
+            key, call, place, batch = saved["open"]
             inner = dataset.dataset.restore_many([key], context)[0]
             with context.config.activate(context.stream, call, batch):
                 self._running = self._start(self._fn(inner.value), call, batch, inner).skip(place)

@@ -24,7 +24,6 @@ import numpy as np
 
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf_order import LeafSchedule
-from energon_stream.schedule.packed_v2 import is_packed_v2, places_v2, unpack_columns_v2
 from energon_stream.schedule.planned import PackCursor, PackedSchedule
 from energon_stream.schedule.saved import MOST_COUNT, is_count, reading, shown
 from energon_stream.schedule.schedule import (
@@ -124,8 +123,7 @@ class _LeafChildren:
 
     def unpack(self, epoch: int, data: bytes) -> tuple[Cursor, ...]:
         """Read the children's cursors. Raises ValueError if the bytes are damaged."""
-        unpack = unpack_columns_v2 if is_packed_v2(data) else unpack_columns
-        total, group, begin, *moves = unpack(data, len(self._leaves))
+        total, group, begin, *moves = unpack_columns(data, len(self._leaves))
         if len(moves) not in (0, 2):
             raise ValueError(f"{len(moves) + 3} columns")
         bounds = self._bounds + np.stack(moves, axis=1) if moves else self._bounds
@@ -135,11 +133,8 @@ class _LeafChildren:
         facts = np.array([leaf.facts for leaf in leaves], dtype=np.int64).T
         done = np.maximum(total - 1, 0) // np.maximum(facts[0], 1)
         position = total - done * facts[0]
-        if unpack is unpack_columns_v2:
-            group, offset = places_v2(leaves, position, group, begin)
-        else:
-            group = group + _expected_group(position, facts)
-            offset = position - begin - _expected_begin(group, facts)
+        group = group + _expected_group(position, facts)
+        offset = position - begin - _expected_begin(group, facts)
         first = epoch * self._passes
         rows = np.stack([first, first + done, position, group, offset], axis=1)
         if rows.min() < 0 or rows.max() >= MOST_COUNT or (position > facts[0]).any():

@@ -11,7 +11,7 @@ The numbers of shards tell a dataset that grew from another one. Each reader dat
 
 The numbers are a column of :mod:`energon_stream.schedule.packed`. They prove nothing by themselves; the hash
 of the data, made again from that many shards, does. If that hash differs, the marks name the leaf in the
-error: two bytes of a hash for each leaf, where there are at most 64.
+error: two bytes of a hash for each leaf, where there are at most 64; else None.
 
 The options, where they are few, only word errors as well::
 
@@ -30,8 +30,9 @@ import numpy as np
 
 from energon_stream.pipeline.reader_dataset import is_reader_config
 from energon_stream.schedule import damaged, is_count, pack_columns, reading, shown, unpack_columns
-from energon_stream.state.versions import MOST_LEAVES
 
+_MOST_LEAVES = 1 << 18
+"""Datasets of a mixture that a state may name: they are unpacked in some megabytes."""
 _MOST_MARKED = 64
 _MARK_BYTES = 2
 _MOST_OPTIONS = 1000
@@ -146,7 +147,8 @@ def describe(config: Mapping[str, Any]) -> Description:
     leaves = []
     for node in readers:
         shards = np.array([leaf["shards"] for leaf in node["leaves"]], dtype=np.int64)
-        leaves.append([len(shards), pack_columns([shards]), b"".join(marks(node["leaves"]))])
+        # No empty bytes: torch.save writes them in a form that torch.load refuses by default.
+        leaves.append([len(shards), pack_columns([shards]), b"".join(marks(node["leaves"])) or None])
     parts = _split(config, readers)
     orders: list[Any] = []
     for order in _orders(parts["order"]):
@@ -206,8 +208,9 @@ def read_leaves(saved: Any) -> list[SavedLeaves]:
     with reading("the datasets with which it was saved"):
         found, total = [], 0
         for number, packed, marked in saved:
-            total += number if is_count(number) else MOST_LEAVES + 1
-            if total > MOST_LEAVES or not isinstance(packed, bytes) or not isinstance(marked, bytes):
+            marked = b"" if marked is None else marked
+            total += number if is_count(number) else _MOST_LEAVES + 1
+            if total > _MOST_LEAVES or not isinstance(packed, bytes) or not isinstance(marked, bytes):
                 raise damaged(f"{shown(packed)} for the shards of {shown(number)} datasets")
             (shards,) = unpack_columns(packed, number, most=1).tolist()
             cut = [marked[at : at + _MARK_BYTES] for at in range(0, len(marked), _MARK_BYTES)]

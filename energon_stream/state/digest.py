@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 
 from energon_stream.errors import StateError
-from energon_stream.schedule import damaged, reading, shown
+from energon_stream.schedule import damaged, reading
 
 DIGEST = "digest"
 _BYTES = 16
@@ -36,8 +36,8 @@ def with_digest(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, DIGEST: hashlib.blake2b(packed, digest_size=_BYTES).digest()}
 
 
-def check_digest(state: Mapping[str, Any], *, has_one: bool) -> None:
-    """Check that a state is what was saved, as far as its version tells; and that it can be packed.
+def check_digest(state: Mapping[str, Any]) -> None:
+    """Check that a state is what was saved, and that it can be packed.
 
     Raises StateError if it is not.
     """
@@ -46,10 +46,9 @@ def check_digest(state: Mapping[str, Any], *, has_one: bool) -> None:
         if written > _MOST_REPEATED + 8 * stored:
             raise damaged(f"its values repeat each other, {written} times in all")
     expected = with_digest(state)[DIGEST]
-    if (DIGEST in state) != has_one:
-        version, has = shown(state.get("version")), "no" if has_one else "a"
-        raise damaged(f"it has {has} digest, and is of format version {version}")
-    if has_one and state[DIGEST] != expected:
+    if DIGEST not in state:
+        raise damaged("it has no digest")
+    if state[DIGEST] != expected:
         raise damaged("its digest does not match its content: some part of it was changed, lost or mixed up")
 
 

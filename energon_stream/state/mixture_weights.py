@@ -4,8 +4,7 @@ Format: ``[[batch of the job, weight of each source, ...], ...]``, ascending. A 
 set.
 
 A state of a blend by weights also has ``[step, batch]``: the step at which it was saved, and the number of
-batches that the job had made. Steps after it are counted from there, on any number of ranks. A state of
-before has no such pair: its steps count as if the number of ranks had always been the present one.
+batches that the job had made. Steps after it are counted from there, on any number of ranks.
 """
 
 from __future__ import annotations

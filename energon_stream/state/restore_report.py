@@ -35,16 +35,6 @@ class LeafChange:
     consumed: int
     left: int
 
-    @property
-    def source(self) -> str:
-        """Earlier name of ``leaf``."""
-        return self.leaf
-
-    @property
-    def given(self) -> int:
-        """Earlier name of ``consumed``."""
-        return self.consumed
-
     def __str__(self) -> str:
         if self.change == "added":
             return f"{self.leaf} is new, with {self.samples[1]} samples: drawn from the next sample on"
@@ -86,11 +76,6 @@ class ChangeReport:
     leaves: tuple[LeafChange, ...]
     weights: bool
     dropped: int = 0
-
-    @property
-    def sources(self) -> tuple[LeafChange, ...]:
-        """Earlier name of ``leaves``."""
-        return self.leaves
 
     def __str__(self) -> str:
         lines = ["the dataset changed since the state was saved:"]

@@ -399,6 +399,7 @@ def test_a_generation_ends_where_a_pass_ends():
 def test_no_more_than_a_few_passes_are_planned_ahead():
     options = ReadOptions()
     assert options.within(1_000_000) is options
+    assert ReadOptions(max_gap=7).share(2).max_gap == 7
     assert options.within(1000).max_ahead == 4000
     assert options.within(2).max_ahead == 64
     assert ReadOptions(max_ahead=7).within(2).max_ahead == 7

@@ -5,9 +5,9 @@ The full run, from the root of the checkout::
     PYTHONPATH=$PWD python tests/state/mutate_states.py --structured 2000 --bytes 5000
 
 A damaged state is refused by a StateError, or the run goes on exactly as from the undamaged state. A state
-without a digest (of version 3), or with one made for the damaged state, may also be another place that the
-pipeline can come to: nothing tells it from a saved one. Then the run must have bounded time and memory, and
-its samples must be those of the dataset.
+whose digest was made for the damaged state may also be another place that the pipeline can come to: nothing
+tells it from a saved one. Then the run must have bounded time and memory, and its samples must be those of
+the dataset.
 """
 
 from __future__ import annotations

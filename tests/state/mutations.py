@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     import random
 
 Mode = str
-"""``"kept"``: the digest stays that of the undamaged state. ``"older"``: a state of version 3, without one.
-``"made"``: the digest is that of the damaged state, as by an attacker."""
-MODES: tuple[Mode, ...] = ("kept", "older", "made")
+"""Digest of a damaged state: ``"kept"``, of the undamaged state; ``"made"``, its own, as by an attacker."""
+MODES: tuple[Mode, ...] = ("kept", "made")
 
 ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 255, 2**31, 2**48, 2**62, 2**63 - 1, -(2**63), 1.5, float("inf"), "",
@@ -160,14 +159,9 @@ def plain(state: Any) -> Any:
     return loads(dumps(state))
 
 
-def in_mode(state: dict[str, Any], mode: Mode) -> dict[str, Any]:
-    """The state before it is damaged."""
-    return {**{k: v for k, v in state.items() if k != "digest"}, "version": 3} if mode == "older" else state
-
-
 def structured(draw: random.Random, state: Any, mode: Mode, others: list[Any]) -> Any:
     """A state of which some values were changed."""
-    damaged = plain(in_mode(state, mode))
+    damaged = plain(state)
     kind = draw.choice(STRUCTURED)
     part = damaged if draw.random() < 0.4 or kind in (swap_streams, restart) else damaged["streams"]
     if any(places(part)):
@@ -179,7 +173,7 @@ def structured(draw: random.Random, state: Any, mode: Mode, others: list[Any]) -
 
 def by_bytes(draw: random.Random, state: Any, mode: Mode) -> Any:
     """The bytes of a state, of which some were changed; or a state with such bytes inside."""
-    damaged = plain(in_mode(state, mode))
+    damaged = plain(state)
     inside = [place for place in places(damaged["streams"]) if isinstance(place.value, bytes)]
     if inside and draw.random() < 0.5:
         place = draw.choice(inside)
@@ -194,4 +188,4 @@ def by_bytes(draw: random.Random, state: Any, mode: Mode) -> Any:
         return data
 
 
-__all__ = ["MODES", "Mode", "by_bytes", "in_mode", "plain", "structured"]
+__all__ = ["MODES", "Mode", "by_bytes", "plain", "structured"]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,14 @@ def test_numbers_of_shards_come_back(shards):
     (found,) = read_leaves(loads(dumps(described.leaves)))
     assert found.shards == tuple(shards)
     assert len(found.marks) == (len(shards) if len(shards) <= 64 else 0)
+
+
+@pytest.mark.parametrize("number", [3, 65])
+def test_torch_loads_leaves_with_its_default_arguments(number, tmp_path):
+    described = describe(source_dataset([2] * number).config())
+    torch.save(described.leaves, tmp_path / "leaves.pt")
+    (found,) = read_leaves(torch.load(tmp_path / "leaves.pt"))
+    assert found.shards == (2,) * number
 
 
 def test_each_part_of_the_fingerprint_is_of_one_thing():
