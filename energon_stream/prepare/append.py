@@ -23,15 +23,15 @@ from energon_stream.index.checksums import digest, read_checksums
 from energon_stream.index.index_files import index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info, parse_split
 from energon_stream.prepare.media_headers import MediaFilter
-from energon_stream.prepare.shard_record import ShardRecord, encode_record
-from energon_stream.prepare.staging import Publishing
+from energon_stream.prepare.publish import Publishing
+from energon_stream.prepare.shard_records import ShardRecord, encode_record
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.format import TAR_RECORD
 from energon_stream.tar.scan import ShardScan, scan_shard
 
 if TYPE_CHECKING:
     from energon_stream.arrays import UInt64Array
-    from energon_stream.prepare.staging import Staging
+    from energon_stream.prepare.shard_records import ShardRecords
     from energon_stream.storage import ListEntry, Store
 
 _SAMPLES = """
@@ -66,8 +66,8 @@ class OldDataset:
         IndexMismatchError: The checksums are damaged, or of another preparation.
     """
 
-    def __init__(self, store: Store, staging: Staging, split_config: str) -> None:
-        note, split_path = staging.publishing, f"{META_FOLDER}/{split_config}"
+    def __init__(self, store: Store, staging: ShardRecords, split_config: str) -> None:
+        note, split_path = Publishing.of(staging), f"{META_FOLDER}/{split_config}"
         if note is not None and note.first is None:
             raise ConfigError(
                 "a preparation of the whole dataset was stopped before its end",
@@ -101,11 +101,11 @@ class OldDataset:
         """Entries of the split file that are not to be used."""
         return self._split.exclude
 
-    def keep(self, staging: Staging) -> None:
+    def keep(self, staging: ShardRecords) -> None:
         """Keep what publishing would lose if it was stopped, and note that it begins."""
         if self.checksums is not None:
             staging.keep(_CHECKSUMS, self.checksums.tobytes())
-        staging.begin_publishing(self.note)
+        self.note.save(staging)
 
     def joined_split(self, new: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
         """Return the shards of each split part: the old ones, then the new ones."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,19 +21,13 @@ from energon_stream.index.info_files import encode_info
 from energon_stream.index.sample_sizes import SampleSizes
 from energon_stream.index.sqlite_index import SqliteWriter
 from energon_stream.prepare.media_tables import MediaReport, MediaTables
-from energon_stream.prepare.shard_record import ShardSummary
-from energon_stream.prepare.sharded_index import ShardGroup, build_index
 from energon_stream.storage.local import named_errors
 
 if TYPE_CHECKING:
-    from energon_stream.engine.tasks import TaskEngine
     from energon_stream.prepare.media_headers import MediaFilter
-    from energon_stream.prepare.shard_record import ShardRecord
-    from energon_stream.tar.scan import ShardScan
+    from energon_stream.prepare.shard_records import ShardRecord
 
 _PIECE = 1 << 20
-_GROUP_SAMPLES = 500_000
-"""Samples of a piece of the index that one process writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,7 @@ class IndexBuilder:
             self._file = self._offsets.open("wb", buffering=_PIECE)
             self._writer = SqliteWriter(self._database, self._paths)
             self._tables = MediaTables(self._writer.database, media_filter) if media_filter else None
-        self._is_open, self._is_written = True, False
+        self._is_open = True
 
     @property
     def media(self) -> MediaReport | None:
@@ -98,54 +92,19 @@ class IndexBuilder:
             StorageError: The local disk is full, or fails.
         """
         scan = record.scan
-        self._note(ShardSummary.of(record))
+        self._paths.append(scan.path)
+        with _named_errors(str(self._offsets)):
+            self._file.write(encode_offsets(scan.offsets))
+        self._starts.append(self._starts[-1] + len(scan.offsets))
+        self._sizes.add(scan.offsets, scan.first_names())
+        if self._digests is not None:
+            self._digests.append(np.array(record.digests, dtype="<u8"))  # type: ignore[arg-type]
+        self.counts[scan.path] = len(scan.keys)
+        self.parts.update(name for _, name, _, _ in scan.parts)
         with _named_errors(self._database):
             self._writer.add(len(self._paths) - 1, scan)
             if self._tables is not None and record.media is not None:
                 self._tables.add(record.media)
-
-    def add_all(
-        self,
-        shards: Iterable[ShardSummary],
-        load: Callable[[int, int], Callable[[], Iterable[ShardScan]]],
-        engine: TaskEngine,
-    ) -> None:
-        """Add all shards of an index at once. The processes of an engine write the rows.
-
-        Args:
-            shards: All shards, in order.
-            load: Returns what loads the scans of the shards from one number up to another, in a process of
-                the engine.
-            engine: Its processes must see the folder of the index.
-
-        Raises:
-            DuplicateKeyError: Two samples share a key.
-            StorageError: The local disk is full, or fails.
-        """
-        begins: list[tuple[int, int, int]] = []  # numbers of shards, samples and parts before each group
-        samples = parts = 0
-        for number, shard in enumerate(shards):
-            if not begins or samples - begins[-1][1] >= _GROUP_SAMPLES:
-                begins.append((number, samples, parts))
-            self._note(shard)
-            samples, parts = samples + len(shard.offsets) - 1, parts + shard.parts
-        stops = [first for first, _, _ in begins[1:]] + [len(self._paths)]
-        groups = [ShardGroup(load(begin[0], stop), *begin) for begin, stop in zip(begins, stops, strict=True)]
-        with _named_errors(self._database):
-            self._writer.__exit__(KeyboardInterrupt)  # the database is replaced
-            self._is_written = True
-            build_index(self._database, self._paths, groups, engine, str(Path(self._database).parent))
-
-    def _note(self, shard: ShardSummary) -> None:
-        self._paths.append(shard.path)
-        with _named_errors(str(self._offsets)):
-            self._file.write(encode_offsets(shard.offsets))
-        self._starts.append(self._starts[-1] + len(shard.offsets))
-        self._sizes.add(shard.offsets, shard.names)
-        if self._digests is not None:
-            self._digests.append(np.array(shard.digests, dtype="<u8"))  # type: ignore[arg-type]
-        self.counts[shard.path] = len(shard.offsets) - 1
-        self.parts.update(shard.part_names)
 
     def complete(self) -> BuiltIndex:
         """Complete the files. Raises the errors of :meth:`add`."""
@@ -153,8 +112,7 @@ class IndexBuilder:
         info = encode_info(self.counts)
         with _named_errors(self._database):
             self._file.close()
-            if not self._is_written:
-                self._writer.__exit__(None)
+            self._writer.__exit__(None)
             with open(self._database, "ab") as file:
                 file.write(self._sizes.encode(info) or b"")
             identity = _identity(self._database)
@@ -174,8 +132,7 @@ class IndexBuilder:
         if self._is_open:
             self._is_open = False
             with _named_errors(self._database):
-                if not self._is_written:
-                    self._writer.__exit__(KeyboardInterrupt)  # any error: the database is not completed
+                self._writer.__exit__(KeyboardInterrupt)  # any error: the database is not completed
                 self._file.close()
 
 

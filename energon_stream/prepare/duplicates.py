@@ -23,7 +23,7 @@ from energon_stream.storage.in_order import ordered_map, stream_object
 
 if TYPE_CHECKING:
     from energon_stream.arrays import UInt64Array
-    from energon_stream.prepare.shard_record import ShardRecord
+    from energon_stream.prepare.shard_records import ShardRecord
     from energon_stream.storage import ListEntry, Store
 
 

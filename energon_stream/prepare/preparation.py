@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from energon_stream.errors import ConfigError
 from energon_stream.index.checksums import CHECKSUMS
 from energon_stream.index.index_files import index_path
-from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, encode_split
+from energon_stream.index.info_files import INFO_JSON, INFO_YAML
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.prepare.append import OldDataset, OldShards, copy_media
 from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.duplicates import separate_tars
-from energon_stream.prepare.publish import SKIPPED, NewFiles, publish, write_offsets
+from energon_stream.prepare.publish import SKIPPED, NewFiles, Publishing, publish, write_offsets
 from energon_stream.prepare.scanning import Scanner, check_unchanged
-from energon_stream.prepare.staging import Publishing
 
 if TYPE_CHECKING:
     from energon_stream.engine.shares import Part
     from energon_stream.prepare.media_tables import MediaReport
+    from energon_stream.prepare.publish import DatasetOptions
     from energon_stream.prepare.scanning import EngineAt, ScanOptions
-    from energon_stream.prepare.staging import Staging
+    from energon_stream.prepare.shard_records import ShardRecords
     from energon_stream.storage import ListEntry, Store
 
 
@@ -60,12 +60,11 @@ class Preparation:
     """Steps of a preparation, and what they share."""
 
     store: Store  # of the dataset's root
-    staging: Staging  # what earlier runs have found out
+    staging: ShardRecords  # what earlier runs have found out
     workers: int  # tars that are read at the same time
     progress: Callable[[int, int], None] | None  # called with the tars that are done, and all
     skip_bad: bool  # whether tars that cannot be used are left out
-    deal: Callable[[Sequence[str]], Mapping[str, tuple[str, ...]]]  # returns the shards of each split part
-    split_config: str  # name of the split file
+    dataset: DatasetOptions  # split parts and metadata
     engine: EngineAt | None = None  # what runs the scans; None for threads
     part: Part | None = None  # share of the tars that is scanned, and not published; None for all
 
@@ -78,25 +77,20 @@ class Preparation:
         share = part.of(entries)
         counts: dict[str, int] = {}
         parts: set[str] = set()
-        for done, record in enumerate(scanner.run(share), 1):
-            if record is not None:
-                counts[record.scan.path] = len(record.scan.keys)
-                parts.update(name for _, name, _, _ in record.scan.parts)
-            if self.progress is not None:
-                self.progress(done, len(share))
+        for record in filter(None, scanner.run(share, self.progress)):
+            counts[record.scan.path] = len(record.scan.keys)
+            parts.update(name for _, name, _, _ in record.scan.parts)
         if not self.skip_bad:
             scanner.raise_bad(len(share))
         return PrepareReport(counts, {}, tuple(sorted(parts)), (), skipped=dict(scanner.bad))
 
     def scan(self, scanner: Scanner, entries: Sequence[ListEntry], builder: IndexBuilder) -> list[ListEntry]:
-        """Add the shards to the index; return those that can be used."""
+        """Add the shards to the index; return the shards that can be used."""
         good = []
-        for done, (entry, record) in enumerate(zip(entries, scanner.run(entries), strict=True), 1):
+        for entry, record in zip(entries, scanner.run(entries, self.progress), strict=True):
             if record is not None:
                 builder.add(record)
                 good.append(entry)
-            if self.progress is not None:
-                self.progress(done, len(entries))
         if not (self.skip_bad and good):
             scanner.raise_bad(len(entries))
         return good
@@ -122,11 +116,10 @@ class Preparation:
         entries: Sequence[ListEntry],
         listed: Sequence[ListEntry],
         options: ScanOptions,
-        others: Mapping[str, bytes],
     ) -> PrepareReport:
         """Add the tars that the dataset does not have, and publish it."""
         store = self.store
-        old = OldDataset(store, self.staging, self.split_config)
+        old = OldDataset(store, self.staging, self.dataset.split_config)
         if options.checksums and old.checksums is None:
             raise ConfigError(
                 "the dataset has no checksums, so they cannot be added for new tars alone",
@@ -154,17 +147,16 @@ class Preparation:
                 return PrepareReport(
                     dict(old.present), old.joined_split({}), tuple(sorted(builder.parts)), ()
                 )
-            self.deal([entry.path for entry in new])
+            self.dataset.split(entry.path for entry in new)
             good = self.scan(scanner, new, builder)
             old.keep(self.staging)
-            return self.publish(builder, scanner.bad, good, others, old.present, old)
+            return self.publish(builder, scanner.bad, good, old.present, old)
 
     def publish(
         self,
         builder: IndexBuilder,
         bad: Mapping[str, str],
         good: Sequence[ListEntry],
-        others: Mapping[str, bytes],
         present: Mapping[str, int] | None,
         old: OldDataset | None = None,
     ) -> PrepareReport:
@@ -172,22 +164,18 @@ class Preparation:
         built, before = builder.complete(), 0 if old is None else len(old.counts)
         listed = list(self.store.list())
         check_unchanged(self.store, good, listed)
-        split = self.deal([entry.path for entry in good])
+        split = self.dataset.split(entry.path for entry in good)
         exclude: tuple[str, ...] = ()
         if old is not None:
             split, exclude = old.joined_split(split), old.exclude
         skipped = json.dumps({"skipped": dict(bad)}, indent=2).encode() if bad else None
-        new = NewFiles.of(
-            built,
-            (f"{META_FOLDER}/{self.split_config}", encode_split(split, exclude)),
-            {SKIPPED: skipped, **others},
-        )
+        new = NewFiles.of(built, self.dataset, split, exclude=exclude, others={SKIPPED: skipped})
         if old is None:
-            self.staging.begin_publishing(Publishing())
+            Publishing().save(self.staging)
         sizes = {entry.path: entry.meta.size for entry in listed}
         write_offsets(self.store, islice(builder.offset_files(), before, None), sizes, self.workers)
         files = publish(self.store, present, new, sizes)
-        self.staging.remove()
+        Publishing.remove(self.staging)
         indices = tuple(index_path(entry.path) for entry in good)
         return PrepareReport(
             built.counts, split, tuple(sorted(builder.parts)), (*indices, *files), builder.media, dict(bad)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, DatasetError, ObjectNotFoundError
@@ -14,20 +12,18 @@ from energon_stream.index.info_files import (
     DATASET_CONFIG,
     INFO_JSON,
     INFO_YAML,
-    META_FOLDER,
     SPLIT_CONFIG,
+    STAGING,
     read_info,
 )
 from energon_stream.index.listing import find_shards, select_shards
 from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_bytes
-from energon_stream.index.shard_names import split_by_patterns, split_by_ratio
 from energon_stream.index.sqlite_index import INDEX_SQLITE, temporary_folder
-from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.preparation import Preparation, PrepareReport
-from energon_stream.prepare.publish import write_offsets
+from energon_stream.prepare.publish import DatasetOptions, Publishing, write_offsets
 from energon_stream.prepare.scanning import EngineAt, Scanner, ScanOptions
-from energon_stream.prepare.staging import Staging
+from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import ListEntry, Store, StoreSpec
 
 if TYPE_CHECKING:
@@ -129,89 +125,90 @@ def prepare_dataset(
         >>> report.num_samples, report.parts, report.split["val"]
         (64, ('jpg', 'txt'), ('data-000003.tar',))
     """
-    _check_options(
-        workers=workers,
-        max_gap=max_gap,
-        append=append,
-        whole={
-            "append": append,
-            "checksums": checksums,
-            "fix_duplicates": fix_duplicates,
-            "skip_bad": skip_bad,
-            "engine": engine is not None,
-            "part": part is not None,
-        },
+    for name, number, least in (("workers", workers, 1), ("max_gap", max_gap or 0, 0)):
+        if number < least:
+            raise ConfigError(f"{name} is {number}", hint=f"use {least} or more")
+    _check_exclusions(
         tar_index_only=tar_index_only,
+        append=append,
+        checksums=checksums,
+        fix_duplicates=fix_duplicates,
+        skip_bad=skip_bad,
+        engine=engine,
+        part=part,
         media_filter=media_filter,
     )
-    check_file_names(split_config=split_config, dataset_config=dataset_config)
-    if not tar_index_only and (split_ratio is None) == (split_patterns is None):
+    dataset = DatasetOptions(
+        split_ratio,
+        split_patterns,
+        dataset_yaml,
+        split_config,
+        dataset_config,
+        shuffle_seed if shuffle_tars else None,
+    )
+    is_split = split_ratio is not None or split_patterns is not None
+    if not (is_split or tar_index_only):
         raise ConfigError("give either split_ratio or split_patterns")
-    store = StoreSpec(url_or_path, storage_options).open()
+    spec = StoreSpec(url_or_path, storage_options)
+    store = spec.open()
     listed = list(store.list())
     entries = select_shards(listed, store.url, shards=shards, exclude=exclude)
-    deal = partial(_deal, split_ratio, split_patterns, shuffle_seed if shuffle_tars else None)
+    options = ScanOptions(checksums, media_filter, max_gap)
     if tar_index_only:
-        return _index_tars(store, entries, listed, deal, workers, progress, ScanOptions(max_gap=max_gap))
+        counts, parts = _index_tars(store, entries, listed, workers, progress, options)
+        split = dataset.split(counts) if is_split else {}
+        return PrepareReport(counts, split, tuple(sorted(parts)), tuple(map(index_path, counts)))
     existing = {entry.path for entry in listed}
-    staging = Staging(store, existing)
-    if existing & {INFO_JSON, INFO_YAML} and not (force or append or staging.publishing):
+    staging = ShardRecords(store, STAGING, existing)
+    if existing & {INFO_JSON, INFO_YAML} and not (force or append or Publishing.of(staging)):
         raise ConfigError(
             "the dataset is prepared already",
             where=store.url,
             hint="pass force=True to replace the preparation, or append=True to add tars that it does not have",
         )
-    at = None if engine is None else EngineAt(engine, StoreSpec(url_or_path, storage_options))
-    job = Preparation(store, staging, workers, progress, skip_bad, deal, split_config, at, part)
-    others = (
-        {} if dataset_yaml is None else {f"{META_FOLDER}/{dataset_config}": dump_yaml(dict(dataset_yaml))}
-    )
-    options = ScanOptions(checksums, media_filter, max_gap)
+    at = None if engine is None else EngineAt(engine, spec)
+    job = Preparation(store, staging, workers, progress, skip_bad, dataset, at, part)
     with temporary_folder(tmp_path) as folder:
         if append:
-            return job.append(folder, entries, listed, options, others)
+            return job.append(folder, entries, listed, options)
         scanner = job.scanner(options)
         if part is not None:
             return job.scan_part(scanner, entries, part)
-        deal([entry.path for entry in entries])  # what cannot be dealt is said before the tars are read
+        dataset.split(entry.path for entry in entries)  # a split that fails does so before the tars are read
         if fix_duplicates and job.separate(scanner, folder, entries):
             entries = find_shards(store, shards=shards, exclude=exclude)
         with IndexBuilder(folder, media_filter=media_filter, checksums=checksums) as builder:
             good = job.scan(scanner, entries, builder)
-            return job.publish(builder, scanner.bad, good, others, _present(store, existing))
+            return job.publish(builder, scanner.bad, good, _present(store, existing))
 
 
 def _index_tars(
     store: Store,
     entries: Sequence[ListEntry],
     listed: Sequence[ListEntry],
-    deal: Callable[[Sequence[str]], Mapping[str, tuple[str, ...]]],
     workers: int,
     progress: Callable[[int, int], None] | None,
     options: ScanOptions,
-) -> PrepareReport:
-    """Write the ``.tar.idx`` files alone."""
+) -> tuple[dict[str, int], set[str]]:
+    """Write the ``.tar.idx`` files alone; return the number of samples of each shard, and all parts."""
     scanner, files = Scanner(store, None, options, workers), {e.path: e.meta.size for e in listed}
     counts: dict[str, int] = {}
     parts: set[str] = set()
     sizes = SampleSizes()
 
     def offsets() -> Iterator[tuple[str, bytes]]:
-        for done, record in enumerate(scanner.run(entries), 1):
-            if record is not None:
-                scan = record.scan
-                counts[scan.path] = len(scan.keys)
-                parts.update(part for _, part, _, _ in scan.parts)
-                sizes.add(scan.offsets, scan.first_names())
-                yield scan.path, encode_offsets(scan.offsets)
-            if progress is not None:
-                progress(done, len(entries))
+        for record in filter(None, scanner.run(entries, progress)):
+            scan = record.scan
+            counts[scan.path] = len(scan.keys)
+            parts.update(part for _, part, _, _ in scan.parts)
+            sizes.add(scan.offsets, scan.first_names())
+            yield scan.path, encode_offsets(scan.offsets)
 
     write_offsets(store, offsets(), files, workers)
     scanner.raise_bad(len(entries))
     if {INDEX_SQLITE, INFO_JSON} <= files.keys():
         _remove_other_sizes(store, sizes.encode(bytes(store.get(INFO_JSON).data)))
-    return PrepareReport(counts, deal([*counts]), tuple(sorted(parts)), tuple(map(index_path, counts)))
+    return counts, parts
 
 
 def _present(store: Store, existing: Collection[str]) -> Mapping[str, int] | None:
@@ -223,44 +220,22 @@ def _present(store: Store, existing: Collection[str]) -> Mapping[str, int] | Non
     return None
 
 
-def _deal(
-    ratio: Sequence[float] | Mapping[str, float] | None,
-    patterns: Sequence[str] | None,
-    seed: int | None,
-    paths: Sequence[str],
-) -> dict[str, tuple[str, ...]]:
-    """Return the shards of each split part; ``seed`` None keeps their order."""
-    order = list(paths)
-    if seed is not None:
-        random.Random(seed).shuffle(order)
-    if patterns:
-        return split_by_patterns(order, patterns)
-    return split_by_ratio(order, ratio) if ratio is not None else {}
+_EXCLUSIONS = (
+    (
+        "tar_index_only",
+        ("append", "checksums", "fix_duplicates", "skip_bad", "engine", "part", "media_filter"),
+        "which belongs to the whole preparation",
+    ),
+    ("part", ("fix_duplicates",), "which needs the keys of all tars"),
+    ("append", ("fix_duplicates",), "which changes the old tars too"),
+)
 
 
-def _check_options(
-    *,
-    workers: int,
-    max_gap: int | None,
-    append: bool,
-    whole: Mapping[str, bool],
-    tar_index_only: bool,
-    media_filter: MediaFilter | None,
-) -> None:
-    for name, number, least in (("workers", workers, 1), ("max_gap", max_gap or 0, 0)):
-        if number < least:
-            raise ConfigError(f"{name} is {number}", hint=f"use {least} or more")
-    if tar_index_only and media_filter is not None:
-        raise ConfigError(
-            "tar_index_only excludes media_filter, because media metadata is written to index.sqlite"
-        )
-    for name, is_given in whole.items():
-        if tar_index_only and is_given:
-            raise ConfigError(f"tar_index_only excludes {name}, which belongs to the whole preparation")
-    if whole["part"] and whole["fix_duplicates"]:
-        raise ConfigError("part excludes fix_duplicates, which needs the keys of all tars")
-    if append and whole["fix_duplicates"]:
-        raise ConfigError("append excludes fix_duplicates, which changes the old tars too")
+def _check_exclusions(**given: object) -> None:
+    for one, others, why in _EXCLUSIONS:
+        for other in others:
+            if given[one] and given[other]:
+                raise ConfigError(f"{one} excludes {other}, {why}")
 
 
 def _remove_other_sizes(store: Store, expected: bytes | None) -> None:
@@ -269,10 +244,3 @@ def _remove_other_sizes(store: Store, expected: bytes | None) -> None:
     length = appended_bytes(tail)
     if length and not (expected or b"").endswith(tail[-length:]):
         store.put(INDEX_SQLITE, bytes(store.get(INDEX_SQLITE).data[:-length]))
-
-
-def check_file_names(**names: str) -> None:
-    """Raise ConfigError if a name of a file in ``.nv-meta`` is not one; ``names`` is by argument."""
-    for argument, name in names.items():
-        if not name.endswith((".yaml", ".yml")) or "/" in name:
-            raise ConfigError(f"{argument} is {name!r}", hint="give a file name such as other.yaml")

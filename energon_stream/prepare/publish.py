@@ -9,26 +9,107 @@ meanwhile, and ``index.sqlite`` fits both files or is absent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from energon_stream.errors import MetadataError, ObjectNotFoundError
+from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.index.checksums import CHECKSUMS
 from energon_stream.index.index_files import index_path
-from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, encode_info, load_document
+from energon_stream.index.info_files import (
+    DATASET_CONFIG,
+    INFO_JSON,
+    INFO_YAML,
+    META_FOLDER,
+    SPLIT_CONFIG,
+    encode_info,
+    encode_split,
+    load_document,
+)
+from energon_stream.index.shard_names import split_by_patterns, split_by_ratio
 from energon_stream.index.sqlite_index import INDEX_SQLITE
+from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.storage.in_order import ordered_map
 
 if TYPE_CHECKING:
     from energon_stream.prepare.builder import BuiltIndex
+    from energon_stream.prepare.shard_records import ShardRecords
     from energon_stream.storage import Store
 
 INDEX_UUID = f"{META_FOLDER}/index.uuid"
 SKIPPED = f"{META_FOLDER}/skipped.json"
+_NOTE = "publishing.json"
 _SAME_FOR_LARGE = 1 << 26  # a larger file is written without comparing it with the one that is there
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetOptions:
+    """What all ways to make a dataset let their callers say about its metadata.
+
+    Raises:
+        ConfigError: Both ways to split are given, or a name of a file is not one.
+    """
+
+    split_ratio: Sequence[float] | Mapping[str, float] | None = None  # of train, val and test, or by name
+    split_patterns: Sequence[str] | None = None  # ``NAME:PATTERN``, instead of the ratio
+    dataset_yaml: Mapping[str, Any] | None = None  # content of ``dataset.yaml``; None for no such file
+    split_config: str = SPLIT_CONFIG  # file in ``.nv-meta`` with the split parts
+    dataset_config: str = DATASET_CONFIG  # file in ``.nv-meta`` with the content of ``dataset.yaml``
+    shuffle_seed: int | None = None  # shuffles shards before they are split; None keeps their order
+
+    def __post_init__(self) -> None:
+        if self.split_ratio is not None and self.split_patterns is not None:
+            raise ConfigError("give either split_ratio or split_patterns")
+        for argument in ("split_config", "dataset_config"):
+            name = getattr(self, argument)
+            if not name.endswith((".yaml", ".yml")) or "/" in name:
+                raise ConfigError(f"{argument} is {name!r}", hint="give a file name such as other.yaml")
+
+    def split(self, shards: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Return the shards of each split part: all in ``train`` if nothing else is said.
+
+        Raises ConfigError if the shares or patterns are wrong.
+        """
+        order = list(shards)
+        if self.shuffle_seed is not None:
+            random.Random(self.shuffle_seed).shuffle(order)
+        if self.split_patterns is not None:
+            return split_by_patterns(order, self.split_patterns)
+        return split_by_ratio(order, (1, 0, 0) if self.split_ratio is None else self.split_ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """The note among a preparation's records that it has begun to publish.
+
+    Attributes:
+        first: Number of shards that the dataset had before, if new ones were appended; None if the whole
+            dataset was prepared.
+    """
+
+    first: int | None = None
+
+    @classmethod
+    def of(cls, staging: ShardRecords) -> Publishing | None:
+        """Return the note of an earlier run that was stopped while it published; None if there is none."""
+        try:
+            return cls(json.loads(staging.kept(_NOTE) or b"")["first"])
+        except (ObjectNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def save(self, staging: ShardRecords) -> None:
+        """Note that publishing begins."""
+        staging.keep(_NOTE, json.dumps(asdict(self)).encode())
+
+    @staticmethod
+    def remove(staging: ShardRecords) -> None:
+        """Remove the note and all records. The records are not needed without the note, so it goes first."""
+        staging.drop(_NOTE)
+        staging.remove()
 
 
 class LocalFile(NamedTuple):
@@ -57,9 +138,21 @@ class NewFiles:
     others: Mapping[str, bytes | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, built: BuiltIndex, split: tuple[str, bytes], others: Mapping[str, bytes | None]) -> NewFiles:
-        """Return the files of an index."""
-        return cls(built.counts, split, built.database, built.identity, built.checksums, others)
+    def of(
+        cls,
+        built: BuiltIndex,
+        options: DatasetOptions,
+        split: Mapping[str, Sequence[str]],
+        *,
+        exclude: Sequence[str] = (),
+        others: Mapping[str, bytes | None] | None = None,
+    ) -> NewFiles:
+        """Return the files of an index, its split parts, and the options."""
+        written: dict[str, bytes | None] = dict(others or {})
+        if options.dataset_yaml is not None:
+            written[f"{META_FOLDER}/{options.dataset_config}"] = dump_yaml(dict(options.dataset_yaml))
+        split_file = f"{META_FOLDER}/{options.split_config}", encode_split(split, exclude)
+        return cls(built.counts, split_file, built.database, built.identity, built.checksums, written)
 
 
 def plan_writes(old: Mapping[str, int] | None, new: NewFiles, existing: Iterable[str]) -> list[Write]:

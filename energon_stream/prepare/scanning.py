@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from energon_stream.errors import BadShardsError, CorruptTarError, EmptyDatasetError, ObjectChangedError
 from energon_stream.index.checksums import digest_samples
-from energon_stream.prepare.media_headers import MediaFile
-from energon_stream.prepare.media_tables import find_media
-from energon_stream.prepare.shard_record import ShardRecord, decode_record, encode_record
-from energon_stream.prepare.staging import Staging, record_path
+from energon_stream.index.info_files import STAGING
+from energon_stream.prepare.media_tables import find_media, media_files
+from energon_stream.prepare.shard_records import ShardRecord, ShardRecords, decode_record, encode_record
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.scan import check_names, scan_shard
 
@@ -34,10 +33,10 @@ class ScanOptions:
     # found does not depend on it.
     max_gap: int | None = field(default=None, repr=False)
 
-    @property
-    def purpose(self) -> str:
-        """Text that differs between options whose records differ."""
-        return repr(self)
+    def version(self, entry: ListEntry) -> str:
+        """Return a text that differs if a shard, or what it is scanned for, differs."""
+        meta = entry.meta
+        return repr((self, meta.size, meta.etag or str(meta.last_modified)))
 
 
 class Scanner:
@@ -57,7 +56,7 @@ class Scanner:
     def __init__(
         self,
         store: Store,
-        staging: Staging | None,
+        staging: ShardRecords | None,
         options: ScanOptions,
         workers: int,
         engine: EngineAt | None = None,
@@ -66,25 +65,30 @@ class Scanner:
         self._store, self._staging, self._options, self._workers = store, staging, options, workers
         self._engine = engine
 
-    def run(self, entries: Sequence[ListEntry]) -> Iterator[ShardRecord | None]:
+    def run(
+        self, entries: Sequence[ListEntry], progress: Callable[[int, int], None] | None = None
+    ) -> Iterator[ShardRecord | None]:
         """Yield the record of each tar, in order; None for one that cannot be used, which is in ``bad`` then.
+
+        ``progress`` is called with the number of tars that the caller is done with, and of all.
 
         Raises:
             ObjectChangedError: A tar was replaced after it was listed.
             StorageError: The store does not deliver, or refuses a record.
         """
-        for entry, found in zip(entries, self._results(entries), strict=True):
+        pairs = zip(entries, self._results(entries), strict=True)
+        for done, (entry, found) in enumerate(pairs, 1):
             if isinstance(found, str):
                 self.bad[entry.path] = found
-                yield None
-            else:
-                yield found
+            yield None if isinstance(found, str) else found
+            if progress is not None:
+                progress(done, len(entries))
 
     def _results(self, entries: Sequence[ListEntry]) -> Iterator[ShardRecord | str]:
         if self._engine is None:
             return ordered_map(self.attempt, entries, self._workers)
         staging = self._staging
-        tasks = [(entry, staging is not None and staging.has(entry)) for entry in entries]
+        tasks = [(entry, staging is not None and staging.has(entry.path)) for entry in entries]
         scan = partial(_scan_task, self._engine.spec, self._options, staging is not None)
         found = self._engine.engine.map(scan, tasks, in_order=True)
         return (one if isinstance(one, str) else decode_record(one) for one in found)
@@ -102,9 +106,11 @@ class Scanner:
             EmptyDatasetError: It has no samples.
             StorageError: As :meth:`run`.
         """
-        known = None if self._staging is None else self._staging.load(entry, self._options.purpose)
-        if known is not None:
-            return known
+        staging, version = self._staging, self._options.version(entry)
+        if staging is not None and staging.has(entry.path):
+            known = staging.load(entry.path, version)
+            if known is not None:
+                return known
         scan = scan_shard(self._store, entry, max_gap=self._options.max_gap)
         if not scan.keys:
             raise EmptyDatasetError("the tar has no samples", where=f"{self._store.url}/{entry.path}")
@@ -112,14 +118,10 @@ class Scanner:
         digests = digest_samples(self._store, entry, scan.offsets) if self._options.checksums else []
         media_filter, media = self._options.media_filter, None
         if media_filter is not None:
-            files = (
-                MediaFile(f"{scan.keys[sample]}.{part}", entry.path, start, size, entry.meta.etag)
-                for sample, part, start, size in scan.parts
-            )
-            media = find_media(self._store, media_filter, files)
+            media = find_media(self._store, media_filter, media_files(scan, entry.meta.etag))
         record = ShardRecord(scan, digests, media)
-        if self._staging is not None:
-            self._staging.save(entry, self._options.purpose, record)
+        if staging is not None:
+            staging.save(record, version)
         return record
 
     def attempt(self, entry: ListEntry) -> ShardRecord | str:
@@ -147,7 +149,9 @@ def _scan_task(
     """
     entry, is_known = task
     store = spec.open()
-    staging = Staging(store, [record_path(entry)] if is_known else []) if keeps else None
+    staging = ShardRecords(store, STAGING) if keeps else None
+    if staging is not None and is_known:
+        staging = ShardRecords(store, STAGING, [staging.path(entry.path)])
     found = Scanner(store, staging, options, 1).attempt(entry)
     return found if isinstance(found, str) else encode_record(found)
 

@@ -12,11 +12,11 @@ from energon_stream.index.checksums import checksum_error, digest_samples
 from energon_stream.index.info_files import META_FOLDER
 from energon_stream.storage import ListEntry, StoreSpec
 from energon_stream.write.convert_plan import row_key
-from energon_stream.write.journal import WRITING, load_shard, record_path
+from energon_stream.write.journal import WRITING, load_shard
 from energon_stream.write.shard_writer import ShardWriter
 
 if TYPE_CHECKING:
-    from energon_stream.prepare.shard_record import ShardRecord
+    from energon_stream.prepare.shard_records import ShardRecord
     from energon_stream.storage import Store
     from energon_stream.write.columns import ColumnMap
     from energon_stream.write.sources.source import Section, Source
@@ -74,7 +74,7 @@ def convert_part(job: ConvertJob, part: ConvertPart) -> PartDone:
             rows_read = _write(job, part, writer)
         shards = writer.shard_counts
         writer.close()
-    records = [load_shard(store, record_path(path)) for path in shards]
+    records = [load_shard(store, path) for path in shards]
     return PartDone(rows_read, _check(job, part, store, records), _shapes(records))
 
 

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError
-from energon_stream.index.info_files import (
-    DATASET_CONFIG,
-    INFO_JSON,
-    INFO_YAML,
-    META_FOLDER,
-    SPLIT_CONFIG,
-    encode_split,
-    read_info,
-)
-from energon_stream.index.shard_names import split_by_patterns, split_by_ratio
+from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, read_info
 from energon_stream.index.sqlite_index import temporary_folder
-from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.prepare.builder import IndexBuilder
-from energon_stream.prepare.publish import NewFiles, publish
-from energon_stream.prepare.shard_record import ShardSummary
+from energon_stream.prepare.publish import DatasetOptions, NewFiles, publish
+from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import StoreSpec
 from energon_stream.storage.in_order import ordered_map
-from energon_stream.urls import local_path
-from energon_stream.write.journal import WRITING, load_part, load_shard, part_files, record_files
+from energon_stream.write.journal import WRITING, load_part, load_shard, part_files
 
 if TYPE_CHECKING:
-    from energon_stream.engine.tasks import TaskEngine
+    import os
+
     from energon_stream.storage import Store
-    from energon_stream.tar.scan import ShardScan
 
 CRUDE: Mapping[str, Any] = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 """Content of ``dataset.yaml`` for samples that are used as they are."""
@@ -43,38 +30,40 @@ _READERS = 16
 def publish_written(
     store: Store,
     builder: IndexBuilder,
-    *,
+    options: DatasetOptions,
     split: Mapping[str, Sequence[str]],
-    dataset_yaml: Mapping[str, Any] | None,
     exclude: Sequence[str] = (),
 ) -> None:
-    """Write the metadata of the dataset, ``.info.json`` last, and remove the records of the shards."""
-    others = (
-        {} if dataset_yaml is None else {f"{META_FOLDER}/{DATASET_CONFIG}": dump_yaml(dict(dataset_yaml))}
-    )
-    split_file = f"{META_FOLDER}/{SPLIT_CONFIG}", encode_split(split, exclude)
-    publish(store, None, NewFiles.of(builder.complete(), split_file, others), {})
-    remove_records(store)
+    """Write the metadata of the dataset, ``.info.json`` last, and remove the records of the shards.
 
-
-def add_records(builder: IndexBuilder, spec: StoreSpec, records: Sequence[str], engine: TaskEngine) -> None:
-    """Add all shards to an index, given the paths of their records. Processes of the engine write the rows.
-
-    Raises DuplicateKeyError if two samples share a key.
+    Raises EmptyDatasetError if there are no shards.
     """
-    summaries = engine.map(partial(_load_summary, spec), records, in_order=True)
-    builder.add_all(
-        summaries, lambda first, stop: partial(_load_scans, spec, tuple(records[first:stop])), engine
-    )
+    if not builder.counts:
+        raise EmptyDatasetError("no sample was written", where=store.url, hint="write one or more")
+    publish(store, None, NewFiles.of(builder.complete(), options, split, exclude=exclude), {})
+    ShardRecords(store, WRITING).remove()
 
 
-def _load_summary(spec: StoreSpec, path: str) -> ShardSummary:
-    return ShardSummary.of(load_shard(spec.open(), path))
+def publish_shards(
+    store: Store,
+    shards: Sequence[str],
+    options: DatasetOptions,
+    *,
+    split: Mapping[str, Sequence[str]] | None = None,
+    exclude: Sequence[str] = (),
+    tmp_path: str | os.PathLike[str] | None = None,
+) -> dict[str, int]:
+    """Build the index from the records of shards, and publish the dataset; see :func:`publish_written`.
 
-
-def _load_scans(spec: StoreSpec, paths: Sequence[str]) -> Iterator[ShardScan]:
-    store = spec.open()
-    return (record.scan for record in ordered_map(partial(load_shard, store), paths, 2))
+    Without ``split``, the options say how the shards are split. Returns the number of samples by shard path.
+    Raises DuplicateKeyError if two samples have the same key.
+    """
+    with temporary_folder(tmp_path) as folder, IndexBuilder(folder, checksums=True) as builder:
+        for record in ordered_map(partial(load_shard, store), shards, _READERS):
+            builder.add(record)
+        split = options.split(builder.counts) if split is None else split
+        publish_written(store, builder, options, split, exclude)
+    return builder.counts
 
 
 def finish_dataset(
@@ -85,7 +74,6 @@ def finish_dataset(
     dataset_yaml: Mapping[str, Any] | None = CRUDE,
     storage_options: Mapping[str, Any] | None = None,
     tmp_path: str | os.PathLike[str] | None = None,
-    engine: TaskEngine | None = None,
 ) -> dict[str, int]:
     """Publish a dataset that several writers have written, when all of them are done.
 
@@ -100,8 +88,6 @@ def finish_dataset(
             The default is crude samples.
         storage_options: Credentials and the like for the URL's file system.
         tmp_path: Local folder for the index until it is uploaded; None for the system's.
-        engine: Processes that build the index of a large dataset, such as ``LocalEngine()``; all must see
-            ``tmp_path``. None for this process.
 
     Returns:
         Number of samples by shard path.
@@ -120,53 +106,15 @@ def finish_dataset(
         >>> finish_dataset("numbers")
         {'data-00000-000000.tar': 5, 'data-00001-000000.tar': 5}
     """
+    options = DatasetOptions(split_ratio, split_patterns, dataset_yaml)
     store = StoreSpec(url_or_path, storage_options).open()
     existing = {entry.path for entry in store.list(META_FOLDER)}
+    records = ShardRecords(store, WRITING, existing)
     if existing & {INFO_JSON, INFO_YAML}:
-        remove_records(store)
+        records.remove()
         return read_info(store)
     _check_complete(store, existing)
-    with ExitStack() as stack:
-        folder = stack.enter_context(temporary_folder(tmp_path))
-        builder = stack.enter_context(IndexBuilder(folder, checksums=True))
-        records = record_files(existing)
-        if engine is not None:
-            add_records(builder, StoreSpec(url_or_path, storage_options), records, engine)
-        else:
-            for record in ordered_map(partial(load_shard, store), records, _READERS):
-                builder.add(record)
-        split = find_split(store, builder.counts, split_ratio, split_patterns)
-        publish_written(store, builder, split=split, dataset_yaml=dataset_yaml)
-    return builder.counts
-
-
-def find_split(
-    store: Store,
-    counts: Mapping[str, int],
-    split_ratio: Sequence[float] | Mapping[str, float] | None,
-    split_patterns: Sequence[str] | None,
-) -> Mapping[str, Sequence[str]]:
-    """Return the shards of each split part.
-
-    Raises ConfigError if both ways are given, or one is wrong, and EmptyDatasetError if there are no shards.
-    """
-    if split_ratio is not None and split_patterns is not None:
-        raise ConfigError("give either split_ratio or split_patterns")
-    if not counts:
-        raise EmptyDatasetError("no sample was written", where=store.url, hint="write one or more")
-    if split_patterns is not None:
-        return split_by_patterns([*counts], split_patterns)
-    return split_by_ratio([*counts], (1, 0, 0) if split_ratio is None else split_ratio)
-
-
-def remove_records(store: Store) -> None:
-    """Remove the records of a published dataset."""
-    for entry in list(store.list(WRITING)):
-        store.delete(entry.path)
-    if store.is_local:
-        for folder, _, _ in os.walk(os.path.join(local_path(store.url), WRITING), topdown=False):
-            with suppress(OSError):  # another writer has just begun
-                os.rmdir(folder)
+    return publish_shards(store, records.shards(), options, tmp_path=tmp_path)
 
 
 def _check_complete(store: Store, existing: set[str]) -> None:

@@ -1,8 +1,8 @@
-"""Record of the complete shards of a dataset that is being written, in ``.nv-meta/writing``.
+"""What is known of a dataset that is being written, in ``.nv-meta/writing``.
 
-Each part (one of the writers side by side) has a JSON file with its arguments, and each complete shard a file
-with what the index must know of it. A shard counts when its record is there; it is written after the tar. So
-a writer that was killed goes on after the last record, and no tar is read again.
+Each part (one of the writers side by side) has a JSON file with its arguments, and each complete shard has a
+record, which is written after the tar. So a writer that was killed goes on after the last record, and no tar
+is read again.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.info_files import META_FOLDER
-from energon_stream.prepare.shard_record import ShardRecord, decode_record, encode_record
+from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 
 if TYPE_CHECKING:
     from energon_stream.storage import Store
 
 WRITING = f"{META_FOLDER}/writing"
-_RECORD = ".shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,39 +77,22 @@ def check_same(store: Store, known: PartArguments, given: PartArguments) -> None
             )
 
 
-def save_shard(store: Store, record: ShardRecord) -> None:
-    """Write a shard's record."""
-    store.put(record_path(record.scan.path), encode_record(record))
-
-
-def load_shard(store: Store, path: str) -> ShardRecord:
-    """Read a shard's record, given the record's path.
+def load_shard(store: Store, shard: str) -> ShardRecord:
+    """Read the record of a shard.
 
     Raises:
         MetadataError: The record is damaged.
     """
-    try:
-        record = decode_record(bytes(store.get(path).data))
-    except ValueError as error:
-        raise _damaged(store, path) from error
-    if record_path(record.scan.path) != path or len(record.scan.keys) != len(record.digests):
-        raise _damaged(store, path)
+    records = ShardRecords(store, WRITING)
+    record = records.load(shard)
+    if record is None or len(record.scan.keys) != len(record.digests):
+        raise _damaged(store, records.path(shard))
     return record
-
-
-def record_path(shard: str) -> str:
-    """Return the path of a shard's record."""
-    return f"{WRITING}/{shard.removesuffix('.tar')}{_RECORD}"
 
 
 def part_files(paths: Iterable[str]) -> list[str]:
     """Return the paths of parts among those of the metadata, sorted."""
     return sorted(path for path in paths if path.startswith(f"{WRITING}/") and path.endswith(".json"))
-
-
-def record_files(paths: Iterable[str]) -> list[str]:
-    """Return the paths of records among those of the metadata, in the order of the shards."""
-    return sorted(path for path in paths if path.startswith(f"{WRITING}/") and path.endswith(_RECORD))
 
 
 def _damaged(store: Store, path: str) -> MetadataError:

@@ -17,12 +17,13 @@ from energon_stream.index.index_files import encode_offsets, index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.sqlite_index import temporary_folder
 from energon_stream.prepare.builder import IndexBuilder
-from energon_stream.prepare.shard_record import ShardRecord
+from energon_stream.prepare.publish import DatasetOptions
+from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.storage import StoreSpec
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.storage.local import named_errors
 from energon_stream.urls import local_path
-from energon_stream.write.finish import CRUDE, find_split, publish_written, remove_records
+from energon_stream.write.finish import CRUDE, publish_written
 from energon_stream.write.journal import (
     WRITING,
     PartArguments,
@@ -30,9 +31,7 @@ from energon_stream.write.journal import (
     load_part,
     load_shard,
     part_files,
-    record_path,
     save_part,
-    save_shard,
 )
 from energon_stream.write.tar_shard import SampleEncoder, TarShard
 
@@ -117,8 +116,7 @@ class ShardWriter:
             raise ConfigError(f"name is {name!r}", hint="give a plain word, such as train")
         arguments = PartArguments(part, parts, name, max_size, max_count or 0, signature)
         self._arguments = arguments
-        self._split = partial(find_split, split_ratio=split_ratio, split_patterns=split_patterns)
-        self._dataset_yaml, self._publish = dataset_yaml, publish
+        self._options, self._publish = DatasetOptions(split_ratio, split_patterns, dataset_yaml), publish
         self._store = StoreSpec(os.fspath(url_or_path), storage_options).open()
         self._encoder, self._unique = SampleEncoder(), uuid.uuid4().hex
         self._shard: TarShard | None = None
@@ -200,8 +198,8 @@ class ShardWriter:
                 self._remove_stray()
                 save_part(self._store, self._arguments, is_complete=True)
             if self._arguments.parts == 1 and self._publish:
-                split = self._split(self._store, self._builder.counts)
-                publish_written(self._store, self._builder, split=split, dataset_yaml=self._dataset_yaml)
+                split = self._options.split(self._builder.counts)
+                publish_written(self._store, self._builder, self._options, split)
         finally:
             self.abort()
 
@@ -244,10 +242,10 @@ class ShardWriter:
 
     def _go_on(self, existing: set[str]) -> int:
         """Take over the complete shards of an earlier writer; return the number of their samples."""
-        paths: list[str] = []
-        while (path := record_path(self._arguments.shard(len(paths)))) in existing:
-            paths.append(path)
-        for record in ordered_map(partial(load_shard, self._store), paths, _READERS):
+        records, shards = ShardRecords(self._store, WRITING, existing), list[str]()
+        while records.has(shard := self._arguments.shard(len(shards))):
+            shards.append(shard)
+        for record in ordered_map(partial(load_shard, self._store), shards, _READERS):
             self._builder.add(record)
         return sum(self._builder.counts.values())
 
@@ -265,7 +263,7 @@ class ShardWriter:
             self._is_usable = False
             raise
         self._shard = None
-        self._upload = self._pool.submit(_publish, self._store, shard.local_path, record)
+        self._upload = self._pool.submit(put_shard, self._store, shard.local_path, record)
 
     def _wait(self) -> None:
         if self._upload is not None:
@@ -278,19 +276,22 @@ class ShardWriter:
         self._store.delete(index_path(path))
 
 
-def _publish(store: Store, local: str, record: ShardRecord) -> None:
-    """Write a tar, its index and its record, in this order."""
+def put_shard(store: Store, local: str, record: ShardRecord, *, move: bool = True) -> None:
+    """Write a tar from a local file, its index and its record, in this order.
+
+    With ``move``, the file is moved to a local store, not copied.
+    """
     scan = record.scan
-    store.put_file(scan.path, local, move=store.is_local)
+    store.put_file(scan.path, local, move=move and store.is_local)
     store.put(index_path(scan.path), encode_offsets(scan.offsets))
-    save_shard(store, record)
+    ShardRecords(store, WRITING).save(record)
 
 
 def existing_metadata(store: Store) -> set[str]:
     """Return the paths of the metadata. Raises ConfigError if the folder has a dataset, or tars of others."""
     existing = {entry.path for entry in store.list(META_FOLDER)}
     if existing & {INFO_JSON, INFO_YAML}:
-        remove_records(store)
+        ShardRecords(store, WRITING).remove()
         raise ConfigError(
             "the folder has a dataset already", where=store.url, hint="write to a new folder, or remove it"
         )

@@ -18,7 +18,6 @@ from energon_stream import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import (
     AccessDeniedError,
     ConfigError,
@@ -273,8 +272,8 @@ def test_a_damaged_record_is_named(tmp_path):
         for i in range(3):
             writer.write(sample(i))
         raise ZeroDivisionError
-    (tmp_path / "a" / WRITING / "data-000000.shard").write_bytes(b"\x81")
-    with pytest.raises(MetadataError, match=r"data-000000\.shard"):
+    (tmp_path / "a" / WRITING / "data-000000.tar.scan").write_bytes(b"\x81")
+    with pytest.raises(MetadataError, match=r"data-000000\.tar\.scan"):
         ShardWriter(tmp_path / "a", max_count=2)
 
 
@@ -326,28 +325,3 @@ def test_a_shard_that_the_store_refuses_is_an_error_of_the_writer(tmp_path, monk
     writer = ShardWriter(tmp_path / "a", max_count=2)
     assert writer.written == 2
     writer.abort()
-
-
-def test_processes_build_the_same_index(tmp_path):
-    rows = {}
-    for name, engine in (("one", None), ("many", LocalEngine(0))):
-        for part in range(2):
-            with ShardWriter(tmp_path / name, part=part, parts=2, max_count=7) as writer:
-                for number in range(part, 40, 2):
-                    writer.write({"__key__": f"{number:04d}", "cls": number, "txt": "a"})
-        finish_dataset(str(tmp_path / name), engine=engine)
-        with sqlite3.connect(tmp_path / name / ".nv-meta/index.sqlite") as database:
-            queries = ("SELECT rowid, * FROM samples", "SELECT rowid, * FROM sample_parts")
-            rows[name] = [database.execute(query).fetchall() for query in queries]
-        files = sorted(path.name for path in (tmp_path / name).rglob("*"))
-        rows[name].append(files)
-    assert rows["one"] == rows["many"]
-    assert len(rows["one"][0]) == 40
-
-
-def test_processes_find_keys_of_two_parts(tmp_path):
-    for part in range(2):
-        with ShardWriter(tmp_path / "a", part=part, parts=2) as writer:
-            writer.write({"__key__": "same", "cls": part})
-    with pytest.raises(DuplicateKeyError, match="'same' appears twice"):
-        finish_dataset(str(tmp_path / "a"), engine=LocalEngine(0))

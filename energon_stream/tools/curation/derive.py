@@ -7,7 +7,6 @@ last complete shard.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,28 +18,17 @@ from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundErro
 from energon_stream.index.checksums import digest
 from energon_stream.index.database import index_database
 from energon_stream.index.dataset import DatasetMetadata, read_metadata
-from energon_stream.index.index_files import encode_offsets, index_path, read_offsets
+from energon_stream.index.index_files import read_offsets
 from energon_stream.index.info_files import META_FOLDER, read_info
-from energon_stream.index.sqlite_index import temporary_folder
-from energon_stream.prepare.builder import IndexBuilder
-from energon_stream.prepare.shard_record import ShardRecord
+from energon_stream.prepare.publish import DatasetOptions
+from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.rng import derive_key
 from energon_stream.storage import ListEntry, Store, StoreSpec
-from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.copies import Place, check_outside, local_copy, read_samples
 from energon_stream.tar.scan import check_names, scan_shard
-from energon_stream.write.finish import add_records, publish_written
-from energon_stream.write.journal import (
-    PartArguments,
-    check_same,
-    load_part,
-    load_shard,
-    part_files,
-    record_path,
-    save_part,
-    save_shard,
-)
-from energon_stream.write.shard_writer import ShardWriter, existing_metadata
+from energon_stream.write.finish import publish_shards
+from energon_stream.write.journal import WRITING, PartArguments, check_same, load_part, part_files, save_part
+from energon_stream.write.shard_writer import ShardWriter, existing_metadata, put_shard
 
 if TYPE_CHECKING:
     import os
@@ -48,7 +36,6 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.engine.tasks import TaskEngine
 
-_READERS = 16
 _PLACE = "SELECT tar_file_id, sample_index, byte_offset, byte_size FROM samples WHERE sample_key = ?"
 _CODE = ("sample_loader", "part_filter")
 
@@ -109,7 +96,7 @@ def merge_datasets(
     ]
     store = out.open()
     done = _begin(store, "merge", *(str(metadata.info_digest) for metadata in found), *names)
-    left = [task for task in tasks if record_path(task[2]) not in done]
+    left = [task for task in tasks if not done.has(task[2])]
     copy = partial(_copy_shard, specs, out)
     before = len(tasks) - len(left)
     count = None if on_done is None else lambda number, _: on_done(before + number, len(tasks))
@@ -124,18 +111,10 @@ def merge_datasets(
         for name, metadata in zip(names, found, strict=True)
         for entry in metadata.split.exclude
     ]
-    with ExitStack() as stack:
-        folder = stack.enter_context(temporary_folder(tmp_path))
-        builder = stack.enter_context(IndexBuilder(folder, checksums=True))
-        records = [record_path(path) for _, _, path in tasks]
-        if engine is not None:
-            add_records(builder, out, records, LocalEngine())
-        else:
-            for record in ordered_map(partial(load_shard, store), records, _READERS):
-                builder.add(record)
-        _copy_code(specs[0].open(), store, found[0])
-        publish_written(store, builder, split=parts, dataset_yaml=found[0].dataset_yaml, exclude=excluded)
-    return builder.counts
+    _copy_code(specs[0].open(), store, found[0])
+    copied = [path for _, _, path in tasks]
+    options = DatasetOptions(dataset_yaml=found[0].dataset_yaml)
+    return publish_shards(store, copied, options, split=parts, exclude=excluded, tmp_path=tmp_path)
 
 
 def split_dataset(
@@ -349,14 +328,14 @@ def _sorted(numbers: Iterable[int]) -> Int64Array:
     return np.array(sorted(numbers), dtype=np.int64)
 
 
-def _begin(store: Store, *about: str) -> set[str]:
-    """Note what a dataset is made of, or check that it is the same; return the files of its metadata."""
+def _begin(store: Store, *about: str) -> ShardRecords:
+    """Note what a dataset is made of, or check that it is the same; return the records of its shards."""
     existing = existing_metadata(store)
     arguments = PartArguments(0, 1, "merged", 1, 0, format(digest("\0".join(about).encode()), "016x"))
     for path in part_files(existing):
         check_same(store, load_part(store, path)[0], arguments)
     save_part(store, arguments, is_complete=False)
-    return existing
+    return ShardRecords(store, WRITING, existing)
 
 
 def _folders(urls: Sequence[str]) -> list[str]:
@@ -378,10 +357,8 @@ def _copy_shard(specs: Sequence[StoreSpec], target: StoreSpec, task: tuple[int, 
         data = copy.store.get(shard, etag=entry.meta.etag).data
         bounds = zip([0, *scan.offsets[1:-1]], scan.offsets[1:], strict=True)
         digests = [digest(data[start:stop]) for start, stop in bounds]
-        out.put_file(path, copy.path)
-    scan.path = path
-    out.put(index_path(path), encode_offsets(scan.offsets))
-    save_shard(out, ShardRecord(scan, digests))
+        scan.path = path
+        put_shard(out, copy.path, ShardRecord(scan, digests), move=False)
 
 
 def _copy_code(source: Store, target: Store, metadata: DatasetMetadata) -> None:
