@@ -9,7 +9,7 @@ import energon_stream
 ROOT = Path(energon_stream.__file__).parent
 BASE = {
     "arrays", "atomic_files", "conventions", "drawing", "edataclass", "errors", "fork", "imports",
-    "limits", "logs", "plugins", "printable", "progress", "rng", "samples", "selection", "threads", "tracing", "trust",
+    "limits", "logs", "plugins", "printable", "progress", "rng", "samples", "selection", "threads", "tracing",
     "urls", "worker",
 }  # fmt: skip
 CORE = [

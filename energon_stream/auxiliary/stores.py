@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import apsw
 
-from energon_stream.auxiliary.opened import OpenedDataset
 from energon_stream.errors import (
     CorruptTarError,
     IndexMismatchError,
     MetadataError,
+    NotPreparedError,
     ObjectNotFoundError,
     StorageError,
     UnsupportedStoreError,
 )
 from energon_stream.fork import PerProcess
 from energon_stream.index.database import IndexDatabase, index_database
-from energon_stream.media import FilePlace, FileStore, FolderFileStore, RangedFile
+from energon_stream.index.info_files import INFO_JSON, read_info
+from energon_stream.index.objects import ShardObject, VersionGuard
+from energon_stream.index.sqlite_index import INDEX_SQLITE
+from energon_stream.media import FilePlace, FileStore, FolderFileStore, RangedFile, open_once
 from energon_stream.media.file_layout import FileLayout
 from energon_stream.media.file_store import missing_file
 from energon_stream.media.metadata import MediaMetadataBase, deserialize_media_metadata
 from energon_stream.printable import strip_credentials
 from energon_stream.samples import SourceInfo
-from energon_stream.storage import ByteRange, StoreSpec
+from energon_stream.storage import ByteRange, Store, StoreSpec
 from energon_stream.tar.format import TAR_RECORD, check_header, split_name
-
-if TYPE_CHECKING:
-    from energon_stream.index.objects import ShardObject
 
 _FIND = """
 SELECT sample_index, tar_file_id, content_byte_offset, content_byte_size
@@ -38,6 +39,59 @@ FROM samples JOIN sample_parts USING (tar_file_id, sample_index) WHERE sample_ke
 """
 _FIND_MEDIA = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
 _FIND_LAYOUT = "SELECT layout_json FROM media_layouts WHERE entry_key = ?"
+
+
+class ShardBytes(NamedTuple):
+    """Bytes of a shard."""
+
+    shard: ShardObject
+    bytes: ByteRange
+
+
+class OpenedDataset:
+    """A prepared dataset in one process.
+
+    Args:
+        spec: The dataset.
+        purpose: What needs a prepared dataset, for messages.
+        hint: More that the user may do, for messages.
+
+    Attributes:
+        database: Its ``index.sqlite``.
+
+    Raises:
+        NotPreparedError: The dataset has no index.
+        StorageError: The store did not deliver.
+    """
+
+    def __init__(self, spec: StoreSpec, purpose: str, hint: str = "") -> None:
+        self.store: Store = open_once(spec)
+        missing = INFO_JSON
+        try:
+            self._shards = list(read_info(self.store))
+            missing = INDEX_SQLITE
+            self.database: IndexDatabase = index_database(spec)
+        except ObjectNotFoundError as error:
+            raise NotPreparedError(
+                f"{missing} not found; {purpose}",
+                where=self.store.url,
+                hint=f"run `energon-stream prepare {self.store.url}`{hint}",
+            ) from error
+        self._versions = VersionGuard(self.store.url)
+
+    def place(self, row: Sequence[Any]) -> ShardBytes:
+        """Return the place that a row of shard number, first byte and size names.
+
+        Raises MetadataError if the columns have a wrong type, or the shard does not exist.
+        """
+        if all(type(value) is int for value in row):
+            shard, start, size = row
+            if 0 <= shard < len(self._shards) and start >= 0 and size >= 0:
+                found = ShardObject(self.store, self._shards[shard], self._versions)
+                return ShardBytes(found, ByteRange(start, start + size))
+        raise self.database.damaged(
+            f"shard {row[0]!r:.40}, byte {row[1]!r:.40} and size {row[2]!r:.40} are no place"
+        )
 
 
 _datasets: PerProcess[OpenedDataset] = PerProcess()

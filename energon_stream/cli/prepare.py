@@ -34,7 +34,7 @@ from energon_stream.errors import ConfigError, CorruptTarError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.info_files import DATASET_CONFIG, INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.jsonl_index import prepare_jsonl
-from energon_stream.index.listing import find_shards
+from energon_stream.index.plain import find_shards
 from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.media_tables import MediaReport
 from energon_stream.prepare.media_tables import prepare_media as add_media

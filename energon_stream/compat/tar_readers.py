@@ -16,7 +16,7 @@ from energon_stream.compat.sqlite_indices import Closing, SqliteIndexReader
 from energon_stream.index.index_files import decode_offsets, index_path
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.media import open_once
-from energon_stream.media.store_file import StoreFile
+from energon_stream.media.seekable import StoreFile
 from energon_stream.samples import SourceInfo
 from energon_stream.storage import ByteRange, StoreSpec
 from energon_stream.tar.format import sample_parts

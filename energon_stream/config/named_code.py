@@ -14,7 +14,7 @@ from types import FunctionType
 from typing import Any
 
 from energon_stream.errors import MetadataError, UntrustedCodeError
-from energon_stream.trust import TRUST_VARIABLE, is_trusted
+from energon_stream.limits import TRUST_VARIABLE, is_trusted
 
 
 def is_own_module(module: str) -> bool:

@@ -40,9 +40,8 @@ from energon_stream.errors import (
     UntrustedPickleError,
 )
 from energon_stream.imports import LazyModule
-from energon_stream.limits import Limits
+from energon_stream.limits import TRUST_VARIABLE, Limits, is_trusted
 from energon_stream.media.av import AV_EXTENSIONS, AV_MODES, AVDecoderType, decode_av
-from energon_stream.trust import TRUST_VARIABLE, is_trusted
 
 if TYPE_CHECKING:
     import torch

@@ -1,10 +1,14 @@
-"""Opens tars that were not prepared. Their indices are built at first use and kept on this node."""
+"""Finds the tars of a folder or path, and opens those that were not prepared.
+
+Indices are built at first use and kept on this node.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,14 +28,15 @@ from energon_stream.index.dataset import (
     dataset_kind,
     read_metadata,
 )
-from energon_stream.index.info_files import META_FOLDER
+from energon_stream.index.info_files import META_FOLDER, STAGING
 from energon_stream.index.kept_index import PlainTars, sample_counts
-from energon_stream.index.shard_names import SPLIT_PARTS, only_tars, parse_tar_paths
+from energon_stream.index.shard_names import SPLIT_PARTS, match_names, only_tars, parse_tar_paths
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec
 
 if TYPE_CHECKING:
     from energon_stream.limits import Limits
+    from energon_stream.storage import Store
 
 _log = logging.getLogger(__name__)
 
@@ -129,3 +134,45 @@ def list_tars(spec: StoreSpec) -> list[ListEntry] | None:
     if any(entry.path.startswith(f"{META_FOLDER}/") for entry in entries):
         return None
     return only_tars(entries, store.url)
+
+
+def find_shards(
+    store: Store, *, shards: str | Sequence[str] | None = None, exclude: str | None = None
+) -> list[ListEntry]:
+    """List the tars of a folder, sorted by path; see :func:`energon_stream.prepare_dataset`.
+
+    Raises the errors of :func:`select_shards`.
+    """
+    return select_shards(store.list(), store.url, shards=shards, exclude=exclude)
+
+
+def select_shards(
+    listed: Iterable[ListEntry],
+    url: str,
+    *,
+    shards: str | Sequence[str] | None = None,
+    exclude: str | None = None,
+) -> list[ListEntry]:
+    """Return the tars of a folder's listing, sorted by path; see :func:`energon_stream.prepare_dataset`.
+
+    Raises ObjectNotFoundError if the folder has no tars, or none that the options select, and ConfigError if
+    ``exclude`` is not a regular expression, or all tars are compressed.
+    """
+    files = (entry for entry in listed if not entry.path.startswith((f"{META_FOLDER}/", f"{STAGING}/")))
+    entries = {entry.path: entry for entry in only_tars(files, url)}
+    names = list(entries)
+    if shards is not None:
+        names = match_names(names, [shards] if isinstance(shards, str) else shards)
+    if exclude is not None:
+        try:
+            expression = re.compile(exclude)
+        except re.error as error:
+            raise ConfigError(f"exclude {exclude!r} is not a regular expression: {error}") from error
+        names = [name for name in names if not expression.search(name)]
+    if not names:
+        raise ObjectNotFoundError(
+            f"none of the {len(entries)} tars is selected",
+            where=url,
+            hint=f"check the patterns; the first tar is {next(iter(entries))!r}",
+        )
+    return [entries[name] for name in names]

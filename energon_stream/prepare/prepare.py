@@ -16,7 +16,7 @@ from energon_stream.index.info_files import (
     STAGING,
     read_info,
 )
-from energon_stream.index.listing import find_shards, select_shards
+from energon_stream.index.plain import find_shards, select_shards
 from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_bytes
 from energon_stream.index.sqlite_index import INDEX_SQLITE, temporary_folder
 from energon_stream.prepare.builder import IndexBuilder

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from energon_stream.errors import CostsError, ObjectNotFoundError
 from energon_stream.index.checksums import digest
 from energon_stream.index.info_files import META_FOLDER, load_document, read_info
-from energon_stream.index.listing import find_shards
+from energon_stream.index.plain import find_shards
 from energon_stream.storage import Store, StoreSpec
 
 if TYPE_CHECKING:
@@ -195,11 +195,12 @@ def mean_costs(store: Store) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in sorted(name.removesuffix(".json") for name in names if name.endswith(".json")):
         record = f"{META_FOLDER}/costs/{name}.json"
-        mean = load_document(store.get(record).data, f"{store.url}/{record}").get("mean")
-        if not isinstance(mean, float):  # an earlier version wrote it
-            values = load_costs(store, name).values
-            mean = float(values.mean()) if len(values) else 0.0
-        found[name] = mean
+        about = load_document(store.get(record).data, f"{store.url}/{record}")
+        if not isinstance(about.get("mean"), float):
+            raise CostsError(
+                f"the costs {name!r} have no mean", where=f"{store.url}/{record}", hint="Compute them again."
+            )
+        found[name] = about["mean"]
     return found
 
 

@@ -22,7 +22,7 @@ from energon_stream.imports import LazyModule
 from energon_stream.index.checksums import digest
 from energon_stream.index.info_files import INFO_JSON, META_FOLDER, parse_info
 from energon_stream.index.yaml_io import read_document
-from energon_stream.media.store_file import StoreFile
+from energon_stream.media.seekable import StoreFile
 from energon_stream.storage import ListEntry
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.urls import is_local, local_path

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from energon_stream.auxiliary.opened import OpenedDataset, Place
+from energon_stream.auxiliary.stores import OpenedDataset, ShardBytes
 from energon_stream.errors import NotPreparedError, ObjectNotFoundError
 from energon_stream.storage import ByteRange, StoreSpec
 from energon_stream.tar.format import sample_parts, split_name
@@ -128,14 +128,14 @@ class FileTree:
             pieces.append(self._block(part, number)[max(0, offset - first) : stop - first])
         return b"".join(pieces)
 
-    def _part(self, path: str) -> Place | None:
+    def _part(self, path: str) -> ShardBytes | None:
         if self._sample_folders:
             key, _, name = path.rpartition("/")
             return self._parts(key).get(name)
         split = split_name(path)
         return None if split is None else self._parts(split[0]).get(split[1])
 
-    def _find_parts(self, key: str) -> dict[str, Place]:
+    def _find_parts(self, key: str) -> dict[str, ShardBytes]:
         """Return the parts of a sample by name; none if there is no such sample."""
         if self._has_parts:
             return {name: self._opened.place(place) for name, *place in self._rows(_PARTS, key)}
@@ -144,10 +144,10 @@ class FileTree:
             found = sample_parts(shard.get_range(whole).data, 0, len(whole))
             places = zip(found.names, found.starts, found.stops, strict=True)
             start = whole.start
-            return {name: Place(shard, ByteRange(start + a, start + b)) for name, a, b in places}
+            return {name: ShardBytes(shard, ByteRange(start + a, start + b)) for name, a, b in places}
         return {}
 
-    def _read_block(self, part: Place, number: int) -> bytes:
+    def _read_block(self, part: ShardBytes, number: int) -> bytes:
         start = part.bytes.start + number * _BLOCK
         return bytes(part.shard.get_range(ByteRange(start, min(start + _BLOCK, part.bytes.stop))).data)
 

@@ -13,10 +13,10 @@ from energon_stream.config.sample_types import SAMPLE_TYPES
 from energon_stream.decode import SampleDecoder
 from energon_stream.errors import DecodeError, FieldError, MetadataError, NotPreparedError, UntrustedCodeError
 from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.limits import TRUST_VARIABLE
 from energon_stream.read.part_ranges import PartSelection
 from energon_stream.samples import CaptioningSample, CrudeSample, SourceInfo, TextSample, VQAOCRSample
 from energon_stream.storage import StoreSpec
-from energon_stream.trust import TRUST_VARIABLE
 
 SOURCE = SourceInfo("s3://bucket/data", 7, "a.tar", ("k.jpg", "k.json"))
 WHERE = "s3://bucket/data/.nv-meta/dataset.yaml"

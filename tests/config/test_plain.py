@@ -251,7 +251,7 @@ def test_a_store_without_versions_is_told_by_sizes_with_a_warning(tars, tmp_path
         new = (tmp_path / "new" / "data-000000.tar").read_bytes()
         old = (tars / "data-000000.tar").read_bytes()
         memory.pipe(f"{folder}/data-000000.tar", new[: len(old)].ljust(len(old), b"\0"))
-        with pytest.raises(IndexMismatchError, match=r"data-000000\.tar.*Remove .*/v1/indexes/"):
+        with pytest.raises(IndexMismatchError, match=r"data-000000\.tar.*remove .*/v1/indexes/"):
             val(folder)
     finally:
         memory.rm(folder, recursive=True)

@@ -13,7 +13,7 @@ from webdataset import tenbin
 
 from energon_stream.decode import IMAGE_MODES, SampleDecoder
 from energon_stream.errors import ConfigError, DecodeError
-from energon_stream.trust import TRUST_VARIABLE
+from energon_stream.limits import TRUST_VARIABLE
 
 RNG = np.random.default_rng(0)
 

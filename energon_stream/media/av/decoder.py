@@ -11,13 +11,14 @@ from energon_stream.errors import DecodeError, PartLimitError
 from energon_stream.limits import Limits
 from energon_stream.media.av.audio import AudioClip, AudioStream, AudioUnit
 from energon_stream.media.av.container import first_stream, only_stream, open_container, read_index
-from energon_stream.media.av.data import AVData
 from energon_stream.media.av.video import FrameSize, Range, VideoClip, VideoStream, VideoUnit
 from energon_stream.media.file_layout import full_size
 from energon_stream.media.metadata import AVMetadata
 from energon_stream.media.ranged_file import RangedFile
 
 if TYPE_CHECKING:
+    import torch
+
     from energon_stream.storage import ByteRange
 
 _ALL: Range = (0.0, float("inf"))
@@ -42,6 +43,37 @@ class Clips:
     audio: Sequence[Range] | None = None
     video_unit: VideoUnit = "seconds"
     audio_unit: AudioUnit = "seconds"
+
+
+@dataclass(kw_only=True)
+class AVData:
+    """Clips of a file.
+
+    Attributes:
+        video_clips: A ``uint8`` tensor for each clip, of shape ``(frames, 3, height, width)``, RGB, 0 to 255.
+        video_timestamps: Begin of the first and end of the last frame of each clip, in seconds.
+        audio_clips: A tensor for each clip, of shape ``(channels, samples)``. The type is that of the codec:
+            ``float32`` in -1 to 1 for most, ``int16`` or ``int32`` for WAV and FLAC.
+        audio_timestamps: Begin and end of each clip, in seconds.
+
+    Example:
+        >>> AVData(video_timestamps=[(0.0, 1.5)]).video_timestamps
+        [(0.0, 1.5)]
+    """
+
+    video_clips: list[torch.Tensor] | None = None
+    video_timestamps: list[tuple[float, float]] | None = None
+    audio_clips: list[torch.Tensor] | None = None
+    audio_timestamps: list[tuple[float, float]] | None = None
+
+
+class VideoData(AVData):
+    """An older name of ``AVData``.
+
+    Example:
+        >>> isinstance(VideoData(), AVData)
+        True
+    """
 
 
 @dataclass

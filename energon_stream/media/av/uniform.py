@@ -8,8 +8,7 @@ from energon_stream.errors import ConfigError, DecodeError
 from energon_stream.imports import LazyModule
 
 if TYPE_CHECKING:
-    from energon_stream.media.av.data import AVData
-    from energon_stream.media.av.decoder import AVDecoder
+    from energon_stream.media.av.decoder import AVData, AVDecoder
     from energon_stream.media.av.video import FrameSize, Range
 
 torch: Any = LazyModule("torch")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -14,20 +17,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_stream.engine.processes import LocalEngine
-from energon_stream.errors import ConfigError, CostsError
+from energon_stream.errors import ConfigError, CostsError, MetadataError
 from energon_stream.index.info_files import read_info
+from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
+from energon_stream.media.metadata import AVMetadata, ImageMetadata
 from energon_stream.storage import ListEntry, StoreSpec
 from energon_stream.tables.costs import check_values, load_costs, mark_shards, paths_of, write_costs
 from energon_stream.tables.expressions import parse_formula
-from energon_stream.tables.media_values import media_values
 from energon_stream.tables.reading import read_column, read_file_column
 from energon_stream.tools.curation.map_shards import Shard
 
 if TYPE_CHECKING:
+    from energon_stream.arrays import Float64Array
     from energon_stream.engine.tasks import TaskEngine
+    from energon_stream.storage import Store
     from energon_stream.tables.costs import Costs, ShardMark
+    from energon_stream.tables.expressions import Expression
 
 CostFunction = Callable[[dict[str, Any]], float]
+_FIELDS = tuple(
+    field.name for kind in (ImageMetadata, AVMetadata) for field in fields(kind) if field.type != "str"
+)
+_MEDIA = """
+SELECT tar_file_id, sample_index, metadata_json
+FROM sample_parts JOIN samples USING (tar_file_id, sample_index)
+JOIN media_metadata ON entry_key = sample_key || '.' || part_name
+"""
+_PREPARE = "run `energon-stream prepare-media` with a filter that finds the media of all samples"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +163,7 @@ def compute_costs(
     elif values is not None:
         found, made_by = np.asarray(values), "values"
     elif media is not None:
-        found, made_by = media_values(store, counts, parse_formula(media)), f"media:{media}"
+        found, made_by = _media_values(store, counts, parse_formula(media)), f"media:{media}"
     elif table is not None:
         found = read_file_column(StoreSpec(table, storage_options), column or name)
         made_by = f"table:{column or name}"
@@ -225,3 +241,56 @@ def _of_shard(spec: StoreSpec, function: CostFunction, entry: ListEntry) -> Any:
     """Return the costs of the samples of a shard."""
     shard = Shard(spec.open(), entry)
     return np.array([float(function(sample)) for sample in shard.samples()], dtype=np.float64)
+
+
+def _media_values(store: Store, counts: Mapping[str, int], formula: Expression) -> Float64Array:
+    """Return the value of a formula for each sample, in the order of ``.info.json``.
+
+    The values of the media files that have all its fields are rounded up, and added up for each sample.
+
+    Args:
+        store: The dataset.
+        counts: Number of samples of each shard.
+        formula: Names fields of :class:`ImageMetadata` and :class:`AVMetadata`.
+
+    Raises:
+        ConfigError: The formula names no such field.
+        CostsError: A sample has no media with these fields.
+        MetadataError: The index is damaged.
+    """
+    unknown = [name for name in formula.names if name not in _FIELDS]
+    if unknown:
+        raise ConfigError(
+            f"media have no number {unknown[0]!r}", where=formula.text, hint=f"use {', '.join(_FIELDS)}"
+        )
+    first = np.concatenate([[0], np.cumsum(list(counts.values()), dtype=np.int64)])
+    samples, rows = list[int](), list[list[float]]()
+    with sqlite_file(store) as path, closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as index:
+        if not index.execute("SELECT 1 FROM sqlite_master WHERE name = 'media_metadata'").fetchone():
+            raise CostsError("the index has no media metadata", where=store.url, hint=_PREPARE)
+        try:
+            for shard, number, text in index.execute(_MEDIA):
+                known = json.loads(text)
+                if all(known.get(name) is not None for name in formula.names):
+                    samples.append(int(first[shard]) + number)
+                    rows.append([float(known[name]) for name in formula.names])
+        except (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, IndexError) as error:
+            where = f"{store.url}/{INDEX_SQLITE}"
+            raise MetadataError(f"the media metadata cannot be used: {error}", where=where) from error
+    at = np.array(samples, dtype=np.int64)
+    if len(at) and at.max() >= first[-1]:
+        raise MetadataError(
+            "index.sqlite has more samples than .info.json",
+            where=store.url,
+            hint="run `energon-stream prepare` again",
+        )
+    missing = np.flatnonzero(np.bincount(at, minlength=int(first[-1])) == 0)
+    if len(missing):
+        raise CostsError(
+            f"{len(missing)} samples have no media with {', '.join(formula.names)}; sample {missing[0]} is the first",
+            where=store.url,
+            hint=_PREPARE,
+        )
+    values = np.array(rows, dtype=np.float64).reshape(-1, len(formula.names)).T
+    each = np.ceil(formula.evaluate(dict(zip(formula.names, values, strict=True))))
+    return np.bincount(at, weights=each, minlength=int(first[-1])).astype(np.float64)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.engine.processes import LocalEngine
-from energon_stream.index.listing import find_shards
+from energon_stream.index.plain import find_shards
 from energon_stream.storage import ListEntry, Store, StoreSpec
 from energon_stream.tar.copies import Place, local_copy, read_samples
 from energon_stream.tar.scan import scan_shard

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from energon_stream.media.ranged_file import open_once
-from energon_stream.media.store_file import StoreFile
+from energon_stream.media.seekable import StoreFile
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.write.sources.arrow_rows import BATCH_ROWS, table_rows
 from energon_stream.write.sources.source import Row, Section, Source, named_source_errors, package
