@@ -1,6 +1,6 @@
-"""``python -m energon_stream.run_megatron``; see :mod:`energon_stream.compat.run_megatron`."""
+"""``python -m energon_stream.run_megatron``; see :mod:`energon_stream.compat.aliased_program`."""
 
-from energon_stream.compat.run_megatron import main
+from energon_stream.compat.aliased_program import main
 
 __all__ = ["main"]
 

@@ -374,10 +374,7 @@ class JoinedWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
 
 
 class CrudeJsonlDatasetFactory(BaseCoreDatasetFactory[CrudeSample]):
-    """A file of JSON lines.
-
-    The arguments are those of :class:`BaseWebdatasetFactory`.
-    """
+    """A file of JSON lines. It takes the arguments of :class:`BaseWebdatasetFactory`."""
 
     __sample_type__ = CrudeSample
 

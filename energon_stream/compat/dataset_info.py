@@ -138,7 +138,7 @@ class WebdatasetMeta:
 
     Attributes:
         sample_excludes: Samples that are left out, as ``shard.tar/key``.
-        shards: Shards of the split part, without those that are left out.
+        shards: Shards of the split part; excluded shards are not among them.
         split_part_files: Their names.
         info_shard_files: Names of all shards of the folder.
 

@@ -1,6 +1,6 @@
 """Debug logs: one JSON object a line, in a file for each process of the job.
 
-The lines are those of Megatron-Energon's debug logs, with the same types (``"t"``) and fields. This module is
+Lines have the types (``"t"``) and fields of Megatron-Energon's debug logs. This module is
 the plug-in ``debug_log``: pipelines and loaders call it only if ``worker_log_level`` asks for lines.
 """
 
@@ -103,7 +103,7 @@ def _field(value: Any, name: str) -> Any:
 
 
 def _keys(value: Any) -> dict[str, list[str]]:
-    """Return the entry of a line that has the keys of an element's samples; empty if it has none."""
+    """Return the entry of a line that has the keys of an element's samples; empty if it has no keys."""
     keys = _field(value, "__key__")
     if isinstance(keys, str):
         return {"keys": [keys]}

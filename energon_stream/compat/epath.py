@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import io
 import os
 import posixpath
@@ -15,8 +16,10 @@ from functools import total_ordering
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from energon_stream.atomic_files import replacing
 from energon_stream.errors import ConfigError, ObjectNotFoundError, StorageError
 from energon_stream.printable import strip_credentials
+from energon_stream.storage.in_order import stream_object
 from energon_stream.storage.transports import StoreSpec
 from energon_stream.urls import (
     DATASETS_VARIABLE,
@@ -36,6 +39,10 @@ DEFAULT_PROFILE_NAME = RESERVED_POSIX_PROFILE_NAME = "__filesystem__"
 
 NVDATASET_CACHE_DIR = os.environ.get(DATASETS_VARIABLE)
 """Folder of the datasets that ``dss://name@version`` names, when this module was imported."""
+
+
+LOCAL_COPY_TMP_DIR = Path(os.environ.get("ENERGON_LOCAL_COPY_TMP_DIR") or "/tmp/energon_local_copy")
+"""Folder of the copies that :func:`ensure_local_copy` makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +237,7 @@ class EPath:
             **_: Megatron-Energon's options of reading ahead, which are ignored.
 
         Raises:
-            ConfigError: The mode is another one.
+            ConfigError: The mode is not one of these.
         """
         if mode not in ("r", "rb", "w", "wb"):
             raise ConfigError(f"the mode is {mode!r}, and must be r, rb, w or wb", where=str(self))
@@ -313,3 +320,23 @@ class _Writer(io.BytesIO):
         if not self.closed:
             self._target.write_bytes(self.getvalue())
         super().close()
+
+
+def ensure_local_copy(path: EPath) -> EPath:
+    """Return a local path unchanged, and for a remote file that of a copy, which is made once.
+
+    A file that changed is copied anew. Copies stay until somebody removes them.
+
+    Example:
+        >>> ensure_local_copy(EPath("mix.yaml")) == EPath("mix.yaml")
+        True
+    """
+    if path.is_local():
+        return path
+    store = StoreSpec(path.url, transport="fsspec").open()
+    version = hashlib.sha256(f"{path.url}\0{store.head('')}".encode()).hexdigest()[:32]
+    target = LOCAL_COPY_TMP_DIR / version / path.name
+    if not target.exists():
+        with replacing(target) as temporary, open(temporary, "wb") as file:
+            file.writelines(stream_object(store, ""))
+    return EPath(target)

@@ -9,23 +9,12 @@ from typing import Any, TypeAlias
 
 from energon_stream.compat.sample_helpers import format_sample_compact, get_source_info
 from energon_stream.errors import FatalSampleError, SkipSample
+from energon_stream.pipeline.failures import ALWAYS_RAISED
 
 Handler: TypeAlias = Callable[..., None]
 """Called with the error, the sample and the sample's sources."""
 
-SYSTEM_EXCEPTIONS = (
-    SystemError,
-    SyntaxError,
-    ImportError,
-    StopIteration,
-    StopAsyncIteration,
-    MemoryError,
-    RecursionError,
-    ReferenceError,
-    NameError,
-    UnboundLocalError,
-    FatalSampleError,
-)
+SYSTEM_EXCEPTIONS = ALWAYS_RAISED
 """Errors that the next sample would meet as well, so that no handler may skip the sample."""
 
 
@@ -104,15 +93,12 @@ def handle_restore_errors(error_handler: Handler, sample: Any) -> Iterator[None]
         ...     raise ValueError("no caption")
         no caption
     """
-    try:
-        yield
-    except SkipSample:
-        skipped = ValueError(f"a sample was skipped that was not when it was made: {sample!r:.80}")
-        error_handler(skipped, sample, get_source_info(sample))
-    except SYSTEM_EXCEPTIONS as error:
-        raise _fatal(sample, f"{type(error).__name__}: {error}") from _cause(error)
-    except Exception as error:
-        error_handler(error, sample, get_source_info(sample))
+    with ErrorContext("restoring", error_handler, tolerance=0).handle_errors(sample):
+        try:
+            yield
+        except SkipSample:
+            what = f"a sample was skipped that was not when it was made: {sample!r:.80}"
+            raise ValueError(what) from None
 
 
 def legacy_handler(handler: Handler) -> Handler:

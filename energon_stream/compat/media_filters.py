@@ -43,7 +43,7 @@ class MediaFilterConfig(MediaFilter):
         patterns: Patterns of names, for the strategy ``GLOB``.
 
     Raises:
-        ConfigError: Patterns are missing, or the strategy has none.
+        ConfigError: ``GLOB`` has no patterns, or another strategy has some.
 
     Example:
         >>> MediaFilterConfig.parse("*.jpg,*.png", header=False, extension=False).patterns

@@ -55,7 +55,7 @@ def get_cooker_need_primary(fn: Callable[..., Any]) -> bool:
 
 
 def get_source_info(sample: Any) -> list[SourceInfo] | None:
-    """Return the sources of a sample, a dict or a list of them; None if it has none.
+    """Return the sources of a sample, a dict or a list of them; None if it has no sources.
 
     Example:
         >>> get_source_info({"text": "a dog"})
@@ -72,7 +72,7 @@ def _attribute(sample: Any, name: str) -> Any:
 
 
 def get_sample_restore_key(sample: Any) -> Any:
-    """Return the restore key of a sample or dict; None if it has none.
+    """Return the restore key of a sample or dict; None if it has no key.
 
     Example:
         >>> get_sample_restore_key({"__restore_key__": ("Leaf", 3)})
@@ -233,7 +233,7 @@ class ExtendableDataclassMixin:
 
     @classmethod
     def extend(cls, src: Any, **kwargs: Any) -> Self:
-        """Make an object of this class from the fields of another one and the given ones, which win."""
+        """Make an object of this class from the fields of ``src``; ``kwargs`` replace them."""
         return cls(**{**fields_of(src), **kwargs})
 
 

@@ -158,7 +158,7 @@ class SqliteIndexReader(Closing):
         return ITarRawSamplePartPointer(tar_file_id=tar, raw_byte_offset=offset, raw_byte_size=size)
 
     def get_media_metadata(self, entry_key: str) -> tuple[str, str] | None:
-        """Return kind and JSON text of a file's media metadata; None if the index has none of it."""
+        """Return kind and JSON text of a file's media metadata; None if the index does not know the file."""
         query = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
         return next(self._rows(query, entry_key), None)
 

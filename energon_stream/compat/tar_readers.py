@@ -98,8 +98,7 @@ class SqliteITarEntryReader(Closing):
         part_filter: Tells by its name whether a part is wanted; None for all.
         itar_cache_size: Not needed: no index of a tar is read.
         sample_filter: Tells by ``shard/key`` whether a sample is wanted; None for all.
-        key_is_full_entryname: Whether keys are those of parts, as ``key.jpg``, which are read with their
-            source.
+        key_is_full_entryname: Whether a key names a part, as ``key.jpg``, which is read with its source.
         disable_cache: Not needed: no tar stays open.
 
     Example:

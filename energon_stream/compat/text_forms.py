@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from energon_stream.config.fields import parse_field_map
 from energon_stream.errors import ConfigError, FieldError
 from energon_stream.index import shard_names
 from energon_stream.index.info_files import load_document
@@ -65,12 +66,8 @@ def split_field_access(field_desc: str) -> list[list[str]]:
         >>> split_field_access("json[caption][0],txt")
         [['json', 'caption', '0'], ['txt']]
     """
-    return [_keys(place) for place in re.split(r",(?![^\[]*\])", field_desc)]
-
-
-def _keys(place: str) -> list[str]:
-    found = re.fullmatch(r"([^\[\]]+)((?:\[[^\[\]]+\])+)", place)
-    return [place] if found is None else [found[1], *re.findall(r"\[([^\[\]]+)\]", found[2])]
+    (access,) = parse_field_map({"of fields": field_desc}, field_desc)
+    return [[place.part, *place.keys] for place in access.alternatives]
 
 
 def field_access(value: Any, field: Sequence[Sequence[str]]) -> Any:

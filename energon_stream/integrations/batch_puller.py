@@ -1,8 +1,8 @@
 """Batches together with the loader's state after each, for frameworks that fetch ahead.
 
-Frameworks fetch ahead to recognize the last batch, or to copy a batch to a device while another one is used.
-A state that they save has to be the one after the last batch that was *used*. So each batch is pulled
-together with the state.
+Frameworks fetch ahead to recognize the last batch, or to copy a batch to a device while the loop uses the
+one before. A state that they save has to be the one after the last batch that was *used*. So each batch is
+pulled together with the state.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class PullingLoader(Generic[T]):
 def loader_of(batches: Any) -> BasicDataLoader[Any]:
     """Return the loader behind what a framework iterates.
 
-    Raises ConfigError if it is none of this library's.
+    Raises ConfigError if that loader is not of this library.
     """
     loader = batches.loader if isinstance(batches, PullingLoader) else batches
     if not isinstance(loader, BasicDataLoader):

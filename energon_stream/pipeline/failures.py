@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 SKIPPED: Final[Any] = object()
 """Returned by :meth:`FailureGuard.call` where there is no result, because the sample is left out."""
 
-_ALWAYS_RAISED = (
+ALWAYS_RAISED = (
     SystemError,
     SyntaxError,
     ImportError,
@@ -140,7 +140,7 @@ class FailureGuard:
         if isinstance(error, SampleTimeoutError):
             late, error = error, SampleTimeoutError.from_sample(sample, f"{self.name}: {error.what}")
             error.__cause__ = late
-        if isinstance(error, _ALWAYS_RAISED):
+        if isinstance(error, ALWAYS_RAISED):
             if self._wraps_fatal and not isinstance(error, FatalSampleError):
                 message = f"{self.name} raised {type(error).__name__}: {error}"
                 raise FatalSampleError.from_sample(sample, message) from error

@@ -147,7 +147,7 @@ def shrinking(matrix: Matrix, size: Size) -> tuple[float, float]:
     return tuple(min(1.0, float(np.hypot(*(ends[i] - ends[i + 1])))) for i in (0, 2))  # type: ignore[return-value]
 
 
-class Box(NamedTuple):
+class SourceBox(NamedTuple):
     """A part of the source that is resized, and then mirrored."""
 
     top: int
@@ -158,7 +158,7 @@ class Box(NamedTuple):
     vflip: bool
 
 
-def source_box(matrix: Matrix, size: Size) -> Box | None:
+def source_box(matrix: Matrix, size: Size) -> SourceBox | None:
     """Return the box of whole pixels that becomes the result by resizing and mirroring; None if none does.
 
     Args:
@@ -173,4 +173,4 @@ def source_box(matrix: Matrix, size: Size) -> Box | None:
     if np.abs(ends - whole).max() > _NEAR:
         return None
     (left, top), (right, bottom) = np.sort(whole, axis=0).astype(int).tolist()
-    return Box(top, left, bottom - top, right - left, bool(matrix[0, 0] < 0), bool(matrix[1, 1] < 0))
+    return SourceBox(top, left, bottom - top, right - left, bool(matrix[0, 0] < 0), bool(matrix[1, 1] < 0))

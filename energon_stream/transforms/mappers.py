@@ -55,7 +55,7 @@ class TransformMapper(ABC, Generic[TTransform]):
 
     @property
     def fill(self) -> Fill:
-        """Value of the pixels beyond the image; None if the step has none."""
+        """Value of the pixels beyond the image; None if the step does not fill."""
         return None
 
     @property

@@ -99,7 +99,7 @@ class MergeTransform(torch.nn.Module):
         warped = warped.to(pixels.dtype)
         return F.to_pil_image(warped, x.mode) if isinstance(x, Image.Image) else warped
 
-    def _resized(self, x: Any, box: homography.Box, wanted: Size) -> Any:
+    def _resized(self, x: Any, box: homography.SourceBox, wanted: Size) -> Any:
         cropped = F.crop(x, box.top, box.left, box.height, box.width)
         if (box.height, box.width) != wanted:
             cropped = F.resize(cropped, list(wanted), self._interpolation, antialias=self._antialias)

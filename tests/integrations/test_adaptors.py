@@ -542,9 +542,9 @@ def test_small_helpers(coco, s3_server, tmp_bucket, tmp_path, monkeypatch):
         "AWS_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
-    from energon_stream.compat import local_copies
+    from energon_stream.compat import epath
 
-    monkeypatch.setattr(local_copies, "LOCAL_COPY_TMP_DIR", tmp_path / "copies")
+    monkeypatch.setattr(epath, "LOCAL_COPY_TMP_DIR", tmp_path / "copies")
     remote = EPath(tmp_bucket) / "a.txt"
     remote.write_text("one")
     copy = local_copy.ensure_local_copy(remote)

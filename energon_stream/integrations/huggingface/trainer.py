@@ -1,4 +1,4 @@
-"""Hooks with which a ``transformers.Trainer`` trains on this library's datasets."""
+"""A ``transformers.Trainer`` that trains on this library's datasets, and a callback for its logs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 from energon_stream.atomic_files import replacing
 from energon_stream.errors import ConfigError, StateError
 from energon_stream.imports import of_extra
+from energon_stream.integrations.batch_puller import loader_of
 from energon_stream.integrations.huggingface.accelerated import AcceleratedLoader
-from energon_stream.integrations.huggingface.stats_callback import StatsCallback
 from energon_stream.loader import get_savable_loader
+from energon_stream.loader.observe.metrics import Recent
 from energon_stream.pipeline import SavableDataset
 
 with of_extra("transformers"):
@@ -37,6 +38,32 @@ _OTHERS = {
     "auto_find_batch_size": (False, "batch_size of get_train_dataset"),
 }
 """Arguments for a torch ``DataLoader``: their default, and the option that replaces them here."""
+
+
+class StatsCallback(TrainerCallback):  # type: ignore[misc]
+    """Adds the statistics of the training loader to the logs of training steps.
+
+    The trainer's reporters, such as those of TensorBoard and Weights & Biases, get them with the loss. They
+    get what :meth:`LoaderStats.scalars` returns, about the time since the last log. Callbacks are called in
+    order, so this one must come before the reporters: :class:`EnergonTrainer` sees to it.
+
+    Raises:
+        MissingPackageError: (On import.) ``transformers`` is not installed.
+        ConfigError: (In training.) The training loader is not of this library.
+
+    Example:
+        >>> from energon_stream.integrations.huggingface import StatsCallback
+        >>> callback = StatsCallback()  # EnergonTrainer(..., callbacks=[callback])
+    """
+
+    def __init__(self) -> None:
+        self._recent = Recent()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Add the values, if a training step is logged."""
+        if logs is not None and "loss" in logs:
+            loader = loader_of(kwargs["train_dataloader"])
+            logs.update(self._recent.take(loader.stats()).scalars())
 
 
 class _TrainerLoader(AcceleratedLoader[T]):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from energon_stream.integrations.lightning.data_module import EnergonDataHooks, EnergonDataModule
-from energon_stream.integrations.lightning.stats_callback import StatsCallback
+from energon_stream.integrations.lightning.data_module import (
+    EnergonDataHooks,
+    EnergonDataModule,
+    StatsCallback,
+)
 
 __all__ = ["EnergonDataHooks", "EnergonDataModule", "StatsCallback"]

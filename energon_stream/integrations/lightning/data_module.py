@@ -1,24 +1,48 @@
-"""The data module for PyTorch Lightning, for ``lightning`` and for ``pytorch_lightning``."""
+"""The data module and callback for PyTorch Lightning, for ``lightning`` and for ``pytorch_lightning``.
+
+The trainer of each of the two packages takes only what derives from its own classes.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from energon_stream.config import get_train_dataset, get_val_dataset
 from energon_stream.errors import ConfigError
+from energon_stream.imports import of_extra
+from energon_stream.integrations.batch_puller import loader_of
 from energon_stream.integrations.lightning.loaders import EvaluationLoader, TrainLoader
-from energon_stream.integrations.lightning.packages import of_lightning
 from energon_stream.loader import SavableDataLoader, get_savable_loader
+from energon_stream.loader.observe.metrics import Recent
 from energon_stream.pipeline import SavableDataset
 from energon_stream.worker import WorkerConfig
 
+_COPIES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def of_lightning(name: str) -> Any:
+    """Return a class of the package that the program has imported; of the one that is there, if none.
+
+    Raises MissingPackageError if neither is installed.
+    """
+    first, second = sorted(_COPIES, key=lambda package: package not in sys.modules)
+    with of_extra("lightning"):
+        try:
+            return getattr(importlib.import_module(first), name)
+        except ModuleNotFoundError:
+            return getattr(importlib.import_module(second), name)
+
+
 if TYPE_CHECKING:
     _Base = object
+    _Callback = object
 else:
-    _Base = of_lightning("LightningDataModule")
+    _Base, _Callback = of_lightning("LightningDataModule"), of_lightning("Callback")
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Callable[[WorkerConfig], SavableDataset[Any]]
 """Path or URL, content of a metadataset, or a function that opens a dataset with its ``WorkerConfig``."""
@@ -131,7 +155,7 @@ class EnergonDataHooks:
         return self._train
 
     def _count_of_trained(self) -> Callable[[], int] | None:
-        """Return a function that reads Lightning's count of trained batches; None if it has none."""
+        """Return a function that reads Lightning's count of trained batches; None if it keeps no count."""
         trainer = self.trainer
         if trainer is None:
             return None
@@ -180,7 +204,7 @@ class EnergonDataHooks:
 
 
 class EnergonDataModule(EnergonDataHooks, _Base):
-    """A ``LightningDataModule``; its arguments are those of :class:`EnergonDataHooks`.
+    """A ``LightningDataModule`` with the arguments of :class:`EnergonDataHooks`.
 
     Its base is of ``lightning.pytorch``. It is of ``pytorch_lightning`` if the program has imported, or the
     environment has, only that.
@@ -200,3 +224,31 @@ class EnergonDataModule(EnergonDataHooks, _Base):
         >>> next(iter(data.val_dataloader())).image.shape  # Trainer().fit(model, datamodule=data)
         torch.Size([4, 3, 8, 8])
     """
+
+
+class StatsCallback(_Callback):
+    """Writes the statistics of the training loader to the trainer's loggers, every ``log_every_n_steps``.
+
+    It writes what :meth:`LoaderStats.scalars` returns, about the time since the last write.
+
+    Raises:
+        MissingPackageError: (On import.) Lightning is not installed.
+        ConfigError: (In training.) The training loader is not of this library.
+
+    Example:
+        >>> from energon_stream.integrations.lightning import StatsCallback
+        >>> callback = StatsCallback()  # Trainer(callbacks=[callback], logger=...)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._recent = Recent()
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """Write, if it is time."""
+        step = trainer.global_step
+        if not trainer.loggers or step % trainer.log_every_n_steps:
+            return
+        values = self._recent.take(loader_of(trainer.train_dataloader).stats()).scalars()
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=step)

@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 class EnergonMultiModalDataModule:
     """Creates the training and the validation loader of a multimodal dataset.
 
-    Signature, defaults and attributes are those of Megatron-Bridge's class of this name. Its later version,
-    without ``image_processor`` and ``global_batch_size``, is called by keywords, so both versions are
-    covered.
+    It has the signature, defaults and attributes of Megatron-Bridge's class of this name. The later version
+    of that class, without ``image_processor`` and ``global_batch_size``, is called by keywords, so both
+    versions are covered.
 
     Args:
         path: Dataset or metadataset, local or on object storage.

@@ -1,41 +1,12 @@
-"""Local copies of remote files, and rclone's configuration, under Megatron-Energon's names."""
+"""Rclone's configuration, under Megatron-Energon's names."""
 
 from __future__ import annotations
 
 import configparser
-import hashlib
 import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from energon_stream.atomic_files import replacing
-from energon_stream.compat.epath import EPath
-from energon_stream.storage import StoreSpec
-from energon_stream.storage.in_order import stream_object
-
-LOCAL_COPY_TMP_DIR = Path(os.environ.get("ENERGON_LOCAL_COPY_TMP_DIR") or "/tmp/energon_local_copy")
-"""Folder of the copies that :func:`ensure_local_copy` makes."""
-
-
-def ensure_local_copy(path: EPath) -> EPath:
-    """Return a local path unchanged, and for a remote file that of a copy, which is made once.
-
-    A file that changed is copied anew. Copies stay until somebody removes them.
-
-    Example:
-        >>> ensure_local_copy(EPath("mix.yaml")) == EPath("mix.yaml")
-        True
-    """
-    if path.is_local():
-        return path
-    store = StoreSpec(path.url, transport="fsspec").open()
-    version = hashlib.sha256(f"{path.url}\0{store.head('')}".encode()).hexdigest()[:32]
-    target = LOCAL_COPY_TMP_DIR / version / path.name
-    if not target.exists():
-        with replacing(target) as temporary, open(temporary, "wb") as file:
-            file.writelines(stream_object(store, ""))
-    return EPath(target)
 
 
 @dataclass(kw_only=True, slots=True)
