@@ -197,7 +197,7 @@ def test_index_entries_are_read_as_needed(tmp_path, count):
         found = read_offsets(store, "d/a.tar", count, first, last)
         np.testing.assert_array_equal(found, offsets[first : last + 1])
     for wrong in (count + 1, count - 1):
-        with pytest.raises(IndexMismatchError, match=r"Run `energon-stream prepare` again"):
+        with pytest.raises(IndexMismatchError, match=r"run `energon-stream prepare` again"):
             read_offsets(store, "d/a.tar", wrong, max(0, wrong - 1), wrong)
     with pytest.raises(NotPreparedError):
         read_offsets(store, "d/b.tar", count, 0, 1)

@@ -211,5 +211,5 @@ def test_new_indexes_of_other_tars_end_the_use_of_the_sizes(prepared, own_option
 
 
 def test_sizes_of_other_tars_are_refused_by_name(prepared, own_options):
-    with pytest.raises(IndexMismatchError, match="Run `energon-stream prepare` again"):
+    with pytest.raises(IndexMismatchError, match="run `energon-stream prepare` again"):
         read(own_options(changed(prepared)))

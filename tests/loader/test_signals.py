@@ -22,7 +22,8 @@ from energon_stream.testing.operator_suite import NumbersDataset
 PROGRAM = """
 import os, pathlib, signal, sys, time
 from energon_stream import WorkerConfig, get_savable_loader
-from energon_stream.loader import monitor, workers as worker_processes
+from energon_stream.loader import workers as worker_processes
+from energon_stream.loader.observe import monitor
 from energon_stream.pipeline import BatchDataset, MapDataset
 from energon_stream.state import dumps
 from energon_stream.testing.operator_suite import NumbersDataset

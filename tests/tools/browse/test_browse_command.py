@@ -60,8 +60,7 @@ def test_missing_packages_are_named(captions, monkeypatch, package):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with monkeypatch.context() as patch:
-        from energon_stream.browse import app
-
+        from energon_stream.tools.browse import app
         from energon_stream.tools.browse import serve as server
 
         for module in (app.applications, app.responses, app.routing, server.uvicorn):
