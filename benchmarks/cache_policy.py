@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from energon_stream.cache.eviction import Entry, candidates, plan_shares
+from energon_stream.cache.eviction import EvictableBlock, candidates, plan_shares
 from energon_stream.rng import derive_key
 from energon_stream.schedule import BlendPlan, LeafPlan, OrderSpec, RepeatPlan, build_schedule
 
@@ -66,7 +66,7 @@ class SimulatedCache:
 
     def make_room(self, need):
         entries = [
-            Entry(key, key[0], key[0], size, last_use, in_use=True)
+            EvictableBlock(key, key[0], key[0], size, last_use, in_use=True)
             for key, (size, last_use, _) in self.blocks.items()
         ]
         chosen = candidates(self.policy, entries, self.shares)

@@ -44,7 +44,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 def write_whole(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> None:
     """Write a file that appears when it is complete; see :func:`replacing`.
 
-    ``mode`` is its permissions, without those that the process's umask takes away.
+    The process's umask takes permissions away from ``mode``.
     """
     with replacing(path) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

@@ -74,7 +74,7 @@ class Limits:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Limits:
-        """Return the limits of ``ENERGON_STREAM_LIMITS``, and the defaults for those that it leaves out.
+        """Return the defaults, changed by ``ENERGON_STREAM_LIMITS``.
 
         Raises:
             ConfigError: The variable has another form, or names an unknown limit.

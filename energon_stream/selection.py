@@ -151,7 +151,7 @@ class Selection:
         return found
 
     def places(self, sample: int) -> range:
-        """Return the places of a pass among which those of a sample are, in all passes; none if it has none.
+        """Return the range of places that a sample may have in a pass; an empty one if it is not selected.
 
         Example:
             >>> import numpy as np

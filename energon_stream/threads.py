@@ -31,7 +31,7 @@ def thread_errors(where: str | None = None) -> Iterator[None]:
 
 
 class Repeater:
-    """Calls a function every so many seconds in a thread of its own, until it is closed.
+    """Calls a function periodically in a background thread, until it is closed.
 
     Args:
         function: What to call. If it returns False, the thread ends.

@@ -210,7 +210,7 @@ class SystemFileStore(FolderFileStore):
 
     Args:
         base_dir: Path or URL of the folder; None for the whole local file system, with absolute paths.
-        storage_options: Credentials and the like, for URLs.
+        storage_options: Options of the URL's file system, such as credentials.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
 
     Example:

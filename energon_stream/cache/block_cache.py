@@ -15,7 +15,7 @@ from energon_stream.cache.block_writer import BlockWriter
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.download import READ_OVER, Download, Get
 from energon_stream.cache.identity import ObjectIdentity, ObjectPlace, clean_url, root_name
-from energon_stream.cache.ledger import Limits
+from energon_stream.cache.ledger import CacheLimits
 from energon_stream.cache.locks import has_locks
 from energon_stream.cache.records import Span, merge_spans
 from energon_stream.errors import ConfigError, RangeError
@@ -117,7 +117,7 @@ class BlockCache:
         self._shares: dict[str, int] = {}
         self._named_shares: dict[str, int] = {}
         self.set_shares(shares or {})
-        limits = Limits(config.quota, config.floor, self._named_shares)
+        limits = CacheLimits(config.quota, config.floor, self._named_shares)
         self._directories = PerProcess(partial(CacheDirectory, config.directory, limits), drop_inherited=True)
         self._counters = PerProcess(CacheCounters, drop_inherited=True)
         self._opened: PerProcess[tuple[BlockWriter, BlockReader]] = PerProcess(drop_inherited=True)

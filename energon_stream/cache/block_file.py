@@ -175,16 +175,16 @@ class BlockFile:
         return memoryview(mapped)[start:stop]
 
     def try_claim(self, start: int, stop: int) -> bool:
-        """Become the one that fetches some bytes; return False if another one does."""
+        """Claim the fetch of some bytes; return False if somebody else has."""
         return self._file.try_lock(start, stop)
 
     def wait_for_claim(self, start: int, stop: int, seconds: float) -> None:
-        """Become the one that fetches some bytes, unless the block grows first or the time is over."""
+        """Claim the fetch of some bytes, unless the block grows first or the time is over."""
         size = os.fstat(self._file.fd).st_size
         self._file.lock(start, stop, seconds=seconds, unless=lambda: os.fstat(self._file.fd).st_size != size)
 
     def unclaim(self, start: int, stop: int) -> None:
-        """Let others fetch the bytes, or find them."""
+        """Release the claim on a range."""
         self._file.unlock(start, stop)
 
     @contextmanager

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Chunk(NamedTuple):
+class CachedBytes(NamedTuple):
     """Bytes of an object, and the position of the first one."""
 
     start: int
@@ -56,7 +56,7 @@ class OpenBlocks:
         return block
 
     def release(self) -> None:
-        """Close the files that nobody is reading, so that they can be evicted."""
+        """Close the files without readers, so that they can be evicted."""
         with self._lock:
             self._blocks.clear()
 
@@ -70,14 +70,14 @@ class BlockReader:
 
     def find(
         self, place: ObjectPlace, start: int, stop: int, *, at_hand: bool = False
-    ) -> tuple[list[Chunk], list[Span]]:
+    ) -> tuple[list[CachedBytes], list[Span]]:
         """Return the cached bytes among an object's bytes ``[start, stop)``, and the gaps between them; in
         order.
 
         ``at_hand`` reads no disk: a block's bytes count as missing unless the block has all of them and the
         system has the first and the last one in memory.
         """
-        chunks: list[Chunk] = []
+        chunks: list[CachedBytes] = []
         gaps: list[Span] = []
         for wanted in place.ranges(start, stop):
             found = self._read(place, wanted, at_hand)
@@ -86,7 +86,7 @@ class BlockReader:
             gaps += outside(spans, wanted.start, wanted.stop)
         return chunks, merge_spans(gaps)
 
-    def _read(self, place: ObjectPlace, wanted: BlockRange, at_hand: bool) -> list[Chunk]:
+    def _read(self, place: ObjectPlace, wanted: BlockRange, at_hand: bool) -> list[CachedBytes]:
         block = None
         try:
             block = self._blocks.open(wanted.block)
@@ -102,7 +102,7 @@ class BlockReader:
         return []
 
 
-def _read_range(block: BlockFile, wanted: BlockRange, at_hand: bool) -> list[Chunk]:
+def _read_range(block: BlockFile, wanted: BlockRange, at_hand: bool) -> list[CachedBytes]:
     block.touch()
     chunks = []
     first, last = wanted.span
@@ -114,7 +114,7 @@ def _read_range(block: BlockFile, wanted: BlockRange, at_hand: bool) -> list[Chu
             return []
     for run in runs:
         start, stop = max(first, run[0][0]), min(last, run[-1][1])
-        chunks.append(Chunk(start + wanted.base, block.read(run, start, stop)))
+        chunks.append(CachedBytes(start + wanted.base, block.read(run, start, stop)))
     return chunks
 
 
@@ -129,7 +129,7 @@ def recorded_gaps(wanted: BlockRange) -> list[Span]:
     return [(wanted.start, wanted.stop)]
 
 
-def join_chunks(chunks: list[Chunk]) -> memoryview:
+def join_chunks(chunks: list[CachedBytes]) -> memoryview:
     """Join bytes that follow each other; one chunk is not copied."""
     if len(chunks) == 1:
         return chunks[0].data.toreadonly()

@@ -112,7 +112,7 @@ class BlockWriter:
         return False
 
     def claim(self, owner: ObjectPlace, wanted: BlockRange) -> Claim | None:
-        """Become the one that fetches some bytes, if nobody else does; None if nothing can be written."""
+        """Claim the fetch of some bytes; return None if nothing can be written."""
         block = self.open_block(owner, wanted)
         if block is None:
             return None
@@ -125,14 +125,14 @@ class BlockWriter:
         return None
 
     def release(self, claim: Claim) -> None:
-        """Let others fetch the bytes, or find them."""
+        """Release a claim, and close its block."""
         with self._failures:
             if claim.is_mine:
                 claim.block.unclaim(*claim.wanted.span)
             claim.block.close()
 
     def wait(self, owner: ObjectPlace, wanted: BlockRange, deadline: float) -> None:
-        """Wait until nobody fetches some bytes any more, or their block has grown, or the deadline."""
+        """Wait until the claim on some bytes ends, their block has grown, or the deadline."""
         block = self.open_block(owner, wanted)
         if block is not None:
             with block, self._failures:
@@ -147,13 +147,13 @@ class BlockWriter:
         return None
 
     def store(self, block: BlockFile, wanted: BlockRange, data: memoryview) -> int:
-        """Write bytes; return the number of those that the block did not have before and has now."""
+        """Write bytes; return the number of new ones."""
         with self._failures:
             return block.store(wanted.span[0], data, self._directory.ledger)
         return 0
 
     def keep(self, place: ObjectPlace, start: int, data: memoryview) -> int:
-        """Keep bytes of an object without a claim; return the number of those that the cache did not have."""
+        """Keep bytes of an object without a claim; return the number of new ones."""
         if not self.has_room(place, [(start, start + len(data))]):
             return 0
         kept = 0

@@ -124,7 +124,7 @@ class CachedStore(ScheduledStore):
 
     The cache has to know the version and the size of an object. If neither :meth:`remember` nor ``versions``
     gives them, the first request goes to the store, and its answer contains them. From then on, this store
-    reads only that version; another one raises ``ObjectChangedError``, as without a cache.
+    reads only that version; any other raises ``ObjectChangedError``, as without a cache.
 
     Writes, listings and metadata go to the store.
 

@@ -35,8 +35,8 @@ class CacheConfig:
     disk.
 
     Attributes:
-        directory: Folder of the cache; made if it is absent. You may move it, or delete it while nobody uses
-            it.
+        directory: Folder of the cache; made if it is absent. You may move it, or delete it while no process
+            uses it.
         max_bytes: Disk space for all processes together; None for all but ``min_free_bytes``.
         policy: ``"pin"``: data that came first stays, and only data that no running process uses makes room.
             Best for data that is read again and again in new orders. ``"lru"``: the least recently used data

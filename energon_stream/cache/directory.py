@@ -7,8 +7,8 @@
     <directory>/v1/data/<root URL>/<path>-<version>/object.json an object
     <directory>/v1/data/<root URL>/<path>-<version>/<n>.<size>  block number n of the object
 
-Names in angle brackets are hashes. Another layout would be another folder beside ``v1``. The other folders in
-``v1`` are those of :mod:`energon_stream.cache.kept_files`, which the ledger does not count.
+Names in angle brackets are hashes. Another layout would be another folder beside ``v1``. The
+ledger does not count the other folders in ``v1``; see :mod:`energon_stream.cache.kept_files`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from energon_stream.cache.ledger import (
     COUNT_FILE,
     OBJECT_BYTES,
     ROOT_BYTES,
+    CacheLimits,
     Ledger,
     LedgerTransaction,
-    Limits,
 )
 from energon_stream.cache.private import (
     PrivateFile,
@@ -60,12 +60,12 @@ _EMPTY_BLOCK_BYTES = RecordTable.decode(0, b"").disk_bytes()
 class CacheDirectory:
     """The folders of a cache. Only writers need ``limits``."""
 
-    def __init__(self, directory: str, limits: Limits | None = None) -> None:
+    def __init__(self, directory: str, limits: CacheLimits | None = None) -> None:
         self.directory = directory
         self._layout = os.path.join(directory, _LAYOUT)
         self._data = os.path.join(self._layout, "data")
         self._usage = os.path.join(self._layout, "usage")
-        self.ledger: Ledger = Ledger(self._usage, limits or Limits())
+        self.ledger: Ledger = Ledger(self._usage, limits or CacheLimits())
 
     def exists(self) -> bool:
         """Return True if anything was ever cached here."""
@@ -214,7 +214,7 @@ class CacheDirectory:
 
         Args:
             place: The block.
-            alone: Remove it only if nobody has it open.
+            alone: Remove it only if no process has it open.
             file_id: Remove only this file of that name; see :attr:`BlockFile.file_id`.
 
         Returns:

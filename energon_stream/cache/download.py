@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from energon_stream.cache.block_reader import BlockReader, Chunk
+from energon_stream.cache.block_reader import BlockReader, CachedBytes
 from energon_stream.cache.records import Span, merge_spans, outside
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ READ_OVER = 32 << 10
 class Download:
     """Fetches the bytes that one read misses.
 
-    Bytes that are being fetched are locked in their block's file; no other bytes are. Nobody waits while
-    holding such a lock, so there is no deadlock. The locks of a process that dies are gone.
+    Bytes that are being fetched are locked in their block's file; no other bytes are. A thread
+    that holds such a lock never waits, so there is no deadlock. The locks of a process that dies are gone.
     """
 
     reader: BlockReader
@@ -37,7 +37,7 @@ class Download:
     # Do not return the bytes: cached bytes are not read, and bytes that the cache does not take are not
     # fetched.
     only_keep: bool = False
-    chunks: list[Chunk] = field(default_factory=list)  # bytes that were fetched or found
+    chunks: list[CachedBytes] = field(default_factory=list)  # bytes that were fetched or found
     fetched_bytes: int = 0  # number of bytes fetched
     kept_bytes: int = 0  # number of these that the cache kept
     waited: bool = False  # True if this download waited for others
@@ -69,7 +69,7 @@ class Download:
             self.kept_bytes += self.writer.keep(self.place, start, self._fetch(start, stop))
 
     def _attempt(self, gap: Span) -> list[Span]:
-        """Fetch the bytes of a gap that nobody else fetches; return the spans that others fetch."""
+        """Fetch the unclaimed bytes of a gap; return the spans that others fetch."""
         missing: list[Span] = []
         busy: list[Span] = []
         with ExitStack() as stack:
@@ -107,5 +107,5 @@ class Download:
             raise ValueError(f"{stop - start} bytes were to be fetched, and {len(data)} came")
         self.fetched_bytes += len(data)
         if not self.only_keep:
-            self.chunks.append(Chunk(start, data))
+            self.chunks.append(CachedBytes(start, data))
         return data

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EvictableBlock:
     """A block, as policies see it."""
 
     key: str  # path of the block
@@ -37,8 +37,8 @@ class Entry:
 
 
 def candidates(
-    policy: Literal["pin", "lru"], entries: Sequence[Entry], shares: Mapping[str, int]
-) -> list[Entry]:
+    policy: Literal["pin", "lru"], entries: Sequence[EvictableBlock], shares: Mapping[str, int]
+) -> list[EvictableBlock]:
     """Return the blocks that may be evicted; the first one goes first.
 
     ``"lru"`` evicts the least recently used blocks. ``"pin"`` evicts what no running process uses, starting
@@ -54,9 +54,9 @@ def candidates(
     return unused + _beyond([entry for entry in entries if entry.in_use], shares)
 
 
-def _beyond(entries: Iterable[Entry], shares: Mapping[str, int]) -> list[Entry]:
+def _beyond(entries: Iterable[EvictableBlock], shares: Mapping[str, int]) -> list[EvictableBlock]:
     """Return the oldest blocks of each dataset that make up what it has beyond its share."""
-    by_root: dict[str, list[Entry]] = defaultdict(list)
+    by_root: dict[str, list[EvictableBlock]] = defaultdict(list)
     for entry in entries:
         if entry.root in shares:
             by_root[entry.root].append(entry)
@@ -95,7 +95,7 @@ def make_room(
     return need <= 0
 
 
-def _entries(directory: CacheDirectory, owner: ObjectPlace) -> list[Entry]:
+def _entries(directory: CacheDirectory, owner: ObjectPlace) -> list[EvictableBlock]:
     entries = []
     for root_folder in directory.root_folders():
         root, in_use = os.path.basename(root_folder), directory.root_in_use(root_folder)
@@ -112,7 +112,7 @@ def _entries(directory: CacheDirectory, owner: ObjectPlace) -> list[Entry]:
             is_current = in_use and newest[_path_name(folder)] == folder
             group = root if is_current or not in_use else folder
             entries += [
-                Entry(place.path, root, group, 512 * status.st_blocks, status.st_mtime, is_current)
+                EvictableBlock(place.path, root, group, 512 * status.st_blocks, status.st_mtime, is_current)
                 for place, status in found
             ]
     return entries

@@ -41,7 +41,7 @@ from energon_stream.logs import log_once
 
 _log = logging.getLogger(__name__)
 
-Kind: TypeAlias = Literal["indexes", "openings", "versions", "views"]
+KeptKind: TypeAlias = Literal["indexes", "openings", "versions", "views"]
 
 _MARK = b"ES.kept1"
 _HEADER_BYTES = 16
@@ -64,7 +64,7 @@ class KeptFiles:
     """
 
     directory: str
-    kind: Kind
+    kind: KeptKind
 
     def path(self, name: str) -> str:
         """Return the path of a file, whether it exists or not."""
@@ -98,8 +98,8 @@ class KeptFiles:
     def write(self, name: str, content: bytes, *, alone: bool = False) -> None:
         """Keep a content. The file appears when it is complete.
 
-        ``alone``: nobody else writes this file now; see :meth:`making`. Raises OSError if the file cannot be
-        written.
+        ``alone``: no other process writes this file now; see :meth:`making`. Raises OSError if the file
+        cannot be written.
         """
         writer = "" if alone else f".{os.getpid()}-{threading.get_ident()}"
         path = self._with_folders(name)
@@ -163,7 +163,7 @@ def _header(name: str, content: bytes | memoryview) -> bytes:
 class KeptFile(NamedTuple):
     """A kept file; ``last_use`` is in seconds since 1970, exact to a minute."""
 
-    kind: Kind
+    kind: KeptKind
     path: str
     bytes: int
     last_use: float
@@ -172,7 +172,7 @@ class KeptFile(NamedTuple):
 def list_kept(directory: str) -> list[KeptFile]:
     """Return the kept files of a cache directory."""
     found = []
-    for kind in get_args(Kind):
+    for kind in get_args(KeptKind):
         for folder, _, names in os.walk(KeptFiles(directory, kind).path("")):
             for name in names:
                 with suppress(FileNotFoundError):

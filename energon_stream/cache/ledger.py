@@ -61,7 +61,7 @@ class Usage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CacheLimits:
     """Upper bounds on what a cache may take."""
 
     quota: int | None = None  # bytes of the whole cache; None for no limit
@@ -89,7 +89,7 @@ class Ledger:
     Thread-safe; not to be used across a fork.
     """
 
-    def __init__(self, path: str, limits: Limits) -> None:
+    def __init__(self, path: str, limits: CacheLimits) -> None:
         self.limits = limits
         self._path = path
         self._file: PrivateFile | None = None
@@ -97,7 +97,7 @@ class Ledger:
         self._transaction: LedgerTransaction | None = None
 
     def usage(self) -> Usage | None:
-        """Return the content; None if nobody has measured the files since the machine started."""
+        """Return the content; None if the files were not measured since the machine started."""
         file = self._file
         if file is not None and _exists(file):
             return _read(file)
@@ -161,14 +161,14 @@ class Ledger:
 
     @contextmanager
     def evicting(self) -> Iterator[bool]:
-        """Become the one process that makes room; yields False if another one does."""
+        """Lock out all other processes that would make room; yield False if one is making room."""
         with PrivateFile(self._path, os.O_RDWR) as file:
             yield file.try_lock(*_EVICTING)
 
     def recount(
         self, measure: Callable[[], Mapping[str, int]], *, seconds: float = 0.0, always: bool = False
     ) -> bool:
-        """Measure the files if a process was killed, or ``always``. Nobody writes meanwhile.
+        """Measure the files if a process was killed, or ``always``. All writers wait meanwhile.
 
         ``measure`` returns the bytes of each dataset's folder, by path.
 
@@ -197,7 +197,7 @@ class LedgerTransaction:
     bytes without touching the file. The last thread to end subtracts what is left.
     """
 
-    def __init__(self, file: PrivateFile, limits: Limits) -> None:
+    def __init__(self, file: PrivateFile, limits: CacheLimits) -> None:
         self.file = file
         self.num_writers = 0
         self._limits = limits
@@ -297,7 +297,7 @@ class LedgerTransaction:
 
     def _usage(self) -> Usage:
         usage = _read(self.file)
-        if usage is None:  # nobody has measured the files yet
+        if usage is None:  # the files were not measured yet
             raise Busy
         return usage
 

@@ -82,7 +82,7 @@ class LockedFile:
         shared: bool = False,
         unless: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Lock bytes; return False if others hold a lock on them for so many seconds, or ``unless()``."""
+        """Lock bytes; return False if others hold a lock on them for ``seconds``, or ``unless()``."""
         deadline, wait = time.monotonic() + seconds, _FIRST_WAIT
         while not self.try_lock(start, stop, shared=shared):
             left = deadline - time.monotonic()
@@ -118,7 +118,7 @@ class StripedLocks:
     """Locks by name. Threads of this process queue for a lock first; then one of them polls the file.
 
     If all threads polled, they would keep waking each other's cores and find the lock late. Two names may
-    share a lock, so nobody may hold two locks of one object.
+    share a lock, so a thread must not hold two locks of one object.
 
     Args:
         start: First byte to lock in each file.
@@ -133,7 +133,7 @@ class StripedLocks:
     def hold(self, file: LockedFile, name: str, seconds: float | None = None) -> Iterator[None]:
         """Hold the lock of a name, which distinguishes files, or things to lock in one file.
 
-        Raises Busy if others hold the lock for so many seconds, or for :data:`PATIENCE`.
+        Raises Busy if others hold the lock for ``seconds``, or for :data:`PATIENCE`.
         """
         seconds = PATIENCE if seconds is None else seconds
         deadline = time.monotonic() + seconds

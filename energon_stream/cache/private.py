@@ -144,7 +144,7 @@ def check_locks(path: str) -> None:
     """Make sure that locks on a file work, by locking a byte through two descriptors.
 
     Raises:
-        CacheDirectoryError: The file system has no locks, or they exclude nobody.
+        CacheDirectoryError: The file system has no locks, or they have no effect.
     """
     byte = (1 << 61, (1 << 61) + 1)
     try:
@@ -152,7 +152,7 @@ def check_locks(path: str) -> None:
             # If another process holds the byte, then locks work.
             if not first.try_lock(*byte) or not second.try_lock(*byte):
                 return
-            problem = "its locks exclude nobody"
+            problem = "its locks have no effect"
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

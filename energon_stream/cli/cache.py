@@ -13,7 +13,7 @@ import click
 
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.identity import clean_url
-from energon_stream.cache.kept_files import Kind, list_kept
+from energon_stream.cache.kept_files import KeptKind, list_kept
 from energon_stream.cache.locks import Busy
 from energon_stream.cache.maintenance import (
     CachedDataset,
@@ -102,7 +102,7 @@ def stats(cache_dir: str | None, as_json: bool) -> None:
 
 def _kept(directory: CacheDirectory) -> dict[str, dict[str, int]]:
     """Return number and bytes of the kept files, by kind."""
-    found = {kind: {"files": 0, "bytes": 0} for kind in get_args(Kind)}
+    found = {kind: {"files": 0, "bytes": 0} for kind in get_args(KeptKind)}
     for kept in list_kept(directory.directory):
         found[kept.kind]["files"] += 1
         found[kept.kind]["bytes"] += kept.bytes

@@ -82,7 +82,7 @@ def encode_checksums(shards: Iterable[Sequence[int] | UInt64Array], info: bytes)
 
 
 def find_checksums(spec: StoreSpec, store: Store, every: AllSamples) -> RowFile | None:
-    """Return the checksums of a dataset as a file of rows; None if it has none. This takes one request.
+    """Return the checksums of a dataset as a file of rows; None without the file. This takes one request.
 
     Raises IndexMismatchError if the file is damaged, or of another preparation.
     """
@@ -98,7 +98,7 @@ def find_checksums(spec: StoreSpec, store: Store, every: AllSamples) -> RowFile 
 
 
 def read_checksums(store: Store, samples: int, info_digest: int) -> UInt64Array | None:
-    """Return all checksums of a dataset, ``uint64``; None if it has none.
+    """Return all checksums of a dataset, ``uint64``; None without the file.
 
     Raises IndexMismatchError if the file is damaged, or of another preparation.
     """

@@ -59,7 +59,7 @@ class OffsetCache:
             return found
 
     def claim(self, index: EntryPages, page: int) -> bool:
-        """Return True if the caller must load a page: it is missing, and nobody loads it yet."""
+        """Return True if the caller must load a page: it is missing, and not being loaded yet."""
         if (index, page) in self._loading or self.get(index, page) is not None:
             return False
         self._loading.add((index, page))

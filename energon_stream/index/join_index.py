@@ -75,7 +75,7 @@ class JoinIndex(DatasetIndex):
 
 
 def _identity(index: WebDatasetIndex) -> str:
-    """Return the dataset's ``index.uuid``, or a hash of shards and counts if it has none."""
+    """Return the dataset's ``index.uuid``, or else a hash of shards and counts."""
     store = index.spec.open()
     try:
         return bytes(read_document(f"{META_FOLDER}/index.uuid", store).data).decode()
@@ -106,7 +106,7 @@ def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> Jo
 
     Raises:
         NotPreparedError: There is no index of these datasets in their present state.
-        MetadataError: The file is not an index of a join of so many datasets.
+        MetadataError: The file is not an index of a join of this many datasets.
         EmptyDatasetError: The index has no rows.
     """
     spec = _index_spec(metadataset, members)
@@ -125,7 +125,7 @@ def read_join_index(spec: StoreSpec, members: Sequence[WebDatasetIndex]) -> Join
 
     Raises:
         ObjectNotFoundError: There is no such file.
-        MetadataError: The file is not an index of a join of so many datasets.
+        MetadataError: The file is not an index of a join of this many datasets.
         EmptyDatasetError: The index has no rows.
     """
     store, width = spec.open(), 3 * len(members)
@@ -150,7 +150,7 @@ def read_join_index(spec: StoreSpec, members: Sequence[WebDatasetIndex]) -> Join
 
 
 def _header(members: int) -> bytes:
-    """Return the first bytes of an index of so many datasets."""
+    """Return the first bytes of the index of a join."""
     return _MAGIC + members.to_bytes(8, "little")
 
 

@@ -87,7 +87,7 @@ def prepare_jsonl(
 
     Args:
         url_or_path: Local path or any fsspec URL of the file.
-        storage_options: Credentials and the like for the URL's file system.
+        storage_options: Options of the URL's file system, such as credentials.
         piece_bytes: Size of the range requests that read the file, 8 MiB by default.
 
     Returns:

@@ -92,7 +92,7 @@ class SampleSizes:
 def decode_sizes(tail: memoryview, samples: int, info: memoryview) -> Sizes | None:
     """Return the sizes in blocks, given the last ``MOST_BYTES`` of the database.
 
-    Return None if it has none, or they are damaged, or were made with another ``.info.json``.
+    Return None if they are missing, damaged, or made with another ``.info.json``.
     """
     length = _size_bytes(tail)
     if not length:
@@ -109,7 +109,7 @@ def decode_sizes(tail: memoryview, samples: int, info: memoryview) -> Sizes | No
 def decode_names(tail: memoryview, samples: int) -> Names | None:
     """Return the hashes of the samples' names, given the last ``MOST_BYTES`` of the database and sizes.
 
-    Return None if it has none, or they are damaged. They belong to the sizes, which are decoded first.
+    Return None if they are missing or damaged. They belong to the sizes, which are decoded first.
     """
     content = _names_of(tail[: len(tail) - _size_bytes(tail)], samples)
     return None if content is None else np.frombuffer(content, dtype="<u2")

@@ -1,6 +1,6 @@
 """Names of shards: in brace patterns, paths and listings, and the split parts that tars belong to.
 
-The rules are those of Megatron-Energon.
+Megatron-Energon has the same rules.
 """
 
 from __future__ import annotations

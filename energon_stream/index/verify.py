@@ -114,7 +114,7 @@ def wrong_names(
 ) -> dict[int, ChecksumError]:
     """Return an error for each sample whose bytes are another sample's, if the index knows names.
 
-    The arguments are those of :meth:`Verifier.wrong`.
+    It takes the arguments of :meth:`Verifier.wrong`.
     """
     if index.names is None:
         return {}
@@ -123,7 +123,7 @@ def wrong_names(
 
 
 def check_name(index: WebDatasetIndex, sample: int, key: str, parts: Sequence[tuple[str, object]]) -> None:
-    """Raise ChecksumError if a sample with this key and these parts is another one than the index knows."""
+    """Raise ChecksumError if a sample with this key and these parts is not the one that the index knows."""
     name = f"{key}.{parts[0][0]}"
     if index.names is not None and hash_names([name])[0] != index.names[sample]:
         raise _other_sample(index, sample, name)

@@ -84,7 +84,7 @@ class FileStoreCachePool(CachePool):
         parent = tempfile.gettempdir() if parent_cache_dir is None else os.fspath(parent_cache_dir)
         self._root = os.path.join(os.path.abspath(parent), f"cache_{secrets.token_hex(8)}")
         max_bytes = int(max_cache_size_gbytes * 1e9)
-        make = partial(_Files, self._root, num_workers, max_bytes, max_cache_count, method)
+        make = partial(_PoolFolder, self._root, num_workers, max_bytes, max_cache_count, method)
         self._files = PerProcess(make, drop_inherited=True)
         Finalize(self, shutil.rmtree, (self._root, True), exitpriority=_AFTER_CHILDREN)
 
@@ -124,7 +124,7 @@ class FileCacheLazy(Lazy[T_co]):
 
     store: FileStore[T_co]
     fname: str
-    file: _File = field(compare=False, repr=False)
+    file: _PoolFile = field(compare=False, repr=False)
 
     def get(self, sample: Any = None) -> T_co:
         """Wait for the data; see :class:`Lazy`."""
@@ -152,10 +152,10 @@ class StoredLazy(Lazy[T_co]):
 
 
 @dataclass(slots=True, eq=False)
-class _File:
+class _PoolFile:
     """A file of a store. Its fetch returns the source."""
 
-    files: _Files
+    files: _PoolFolder
     path: str
     size: int = 0
     fetch: Future[SourceInfo] = field(init=False)
@@ -175,7 +175,7 @@ class _File:
         return data, source
 
 
-class _Files:
+class _PoolFolder:
     """Files, threads and locks of the pool in one process."""
 
     def __init__(self, root: str, num_workers: int, max_bytes: int, max_count: int, method: _Method) -> None:
@@ -190,16 +190,16 @@ class _Files:
         self._lock = threading.RLock()  # a finalizer of a StoredLazy may run in a thread that holds it
         self._paths = (os.path.join(folder, str(number)) for number in itertools.count())
         self._bytes = 0
-        self._unread: OrderedDict[tuple[FileStore[Any], str], _File] = OrderedDict()
-        self._read: OrderedDict[tuple[FileStore[Any], str], _File] = OrderedDict()
+        self._unread: OrderedDict[tuple[FileStore[Any], str], _PoolFile] = OrderedDict()
+        self._read: OrderedDict[tuple[FileStore[Any], str], _PoolFile] = OrderedDict()
 
-    def fetch(self, store: FileStore[Any], fname: str) -> _File:
+    def fetch(self, store: FileStore[Any], fname: str) -> _PoolFile:
         """Return the file of a name, and begin to fetch it if it is new."""
         key = store, fname
         with self._lock:
             file = self._read.get(key) or self._unread.get(key)
             if file is None:
-                self._unread[key] = file = _File(self, next(self._paths))
+                self._unread[key] = file = _PoolFile(self, next(self._paths))
                 file.fetch = self._fetcher.call(partial(self._run, file, store, fname))
                 self._make_room()
         return file
@@ -233,7 +233,7 @@ class _Files:
         self._fetcher.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _run(self, file: _File, store: FileStore[Any], fname: str) -> SourceInfo:
+    def _run(self, file: _PoolFile, store: FileStore[Any], fname: str) -> SourceInfo:
         """Fetch a file, in a thread."""
         try:
             packed, source = self._packed(store, fname)
@@ -266,7 +266,7 @@ class _Files:
         return data, source
 
     def _make_room(self) -> None:
-        """Remove files until the limits hold: first those that were read."""
+        """Remove files until the limits hold, read ones first."""
         while self._bytes > self._max_bytes or len(self._read) + len(self._unread) > self._max_count:
             files = self._read or self._unread
             if not files:

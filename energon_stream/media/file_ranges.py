@@ -30,7 +30,7 @@ class _Fetch:
 
 
 @dataclass(order=True, slots=True)
-class Piece:
+class HeldRange:
     """Bytes of a file, at hand or requested; they live as long as a piece of their request does."""
 
     start: int  # first byte in the file
@@ -51,23 +51,23 @@ class Piece:
         return self._bytes.answer.result() if isinstance(self._bytes, _Fetch) else None
 
 
-class Pieces:
-    """Pieces of one file, in order of their place.
+class HeldRanges:
+    """HeldRanges of one file, in order of their place.
 
     Example:
-        >>> pieces = Pieces([Piece(2, 4, memoryview(b"cd"))])
+        >>> pieces = HeldRanges([HeldRange(2, 4, memoryview(b"cd"))])
         >>> bytes(pieces.at(3)), pieces.at(4)
         (b'd', None)
         >>> pieces.missing(ByteRange(0, 9))
         [ByteRange(start=0, stop=2), ByteRange(start=4, stop=9)]
     """
 
-    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
+    def __init__(self, pieces: Iterable[HeldRange] = ()) -> None:
         self._all = sorted(pieces)
 
     def add(self, start: int, data: memoryview) -> None:
         """Add bytes that are at hand."""
-        insort(self._all, Piece(start, start + len(data), data))
+        insort(self._all, HeldRange(start, start + len(data), data))
 
     def at(self, position: int) -> memoryview | None:
         """Return the bytes from a position on, as far as one piece has them; None if none has the first."""
@@ -88,7 +88,7 @@ class Pieces:
             position = stop
         return found
 
-    def touching(self, ranges: Sequence[ByteRange]) -> list[Piece]:
+    def touching(self, ranges: Sequence[ByteRange]) -> list[HeldRange]:
         """Return the pieces that have bytes of a range."""
         return [
             piece
@@ -96,13 +96,13 @@ class Pieces:
             if any(piece.start < wanted.stop and wanted.start < piece.stop for wanted in ranges)
         ]
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[HeldRange]:
         return iter(self._all)
 
     def _after(self, position: int) -> int:
         return bisect_right(self._all, position, key=lambda piece: piece.start)
 
-    def _piece(self, position: int) -> Piece | None:
+    def _piece(self, position: int) -> HeldRange | None:
         number = self._after(position) - 1
         return self._all[number] if number >= 0 and position < self._all[number].stop else None
 
@@ -126,7 +126,7 @@ class Allowance:
         self._lock, self._left = threading.Lock(), most
 
     def take(self, size: int) -> bool:
-        """Take bytes; return False if so many are not left."""
+        """Take bytes; return False if too few are left."""
         with self._lock:
             if size > self._left:
                 return False
@@ -138,7 +138,7 @@ class Allowance:
         self.take(-size)
 
 
-def request_ranges(files: Sequence[FileRanges], allowance: Allowance) -> list[list[Piece]]:
+def request_ranges(files: Sequence[FileRanges], allowance: Allowance) -> list[list[HeldRange]]:
     """Request ranges of several files: close ones together, those of the first files first.
 
     Args:
@@ -149,7 +149,7 @@ def request_ranges(files: Sequence[FileRanges], allowance: Allowance) -> list[li
         The pieces of each file, which are on their way.
     """
     wanted = [(number, found) for number, file in enumerate(files) for found in file.ranges if len(found)]
-    pieces: list[list[Piece]] = [[] for _ in files]
+    pieces: list[list[HeldRange]] = [[] for _ in files]
     if not wanted:
         return pieces
     names: dict[tuple[int, str, str | None], int] = {}
@@ -178,7 +178,7 @@ def request_ranges(files: Sequence[FileRanges], allowance: Allowance) -> list[li
         for number in numbers:
             begin = files[number].start
             first, stop = max(whole.start, begin), min(whole.stop, begin + files[number].size)
-            pieces[number].append(Piece(first - begin, stop - begin, request, first))
+            pieces[number].append(HeldRange(first - begin, stop - begin, request, first))
     return pieces
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from energon_stream.errors import MissingFileError, ObjectChangedError, ObjectNotFoundError, RangeError
 from energon_stream.fork import PerProcess
 from energon_stream.media.file_layout import FileLayout, header_range
-from energon_stream.media.file_ranges import Allowance, FileRanges, Piece, Pieces, request_ranges
+from energon_stream.media.file_ranges import Allowance, FileRanges, HeldRange, HeldRanges, request_ranges
 from energon_stream.media.openings import Opening, forget_opening, keep_opening, kept_opening
 from energon_stream.media.seekable import SeekableFile
 from energon_stream.storage import ByteRange, Store, StoreSpec, shared_fetcher
@@ -55,9 +55,9 @@ class RangedFile(SeekableFile):
         StorageError: (On reading.) The store did not deliver.
     """
 
-    _opening: Pieces  # bytes that opening the file reads
-    _ahead: Pieces  # bytes that were fetched for clips
-    _last: Pieces  # bytes that were read last
+    _opening: HeldRanges  # bytes that opening the file reads
+    _ahead: HeldRanges  # bytes that were fetched for clips
+    _last: HeldRanges  # bytes that were read last
     _size: int | None
     _etag: str | None
     _is_opened: bool
@@ -112,7 +112,7 @@ class RangedFile(SeekableFile):
         """
         was_kept = self._is_kept
         wanted = self.unfetched(ranges)
-        self._ahead = Pieces([*self._ahead, *request_ranges([wanted], Allowance(_MAX_AHEAD))[0]])
+        self._ahead = HeldRanges([*self._ahead, *request_ranges([wanted], Allowance(_MAX_AHEAD))[0]])
         return self._arrived(was_kept)
 
     def unfetched(self, ranges: Iterable[ByteRange]) -> FileRanges:
@@ -122,13 +122,13 @@ class RangedFile(SeekableFile):
         """
         self._keep_opening()
         within = [self._within(found) for found in ranges]
-        self._ahead = Pieces(self._ahead.touching(within))
+        self._ahead = HeldRanges(self._ahead.touching(within))
         missing = [part for found in within for part in self._opening.missing(found)]
         return self._ranges(part for found in missing for part in self._ahead.missing(found))
 
-    def expect(self, pieces: Sequence[Piece]) -> None:
+    def expect(self, pieces: Sequence[HeldRange]) -> None:
         """Take pieces that were requested for this file, for a later :meth:`prefetch`."""
-        self._ahead = Pieces([*self._ahead, *pieces])
+        self._ahead = HeldRanges([*self._ahead, *pieces])
 
     def wait(self) -> bool:
         """Wait for all bytes that were requested; see :meth:`prefetch`."""
@@ -170,11 +170,11 @@ class RangedFile(SeekableFile):
             return
         self._size = self._size or layout.size
         header = self._ranges(map(self._within, layout.ranges))
-        self._ahead = Pieces(request_ranges([header], Allowance(_MAX_AHEAD))[0])
+        self._ahead = HeldRanges(request_ranges([header], Allowance(_MAX_AHEAD))[0])
         if self._arrived(was_kept=True):
             for piece in self._ahead:
                 self._opening.add(piece.start, piece.data())
-        self._ahead = Pieces()
+        self._ahead = HeldRanges()
 
     def _ranges(self, ranges: Iterable[ByteRange]) -> FileRanges:
         place = self.place
@@ -185,7 +185,7 @@ class RangedFile(SeekableFile):
         return ByteRange(min(max(wanted.start, 0), stop), stop)
 
     def _restart(self, opening: Opening | None) -> None:
-        self._opening, self._ahead, self._last = Pieces(), Pieces(), Pieces()
+        self._opening, self._ahead, self._last = HeldRanges(), HeldRanges(), HeldRanges()
         self._size, self._etag = self.place.size, None
         self._is_opened = self._is_kept = opening is not None
         self._step, self._step_stop = _HEAD_BYTES, -1
@@ -210,7 +210,7 @@ class RangedFile(SeekableFile):
         return None
 
     def _read_on(self, size: int) -> memoryview:
-        """Read bytes that nobody announced, more at a time if they follow each other."""
+        """Read unannounced bytes, more at a time if they follow each other."""
         self._step = min(2 * self._step, _LARGEST_STEP) if self._position == self._step_stop else _HEAD_BYTES
         stop = self._position + max(self._step, size)
         head = self._opening.at(0)
@@ -223,7 +223,7 @@ class RangedFile(SeekableFile):
         data = self._fetch(wanted)
         self._step_stop = wanted.stop
         if self._is_kept:
-            self._last = Pieces()
+            self._last = HeldRanges()
         (self._last if self._is_kept else self._opening).add(wanted.start, data)
         return data
 

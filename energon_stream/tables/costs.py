@@ -152,7 +152,7 @@ def read_costs(url_or_path: str, name: str, *, storage_options: Mapping[str, Any
     Args:
         url_or_path: The dataset, local or any fsspec URL.
         name: Name of the costs.
-        storage_options: Credentials and the like for the URL's file system.
+        storage_options: Options of the URL's file system, such as credentials.
 
     Raises:
         CostsError: There are no costs of that name, shards were added or changed since, or they are damaged.

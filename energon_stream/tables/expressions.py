@@ -115,7 +115,7 @@ def _parsed(kind: Literal["filter", "formula"], text: str) -> Expression:
     return Expression(kind, text, tuple(parser.names))
 
 
-class _Parser:
+class _ExpressionParser:
     """Makes a function of the nodes of an expression, and collects its names."""
 
     kind: ClassVar[str]
@@ -156,7 +156,7 @@ class _Parser:
         return operator.itemgetter(node.id)
 
 
-class _FormulaParser(_Parser):
+class _FormulaParser(_ExpressionParser):
     kind, longest = "formula", 1000
     hint = "use names, numbers, + - * / // and parentheses"
 
@@ -178,7 +178,7 @@ class _FormulaParser(_Parser):
         return super()._of(node, depth)
 
 
-class _FilterParser(_Parser):
+class _FilterParser(_ExpressionParser):
     kind, longest = "filter", 10_000
     hint = (
         "use comparisons of columns with numbers, texts or columns (== != < <= > >=, in [...], is None), "
@@ -238,7 +238,7 @@ class _FilterParser(_Parser):
         return lambda values: pa.scalar(value)
 
 
-_PARSERS: Mapping[str, type[_Parser]] = {"filter": _FilterParser, "formula": _FormulaParser}
+_PARSERS: Mapping[str, type[_ExpressionParser]] = {"filter": _FilterParser, "formula": _FormulaParser}
 
 
 def _is_constant(node: ast.expr) -> bool:

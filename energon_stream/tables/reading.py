@@ -220,7 +220,7 @@ class Tables:
             rows = file.metadata.num_rows
             if not mark:
                 raise IndexMismatchError(
-                    "nobody checked the rows of this table against the index",
+                    "the table was not added with add_table",
                     where=where,
                     hint="put the file elsewhere, and add it with add_table",
                 )
@@ -282,7 +282,6 @@ def read_file_column(table: StoreSpec, name: str) -> Any:
 
 
 def open_tables(spec: StoreSpec, samples: int, info: int) -> Tables:
-    """List the tables of a dataset of so many samples; ``info`` is the hash of ``.info.json``. One
-    request."""
+    """List the tables of a dataset, by one request; ``info`` is the hash of ``.info.json``."""
     store = spec.open()
     return Tables(spec, store, samples, info, tuple(list_files(store)))

@@ -94,7 +94,7 @@ def add_table(
         path: Folder or URL of the dataset.
         table: Parquet file, local or any fsspec URL, with a row for each sample of all split parts.
         name: Name of the table; one of that name is replaced.
-        storage_options: Credentials and the like for the file systems of both; not used for a local table.
+        storage_options: Options of both file systems, such as credentials; not used for a local table.
         tmp_path: Local folder for the table until it is uploaded; None for the system's.
 
     Raises:
@@ -158,7 +158,7 @@ def add_media_table(
     Args:
         path: Folder or URL of a dataset that was prepared with media metadata.
         name: Name of the table; one of that name is replaced.
-        storage_options: Credentials and the like for its file system.
+        storage_options: Options of its file system, such as credentials.
         tmp_path: Local folder for the table until it is uploaded; None for the system's.
 
     Raises:
@@ -218,7 +218,7 @@ def list_tables(
 
     Args:
         path: Folder or URL of the dataset.
-        storage_options: Credentials and the like for its file system.
+        storage_options: Options of its file system, such as credentials.
 
     Raises:
         MissingPackageError: The extra ``parquet`` is not installed.
@@ -250,7 +250,7 @@ def remove_table(
     Args:
         path: Folder or URL of the dataset.
         name: Name of the table.
-        storage_options: Credentials and the like for its file system.
+        storage_options: Options of its file system, such as credentials.
 
     Raises:
         ConfigError: The dataset has no such table.

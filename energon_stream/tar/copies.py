@@ -76,15 +76,15 @@ def local_copy(store: Store, entry: ListEntry, is_needed: bool = True) -> Iterat
         yield LocalCopy(cast("Store", _Copy(store.url, memoryview(data))), file.name)
 
 
-class Place(NamedTuple):
-    """Place of a sample."""
+class SampleRange(NamedTuple):
+    """SampleRange of a sample."""
 
     shard: str  # path of the tar
     start: int  # first byte
     stop: int  # one past the last byte
 
 
-def read_samples(store: Store, places: Iterable[Place]) -> Iterator[dict[str, str | memoryview]]:
+def read_samples(store: Store, places: Iterable[SampleRange]) -> Iterator[dict[str, str | memoryview]]:
     """Yield samples as ``ShardWriter`` takes them, in order. Only their bytes are fetched.
 
     Samples that follow each other share a request. Up to 16 requests run ahead.
@@ -94,7 +94,7 @@ def read_samples(store: Store, places: Iterable[Place]) -> Iterator[dict[str, st
         ObjectChangedError: A tar was replaced meanwhile.
     """
     fetcher, etags = shared_fetcher(), dict[str, str | None]()
-    waiting: deque[tuple[list[Place], Future[Body]]] = deque()
+    waiting: deque[tuple[list[SampleRange], Future[Body]]] = deque()
     for group in _groups(places):
         shard = group[0].shard
         if shard not in etags:
@@ -108,8 +108,8 @@ def read_samples(store: Store, places: Iterable[Place]) -> Iterator[dict[str, st
         yield from _cut(store, *waiting.popleft())
 
 
-def _groups(places: Iterable[Place]) -> Iterator[list[Place]]:
-    group: list[Place] = []
+def _groups(places: Iterable[SampleRange]) -> Iterator[list[SampleRange]]:
+    group: list[SampleRange] = []
     for place in places:
         if group and (
             place.shard != group[-1].shard
@@ -123,7 +123,9 @@ def _groups(places: Iterable[Place]) -> Iterator[list[Place]]:
         yield group
 
 
-def _cut(store: Store, group: list[Place], answer: Future[Body]) -> Iterator[dict[str, str | memoryview]]:
+def _cut(
+    store: Store, group: list[SampleRange], answer: Future[Body]
+) -> Iterator[dict[str, str | memoryview]]:
     data, first = answer.result().data, group[0].start
     for place in group:
         try:

@@ -44,7 +44,7 @@ class AlikeSamples:
 
 
 def split_samples(data: memoryview, starts: Int64Array, stops: Int64Array) -> AlikeSamples | None:
-    """Find the parts of samples that have the same parts in the same order, as is usual.
+    """Find the parts of samples that all have the same parts in the same order.
 
     With some dozens of samples per call, the number of calls of numpy decides the speed. So there are few.
 

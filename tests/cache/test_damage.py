@@ -12,7 +12,7 @@ from energon_stream.cache import BlockCache, CacheConfig
 from energon_stream.cache.cached_store import Versions
 from energon_stream.cache.identity import root_name
 from energon_stream.cache.kept_files import KeptFiles
-from energon_stream.cache.ledger import Ledger, Limits
+from energon_stream.cache.ledger import CacheLimits, Ledger
 from energon_stream.cache.maintenance import list_datasets, verify_cache
 from energon_stream.cache.records import LARGEST_BLOCK, RecordTable
 from energon_stream.storage import ListEntry, ObjectMeta
@@ -92,11 +92,11 @@ def test_damaged_files_cost_a_download_and_no_more(tmp_path_factory, data):
 @given(change=damages())
 def test_a_damaged_ledger_is_measured_anew(tmp_path_factory, change):
     path = str(tmp_path_factory.mktemp("ledger") / "usage")
-    ledger = Ledger(path, Limits())
+    ledger = Ledger(path, CacheLimits())
     ledger.recount(dict)
     right = ledger.usage()
     rewrite(path, change)
-    assert Ledger(path, Limits()).usage() in (None, right)
+    assert Ledger(path, CacheLimits()).usage() in (None, right)
     assert ledger.recount(dict)
     assert ledger.usage() == right
 

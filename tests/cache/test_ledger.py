@@ -9,7 +9,7 @@ import pytest
 from origins import BLOCK, Origin, counted
 
 from energon_stream.cache import BlockCache
-from energon_stream.cache.ledger import Ledger, Limits, root_bytes
+from energon_stream.cache.ledger import CacheLimits, Ledger, root_bytes
 from energon_stream.cache.locks import Busy
 from energon_stream.errors import WorkerError
 from energon_stream.storage import run_isolated
@@ -18,7 +18,7 @@ from energon_stream.storage import run_isolated
 @pytest.fixture
 def opened(tmp_path):
     """Opens the ledger, as a process does."""
-    return lambda **limits: Ledger(str(tmp_path / "usage"), Limits(**limits))
+    return lambda **limits: Ledger(str(tmp_path / "usage"), CacheLimits(**limits))
 
 
 @pytest.fixture

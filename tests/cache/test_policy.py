@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_stream.cache.eviction import Entry, candidates, plan_shares
+from energon_stream.cache.eviction import EvictableBlock, candidates, plan_shares
 from energon_stream.errors import ConfigError
 
 
 def entry(key, root="a", *, size=10, last_use=0.0, in_use=False, group=None):
-    return Entry(key, root, group or root, size, last_use, in_use)
+    return EvictableBlock(key, root, group or root, size, last_use, in_use)
 
 
 def keys(entries):

@@ -14,7 +14,7 @@ from energon_stream.cache.cached_store import Versions
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.identity import root_name
 from energon_stream.cache.kept_files import KeptFiles
-from energon_stream.cache.ledger import Ledger, Limits
+from energon_stream.cache.ledger import CacheLimits, Ledger
 from energon_stream.cache.maintenance import verify_cache
 from energon_stream.errors import CacheDirectoryError, WorkerError
 from energon_stream.storage import ByteRange, StoreSpec, run_isolated
@@ -31,7 +31,7 @@ def victim(tmp_path):
 
 @pytest.fixture
 def directory(config):
-    return CacheDirectory(config.directory, Limits(min(1 << 30, config.quota)))
+    return CacheDirectory(config.directory, CacheLimits(min(1 << 30, config.quota)))
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def test_a_file_system_without_locks_is_refused(config, monkeypatch, code):
 def test_a_file_system_whose_locks_exclude_nobody_is_refused(config, monkeypatch):
     """As some network and user-space file systems: every lock succeeds."""
     monkeypatch.setattr(fcntl, "fcntl", lambda *_: 0)
-    with pytest.raises(CacheDirectoryError, match="exclude nobody"):
+    with pytest.raises(CacheDirectoryError, match="have no effect"):
         BlockCache(config)
 
 
@@ -319,7 +319,7 @@ def test_a_new_ledger_needs_no_magic_of_the_old(tmp_path):
 
     old = struct.Struct("<8sqq16s").pack(b"ESCACHE1", 10**6, 0, bytes(16))
     (tmp_path / "usage").write_bytes(old)
-    ledger = Ledger(str(tmp_path / "usage"), Limits())
+    ledger = Ledger(str(tmp_path / "usage"), CacheLimits())
     assert ledger.usage() is None
     assert ledger.recount(dict)
     assert ledger.usage().bytes < 10**6

@@ -320,5 +320,5 @@ def test_tables_that_are_refused(texts, tmp_path):
     with pytest.raises(ConfigError, match="the weight of sample 5 is nan"):
         in_order(texts, weight_by="weight")
     (texts / ".nv-meta/tables/foreign.parquet").write_bytes((tmp_path / "short.parquet").read_bytes())
-    with pytest.raises(IndexMismatchError, match="nobody checked"):
+    with pytest.raises(IndexMismatchError, match="was not added with add_table"):
         in_order(texts, where=WHERE)

@@ -33,7 +33,7 @@ class AudioClip(NamedTuple):
     timestamps: Range
 
 
-class _Piece(NamedTuple):
+class _AudioFrame(NamedTuple):
     """Decoded samples, the number of the first one, and the time at which they end."""
 
     samples: NDArray[Any]
@@ -109,7 +109,7 @@ class AudioStream(MediaStream):
         base = self._stream.time_base
         return max(ticks(begin - _PREROLL, base), self._packets.start), ticks(end, base)
 
-    def _pieces(self, begin: float, end: float) -> Iterator[_Piece]:
+    def _pieces(self, begin: float, end: float) -> Iterator[_AudioFrame]:
         expected = None
         for frame in decoded(self._stream, self._packets.from_time(*self._ticks(begin, end))):
             samples = _samples(frame)
@@ -118,7 +118,7 @@ class AudioStream(MediaStream):
             ends = expected / self.rate
             if frame.pts is not None and frame.duration:
                 ends = float((frame.pts + frame.duration) * self._stream.time_base)
-            yield _Piece(samples, number, ends)
+            yield _AudioFrame(samples, number, ends)
 
     def _place(self, frame: Any, expected: int | None) -> int:
         """Return the number of a frame's first sample. Clocks of some containers are coarser than samples."""

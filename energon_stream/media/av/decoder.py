@@ -90,7 +90,7 @@ class AVDecoder:
     * **An audio range** does not: ``(1.0, 2.0)`` has one second of samples.
     * A clip after the end of the file is left out of the result. One that reaches over the end is shorter,
       and a video clip before the first frame has the first frame.
-    * Times are those of the file. In mkv and webm, frame ``n`` is the one that is displayed at ``n / fps``.
+    * Times are as in the file. In mkv and webm, frame ``n`` is the one that is displayed at ``n / fps``.
 
     Args:
         stream: The file: an open binary file that can be moved in. A file of

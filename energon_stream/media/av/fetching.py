@@ -23,7 +23,7 @@ _OPENED_AT_A_TIME = 16
 _openers: PerProcess[Fetcher] = PerProcess(lambda: Fetcher(_OPENED_AT_A_TIME))
 
 
-class _Opened(NamedTuple):
+class _ClipsOfFile(NamedTuple):
     decoder: AVDecoder
     file: RangedFile
     clips: Clips
@@ -66,14 +66,14 @@ def begin_clips(wanted: Sequence[Callable[[], tuple[AVDecoder, Clips]]]) -> Futu
         The moment when all requests are made.
     """
     done: Future[None] = Future()
-    opened: dict[int, _Opened] = {}
+    opened: dict[int, _ClipsOfFile] = {}
     planned: dict[int, FileRanges] = {}
 
     def open_file(number: int) -> None:
         decoder, clips = wanted[number]()
         file = decoder.stream
         if isinstance(file, RangedFile) and not file.is_local:
-            opened[number] = _Opened(decoder, file, clips)
+            opened[number] = _ClipsOfFile(decoder, file, clips)
 
     def plan_all() -> None:
         places: dict[FilePlace, list[int]] = {}
@@ -108,7 +108,7 @@ def _same(decoder: AVDecoder, clips: Clips) -> tuple[AVDecoder, Clips]:
 
 
 def _run_all(jobs: Sequence[Callable[[], None]], then: Callable[[], None]) -> None:
-    """Run jobs on threads, and then another one. An error is left to those who decode the file."""
+    """Run jobs on threads, and then ``then``. Decoding the file raises its error again."""
     if not jobs:
         then()
         return

@@ -40,7 +40,7 @@ def ticks(seconds: float, time_base: Any) -> int:
     return int(min(max(exact, -(float(LAST))), float(LAST)))
 
 
-class Group(NamedTuple):
+class PacketRun(NamedTuple):
     """Packets from a key frame on: its number in the order of display, its time in ticks, and all packets."""
 
     number: int
@@ -100,7 +100,7 @@ class Packets:
                 return  # without reading the next one, of which the bytes are not at hand
         self.is_at_end = True
 
-    def from_number(self, first: int, last: int) -> Group:
+    def from_number(self, first: int, last: int) -> PacketRun:
         """Return the packets for frames ``first`` to ``last``, from the last key frame at or before them."""
         key = self._key_before(first)
         while True:
@@ -108,7 +108,7 @@ class Packets:
             if key + leading <= first or key == 0:
                 break
             key = self._key_before(key - 1)
-        return Group(key + leading, pts, itertools.islice(packets, self._stop(last) - key))
+        return PacketRun(key + leading, pts, itertools.islice(packets, self._stop(last) - key))
 
     def _from_entry(self, key: int) -> Iterator[Any]:
         """Yield packets from an entry of the index on."""

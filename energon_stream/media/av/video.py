@@ -30,7 +30,7 @@ class VideoClip(NamedTuple):
     timestamps: Range
 
 
-class _Wanted(NamedTuple):
+class _FrameSpan(NamedTuple):
     """Frames of a clip, by number or by tick of the stream's clock; both ends belong to it."""
 
     by_number: bool
@@ -101,19 +101,19 @@ class VideoStream(MediaStream):
                 end = max(end, packet.pts + self._length(packet))
         return float((end - self._packets.start) * self._stream.time_base)
 
-    def _wanted(self, clip_range: Range, unit: VideoUnit) -> _Wanted:
+    def _wanted(self, clip_range: Range, unit: VideoUnit) -> _FrameSpan:
         first, last = self._checked(clip_range, unit)
         if unit == "frames":
             numbers = (int(max(first, 0)), int(min(last, LAST)))
             if self._packets.are_numbered:
-                return _Wanted(True, *numbers)
+                return _FrameSpan(True, *numbers)
             if not self._stream.average_rate:
                 raise DecodeError("frames cannot be counted: the file has no index and no frame rate")
             first, last = (float(number / self._stream.average_rate) for number in numbers)
         base = self._stream.time_base
-        return _Wanted(False, max(ticks(first, base), self._packets.start), ticks(last, base))
+        return _FrameSpan(False, max(ticks(first, base), self._packets.start), ticks(last, base))
 
-    def _numbered(self, wanted: _Wanted) -> Iterator[Any]:
+    def _numbered(self, wanted: _FrameSpan) -> Iterator[Any]:
         if wanted.first >= self._stream.frames:
             return
         number, key, packets = self._packets.from_number(wanted.first, wanted.last)
@@ -124,7 +124,7 @@ class VideoStream(MediaStream):
                 yield frame
             number += 1
 
-    def _timed(self, wanted: _Wanted) -> Iterator[Any]:
+    def _timed(self, wanted: _FrameSpan) -> Iterator[Any]:
         held = None  # the last frame that begins at or before the clip's begin; the next one ends it
         # Clocks may begin before the first frame, which then counts as displayed from their begin on.
         is_first = wanted.first <= self._packets.start <= wanted.last

@@ -24,7 +24,7 @@ from energon_stream.prepare.publish import DatasetOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.rng import derive_key
 from energon_stream.storage import ListEntry, Store, StoreSpec
-from energon_stream.tar.copies import Place, check_outside, local_copy, read_samples
+from energon_stream.tar.copies import SampleRange, check_outside, local_copy, read_samples
 from energon_stream.tar.scan import check_names, scan_shard
 from energon_stream.write.finish import publish_shards
 from energon_stream.write.journal import WRITING, PartArguments, check_same, load_part, part_files, save_part
@@ -253,14 +253,16 @@ def _write(
     return writer.written
 
 
-def _places(store: Store, metadata: DatasetMetadata, wanted: Mapping[str, Int64Array]) -> Iterator[Place]:
+def _places(
+    store: Store, metadata: DatasetMetadata, wanted: Mapping[str, Int64Array]
+) -> Iterator[SampleRange]:
     """Yield the places of samples, shard by shard."""
     for shard, numbers in wanted.items():
         if len(numbers):
             count, first, last = metadata.shard_counts[shard], int(numbers[0]), int(numbers[-1])
             offsets = read_offsets(store, shard, count, first, last + 1)
             for number in (numbers - first).tolist():
-                yield Place(shard, int(offsets[number]), int(offsets[number + 1]))
+                yield SampleRange(shard, int(offsets[number]), int(offsets[number + 1]))
 
 
 def _by_shard(metadata: DatasetMetadata, numbers: Int64Array) -> dict[str, Int64Array]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from energon_stream.engine.processes import LocalEngine
 from energon_stream.index.plain import find_shards
 from energon_stream.storage import ListEntry, Store, StoreSpec
-from energon_stream.tar.copies import Place, local_copy, read_samples
+from energon_stream.tar.copies import SampleRange, local_copy, read_samples
 from energon_stream.tar.scan import scan_shard
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ class Shard:
         with local_copy(self.store, self.entry) as copy:
             scan = scan_shard(copy.store, self.entry)
             starts = [0, *scan.offsets[1:-1]]
-            places = (Place(self.path, *bounds) for bounds in zip(starts, scan.offsets[1:], strict=True))
+            places = (
+                SampleRange(self.path, *bounds) for bounds in zip(starts, scan.offsets[1:], strict=True)
+            )
             yield from read_samples(copy.store, places)
 
 
