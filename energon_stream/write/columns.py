@@ -16,6 +16,7 @@ from energon_stream.errors import (
 )
 from energon_stream.tar.format import split_name
 from energon_stream.write.sources.source import KEY, Row
+from energon_stream.write.tar_shard import is_part_name
 from energon_stream.write.values import Read, parts_of_value
 
 _HINTS = {
@@ -185,7 +186,7 @@ def parse_columns(
 
 
 def _parse(column: str, part: str, is_file: bool) -> PartFrom:
-    if split_name(f"k.{part}") != ("k", part) or "\0" in part:
+    if not is_part_name(part):
         raise ConfigError(f"{part!r:.80} cannot be a part", hint="use an extension, such as jpg or left.png")
     if is_file:
         return PartFrom(part, (column,), "file")

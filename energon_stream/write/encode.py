@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 _TEXTS = frozenset({"txt", "text", "transcript", "caption", "md", "csv", "html", "xml", "yaml", "srt", "vtt"})
-_NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
-_JSON = frozenset({"json", "jsn"})
+NUMBER_PARTS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+JSON_PARTS = frozenset({"json", "jsn"})
 
 
 def encode_part(name: str, value: Any) -> bytes | memoryview:
@@ -32,13 +32,13 @@ def encode_part(name: str, value: Any) -> bytes | memoryview:
     if isinstance(value, (bytearray, memoryview)):
         return memoryview(value).cast("B")
     extension = name.rpartition(".")[2].lower()
-    if extension in _JSON:
+    if extension in JSON_PARTS:
         return json.dumps(value, default=_plain).encode()
     if extension == "npy" and isinstance(value, (np.ndarray, np.generic, list)):
         return _array(value)
     if extension in _TEXTS and isinstance(value, (str, int, float, np.number)):
         return str(value).encode()
-    if extension in _NUMBERS and isinstance(value, (int, np.integer)):
+    if extension in NUMBER_PARTS and isinstance(value, (int, np.integer)):
         return str(int(value)).encode()
     raise TypeError(f"the part {name!r:.80} cannot hold a value of type {type(value).__name__}")
 

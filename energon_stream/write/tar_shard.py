@@ -172,19 +172,25 @@ def _check_key(key: str) -> None:
             hint="the last component of a key has no dot, and a key does not leave its folder",
         )
     if not key.isascii():
-        _check_utf8("sample key", key)
+        check_utf8("sample key", key)
 
 
 def _check_part(key: str, name: str) -> None:
-    if split_name(f"k.{name}") != ("k", name) or not name or "\0" in name:
+    if not is_part_name(name):
         raise SampleError(
             f"sample {key!r:.80}: {name!r:.80} cannot be the name of a part",
             hint="use an extension such as jpg or left.png",
         )
-    _check_utf8("part name", name)
+    check_utf8("part name", name)
 
 
-def _check_utf8(what: str, name: str) -> None:
+def is_part_name(name: str) -> bool:
+    """Return True if a part can have a name: what follows the first dot of a file's name."""
+    return bool(name) and "\0" not in name and split_name(f"k.{name}") == ("k", name)
+
+
+def check_utf8(what: str, name: str) -> None:
+    """Raise SampleError if a name is not UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_stream.write.encode import encode_part
+from energon_stream.write.encode import JSON_PARTS, NUMBER_PARTS, encode_part
 
 AUTO = "auto"
 """Part of a column whose extension is found out for each value."""
@@ -33,8 +33,6 @@ _MEDIA = IMAGES | {
 }
 _OTHER_FILES = frozenset({"txt", "json", "npy", "npz", "pt", "html", "xml", "svg"})
 _STRUCT = frozenset({"bytes", "path"})
-_STRUCTURED = frozenset({"json", "jsn"})
-_NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _MAGIC = (
     (b"\xff\xd8\xff", 0, "jpg"),
     (b"\x89PNG\r\n\x1a\n", 0, "png"),
@@ -63,7 +61,7 @@ Read = Callable[[str], bytes]
 
 
 def extension(path: str) -> str:
-    """Return the extension of a path, in lower case and without the dot; empty if it has none."""
+    """Return the extension of a path, in lower case and without the dot; empty without an extension."""
     return posixpath.splitext(path)[1][1:].lower()
 
 
@@ -132,12 +130,7 @@ def parts_of_value(part: str, value: Any, read: Read) -> Iterator[tuple[str, byt
     if value is None or (is_struct(value) and value["bytes"] is None and not value.get("path")):
         return
     kind = part.rpartition(".")[2].lower()
-    if (
-        isinstance(value, list)
-        and value
-        and kind not in _STRUCTURED
-        and all(_is_file(item) for item in value)
-    ):
+    if isinstance(value, list) and value and kind not in JSON_PARTS and all(_is_file(item) for item in value):
         for number, item in enumerate(value):
             yield from parts_of_value(f"{number}.{part}", item, read)
         return
@@ -153,7 +146,7 @@ def _is_file(value: Any) -> bool:
 
 def _fitting(kind: str, value: Any, read: Read) -> Any:
     """Return a value that the encoder of parts knows."""
-    if is_struct(value) and kind not in _STRUCTURED:
+    if is_struct(value) and kind not in JSON_PARTS:
         return read(value["path"]) if value["bytes"] is None else value["bytes"]
     if is_image(value):
         return _image_bytes(kind, value)
@@ -164,9 +157,9 @@ def _fitting(kind: str, value: Any, read: Read) -> Any:
 
             return _image_bytes(kind, Image.fromarray(value))
         return value
-    if kind in _NUMBERS and isinstance(value, str):
+    if kind in NUMBER_PARTS and isinstance(value, str):
         return int(value)
-    if kind not in _STRUCTURED and isinstance(value, (datetime.date, datetime.time)):
+    if kind not in JSON_PARTS and isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     return value
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import xxhash
 
-from energon_stream.errors import SampleError, SourceError
+from energon_stream.errors import SourceError
 from energon_stream.media.ranged_file import open_once
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.format import split_name
 from energon_stream.write.sources.source import KEY, Row, Section, Source
+from energon_stream.write.tar_shard import check_utf8
 
 if TYPE_CHECKING:
     from energon_stream.storage import ListEntry, Store
@@ -26,16 +27,16 @@ _READERS = 16
 CLASS_NAME = "class.txt"
 
 
-class _File(NamedTuple):
+class _PartFile(NamedTuple):
     part: str
     path: str
     size: int
     etag: str | None
 
 
-class _Sample(NamedTuple):
+class _FileGroup(NamedTuple):
     key: str
-    files: tuple[_File, ...]
+    files: tuple[_PartFile, ...]
     number: int | None  # of the class
     class_name: str = ""
 
@@ -68,15 +69,15 @@ class FolderSource(Source):
         yield from ordered_map(partial(_read, store, columns), samples, 1 if store.is_local else _READERS)
 
 
-def _samples(entries: Iterator[ListEntry]) -> Iterator[_Sample]:
+def _samples(entries: Iterator[ListEntry]) -> Iterator[_FileGroup]:
     """Yield the samples of a listing, sorted by key."""
     files = []
     for entry in entries:
-        _check_utf8(entry.path)
+        check_utf8("name of the file", entry.path)
         found = split_name(entry.path)
         if found is None or any(part.startswith(".") for part in entry.path.split("/")):
             continue
-        files.append((found[0], _File(found[1].lower(), entry.path, entry.meta.size, entry.meta.etag)))
+        files.append((found[0], _PartFile(found[1].lower(), entry.path, entry.meta.size, entry.meta.etag)))
     for key, group in groupby(sorted(files), key=lambda item: item[0]):
         parts = tuple(file for _, file in group)
         twice = next((b for a, b in pairwise(parts) if a.part == b.part), None)
@@ -86,17 +87,10 @@ def _samples(entries: Iterator[ListEntry]) -> Iterator[_Sample]:
                 where=twice.path,
                 hint="rename one of them",
             )
-        yield _Sample(key, parts, None)
+        yield _FileGroup(key, parts, None)
 
 
-def _check_utf8(path: str) -> None:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise SampleError(f"the name of the file {path!r:.200} is not UTF-8", hint="rename it") from None
-
-
-def _are_classes(samples: list[_Sample]) -> bool:
+def _are_classes(samples: list[_FileGroup]) -> bool:
     folders = {posixpath.dirname(sample.key) for sample in samples}
     return (
         len(folders) > 1
@@ -105,7 +99,7 @@ def _are_classes(samples: list[_Sample]) -> bool:
     )
 
 
-def _with_classes(samples: list[_Sample]) -> list[_Sample]:
+def _with_classes(samples: list[_FileGroup]) -> list[_FileGroup]:
     names = sorted({posixpath.dirname(sample.key) for sample in samples})
     numbers = {name: number for number, name in enumerate(names)}
     return [
@@ -115,7 +109,7 @@ def _with_classes(samples: list[_Sample]) -> list[_Sample]:
     ]
 
 
-def _runs(samples: list[_Sample]) -> Iterator[Section]:
+def _runs(samples: list[_FileGroup]) -> Iterator[Section]:
     begin = size = 0
     for number, sample in enumerate(samples, 1):
         size += sum(file.size for file in sample.files)
@@ -127,7 +121,7 @@ def _runs(samples: list[_Sample]) -> Iterator[Section]:
             begin, size = number, 0
 
 
-def _read(store: Store, columns: Collection[str] | None, sample: _Sample) -> Row:
+def _read(store: Store, columns: Collection[str] | None, sample: _FileGroup) -> Row:
     row: dict[str, object] = {KEY: sample.key}
     for file in sample.files:
         if columns is None or file.part in columns:

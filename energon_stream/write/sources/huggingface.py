@@ -12,7 +12,7 @@ import xxhash
 
 from energon_stream.errors import ConfigError
 from energon_stream.urls import is_local, local_path
-from energon_stream.write.sources.arrow_rows import BATCH_ROWS, table_rows
+from energon_stream.write.sources.parquet import BATCH_ROWS, table_rows
 from energon_stream.write.sources.source import Row, Section, Source, changed, named_source_errors, package
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +15,6 @@ import numpy as np
 
 from energon_stream.errors import SourceError
 from energon_stream.index.sqlite_index import temporary_folder
-from energon_stream.media.ranged_file import open_once
 from energon_stream.storage.in_order import stream_object
 from energon_stream.urls import local_path
 from energon_stream.write.sources.mds import INDEX, untrusted
@@ -24,9 +22,9 @@ from energon_stream.write.sources.source import (
     Row,
     Section,
     Source,
-    check_unchanged,
     named_source_errors,
     package,
+    unchanged,
 )
 
 _KEPT = ("jpeg", "image", "video", "audio", "tifffile", "file", "bytes", "pdf", "nifti", "mesh")
@@ -68,12 +66,9 @@ class LitDataSource(Source):
         os.environ.setdefault("LITDATA_DISABLE_VERSION_CHECK", "1")  # it would ask the network for each chunk
         with package("litdata"):
             from litdata import StreamingDataset
-        store = open_once(self.spec)
-        with ExitStack() as stack:
-            stack.enter_context(named_source_errors(f"{store.url}/{section.name}"))
-            check_unchanged(self.spec, section.name, section.version)
+        with unchanged(self.spec, section) as store, temporary_folder(self.tmp_path) as temporary:
             # A folder of one chunk, so that litdata never removes what it takes for its cache.
-            folder = Path(stack.enter_context(temporary_folder(self.tmp_path)), "chunks")
+            folder = Path(temporary, "chunks")
             (folder / section.name).parent.mkdir(parents=True)
             (folder / INDEX).write_text(json.dumps(section.place))
             if store.is_local:
@@ -88,7 +83,6 @@ class LitDataSource(Source):
             )
             for number in range(first, len(dataset)):
                 yield _row(dataset[number])
-            check_unchanged(self.spec, section.name, section.version)
 
 
 def _row(item: Any) -> Row:
@@ -99,7 +93,7 @@ def _row(item: Any) -> Row:
 
 
 def _serializers(trust: bool, where: str) -> dict[str, Any]:
-    """Return what reads the formats whose bytes are to stay as they are, and those that must not be read."""
+    """Return readers by format: some keep the bytes as they are, and without ``trust`` some refuse."""
     from litdata.streaming.serializers import Serializer
 
     class Kept(Serializer):  # type: ignore[misc] # it has no types

@@ -13,16 +13,15 @@ import numpy as np
 
 from energon_stream.errors import SourceError, UntrustedPickleError
 from energon_stream.index.sqlite_index import temporary_folder
-from energon_stream.media.ranged_file import open_once
 from energon_stream.storage.in_order import stream_object
 from energon_stream.urls import local_path
 from energon_stream.write.sources.source import (
     Row,
     Section,
     Source,
-    check_unchanged,
     named_source_errors,
     package,
+    unchanged,
 )
 
 if TYPE_CHECKING:
@@ -58,10 +57,8 @@ class MdsSource(Source):
             from streaming.base.compression import decompress
             from streaming.base.format import reader_from_json
             from streaming.base.format.mds.encodings import mds_decode
-        store, shard = open_once(self.spec), section.place
-        with ExitStack() as stack:
-            stack.enter_context(named_source_errors(f"{store.url}/{section.name}"))
-            check_unchanged(self.spec, section.name, section.version)
+        shard = section.place
+        with unchanged(self.spec, section) as store, ExitStack() as stack:
             folder = local_path(store.url) if store.is_local else ""
             if not folder or shard["zip_data"]:
                 folder = stack.enter_context(temporary_folder(self.tmp_path))
@@ -72,7 +69,6 @@ class MdsSource(Source):
             )
             for number in range(first, shard["samples"]):
                 yield _decode(reader.get_sample_data(number), kinds, columns, mds_decode)
-            check_unchanged(self.spec, section.name, section.version)
 
     def _check(self, shard: Mapping[str, Any], where: str) -> None:
         if shard["format"] != "mds":

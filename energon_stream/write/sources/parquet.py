@@ -4,87 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from decimal import Decimal
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_stream.media.ranged_file import open_once
 from energon_stream.media.seekable import StoreFile
-from energon_stream.storage.in_order import ordered_map
-from energon_stream.write.sources.arrow_rows import BATCH_ROWS, table_rows
-from energon_stream.write.sources.source import Row, Section, Source, named_source_errors, package
-from energon_stream.write.sources.text import list_files
+from energon_stream.write.sources.source import Row, Section, TableSource, named_source_errors, package
 
 if TYPE_CHECKING:
     from energon_stream.storage import ListEntry, Store
 
 _BUFFER = 4 << 20
-_READERS = 16
+BATCH_ROWS = 16
+"""Rows that are taken from Arrow at a time: media are large."""
 SUFFIXES = (".parquet", ".parq")
 
 
-class _Place(NamedTuple):
-    path: str
-    group: int
-    size: int
-    etag: str | None
-
-
 @dataclass(frozen=True)
-class ParquetSource(Source):
-    """One file, or all files below a folder."""
+class ParquetSource(TableSource):
+    """Row groups of one file, or of all files below a folder."""
 
     kind: ClassVar[str] = "parquet"
-
-    def sections(self) -> list[Section]:
-        _import()
-        store = self.spec.open()
-        entries = list_files(self.spec, store, SUFFIXES)
-        found = ordered_map(partial(_of_file, store), entries, 1 if store.is_local else _READERS)
-        return [section for sections in found for section in sections]
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
 
     def rows(self, section: Section, first: int, columns: Collection[str] | None) -> Iterator[Row]:
-        place: _Place = section.place
+        entry, group = section.place
         store = open_once(self.spec)
-        with named_source_errors(f"{store.url}/{place.path}".rstrip("/")):
-            file = _open(store, place.path, place.size, place.etag)
+        with named_source_errors(f"{store.url}/{entry.path}".rstrip("/")):
+            file = _open(store, entry)
             names = None if columns is None else [n for n in file.schema_arrow.names if n in columns]
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=[place.group], columns=names):
+            for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=names):
                 if first >= batch.num_rows:
                     first -= batch.num_rows
                     continue
                 yield from table_rows(batch.slice(first))
                 first = 0
 
+    def _cut(self, store: Store, entry: ListEntry) -> list[Section]:
+        where = f"{store.url}/{entry.path}".rstrip("/")
+        name, version = entry.path or where.rpartition("/")[2], entry.meta.etag or str(entry.meta.size)
+        with named_source_errors(where):
+            metadata = _open(store, entry).metadata
+            groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+        firsts = accumulate((group.num_rows for group in groups), initial=0)
+        return [
+            Section(name, group.num_rows, group.total_byte_size, version, first, (entry, number))
+            for number, (group, first) in enumerate(zip(groups, firsts, strict=False))
+        ]
 
-def _import() -> Any:
+
+def _open(store: Store, entry: ListEntry) -> Any:
     with package("parquet"):
-        import pyarrow.parquet
-
-        return pyarrow.parquet
-
-
-def _open(store: Store, path: str, size: int, etag: str | None) -> Any:
-    file = StoreFile(store, path, size, etag)
-    return _import().ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)
+        from pyarrow.parquet import ParquetFile
+    file = StoreFile(store, entry.path, entry.meta.size, entry.meta.etag)
+    return ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)
 
 
-def _of_file(store: Store, entry: ListEntry) -> list[Section]:
-    where = f"{store.url}/{entry.path}".rstrip("/")
-    size, etag = entry.meta.size, entry.meta.etag
-    with named_source_errors(where):
-        metadata = _open(store, entry.path, size, etag).metadata
-        sections, first = [], 0
-        for group in range(metadata.num_row_groups):
-            found = metadata.row_group(group)
-            sections.append(
-                Section(
-                    entry.path or where.rpartition("/")[2],
-                    found.num_rows,
-                    found.total_byte_size,
-                    etag or str(size),
-                    first,
-                    _Place(entry.path, group, size, etag),
-                )
-            )
-            first += found.num_rows
-    return [section for section in sections if section.rows]
+def table_rows(batch: Any) -> Iterator[Row]:
+    """Yield the rows of a record batch or table of ``pyarrow``."""
+    columns = [(name, batch.column(place).to_pylist()) for place, name in enumerate(batch.schema.names)]
+    for number in range(batch.num_rows):
+        yield {name: plain(values[number]) for name, values in columns}
+
+
+def plain(value: Any) -> Any:
+    """Return a value that JSON can hold for what Arrow has beyond that: decimals and maps."""
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, list):
+        if value and all(isinstance(item, tuple) and len(item) == 2 for item in value):
+            return {str(key): plain(item) for key, item in value}  # a map
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value

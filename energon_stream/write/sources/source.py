@@ -1,6 +1,6 @@
 """The protocol of sources: sections that can be listed, each a stream of rows.
 
-To add a source, derive from :class:`Source`, and name the class in the table of ``open.py``.
+To add a source, derive from :class:`Source`, and name the class in the table of ``detect.py``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from energon_stream.errors import (
@@ -20,12 +21,14 @@ from energon_stream.errors import (
 )
 from energon_stream.index.shard_names import is_inside
 from energon_stream.media.ranged_file import open_once
-from energon_stream.storage import StoreSpec
+from energon_stream.storage import ListEntry, Store, StoreSpec
+from energon_stream.storage.in_order import ordered_map
 from energon_stream.urls import is_local, is_url, local_path, parent_url
 
 Row = Mapping[str, Any]
 """Values by column: what JSON can hold, bytes, arrays, images of Pillow, or ``{"bytes": …, "path": …}``."""
 
+_READERS = 16
 KEY = "__key__"
 """Column that is the sample's key, where a source has one."""
 
@@ -116,6 +119,41 @@ class Source(ABC):
         return self.spec
 
 
+@dataclass(frozen=True)
+class TableSource(Source):
+    """Tables in one file, or in all files of a folder."""
+
+    suffixes: ClassVar[tuple[str, ...]]
+
+    def sections(self) -> list[Section]:
+        store = self.spec.open()
+        entries = [ListEntry("", store.head(""))] if self._is_file() else self._list(store)
+        found = ordered_map(partial(self._cut, store), entries, 1 if store.is_local else _READERS)
+        return [section for sections in found for section in sections if section.rows]
+
+    @abstractmethod
+    def _cut(self, store: Store, entry: ListEntry) -> list[Section]:
+        """Return the sections of a file."""
+
+    def _list(self, store: Store) -> list[ListEntry]:
+        found = [entry for entry in store.list() if entry.path.endswith(self.suffixes)]
+        if not found:
+            raise SourceError(
+                f"the folder has no {' or '.join(self.suffixes)} files",
+                where=store.url,
+                hint="check the path",
+            )
+        return sorted(found, key=lambda entry: entry.path)
+
+    def _is_file(self) -> bool:
+        return self.spec.url.endswith(self.suffixes)
+
+    def _folder(self) -> StoreSpec:
+        if not self._is_file():
+            return self.spec
+        return StoreSpec(parent_url(self.spec.url), self.spec.storage_options, self.spec.transport)
+
+
 def _below(folder: str, path: str) -> str:
     """Return a path relative to a folder; an absolute one must lie in it."""
     if is_local(path) and path.startswith("/") and is_local(folder):
@@ -133,15 +171,25 @@ def _below(folder: str, path: str) -> str:
     return path
 
 
-def folder_of(spec: StoreSpec) -> StoreSpec:
-    """Return the folder of a file."""
-    return StoreSpec(parent_url(spec.url), spec.storage_options, spec.transport)
+@contextmanager
+def unchanged(spec: StoreSpec, section: Section) -> Iterator[Store]:
+    """Yield the store of a section that is an object, and name the errors of its format's package.
 
+    Raises:
+        SourceError: The package cannot read the section.
+        ObjectChangedError: Before or after, the object is not the version that was listed.
+    """
+    store = open_once(spec)
+    where = f"{store.url}/{section.name}"
 
-def check_unchanged(spec: StoreSpec, path: str, version: str) -> None:
-    """Raise ObjectChangedError if an object is not the version that was listed. This takes one request."""
-    if (open_once(spec).head(path).etag or "") != version:
-        raise changed(f"{spec.url}/{path}" if path else spec.url)
+    def check() -> None:
+        if (store.head(section.name).etag or "") != section.version:
+            raise changed(where)
+
+    with named_source_errors(where):
+        check()
+        yield store
+        check()
 
 
 def changed(where: str) -> ObjectChangedError:
