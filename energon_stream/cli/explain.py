@@ -8,19 +8,9 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.options import (
-    cache_option,
-    find_cache,
-    find_config,
-    json_option,
-    path_argument,
-    require_batch_size,
-    show_size,
-    storage_option,
-    training_options,
-)
-from energon_stream.cli.packing_options import find_packing, packing_options
+from energon_stream.cli.options import cache_option, show_size
 from energon_stream.cli.terminal import echo, emit
+from energon_stream.cli.training_arguments import find_training, packing_options, training_arguments
 from energon_stream.errors import ConfigError
 from energon_stream.read.read_plan import Reason
 from energon_stream.tools.simulate.explain import ExplainedRequest
@@ -28,43 +18,23 @@ from energon_stream.tools.simulate.explain import explain as explain_steps
 
 
 @click.command()
-@path_argument
-@storage_option
+@training_arguments
 @cache_option
-@training_options
 @packing_options
 @click.option(
     "--steps", required=True, metavar="FIRST:END", help="Steps of the rank, counted from 0; END is not one."
 )
-@click.option("--rank", default=0, show_default=True, help="Rank of the job.")
-@json_option
-def explain(
-    path: str,
-    cache_dir: str | None,
-    steps: str,
-    rank: int,
-    batch_size: int | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def explain(path: str, steps: str, as_json: bool, **options: Any) -> None:
     """Print the requests that serve some steps of training, the most urgent first, and why.
 
     PATH is a dataset or a metadataset's .yaml. Give the options of the training; it begins at step 0. Indices
     are read, samples are not. A line has the step that needs the request first, its object and bytes, the
     number of samples that it serves, and the reason why it ends where it does.
     """
-    find_packing(options)
     match = re.fullmatch(r"(\d+):(\d+)", steps)
     if match is None:
         raise ConfigError(f"--steps is {steps!r}", hint="Use FIRST:END, such as 0:10.")
-    found = explain_steps(
-        path,
-        steps=(int(match[1]), int(match[2])),
-        batch_size=require_batch_size(batch_size),
-        worker_config=find_config(rank, options),
-        cache=find_cache(cache_dir) or False,
-        **options,
-    )
+    found = explain_steps(path, steps=(int(match[1]), int(match[2])), **find_training(options))
     emit(as_json, {"requests": [request.as_dict() for request in found]}, lambda: _show(found))
 
 

@@ -6,31 +6,18 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.options import (
-    cache_option,
-    find_cache,
-    find_config,
-    json_option,
-    path_argument,
-    require_batch_size,
-    show_size,
-    storage_option,
-    training_options,
-)
-from energon_stream.cli.packing_options import find_packing, packing_options
+from energon_stream.cli.options import cache_option, show_size
 from energon_stream.cli.terminal import echo, emit
+from energon_stream.cli.training_arguments import find_training, packing_options, training_arguments
 from energon_stream.tools.simulate.forecast import Forecast, Prices
 from energon_stream.tools.simulate.forecast import forecast as forecast_steps
 
 
 @click.command()
-@path_argument
-@storage_option
+@training_arguments
 @cache_option
-@training_options
 @packing_options
 @click.option("--steps", required=True, type=int, help="Steps of the rank, from the first one on.")
-@click.option("--rank", default=0, show_default=True, help="Rank of the job.")
 @click.option(
     "--request-price",
     "per_1000_requests",
@@ -47,13 +34,9 @@ from energon_stream.tools.simulate.forecast import forecast as forecast_steps
     metavar="FILE",
     help="Draw a heat map: where in the data the samples of each step lie.",
 )
-@json_option
 def plan(
     path: str,
-    cache_dir: str | None,
     steps: int,
-    rank: int,
-    batch_size: int | None,
     per_1000_requests: float,
     per_gb: float,
     png: str | None,
@@ -63,23 +46,14 @@ def plan(
     """Print what a rank will read in its first steps: samples, requests, bytes, their price, and the shuffle.
 
     PATH is a dataset or a metadataset's .yaml. Give the options of the training. Indices are read, samples
-    are not. Prices are those of requests for samples; metadata, indices and retries come on top.
+    are not. The price covers requests for samples; metadata, indices and retries come on top.
     """
-    find_packing(options)
-    prices = Prices(per_1000_requests, per_gb)
-    config = find_config(rank, options)
-    found = forecast_steps(
-        path,
-        steps=steps,
-        batch_size=require_batch_size(batch_size),
-        worker_config=config,
-        cache=find_cache(cache_dir) or False,
-        **options,
-    )
+    prices, training = Prices(per_1000_requests, per_gb), find_training(options)
+    found = forecast_steps(path, steps=steps, **training)
     if png is not None:
         found.order.picture().save(png, "PNG")
     document = {**found.as_dict(), "price": found.price(prices)}
-    emit(as_json, document, lambda: _show(found, prices, config.world_size))
+    emit(as_json, document, lambda: _show(found, prices, training["worker_config"].world_size))
 
 
 def _show(found: Forecast, prices: Prices, ranks: int) -> None:

@@ -24,8 +24,8 @@ from energon_stream.cli.options import (
     storage_option,
     training_options,
 )
-from energon_stream.cli.packing_options import find_packing, packing_options
 from energon_stream.cli.terminal import emit
+from energon_stream.cli.training_arguments import find_packing, packing_options
 from energon_stream.errors import ConfigError
 from energon_stream.prewarming import PrewarmResult
 from energon_stream.prewarming import prewarm as fill_cache

@@ -6,16 +6,9 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.options import (
-    find_config,
-    json_option,
-    path_argument,
-    require_batch_size,
-    show_size,
-    storage_option,
-    training_options,
-)
+from energon_stream.cli.options import show_size
 from energon_stream.cli.terminal import emit
+from energon_stream.cli.training_arguments import find_training, training_arguments
 from energon_stream.tools.simulate import Costs, Prediction, StoreModel
 from energon_stream.tools.simulate import simulate as predict
 
@@ -25,10 +18,7 @@ def _megabytes(ctx: click.Context, option: click.Parameter, value: float) -> flo
 
 
 @click.command()
-@path_argument
-@storage_option
-@training_options
-@click.option("--rank", default=0, show_default=True, help="Rank of the job.")
+@training_arguments
 @click.option("--samples", type=int, help="Samples of the rank. [default: one pass]")
 @click.option(
     "--latency",
@@ -69,11 +59,8 @@ def _megabytes(ctx: click.Context, option: click.Parameter, value: float) -> flo
     help="CPU seconds a sample in a worker, such as those of decoding.",
 )
 @click.option("--seed", default=0, show_default=True, help="Chooses which answers are slow or errors.")
-@json_option
 def simulate(
     path: str,
-    batch_size: int | None,
-    rank: int,
     samples: int | None,
     latency: float,
     jitter: float,
@@ -93,7 +80,6 @@ def simulate(
     PATH is a dataset or a metadataset's .yaml, in a store or a local copy. Give the options of the training.
     Indices are read, samples are not. The prediction begins with the opening of the dataset.
     """
-    batch_size = require_batch_size(batch_size, "the first batch is requested alone")
     store = StoreModel(
         latency=latency,
         jitter=jitter,
@@ -108,11 +94,9 @@ def simulate(
         path,
         store,
         costs=Costs(sample=sample),
-        batch_size=batch_size,
         samples=samples,
         seed=seed,
-        worker_config=find_config(rank, options),
-        **options,
+        **find_training(options, "the first batch is requested alone"),
     )
     emit(as_json, found.as_dict(), lambda: click.echo(_lines(found)))
 

@@ -1,4 +1,4 @@
-"""Options of planned packing, for the commands that follow the order of training."""
+"""Options and arguments of the commands that follow the plan of a training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from typing import Any, get_args
 
 import click
 
+from energon_stream.cli.options import (
+    find_cache,
+    find_config,
+    json_option,
+    path_argument,
+    require_batch_size,
+    storage_option,
+    training_options,
+)
 from energon_stream.config.packing_options import PlannedPacking
 from energon_stream.errors import ConfigError
 from energon_stream.schedule.planned import Overlong
@@ -48,3 +57,23 @@ def find_packing(options: dict[str, Any]) -> None:
     if not {"cost", "capacity"} <= set(given):
         raise ConfigError("--pack-cost and --pack-capacity go together", hint="Give both, as in training.")
     options["packing"] = PlannedPacking(**given)
+
+
+def training_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the path of a training and its options; give their values to :func:`find_training`."""
+    rank = click.option("--rank", default=0, show_default=True, help="Rank of the job.")
+    return path_argument(storage_option(training_options(rank(json_option(command)))))
+
+
+def find_training(options: dict[str, Any], why: str = "steps are counted in samples") -> dict[str, Any]:
+    """Return the arguments for functions such as ``explain``; ``why`` they need the batch size.
+
+    Raises ConfigError if an option is missing or impossible.
+    """
+    if "pack_cost" in options:
+        find_packing(options)
+    if "cache_dir" in options:
+        options["cache"] = find_cache(options.pop("cache_dir")) or False
+    batch_size = require_batch_size(options.pop("batch_size"), why)
+    config = find_config(options.pop("rank"), options)
+    return {"batch_size": batch_size, "worker_config": config, **options}
