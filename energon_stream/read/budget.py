@@ -15,7 +15,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from energon_stream.read.fetch import RangeFetch
 
 _FAST_LINE = 1.25e9  # bytes per second: ten gigabits
 _LEAST_START = 16 << 20
@@ -24,42 +27,16 @@ _QUANTA = 64
 """Many lanes look ahead again whenever this fraction of the budget, 1/64, is freed."""
 
 
-class Admissible(Protocol):
-    """A planned request, as the budget sees it."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the request."""
-
-    @property
-    def deadline(self) -> int:
-        """Number of ranges that its lane consumes before the request is needed."""
-
-    @property
-    def has_arrived(self) -> bool:
-        """True if the answer has arrived."""
-
-    @property
-    def is_local(self) -> bool:
-        """True if the bytes are views of a local file, which arrive at once and take no memory."""
-
-    def take_apart(self) -> int:
-        """Copy the wanted samples out of the answer; return how many bytes this releases."""
-
-
-R = TypeVar("R", bound=Admissible)
-
-
 def slow_start_bytes(latency: float) -> int:
     """Return the bytes that may be in flight at first: what a fast line of this latency (seconds) holds."""
     return max(_LEAST_START, int(latency * _FAST_LINE))
 
 
 @dataclass(slots=True, eq=False)
-class Lane(Generic[R]):
+class Lane:
     """Planned requests of one reader, most urgent first, and the reader's place."""
 
-    queue: deque[R] = field(default_factory=deque)
+    queue: deque[RangeFetch] = field(default_factory=deque)
     consumed: int = 0  # number of consumed ranges, from which deadlines count
 
     @property
@@ -68,7 +45,7 @@ class Lane(Generic[R]):
         return self.queue[0].deadline - self.consumed
 
 
-class Budget(Generic[R]):
+class Budget:
     """Admits planned requests within a number of bytes.
 
     Args:
@@ -85,21 +62,21 @@ class Budget(Generic[R]):
         self.outstanding_bytes: int = 0
         self._is_shared = is_shared
         self._clock = clock
-        self._lanes: list[Lane[R]] = []
+        self._lanes: list[Lane] = []
         self._freed = 0  # bytes freed since the last look ahead
-        self._under_way: list[R] = []  # requests whose arrival still counts
-        self._first: list[R] = []  # requests of the first samples; all others wait for them
+        self._under_way: list[RangeFetch] = []  # requests whose arrival still counts
+        self._first: list[RangeFetch] = []  # requests of the first samples; all others wait for them
         self._first_made = 0.0  # when they were made
         self._arrived = 0  # bytes that have arrived since
         self._start_bytes: int | None = None  # bytes that may be in flight at first; None if that is over
 
-    def open_lane(self) -> Lane[R]:
+    def open_lane(self) -> Lane:
         """Add a lane."""
-        lane = Lane[R]()
+        lane = Lane()
         self._lanes.append(lane)
         return lane
 
-    def close_lane(self, lane: Lane[R], held: int) -> None:
+    def close_lane(self, lane: Lane, held: int) -> None:
         """Remove a lane, whose requests hold ``held`` bytes."""
         self._lanes.remove(lane)
         self.outstanding_bytes -= held
@@ -121,12 +98,12 @@ class Budget(Generic[R]):
         self._freed = 0
         self._note_arrivals()
 
-    def first(self, requests: Iterable[R]) -> None:
+    def first(self, requests: Iterable[RangeFetch]) -> None:
         """Note that these requests of the first samples were made. All others wait for their answers."""
         self._first_made, self._arrived = self._clock(), 0
         self._first = list(requests)
 
-    def admit(self) -> Iterator[R]:
+    def admit(self) -> Iterator[RangeFetch]:
         """Yield the requests to make now, most urgent first. A larger one than the budget goes out alone.
 
         Later requests wait until the first samples have arrived. After that comes a slow start: no more bytes
@@ -148,7 +125,7 @@ class Budget(Generic[R]):
                 return  # the client keeps its memory for requests in flight
             yield self.pop(lane)
 
-    def pop(self, lane: Lane[R]) -> R:
+    def pop(self, lane: Lane) -> RangeFetch:
         """Admit the next request of a lane, whatever the budget: the reader needs it now."""
         request = lane.queue.popleft()
         self.outstanding_bytes += request.size
@@ -156,7 +133,7 @@ class Budget(Generic[R]):
             self._under_way.append(request)
         return request
 
-    def _most_urgent(self) -> Lane[R] | None:
+    def _most_urgent(self) -> Lane | None:
         waiting = [lane for lane in self._lanes if lane.queue]
         if len(waiting) < 2:
             return waiting[0] if waiting else None

@@ -58,7 +58,7 @@ class ReaderGroup:
         self.options = options
         self.fetcher = fetcher
         self.readers = readers
-        self.budget: Budget[RangeFetch] = Budget(
+        self.budget: Budget = Budget(
             size * 15 // 16 if readers > 1 else size,  # single samples leave gaps in memory
             is_shared=readers > 1,
             clock=clock,
@@ -72,13 +72,13 @@ class ReaderGroup:
         """True if several readers share the budget."""
         return self.readers > 1
 
-    def join(self, reader: SampleReader) -> Lane[RangeFetch]:
+    def join(self, reader: SampleReader) -> Lane:
         """Add a reader; return its lane."""
         self._open.append(reader)
         self.look_again = True
         return self.budget.open_lane()
 
-    def leave(self, reader: SampleReader, lane: Lane[RangeFetch], held: int) -> None:
+    def leave(self, reader: SampleReader, lane: Lane, held: int) -> None:
         """Remove a closed reader, whose requests hold ``held`` bytes."""
         if reader in self._open:
             self._open.remove(reader)

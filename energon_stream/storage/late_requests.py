@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 
 from energon_stream.storage.hedge import HedgeBudget, LatencyModel
 
-T = TypeVar("T")
-
 _ANY_SIZE = 1
 _MOST_REPEATS = 2  # if one answer in fifty is late, one late request in fifty has a late second one
 
@@ -21,12 +19,27 @@ _TRICKLE = 32 << 10
 _FAR_TOO_LATE = 4.0  # times the time after which a request is late
 
 
+@dataclass(slots=True, eq=False)
+class RequestTask:
+    """One request that was submitted; only the scheduler changes it."""
+
+    size: int  # 0: not to be repeated
+    urgency: tuple[int, int] = (0, 0)  # deadline, order of submission
+    has_slot: bool = False
+    hedges: int = 0  # second requests
+    runs: int = 1  # first and second requests that have not ended
+    reading: int = 0  # runs whose first bytes have arrived
+    settled: bool = False
+    error: BaseException | None = None
+
+
+T = TypeVar("T", bound=RequestTask)
+
+
 @dataclass(slots=True)
 class _Watched:
     """An attempt that may become late."""
 
-    size: int
-    urgency: tuple[int, int]
     started: float
     is_answering: bool = False  # the first bytes have arrived
     repeats: int = 0
@@ -57,33 +70,31 @@ class LateRequests(Generic[T]):
         self._in_flight: dict[T, _Watched] = {}
         self._look_at = math.inf
 
-    def began(
-        self, request: T, size: int, urgency: tuple[int, int], now: float, *, only_if_stalled: bool
-    ) -> None:
-        """Note the start of an attempt. Of several late ones, the most urgent is repeated first."""
+    def began(self, task: T, now: float) -> None:
+        """Note the start of an attempt. After a second request, it is repeated only if it stalls."""
         if not self._active:
             return
-        repeats = _MOST_REPEATS if only_if_stalled else 0
-        attempt = self._in_flight[request] = _Watched(size, urgency, now, repeats=repeats)
-        late_after = min(self._late_after(attempt), self._stalls_after(attempt))
+        attempt = _Watched(now, repeats=_MOST_REPEATS if task.hedges else 0)
+        self._in_flight[task] = attempt
+        late_after = min(self._late_after(task, attempt), self._stalls_after(task))
         if now + late_after < self._look_at:
             self._wake(now + late_after)
 
-    def first_byte(self, request: T, seconds: float, now: float) -> None:
+    def first_byte(self, task: T, seconds: float, now: float) -> None:
         """Note that the first bytes of an answer arrived, ``seconds`` after the request."""
-        if request in self._in_flight:
-            self._in_flight[request].is_answering = True
+        if task in self._in_flight:
+            self._in_flight[task].is_answering = True
         if self._to_first_byte.observe(_ANY_SIZE, seconds) and self._in_flight:
             self._wake(now)  # the requests in flight began before the model knew enough
 
-    def repeat_failed(self, request: T) -> None:
+    def repeat_failed(self, task: T) -> None:
         """Note that a second request failed. The first is repeated only if it stalls."""
-        if request in self._in_flight:
-            self._in_flight[request].repeats = _MOST_REPEATS
+        if task in self._in_flight:
+            self._in_flight[task].repeats = _MOST_REPEATS
 
-    def ended(self, request: T) -> None:
+    def ended(self, task: T) -> None:
         """Note that an attempt is over, or that its answer is not needed any more."""
-        self._in_flight.pop(request, None)
+        self._in_flight.pop(task, None)
 
     def answered(self, size: int, seconds: float, now: float) -> None:
         """Note that an attempt returned its bytes."""
@@ -95,21 +106,21 @@ class LateRequests(Generic[T]):
         pause = max(0.0, now - self._look_at)  # a busy machine overslept, and delays answers as much
         self._look_at = math.inf
         late: list[tuple[tuple[int, int], bool, T]] = []
-        for request, attempt in self._in_flight.items():
-            late_at = attempt.started + self._late_after(attempt) + pause
-            stalls_at = attempt.started + self._stalls_after(attempt) + pause
+        for task, attempt in self._in_flight.items():
+            late_at = attempt.started + self._late_after(task, attempt) + pause
+            stalls_at = attempt.started + self._stalls_after(task) + pause
             look_at = min(stalls_at, max(late_at, attempt.look_at))
             if look_at <= now:
-                late.append((attempt.urgency, stalls_at <= now, request))
+                late.append((task.urgency, stalls_at <= now, task))
             else:
                 self._look_at = min(self._look_at, look_at)
-        for _, stalls, request in sorted(late, key=lambda entry: entry[0]):
-            attempt = self._in_flight[request]
-            late_after = self._late_after(attempt)
-            wait = self._stalls_after(attempt) if late_after == math.inf else late_after
-            if (stalls or self.budget.can_spend(attempt.size)) and self._repeat(request, stalls):
+        for _, stalls, task in sorted(late, key=lambda entry: entry[0]):
+            attempt = self._in_flight[task]
+            late_after = self._late_after(task, attempt)
+            wait = self._stalls_after(task) if late_after == math.inf else late_after
+            if (stalls or self.budget.can_spend(task.size)) and self._repeat(task, stalls):
                 if not stalls:
-                    self.budget.spend(attempt.size)
+                    self.budget.spend(task.size)
                 attempt.repeats += 1
                 attempt.started, attempt.is_answering = now, False  # the second request may be late, too
             elif stalls:
@@ -122,20 +133,20 @@ class LateRequests(Generic[T]):
         self._look_at = look_at
         self._announce(look_at)
 
-    def _late_after(self, attempt: _Watched) -> float:
+    def _late_after(self, task: T, attempt: _Watched) -> float:
         """Return the seconds after which the first or last bytes of an attempt are late; infinite if unknown
         or repeated often enough.
         """
         if attempt.repeats >= _MOST_REPEATS:
             return math.inf
-        to_end = self._to_end.late_after(attempt.size)
+        to_end = self._to_end.late_after(task.size)
         if attempt.is_answering:
             return to_end
         return min(to_end, self._to_first_byte.late_after(_ANY_SIZE), self._to_first_byte.early)
 
-    def _stalls_after(self, attempt: _Watched) -> float:
-        """Return the seconds after which an attempt stalls."""
-        late_after = self._to_end.late_after(attempt.size)
+    def _stalls_after(self, task: T) -> float:
+        """Return the seconds after which an attempt at a task stalls."""
+        late_after = self._to_end.late_after(task.size)
         if late_after == math.inf:
-            return STALLED + attempt.size / _TRICKLE
+            return STALLED + task.size / _TRICKLE
         return max(STALLED, _FAR_TOO_LATE * late_after)

@@ -13,7 +13,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener
-from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler, RequestTask
+from energon_stream.storage.late_requests import RequestTask
+from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler
 
 _LEAST_THREADS = 256
 """Threads that may be started on any pool. Tasks that wait for their next attempt have no slot, but a thread:

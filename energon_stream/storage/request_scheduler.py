@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
 from energon_stream.errors import ThrottledError, TransientStorageError
 from energon_stream.storage.attempts import AnswerUnwanted
-from energon_stream.storage.late_requests import LateRequests
+from energon_stream.storage.late_requests import LateRequests, T
 from energon_stream.storage.limiter import ConcurrencyLimit
 
 _WORTH_DROPPING = 1 << 20
 """Bytes of an answer that have arrived anyway when its first ones are read. To drop a smaller answer costs a
 connection and saves nothing."""
-
-
-@dataclass(slots=True, eq=False)
-class RequestTask:
-    """One request that was submitted; only the scheduler changes it."""
-
-    size: int  # 0: not to be repeated
-    urgency: tuple[int, int] = (0, 0)  # deadline, order of submission
-    has_slot: bool = False
-    hedges: int = 0  # second requests
-    runs: int = 1  # first and second requests that have not ended
-    reading: int = 0  # runs whose first bytes have arrived
-    settled: bool = False
-    error: BaseException | None = None
-
-
-T = TypeVar("T", bound=RequestTask)
 
 
 class RequestRun(Generic[T]):
@@ -136,7 +118,7 @@ class RequestScheduler(Generic[T]):
             raise AnswerUnwanted
         run.started = now
         if task.size and not run.is_second:
-            self.late.began(task, task.size, task.urgency, now, only_if_stalled=task.hedges > 0)
+            self.late.began(task, now)
         return True
 
     def answered(self, run: RequestRun[T], now: float) -> bool:

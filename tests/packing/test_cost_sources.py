@@ -29,7 +29,7 @@ from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.tables.expressions import parse_formula
 from energon_stream.testing.datasets import write_shards
-from energon_stream.tools.simulate.steps import samples_of_step
+from energon_stream.tools.simulate.explain import samples_of_step
 
 V2 = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
 

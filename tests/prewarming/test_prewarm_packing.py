@@ -12,8 +12,7 @@ from energon_stream.cli.main import main
 from energon_stream.errors import ConfigError
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.tools.simulate import StoreModel, forecast, simulate
-from energon_stream.tools.simulate.explain import explain
-from energon_stream.tools.simulate.steps import samples_of_step
+from energon_stream.tools.simulate.explain import explain, samples_of_step
 
 URL = "s3://bucket/few"
 PACKS = 2  # a batch

@@ -6,7 +6,8 @@ import pytest
 
 from energon_stream.errors import ThrottledError
 from energon_stream.storage.attempts import AnswerUnwanted
-from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler, RequestTask
+from energon_stream.storage.late_requests import RequestTask
+from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler
 
 KB = 1024
 
@@ -42,6 +43,10 @@ class Driver:
         for _ in range(count):
             self.submit()
             self.answer(self.begin(self.scheduler.grant()), 0.01)
+        self.look(1.0)
+
+    def look(self, now):
+        self.look_at = self.scheduler.late.look(now)
 
 
 def test_slots_go_by_deadline_and_a_returning_task_waits_for_one_again():
@@ -70,13 +75,13 @@ def test_a_late_request_is_repeated_and_the_first_answer_counts():
     task = driver.submit()
     first = driver.begin(scheduler.grant(), 10.0)
     assert 10.06 <= driver.look_at < 10.1
-    assert scheduler.late.look(driver.look_at - 0.01) == driver.look_at
+    driver.look(10.05)
     assert not driver.repeated
-    scheduler.late.look(driver.look_at)
+    driver.look(driver.look_at)
     assert driver.repeated == [task]
-    second = driver.begin(task, driver.look_at, is_second=True)
-    driver.answer(second, driver.look_at + 0.01)
-    assert scheduler.late.look(100.0) == inf  # nothing is watched any more
+    driver.answer(driver.begin(task, 10.1, is_second=True), 10.11)
+    driver.look(100.0)
+    assert driver.look_at == inf  # nothing is watched any more
     assert scheduler.answered(first, 10.5)  # too small to be dropped
     scheduler.end(first, None, 10.5)
     assert not scheduler.finish(first, None)
@@ -87,8 +92,8 @@ def test_a_settled_task_makes_no_further_attempt():
     driver.learn()
     task = driver.submit()
     first = driver.begin(driver.scheduler.grant(), 10.0)
-    driver.scheduler.late.look(11.0)
-    driver.scheduler.late.look(12.0)  # the first look came late itself, and takes that off
+    driver.look(11.0)
+    driver.look(12.0)  # the first look came late itself, and takes that off
     driver.answer(driver.begin(task, 12.0, is_second=True), 12.01)
     driver.scheduler.end(first, ThrottledError("busy"), 12.02)
     with pytest.raises(AnswerUnwanted):
@@ -102,7 +107,7 @@ def test_a_third_of_the_slots_may_be_taken_again(slots, most):
     for _ in range(slots):
         driver.submit()
         driver.begin(driver.scheduler.grant(), 10.0)
-    driver.scheduler.late.look(driver.look_at)
+    driver.look(driver.look_at)
     assert len(driver.repeated) == most
 
 
@@ -114,5 +119,5 @@ def test_nothing_is_repeated_without_a_share_or_after_closing():
         driver.begin(driver.scheduler.grant(), 10.0)
         if closes:
             assert driver.scheduler.close() == [waiting]
-        driver.scheduler.late.look(min(driver.look_at, 1000.0))
+        driver.look(min(driver.look_at, 1000.0))
         assert not driver.repeated

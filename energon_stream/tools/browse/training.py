@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from energon_stream.errors import ConfigError
 from energon_stream.prewarming.job import open_reader_dataset
-from energon_stream.tools.simulate.steps import samples_of_step
+from energon_stream.tools.simulate.explain import samples_of_step
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from energon_stream.errors import ThrottledError
 from energon_stream.storage import Body, ByteRange, Fetcher, RetryPolicy, Store
 from energon_stream.storage.attempts import AnswerUnwanted
 from energon_stream.storage.fetcher import HEDGED_SHARE
-from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler, RequestTask
+from energon_stream.storage.late_requests import RequestTask
+from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler
 from energon_stream.storage.retry import RequestFailures
 
 if TYPE_CHECKING:
