@@ -36,11 +36,7 @@ _FILES: Mapping[str, tuple[str, str]] = {
 
 
 def make_app(pages: Pages, token: str) -> Guard:
-    """Return the ASGI application of a page.
-
-    Args:
-        pages: Answers the page's questions.
-        token: What paths must begin with.
+    """Return the ASGI application of a page, whose paths begin with ``token``.
 
     Raises MissingPackageError if starlette is not installed.
     """

@@ -27,12 +27,6 @@ _QUALITY = 85
 def draw_first_frame(part: Part, side: int, limits: Limits, where: str) -> bytes:
     """Return the first key frame of a video as a JPEG file that fits a square of ``side`` pixels.
 
-    Args:
-        part: The video.
-        side: Pixels of the square.
-        limits: Bound on the pixels of a frame.
-        where: Place of the video, for messages.
-
     Raises:
         PartLimitError: A frame has more pixels than the limits allow.
         DecodeError: The video is damaged, or its first frame lies behind 32 MiB that must be read.

@@ -36,12 +36,8 @@ class Guard:
     """Refuses with status 403 what does not come from the page: ``/TOKEN/…`` at a name of this machine.
 
     The ``Host`` header is compared because of DNS rebinding: a page of a stranger's site may make its own
-    name lead to this machine. The port may be any, so that a tunnel works.
-
-    Args:
-        app: What answers requests, without the token in their path.
-        token: What the path must begin with.
-        pages: Paths of the page itself; all others answer with data.
+    name lead to this machine. The port may be any, so that a tunnel works. ``pages`` are the paths of the
+    page itself; all others answer with data.
     """
 
     def __init__(self, app: App, token: str, pages: frozenset[str]) -> None:

@@ -36,11 +36,7 @@ class IndexedSample:
 
 
 class PartIndex:
-    """The index of one dataset.
-
-    Args:
-        database: Its ``index.sqlite``.
-    """
+    """The ``index.sqlite`` of one dataset."""
 
     def __init__(self, database: IndexDatabase) -> None:
         self._database = database

@@ -14,14 +14,8 @@ _ONE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 def requested_range(header: str | None, size: int) -> ByteRange | None:
     """Return the bytes that a ``Range`` header asks for; None for the whole.
 
-    Headers with several ranges, or of another form, are ignored, as HTTP allows.
-
-    Args:
-        header: Value of the header; None if there is none.
-        size: Bytes of the whole.
-
-    Raises:
-        RangeError: The range has no byte of the whole.
+    Headers with several ranges, or of another form, are ignored, as HTTP allows. Raises RangeError if no byte
+    of the range is within ``size``.
 
     Example:
         >>> requested_range("bytes=10-19", 100), requested_range("bytes=-5", 100)

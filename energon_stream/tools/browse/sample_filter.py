@@ -44,14 +44,7 @@ class Filter:
     def matches(
         self, key: str, shard: str | None, texts: Mapping[str, str], others: tuple[str, ...] = ()
     ) -> bool:
-        """Return whether a sample matches.
-
-        Args:
-            key: Its key.
-            shard: Path of its tar.
-            texts: Text of its text and JSON parts, by name.
-            others: Names of its other parts.
-        """
+        """Return whether a sample matches: by key, shard, texts by part, and names of its other parts."""
         known = {"key": [key], "shard": [shard or ""], "part": [*texts, *others]}
         if self.field in known:
             return any(map(self._holds, known[self.field]))

@@ -30,15 +30,10 @@ _ORDER: Mapping[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_seque
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A page that is served.
-
-    Attributes:
-        port: Port on 127.0.0.1.
-        token: Secret part of the URL.
-    """
+    """A page that is served on 127.0.0.1."""
 
     port: int
-    token: str
+    token: str  # secret part of the URL
 
     @property
     def url(self) -> str:

@@ -66,21 +66,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample to be shown.
+    """A sample to be shown."""
 
-    Attributes:
-        number: Number in its dataset.
-        key: Sample key; empty if it could not be read.
-        shard: Path of its tar; None for datasets without shards.
-        parts: Its parts, in order.
-        problem: Why it has no parts; None if it has.
-    """
-
-    number: int
-    key: str
-    shard: str | None
+    number: int  # in its dataset
+    key: str  # empty if it could not be read
+    shard: str | None  # path of its tar
     parts: tuple[Part, ...]
-    problem: str | None = None
+    problem: str | None = None  # why it has no parts
 
     @property
     def held(self) -> int:
@@ -91,10 +83,7 @@ class Sample:
 def texts_span(parts: Sequence[Part], most: int) -> ByteRange | None:
     """Return the bytes of a shard from the first to the last text that is not in memory.
 
-    Args:
-        parts: Parts of one sample.
-        most: Most bytes of one text. If the span is four times as long, the first texts are in it, and those
-            behind them are not.
+    A text has at most ``most`` bytes, and the span four times as many; texts behind it are left out.
 
     Example:
         >>> texts_span([Part("mp4", 9000, Place(None, 512)), Part("txt", 100, Place(None, 10240))], 1000)

@@ -19,24 +19,14 @@ MOST_TEXT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ShownText:
-    """A text to be shown.
-
-    Attributes:
-        text: The text, or its beginning.
-        is_cut: Whether there is more.
-    """
+    """A text to be shown, or its beginning."""
 
     text: str
-    is_cut: bool
+    is_cut: bool  # whether there is more
 
 
 def shown_text(data: bytes | memoryview, kind: Kind, most: int) -> ShownText:
-    r"""Return the text of a part, JSON laid out in lines, control characters written out.
-
-    Args:
-        data: Bytes of the part.
-        kind: Its kind.
-        most: Most characters.
+    r"""Return at most ``most`` characters of a part, JSON laid out in lines, control characters written out.
 
     Example:
         >>> shown_text(b"a\x1b[2J", Kind.TEXT, 100).text

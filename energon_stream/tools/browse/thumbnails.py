@@ -20,15 +20,8 @@ _QUALITY = 85
 def draw(data: bytes, side: int, limits: Limits, where: str) -> bytes:
     """Return an image as a JPEG file that fits a square of ``side`` pixels.
 
-    Args:
-        data: The image file.
-        side: Pixels of the square.
-        limits: Bound on the pixels of the image.
-        where: Place of the image, for messages.
-
-    Raises:
-        PartLimitError: The image has more pixels than the limits allow.
-        DecodeError: The image is damaged, or another program would have to draw it.
+    Raises PartLimitError if it has more pixels than the limits allow, and DecodeError if it is damaged or a
+    program.
 
     Example:
         >>> from PIL import Image

@@ -82,9 +82,7 @@ def number(given: Mapping[str, str], name: str, default: int) -> int:
 class StepFinder:
     """Finds the samples of steps of a path, by the plan of the training. Reads metadata, no samples.
 
-    Args:
-        path: Path or URL of the dataset or metadataset.
-        options: Arguments of :func:`get_train_dataset`, as in training, without batch size and configuration.
+    ``options`` are those of :func:`get_train_dataset`, without batch size and configuration.
     """
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
